@@ -1,0 +1,107 @@
+// What a kernel is: one function an operation, compiled once per instruction set.
+//
+// A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace
+// and registers it with OCTAVO_KERNEL(name). Every worker of the pool calls it at the same time
+// (SPMD); a kernel shares out its own work by worker.index and worker.count. The executor puts a
+// barrier between two records of a program, so a kernel may read all that earlier records wrote.
+//
+// Kernel files include no STL and no header with inline functions of external linkage: the linker
+// keeps one copy of such a function, perhaps the one with instructions that this CPU lacks.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace octavo {
+
+// The arrays of one step (octavo/batch.py, same names).
+struct Step {
+    int32_t num_tokens;
+    int32_t num_requests;
+    int32_t num_outputs;
+    const int32_t* token_ids;        // [num_tokens]
+    const int32_t* positions;        // [num_tokens]
+    const int32_t* query_start_loc;  // [num_requests + 1]
+    const int32_t* seq_lens;         // [num_requests]
+    const int32_t* block_tables;     // [num_requests, block_table_stride]
+    int32_t block_table_stride;
+    const int32_t* slot_mapping;    // [num_tokens]
+    const int32_t* logits_indices;  // [num_outputs]
+};
+
+// A float32 matrix [rows, cols] in the workspace, rows contiguous.
+struct View {
+    float* data;
+    int32_t rows;  // of this step
+    int32_t cols;
+};
+
+// The paged cache of one layer: keys and values, block after block.
+// The layout inside a block belongs to kernels/attention.cpp; block_bytes is what it asks for.
+struct LayerCache {
+    void* data;
+    size_t block_bytes;
+    int32_t block_size;  // tokens
+};
+
+struct PackedWeight;  // packed_weight.h: a matrix packed for the linear kernels
+
+// A weight as a kernel sees it: packed (matrices) or plain float32 (norms, biases, tables).
+struct Weight {
+    const PackedWeight* packed;  // null if plain
+    const float* data;           // null if packed or absent
+    int64_t size;                // floats
+};
+
+// The operands of one record, in the order of the operation's fields; an absent operand is all zero.
+struct Args {
+    const View* inputs;
+    int32_t num_inputs;
+    View output;
+    const Weight* weights;
+    int32_t num_weights;
+    const int64_t* ints;  // static attributes: ints, bools and enumerations
+    int32_t num_ints;
+    const float* floats;  // static attributes: floats
+    int32_t num_floats;
+    LayerCache* cache;     // null except for attention
+    void* shared_scratch;  // one region for all workers, of the size the record asked for
+};
+
+struct Worker {
+    int32_t index;
+    int32_t count;
+    void* scratch;         // private to this worker, 64-byte aligned
+    size_t scratch_bytes;  // at least what the record asked for
+    void* pool;
+    // Waits for all workers inside a kernel. Every worker must call it equally often.
+    void (*barrier_fn)(Worker&);
+    void barrier() { if (count > 1) barrier_fn(*this); }
+};
+
+using KernelFn = void (*)(const Args&, const Step&, Worker&);
+
+// Bytes a kernel needs beside its operands, asked once when a program is compiled.
+struct ScratchSizes {
+    size_t per_worker;
+    size_t shared;
+};
+// limits as `Step` with the largest counts; views carry the largest rows.
+using ScratchFn = ScratchSizes (*)(const Args& largest, const Step& limits, int32_t num_workers);
+
+struct KernelEntry {
+    const char* name;
+    const char* isa;
+    KernelFn run;
+    ScratchFn scratch;  // null: none
+};
+
+}  // namespace octavo
+
+// Entries lie in one linker section that the registry walks: no list to edit, no code at load time.
+#define OCTAVO_STRINGIFY_(x) #x
+#define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
+#define OCTAVO_KERNEL_WITH_SCRATCH(name, scratch)                                              \
+    __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry \
+        octavo_entry_##name = {#name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch}
+#define OCTAVO_KERNEL(name) OCTAVO_KERNEL_WITH_SCRATCH(name, nullptr)

@@ -1,0 +1,75 @@
+"""What the engine asks of a backend. A backend is a folder or file here, found by its name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from octavo.batch import Batch, StepOutput
+    from octavo.graph.builder import Graph
+    from octavo.quantization.packed import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorLimits:
+    """The largest step an executor must be able to run; its workspace is planned from this."""
+
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_num_outputs: int
+    max_model_len: int
+
+
+class Executor(Protocol):
+    """A compiled graph with its weights, its workspace and its paged cache."""
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes that one token takes in the cache, over all layers."""
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of activations and scratch at the limits."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes that the packed weights take."""
+
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+        """Allocates the paged cache, once, before the first step."""
+
+    def execute(self, batch: Batch) -> StepOutput:
+        """Runs one step, sampling included. One call, whatever the mix of prefill and decode."""
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies whole cache blocks (source, destination) in every layer: copy-on-write."""
+
+    def close(self) -> None:
+        """Gives weights, workspace, cache and threads back. May be called twice."""
+
+
+class Backend(Protocol):
+    """A module under `octavo.backends` with these functions."""
+
+    def compile(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Weight],
+        limits: ExecutorLimits,
+        *,
+        num_threads: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Executor:
+        """Compiles `graph` once. num_threads 0: as many as the machine gives us.
+
+        progress: called with (bytes loaded, bytes in all) while weights are packed.
+        Raises GraphError naming an operation that the backend lacks.
+        """
+
+
+def get_backend(name: str) -> Backend:
+    """The backend of that name (`cpu`, `reference`)."""
+    return cast(Backend, importlib.import_module(f"octavo.backends.{name}"))

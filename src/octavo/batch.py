@@ -1,0 +1,71 @@
+"""The arrays of one step: what the engine hands to an executor, and what comes back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class SamplingBatch:
+    """How each output row becomes a token. R = rows, in the order of `Batch.logits_indices`.
+
+    The meaning is `octavo.backends.sampling`; the order of the stages is written there.
+    """
+
+    temperature: Float32  # [R]; 0: greedy
+    top_k: Int32  # [R]; 0: off
+    top_p: Float32  # [R]; 1: off
+    min_p: Float32  # [R]; 0: off
+    typical_p: Float32  # [R]; 1: off
+    repetition_penalty: Float32  # [R]; 1: off
+    presence_penalty: Float32  # [R]; 0: off
+    frequency_penalty: Float32  # [R]; 0: off
+    seed: NDArray[np.uint64]  # [R]
+    counter: NDArray[np.uint64]  # [R]; number of the token within its sequence: with the seed, all of the randomness
+    target: Int32  # [R]; -1: sample. Else no sampling: the log-probability of this token is wanted
+    num_logprobs: Int32  # [R]; -1: none, 0: only the chosen token's, n: also the n most likely
+    # Tokens seen so far, compressed rows: entries history_start[r] to history_start[r + 1] belong to row r.
+    history_start: Int32  # [R + 1]
+    history_ids: Int32  # distinct token ids within a row
+    history_counts: Int32  # how often among the generated tokens (0: only in the prompt)
+    # Added to the logits before everything else (logit_bias, bad_words and min_tokens as -inf), compressed rows.
+    bias_start: Int32  # [R + 1]
+    bias_ids: Int32
+    bias_values: Float32
+    allowed_mask: NDArray[np.uint32] | None = None  # [R, ceil(vocab / 32)]; bit i of word w allows token 32 w + i
+
+
+@dataclass(slots=True)
+class Batch:
+    """One step. T = scheduled tokens, N = requests (sequences), R = rows whose logits are wanted."""
+
+    token_ids: Int32  # [T], grouped by request
+    positions: Int32  # [T], position of each token in its sequence
+    query_start_loc: Int32  # [N + 1], where each request's tokens start
+    seq_lens: Int32  # [N], tokens in the cache after this step
+    block_tables: Int32  # [N, max_blocks]; entries beyond a sequence's blocks are 0 and not read
+    slot_mapping: Int32  # [T], block_id * block_size + offset where each token's K and V are written
+    logits_indices: Int32  # [R], index into the T tokens
+    sampling: SamplingBatch | None = None  # None: no sampling; only logits
+    return_logits: bool = False
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What a step gives back, in the order of `Batch.logits_indices`.
+
+    Log-probabilities are those of the model itself: before bias, penalties and temperature.
+    """
+
+    token_ids: Int32  # [R]; the sampled token, or the target
+    logprobs: Float32  # [R]; of that token; NaN where num_logprobs is -1
+    ranks: Int32  # [R]; 1 = most likely; 0 where num_logprobs is -1
+    top_ids: Int32  # [R, max(num_logprobs, 0)], most likely first, -1 beyond a row's own number
+    top_logprobs: Float32  # same shape
+    logits: Float32 | None = None  # [R, vocab] if return_logits
