@@ -1,0 +1,246 @@
+// Sixteen float lanes on every instruction set: one ZMM register, two YMM registers or a plain array.
+//
+// Every operation rounds the same way and every reduction has the same order everywhere, so a kernel
+// written with F32x16 gives bit-identical results on all instruction sets.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace octavo {
+namespace {
+
+#if defined(__AVX512F__)
+
+struct F32x16 {
+    __m512 v;
+};
+inline F32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, F32x16 a) { _mm512_storeu_ps(p, a.v); }
+inline F32x16 broadcast(float x) { return {_mm512_set1_ps(x)}; }
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
+inline F32x16 round_even(F32x16 a) { return {_mm512_roundscale_ps(a.v, 8)}; }
+// a * 2^n for integral n in [-126, 127]
+inline F32x16 scale_pow2(F32x16 a, F32x16 n) {
+    const __m512i e = _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127)), 23);
+    return {_mm512_mul_ps(a.v, _mm512_castsi512_ps(e))};
+}
+inline F32x16 load_f16(const uint16_t* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
+}
+inline void store_f16(uint16_t* p, F32x16 a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, 0));
+}
+inline F32x16 load_bf16(const uint16_t* p) {
+    const __m512i x = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(x, 16))};
+}
+
+#elif defined(__AVX2__)
+
+struct F32x16 {
+    __m256 lo, hi;
+};
+inline F32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, F32x16 a) {
+    _mm256_storeu_ps(p, a.lo);
+    _mm256_storeu_ps(p + 8, a.hi);
+}
+inline F32x16 broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F32x16 operator+(F32x16 a, F32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
+inline F32x16 operator-(F32x16 a, F32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
+inline F32x16 operator*(F32x16 a, F32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
+inline F32x16 operator/(F32x16 a, F32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
+}
+inline F32x16 max(F32x16 a, F32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
+inline F32x16 min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+inline F32x16 abs(F32x16 a) {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(a.lo, mask), _mm256_and_ps(a.hi, mask)};
+}
+inline F32x16 round_even(F32x16 a) { return {_mm256_round_ps(a.lo, 8), _mm256_round_ps(a.hi, 8)}; }
+inline __m256 scale_pow2_half(__m256 a, __m256 n) {
+    const __m256i e = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(a, _mm256_castsi256_ps(e));
+}
+inline F32x16 scale_pow2(F32x16 a, F32x16 n) { return {scale_pow2_half(a.lo, n.lo), scale_pow2_half(a.hi, n.hi)}; }
+inline F32x16 load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
+            _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
+}
+inline void store_f16(uint16_t* p, F32x16 a) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a.lo, 0));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), _mm256_cvtps_ph(a.hi, 0));
+}
+inline __m256 load_bf16_half(const uint16_t* p) {
+    const __m256i x = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+}
+inline F32x16 load_bf16(const uint16_t* p) { return {load_bf16_half(p), load_bf16_half(p + 8)}; }
+
+#else
+
+struct F32x16 {
+    float v[16];
+};
+template <typename F>
+inline F32x16 each_lane(F f) {
+    F32x16 r;
+    for (int i = 0; i < 16; ++i) r.v[i] = f(i);
+    return r;
+}
+inline F32x16 load(const float* p) {
+    return each_lane([&](int i) { return p[i]; });
+}
+inline void store(float* p, F32x16 a) {
+    for (int i = 0; i < 16; ++i) p[i] = a.v[i];
+}
+inline F32x16 broadcast(float x) {
+    return each_lane([&](int) { return x; });
+}
+inline F32x16 operator+(F32x16 a, F32x16 b) {
+    return each_lane([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline F32x16 operator-(F32x16 a, F32x16 b) {
+    return each_lane([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline F32x16 operator*(F32x16 a, F32x16 b) {
+    return each_lane([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline F32x16 operator/(F32x16 a, F32x16 b) {
+    return each_lane([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return each_lane([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+}
+// As the x86 instructions: the second operand if one is NaN or both are zero.
+inline F32x16 max(F32x16 a, F32x16 b) {
+    return each_lane([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline F32x16 min(F32x16 a, F32x16 b) {
+    return each_lane([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline F32x16 abs(F32x16 a) {
+    return each_lane([&](int i) { return __builtin_fabsf(a.v[i]); });
+}
+inline F32x16 round_even(F32x16 a) {
+    return each_lane([&](int i) { return __builtin_rintf(a.v[i]); });
+}
+inline F32x16 scale_pow2(F32x16 a, F32x16 n) {
+    return each_lane([&](int i) {
+        const uint32_t bits = static_cast<uint32_t>(static_cast<int32_t>(n.v[i]) + 127) << 23;
+        float p;
+        std::memcpy(&p, &bits, 4);
+        return a.v[i] * p;
+    });
+}
+inline float half_to_float(uint16_t h) {
+    const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
+    const uint32_t exponent = (h >> 10) & 31u, mantissa = h & 1023u;
+    uint32_t bits;
+    if (exponent == 31) {
+        bits = sign | 0x7f800000u | (mantissa << 13) | (mantissa ? 0x400000u : 0u);
+    } else if (exponent != 0) {
+        bits = sign | ((exponent + 112) << 23) | (mantissa << 13);
+    } else {
+        const float f = static_cast<float>(mantissa) * 5.9604644775390625e-8f;  // 2^-24
+        std::memcpy(&bits, &f, 4);
+        bits |= sign;
+    }
+    float f;
+    std::memcpy(&f, &bits, 4);
+    return f;
+}
+inline uint16_t float_to_half(float f) {
+    uint32_t x;
+    std::memcpy(&x, &f, 4);
+    const uint32_t sign = (x >> 16) & 0x8000u;
+    x &= 0x7fffffffu;
+    if (x > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((x >> 13) & 0x3ffu));
+    if (x >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+    if (x < 0x38800000u) {  // subnormal half: the addition rounds to nearest even at 2^-24
+        float a;
+        std::memcpy(&a, &x, 4);
+        const float r = a + 0.5f;
+        uint32_t bits;
+        std::memcpy(&bits, &r, 4);
+        return static_cast<uint16_t>(sign | (bits - 0x3f000000u));
+    }
+    return static_cast<uint16_t>(sign | ((x - 0x38000000u + 0xfffu + ((x >> 13) & 1u)) >> 13));
+}
+inline F32x16 load_f16(const uint16_t* p) {
+    return each_lane([&](int i) { return half_to_float(p[i]); });
+}
+inline void store_f16(uint16_t* p, F32x16 a) {
+    for (int i = 0; i < 16; ++i) p[i] = float_to_half(a.v[i]);
+}
+inline F32x16 load_bf16(const uint16_t* p) {
+    return each_lane([&](int i) {
+        const uint32_t bits = static_cast<uint32_t>(p[i]) << 16;
+        float f;
+        std::memcpy(&f, &bits, 4);
+        return f;
+    });
+}
+
+#endif
+
+// ((0+8)+(4+12)) + ... : a fixed tree, the same on every instruction set.
+inline float reduce_add(F32x16 a) {
+    float t[16];
+    store(t, a);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) t[i] = t[i] + t[i + width];
+    return t[0];
+}
+inline float reduce_max(F32x16 a) {
+    float t[16];
+    store(t, a);
+    for (int width = 8; width > 0; width /= 2)
+        for (int i = 0; i < width; ++i) t[i] = t[i] > t[i + width] ? t[i] : t[i + width];
+    return t[0];
+}
+
+// The first n (0 to 16) lanes from p, the rest `fill`.
+inline F32x16 load_partial(const float* p, int n, float fill = 0.0f) {
+    float t[16];
+    for (int i = 0; i < 16; ++i) t[i] = i < n ? p[i] : fill;
+    return load(t);
+}
+inline void store_partial(float* p, F32x16 a, int n) {
+    float t[16];
+    store(t, a);
+    for (int i = 0; i < n; ++i) p[i] = t[i];
+}
+
+// e^x: Cody-Waite reduction by ln 2, degree-6 polynomial; relative error below 2e-7 on [-87, 88]; clamps outside.
+inline F32x16 exp(F32x16 x) {
+    x = max(min(x, broadcast(88.0f)), broadcast(-87.0f));
+    const F32x16 n = round_even(x * broadcast(1.44269504088896341f));
+    F32x16 r = fma(n, broadcast(-0.693359375f), x);
+    r = fma(n, broadcast(2.12194440e-4f), r);
+    F32x16 p = broadcast(1.0f / 720);
+    p = fma(p, r, broadcast(1.0f / 120));
+    p = fma(p, r, broadcast(1.0f / 24));
+    p = fma(p, r, broadcast(1.0f / 6));
+    p = fma(p, r, broadcast(0.5f));
+    p = fma(p, r, broadcast(1.0f));
+    p = fma(p, r, broadcast(1.0f));
+    return scale_pow2(p, n);
+}
+
+}  // namespace
+}  // namespace octavo
