@@ -12,6 +12,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.quantization.ggml import dequantize, stored_bytes
+
 
 @runtime_checkable
 class Weight(Protocol):
@@ -55,3 +57,24 @@ class DenseWeight:
         if self.data.dtype == np.uint16:
             return (self.data.astype(np.uint32) << 16).view(np.float32)
         return self.data.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class GGMLWeight:
+    """A tensor of a GGUF file in its own blocks, row after row, as ggml lays them out."""
+
+    type_name: str
+    data: NDArray[np.uint8]  # [nbytes], contiguous; may be a read-only view of a mapped file
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        expected = stored_bytes(self.type_name, self.shape)
+        if self.data.shape != (expected,):
+            raise ValueError(f"{self.type_name} of shape {self.shape} takes {expected} bytes, got {self.data.shape}")
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def dequantize(self) -> NDArray[np.float32]:
+        return dequantize(self.type_name, self.data, self.shape)
