@@ -1,0 +1,40 @@
+# Every command of the house, as CI runs them. VENV may name another environment.
+VENV ?= .venv
+BIN := $(VENV)/bin
+CPP := $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
+
+.PHONY: setup build format lint type check test test-slow bench
+
+setup:  ## an environment with everything that development needs
+	python3 -m venv $(VENV)
+	$(BIN)/pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' ninja
+	$(BIN)/pip install --no-build-isolation -e '.[test,dev]'
+
+build:  ## the native library, in place
+	$(BIN)/pip install --no-build-isolation --no-deps -e .
+
+format:
+	$(BIN)/ruff format src tests tools benchmarks
+	$(BIN)/ruff check --fix src tests tools benchmarks
+	$(BIN)/clang-format -i $(CPP)
+
+lint:
+	$(BIN)/ruff check src tests tools benchmarks
+	$(BIN)/ruff format --check src tests tools benchmarks
+	$(BIN)/clang-format --dry-run --Werror $(CPP)
+
+type:
+	$(BIN)/mypy
+
+check:  ## dependency directions, budgets, architecture page
+	$(BIN)/python tools/check_structure.py
+
+test:
+	$(BIN)/pytest
+
+test-slow:  ## the large models, long property runs, emulated instruction sets
+	$(BIN)/pytest -m slow
+
+bench:
+	$(BIN)/octavo bench latency smollm2
+	$(BIN)/octavo bench throughput smollm2

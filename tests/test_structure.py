@@ -1,0 +1,54 @@
+"""The structure checks of tools/check_structure.py, each as a test, and proof that they can fail."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+spec = importlib.util.spec_from_file_location("check_structure", ROOT / "tools" / "check_structure.py")
+assert spec is not None
+assert spec.loader is not None
+structure = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(structure)
+
+
+@pytest.mark.parametrize("name", list(structure.CHECKS))
+def test_structure(name: str) -> None:
+    assert list(structure.CHECKS[name]()) == []
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository to break."""
+    package = tmp_path / "src" / "octavo"
+    for folder in (package / "graph", package / "engine", tmp_path / "csrc", tmp_path / "docs"):
+        folder.mkdir(parents=True)
+    (tmp_path / "docs" / "architecture.md").write_text("")
+    monkeypatch.setattr(structure, "ROOT", tmp_path)
+    monkeypatch.setattr(structure, "PACKAGE", package)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("check", "path", "text", "message"),
+    [
+        ("imports", "src/octavo/graph/a.py", "import octavo.engine.engine\n", "must not import octavo.engine"),
+        ("imports", "src/octavo/graph/a.py", "def f():\n    import torch\n", "torch is imported outside"),
+        ("imports", "src/octavo/graph/a.py", "from . import b\n", "relative import"),
+        ("imports", "src/octavo/graph/a.py", "import pickle\n", "pickle is never imported"),
+        ("imports", "src/octavo/engine/scheduler.py", "import numpy as np\n", "pure Python"),
+        ("calls", "src/octavo/graph/a.py", "import os\nx = os.environ\n", "only env.py"),
+        ("calls", "src/octavo/graph/a.py", "print(1)\n", "print in the library"),
+        ("calls", "src/octavo/graph/a.py", "eval('1')\n", "eval is never called"),
+        ("python budgets", "src/octavo/graph/a.py", "x = 1\n" * 501, "501 lines"),
+        ("python budgets", "src/octavo/graph/a.py", "def f():\n" + "    x = 1\n" * 70, "f has 71 lines"),
+        ("python budgets", "src/octavo/graph/a.py", "def f(a, b, c, d, e, f, g, h, i): ...\n", "9 parameters"),
+        ("C++ budgets", "csrc/a.cpp", "int x;\n" * 501, "501 lines"),
+        ("C++ budgets", "csrc/a.cpp", "int f(int a) {\n" + "a++;\n" * 70 + "}\n", "a function of 72 lines"),
+        ("architecture", "csrc/a.cpp", "int x;\n", "no sentence about csrc/a.cpp"),
+    ],
+)
+def test_violations_are_found(house: Path, check: str, path: str, text: str, message: str) -> None:
+    (house / path).write_text(text)
+    assert any(message in problem for problem in structure.CHECKS[check]())

@@ -1,0 +1,79 @@
+#!/usr/bin/env python3
+"""Checks the promises about the CPU install in the environment that runs it.
+
+No torch and no transformers among the dependencies, at most 200 MB with all of them, `import octavo` within 0.15 s.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import time
+from importlib import metadata
+
+MAX_MEGABYTES = 200
+MAX_IMPORT_SECONDS = 0.15
+FORBIDDEN = {"torch", "transformers"}
+
+
+def closure(name: str) -> dict[str, metadata.Distribution]:
+    """The distribution and everything it needs without extras, by normalised name."""
+    found: dict[str, metadata.Distribution] = {}
+    waiting = [name]
+    while waiting:
+        key = re.sub(r"[-_.]+", "-", waiting.pop()).lower()
+        if key in found:
+            continue
+        try:
+            found[key] = metadata.distribution(key)
+        except metadata.PackageNotFoundError:
+            continue  # needed on another platform only
+        for requirement in found[key].requires or []:
+            if "extra ==" not in requirement:
+                waiting.append(re.split(r"[\s;<>=!~\[(]", requirement, maxsplit=1)[0])
+    return found
+
+
+def installed_bytes(distribution: metadata.Distribution) -> int:
+    total = 0
+    for file in distribution.files or []:
+        path = file.locate()
+        if path.suffix != ".pyc" and path.is_file():
+            total += path.stat().st_size
+    return total
+
+
+def import_seconds() -> float:
+    """Median of what `import octavo` adds to the start of the interpreter, files in the page cache."""
+
+    def run(code: str) -> float:
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        return time.perf_counter() - start
+
+    run("import octavo")
+    return statistics.median(run("import octavo") - run("pass") for _ in range(7))
+
+
+def main() -> int:
+    distributions = closure("octavo")
+    sizes = {name: installed_bytes(d) / 1e6 for name, d in distributions.items()}
+    for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:8]:
+        print(f"{size:8.1f} MB  {name}")
+    seconds = import_seconds()
+    print(f"{sum(sizes.values()):8.1f} MB  in all, {len(sizes)} distributions (limit {MAX_MEGABYTES} MB)")
+    print(f"import octavo: {seconds * 1000:.0f} ms (limit {MAX_IMPORT_SECONDS * 1000:.0f} ms)")
+    problems = [f"{name} is a dependency" for name in sorted(FORBIDDEN & set(sizes))]
+    if sum(sizes.values()) > MAX_MEGABYTES:
+        problems.append("too large")
+    if seconds > MAX_IMPORT_SECONDS:
+        problems.append("import too slow")
+    for problem in problems:
+        print(f"FAILED: {problem}")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

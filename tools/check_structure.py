@@ -1,0 +1,208 @@
+#!/usr/bin/env python3
+"""Checks that the house keeps its shape: who imports whom, size budgets, and one sentence per file.
+
+Run from anywhere: `python tools/check_structure.py`. Prints every violation and exits 1 if there is one.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "octavo"
+MAX_FILE_LINES = 500
+MAX_FUNCTION_LINES = 70
+MAX_PARAMETERS = 8
+
+# Leaf modules: values that everything may import and that import only each other.
+LEAVES = {"errors", "env", "batch", "sampling_params", "outputs", "config"}
+# room -> rooms it may import, beside itself and the leaves.
+ALLOWED: dict[str, set[str]] = {
+    "graph": set(),
+    "models": {"graph"},
+    "quantization": set(),
+    "backends": {"graph", "quantization"},
+    "loader": {"quantization", "models"},
+    "tokenizer": {"loader"},
+    "engine": {"graph", "models", "quantization", "backends", "loader", "tokenizer"},
+    "llm": {"engine", "loader", "tokenizer"},
+    "async_llm": {"engine", "loader", "tokenizer", "llm"},
+    "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph"},
+    "cli": {
+        "engine",
+        "llm",
+        "async_llm",
+        "bench",
+        "loader",
+        "tokenizer",
+        "models",
+        "graph",
+        "backends",
+        "quantization",
+    },
+    "__init__": {"llm", "async_llm"},
+    "__main__": {"cli"},
+}
+PURE_PYTHON = {"engine/scheduler.py", "engine/block_pool.py", "engine/kv_cache.py", "engine/request.py"}
+TORCH_ROOMS = ("backends/torch/", "distributed/")
+
+
+def package_files() -> list[Path]:
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """(line, dotted module) of every import, including those inside functions and under TYPE_CHECKING."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                yield node.lineno, "." * node.level + (node.module or "")
+            elif node.module == "octavo":
+                for alias in node.names:
+                    yield node.lineno, f"octavo.{alias.name}"
+            else:
+                yield node.lineno, node.module or ""
+
+
+def check_imports() -> Iterator[str]:
+    for path in package_files():
+        relative = path.relative_to(PACKAGE).as_posix()
+        room = room_of(path)
+        allowed = ALLOWED.get(room, set()) | LEAVES | {room}
+        if room not in ALLOWED and room not in LEAVES:
+            yield f"{relative}: room {room!r} is not in tools/check_structure.py"
+        for line, module in imports(ast.parse(path.read_text())):
+            where = f"{relative}:{line}"
+            if module.startswith("."):
+                yield f"{where}: relative import; write octavo.{module.lstrip('.')}"
+            top, _, rest = module.partition(".")
+            if top == "octavo" and rest and rest.split(".")[0] not in allowed:
+                yield f"{where}: {room} must not import {module}"
+            if top in {"torch", "triton"} and not relative.startswith(TORCH_ROOMS):
+                yield f"{where}: {top} is imported outside {', '.join(TORCH_ROOMS)}"
+            if top in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "transformers"}:
+                yield f"{where}: {top} is never imported by the package"
+            if relative in PURE_PYTHON and top in {"numpy", "torch"}:
+                yield f"{where}: {relative} is pure Python"
+
+
+def check_calls() -> Iterator[str]:
+    for path in package_files():
+        relative = path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if (
+                isinstance(node, ast.Attribute)
+                and node.attr in {"environ", "getenv", "putenv"}
+                and relative != "env.py"
+            ):
+                yield f"{relative}:{node.lineno}: only env.py reads the environment"
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                if node.func.id == "print":
+                    yield f"{relative}:{node.lineno}: print in the library"
+                if node.func.id in {"eval", "exec"}:
+                    yield f"{relative}:{node.lineno}: {node.func.id} is never called"
+
+
+def check_python_budgets() -> Iterator[str]:
+    roots = [PACKAGE, ROOT / "tests", ROOT / "tools", ROOT / "benchmarks"]
+    for path in sorted(p for root in roots for p in root.rglob("*.py")):
+        relative = path.relative_to(ROOT).as_posix()
+        text = path.read_text()
+        if (lines := text.count("\n")) > MAX_FILE_LINES:
+            yield f"{relative}: {lines} lines, the budget is {MAX_FILE_LINES}"
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                continue
+            where = f"{relative}:{node.lineno}: {node.name}"
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > MAX_FUNCTION_LINES:
+                yield f"{where} has {length} lines, the budget is {MAX_FUNCTION_LINES}"
+            parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+            # A command's options are its parameters: typer reads them from the signature.
+            if parameters > MAX_PARAMETERS and not relative.startswith("src/octavo/cli/"):
+                yield f"{where} has {parameters} parameters, the budget is {MAX_PARAMETERS}"
+
+
+def cpp_functions(text: str) -> Iterator[tuple[int, int]]:
+    """(first line, length) of every brace block that opens after a `)` outside of any other function."""
+    code = re.sub(r'//[^\n]*|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])\'', lambda m: " " * len(m.group()), text)
+    code = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group()), code, flags=re.S)
+    depth, inside = 0, None
+    for i, c in enumerate(code):
+        if c == "{":
+            before = code[:i].rstrip()
+            if inside is None and re.search(r"\)\s*(const|noexcept|override|->[^;{}]*)*\s*$", before):
+                inside = (depth, code.count("\n", 0, i) + 1)
+            depth += 1
+        elif c == "}":
+            depth -= 1
+            if inside is not None and depth == inside[0]:
+                yield inside[1], code.count("\n", 0, i) + 2 - inside[1]
+                inside = None
+
+
+def check_cpp_budgets() -> Iterator[str]:
+    for path in sorted([*ROOT.glob("csrc/**/*.cpp"), *ROOT.glob("csrc/**/*.h")]):
+        relative = path.relative_to(ROOT).as_posix()
+        text = path.read_text()
+        if (lines := text.count("\n")) > MAX_FILE_LINES:
+            yield f"{relative}: {lines} lines, the budget is {MAX_FILE_LINES}"
+        for line, length in cpp_functions(text):
+            if length > MAX_FUNCTION_LINES:
+                yield f"{relative}:{line}: a function of {length} lines, the budget is {MAX_FUNCTION_LINES}"
+
+
+def check_architecture() -> Iterator[str]:
+    """docs/architecture.md says in one sentence what each file owns: every file, and no other."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    named = re.findall(r"^- `([^`]+)`: \S.*\.$", text, flags=re.M)
+    roots = {"src/octavo": ("*.py", "*.pyi"), "csrc": ("*.cpp", "*.h"), "tools": ("*.py",), "benchmarks": ("*.py",)}
+    files = {
+        p.relative_to(ROOT).as_posix()
+        for root, patterns in roots.items()
+        for pattern in patterns
+        for p in (ROOT / root).rglob(pattern)
+        if p.name != "__init__.py" or p.read_text().strip().strip('"')
+    }
+    for name in sorted(files - set(named)):
+        yield f"docs/architecture.md: no sentence about {name}"
+    for name in sorted(set(named) - files):
+        yield f"docs/architecture.md: {name} does not exist"
+    for name in sorted({n for n in named if named.count(n) > 1}):
+        yield f"docs/architecture.md: {name} is named twice"
+
+
+CHECKS = {
+    "imports": check_imports,
+    "calls": check_calls,
+    "python budgets": check_python_budgets,
+    "C++ budgets": check_cpp_budgets,
+    "architecture": check_architecture,
+}
+
+
+def main() -> int:
+    failures = 0
+    for name, check in CHECKS.items():
+        problems = list(check())
+        failures += len(problems)
+        print(f"{name}: {'ok' if not problems else f'{len(problems)} violations'}")
+        for problem in problems:
+            print(f"  {problem}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
