@@ -30,9 +30,8 @@ def closure(name: str) -> dict[str, metadata.Distribution]:
             found[key] = metadata.distribution(key)
         except metadata.PackageNotFoundError:
             continue  # needed on another platform only
-        for requirement in found[key].requires or []:
-            if "extra ==" not in requirement:
-                waiting.append(re.split(r"[\s;<>=!~\[(]", requirement, maxsplit=1)[0])
+        needed = [r for r in found[key].requires or [] if "extra ==" not in r]
+        waiting.extend(re.split(r"[\s;<>=!~\[(]", r, maxsplit=1)[0] for r in needed)
     return found
 
 
