@@ -53,7 +53,31 @@ struct Weight {
     int64_t size;                // floats
 };
 
-// The operands of one record, in the order of the operation's fields; an absent operand is all zero.
+// The operands of one record. backends/cpu/compile.py flattens an operation's fields (graph/ops.py) into them,
+// in field order and depth first, by the type that the field declares:
+//   Value                    one input; None: a view with data null
+//   Parameter                one weight: plain float32 if it has one dimension, else packed as
+//                            [product of the leading dimensions, last dimension]; None: all zero
+//   tuple of Parameters      its length as one int, then one weight each (None among them: all zero)
+//   tuple of floats          one plain weight (float32); None: all zero
+//   int, bool                one int; None: 0
+//   float                    one float; None: 0
+//   str                      one int, the index in Kind; None: 0
+//   a nested dataclass       its fields in place; None: as if each of its fields were None
+// Example, Attention: inputs q k v; weights alibi_slopes sinks; ints layer num_heads num_kv_heads head_dim
+// window; floats scale softcap.
+enum Kind : int64_t {
+    KIND_NONE,
+    KIND_SILU,
+    KIND_GELU,
+    KIND_GELU_TANH,
+    KIND_RELU,
+    KIND_RELU2,
+    KIND_SIGMOID,
+    KIND_TANH,
+    KIND_SOFTMAX,
+};
+
 struct Args {
     const View* inputs;
     int32_t num_inputs;
@@ -89,11 +113,17 @@ struct ScratchSizes {
 // limits as `Step` with the largest counts; views carry the largest rows.
 using ScratchFn = ScratchSizes (*)(const Args& largest, const Step& limits, int32_t num_workers);
 
-struct KernelEntry {
+// Bytes of one block of `block_size` tokens in the cache of the record's layer; asked at scalar level, must be
+// the same on all instruction sets. An operation with this gets a LayerCache of its own.
+using CacheFn = size_t (*)(const Args& args, int32_t block_size);
+
+// The alignment makes the size of an entry its distance in the section, whatever the compiler aligns to.
+struct alignas(64) KernelEntry {
     const char* name;
     const char* isa;
     KernelFn run;
     ScratchFn scratch;  // null: none
+    CacheFn cache;      // null: none
 };
 
 }  // namespace octavo
@@ -101,7 +131,8 @@ struct KernelEntry {
 // Entries lie in one linker section that the registry walks: no list to edit, no code at load time.
 #define OCTAVO_STRINGIFY_(x) #x
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
-#define OCTAVO_KERNEL_WITH_SCRATCH(name, scratch)                                              \
+#define OCTAVO_KERNEL_WITH_CACHE(name, scratch, cache)                                         \
     __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry \
-        octavo_entry_##name = {#name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch}
+        octavo_entry_##name = {#name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache}
+#define OCTAVO_KERNEL_WITH_SCRATCH(name, scratch) OCTAVO_KERNEL_WITH_CACHE(name, scratch, nullptr)
 #define OCTAVO_KERNEL(name) OCTAVO_KERNEL_WITH_SCRATCH(name, nullptr)
