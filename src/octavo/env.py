@@ -1,0 +1,63 @@
+"""The environment variables that Octavo reads, all of them; nothing else looks at `os.environ`.
+
+| variable             | meaning                                                                         |
+|----------------------|---------------------------------------------------------------------------------|
+| `OCTAVO_CACHE`       | folder of downloaded models; default `$XDG_CACHE_HOME/octavo`, `~/.cache/octavo` |
+| `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                  |
+| `OCTAVO_ISA`         | widest instruction set to use: `scalar`, `avx2`, `avx512`, `vnni` or `amx`      |
+| `OCTAVO_NUM_THREADS` | compute threads; default: as many as the machine gives this process             |
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from octavo.errors import UsageError
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"", "0", "false", "no", "off"})
+_MAX_THREADS = 1024
+_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "vnni", "amx")
+
+
+def cache_dir() -> Path:
+    """Folder of downloaded models (not made here). An empty variable counts as unset."""
+    if chosen := os.environ.get("OCTAVO_CACHE"):
+        return Path(chosen).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def is_offline() -> bool:
+    """Whether the network is off by `OCTAVO_OFFLINE` or the hub's own `HF_HUB_OFFLINE`."""
+    return _flag("OCTAVO_OFFLINE") or _flag("HF_HUB_OFFLINE")
+
+
+def max_instruction_set() -> str | None:
+    """Cap on the instruction set of the native kernels; None: the widest that the machine has."""
+    value = os.environ.get("OCTAVO_ISA", "").strip().lower()
+    if not value:
+        return None
+    if value not in _INSTRUCTION_SETS:
+        raise UsageError(f"OCTAVO_ISA is {value!r}; it must be one of {', '.join(_INSTRUCTION_SETS)}")
+    return value
+
+
+def num_threads() -> int:
+    """Compute threads; 0: as many as the machine gives this process."""
+    value = os.environ.get("OCTAVO_NUM_THREADS", "").strip()
+    if not value:
+        return 0
+    if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= _MAX_THREADS:
+        raise UsageError(f"OCTAVO_NUM_THREADS is {value!r}; it must be a number from 1 to {_MAX_THREADS}")
+    return int(value)
+
+
+def _flag(name: str) -> bool:
+    value = os.environ.get(name, "").strip().lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise UsageError(f"{name} is {value!r}; it must be 1 or 0")

@@ -1,0 +1,134 @@
+"""A GGUF model: one file or all parts of a split one, mapped and never copied."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from octavo.errors import ModelLoadError
+from octavo.loader.gguf_header import GGUFHeader, TensorInfo, read_header
+from octavo.loader.mapped_file import MappedFile
+from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
+
+MAX_PARTS = 1000
+_PART_NAME = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+_NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
+
+
+class GGUFFile:
+    """Metadata, tensor directory and weights of a GGUF model.
+
+    metadata: values are bool, int, float, str, list[str], or a numpy array for arrays of numbers.
+    tensors: by the names in the file, in its order.
+    """
+
+    def __init__(self, files: Mapping[Path, MappedFile], headers: list[GGUFHeader]) -> None:
+        self._files = files
+        self.version = headers[0].version
+        self.metadata: Mapping[str, object] = MappingProxyType(dict(headers[0].metadata))
+        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
+            {name: info for header in headers for name, info in header.tensors.items()}
+        )
+
+    @classmethod
+    def open(cls, path: Path) -> GGUFFile:
+        """Opens the file, or from any part of a split model (`...-00002-of-00003.gguf`) the whole of it.
+
+        Raises ModelLoadError naming file, offset and reason.
+        """
+        files: dict[Path, MappedFile] = {}
+        headers: list[GGUFHeader] = []
+        try:
+            for part in part_paths(path):
+                files[part] = MappedFile(part)
+                headers.append(read_header(files[part]))
+            _check_parts(path, list(files), headers)
+        except BaseException:
+            for file in files.values():
+                file.close()
+            raise
+        return cls(files, headers)
+
+    def weight(self, name: str) -> Weight:
+        """The tensor of that name, over the mapped bytes.
+
+        Raises ModelLoadError if there is none, if it holds no weights, or if the file changed meanwhile.
+        """
+        info = self._info(name)
+        if info.type_name in _NO_WEIGHTS:
+            raise ModelLoadError(
+                f"{info.file}: offset {info.offset}: tensor {name!r} has type {info.type_name}, "
+                "which is not a type for weights"
+            )
+        data = self._files[info.file].array(info.offset, info.nbytes)
+        match info.type_name:
+            case "F32":
+                return DenseWeight(data.view(np.float32).reshape(info.shape))
+            case "F16":
+                return DenseWeight(data.view(np.float16).reshape(info.shape))
+            case "BF16":
+                return DenseWeight(data.view(np.uint16).reshape(info.shape))
+            case block_type:
+                return GGMLWeight(block_type, data, info.shape)
+
+    def release(self, name: str) -> None:
+        """Lets the system take the pages of this tensor back, for example once a backend has packed it."""
+        info = self._info(name)
+        self._files[info.file].release(info.offset, info.nbytes)
+
+    def close(self) -> None:
+        """Gives the files back. Weights still alive keep theirs mapped. May be called twice."""
+        for file in self._files.values():
+            file.close()
+
+    def _info(self, name: str) -> TensorInfo:
+        if name not in self.tensors:
+            raise ModelLoadError(f"{next(iter(self._files))}: there is no tensor {name!r}")
+        return self.tensors[name]
+
+
+def part_paths(path: Path) -> list[Path]:
+    """All parts of the model that `path` belongs to, in order; only itself if its name is not that of a part."""
+    match = _PART_NAME.fullmatch(path.name)
+    if match is None:
+        return [path]
+    part, count = int(match["part"]), int(match["count"])
+    if not 1 <= part <= count <= MAX_PARTS:
+        raise ModelLoadError(f"{path}: part {part} of {count} is impossible; parts count from 1 to at most {MAX_PARTS}")
+    paths = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    missing = [p.name for p in paths if not p.exists()]
+    if missing:
+        raise ModelLoadError(f"{path}: {len(missing)} of {count} parts are missing, first {missing[0]}")
+    return paths
+
+
+def _check_parts(path: Path, paths: list[Path], headers: list[GGUFHeader]) -> None:
+    """Refuses parts that do not belong together."""
+    if len(headers) == 1:
+        count = headers[0].metadata.get("split.count", 1)
+        if count not in (0, 1):
+            raise ModelLoadError(
+                f"{path}: a part of a model split into {count!r:.20} files, but its name is not "
+                "NAME-00001-of-00002.gguf: give the parts their names back"
+            )
+        return
+    first = headers[0].metadata
+    for i, (part, header) in enumerate(zip(paths, headers, strict=True)):
+        expected: dict[str, object] = {"split.no": i, "split.count": len(paths)}
+        expected["split.tensors.count"] = sum(len(h.tensors) for h in headers)
+        for key, value in expected.items():
+            if header.metadata.get(key) != value:
+                raise ModelLoadError(
+                    f"{part}: {key} is {header.metadata.get(key)!r:.40} instead of {value}: not a part of {path.name}?"
+                )
+        if header.metadata.get("general.architecture", first.get("general.architecture")) != first.get(
+            "general.architecture"
+        ):
+            raise ModelLoadError(f"{part}: another general.architecture than {paths[0].name}: parts of two models")
+        for name in header.tensors:
+            if any(name in other.tensors for other in headers[:i]):
+                raise ModelLoadError(f"{part}: tensor {name!r} is also in an earlier part: parts of two models")

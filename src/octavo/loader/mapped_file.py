@@ -1,0 +1,82 @@
+"""A checkpoint file in memory: mapped, never copied, and given back page by page."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import ModelLoadError
+
+
+class MappedFile:
+    """A regular file mapped read-only. `size` is what it had when it was opened, in bytes."""
+
+    def __init__(self, path: Path) -> None:
+        """Maps `path`. Raises ModelLoadError for anything but a readable, non-empty regular file."""
+        self.path = path
+        try:
+            # A FIFO or a terminal would block in open(); the second look is at what was opened.
+            if not stat.S_ISREG(os.stat(path).st_mode):
+                raise ModelLoadError(f"{path}: not a regular file")
+            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except (OSError, ValueError) as error:
+            raise ModelLoadError(f"{path}: {_reason(error)}") from error
+        try:
+            status = os.fstat(self._descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise ModelLoadError(f"{path}: not a regular file")
+            self.size = status.st_size
+            if self.size == 0:
+                raise ModelLoadError(f"{path}: offset 0: the file is empty")
+            self.data = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise ModelLoadError(f"{path}: {_reason(error)}") from error
+        except ModelLoadError:
+            os.close(self._descriptor)
+            raise
+        self._is_open = True
+
+    def array(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
+        """The bytes [nbytes] from `offset` on, read-only and not copied.
+
+        A file cut short since it was opened would kill the process when a page beyond its end is
+        touched, so its size is looked at again here: ModelLoadError if it changed.
+        """
+        if not self._is_open:
+            raise ModelLoadError(f"{self.path}: the model is closed")
+        size = os.fstat(self._descriptor).st_size
+        if size != self.size:
+            raise ModelLoadError(
+                f"{self.path}: offset {offset}: the file changed while it was being read "
+                f"({self.size} bytes when opened, {size} now)"
+            )
+        return np.frombuffer(self.data, np.uint8, nbytes, offset)
+
+    def release(self, offset: int, nbytes: int) -> None:
+        """Lets the system take back the whole pages within these bytes; they are read again if needed."""
+        start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
+        end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if self._is_open and end > start:
+            self.data.madvise(mmap.MADV_DONTNEED, start, end - start)
+
+    def close(self) -> None:
+        """Gives the file back. Arrays still alive keep their mapping until they die. May be called twice."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        os.close(self._descriptor)
+        try:
+            self.data.close()
+        except BufferError:
+            # Someone still looks at a weight: the mapping goes with the last array.
+            del self.data
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
