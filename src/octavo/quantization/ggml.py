@@ -12,6 +12,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.quantization import ggml_iq, ggml_k, ggml_simple, ggml_small_floats
+
 BlockDecoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 """Turns raw blocks [n, bytes per block] into values [n, values per block]."""
 
@@ -98,30 +100,45 @@ BLOCK_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
 """Type name -> (values per block, bytes per block)."""
 
 CHUNK_VALUES = 1 << 18
-"""Values that are decoded at a time: the temporaries of a decoder stay within the last-level cache."""
-
-
-def _plain(dtype: str) -> BlockDecoder:
-    def decode(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-        return np.ascontiguousarray(blocks).view(dtype).astype(np.float32)
-
-    return decode
-
-
-def _bf16(blocks: NDArray[np.uint8]) -> NDArray[np.float32]:
-    return (np.ascontiguousarray(blocks).view("<u2").astype(np.uint32) << 16).view(np.float32)
+"""Values that are decoded at a time, so that the temporaries of a decoder stay within a few megabytes."""
 
 
 _DECODERS: Mapping[str, BlockDecoder] = MappingProxyType(
     {
-        "F32": _plain("<f4"),
-        "F16": _plain("<f2"),
-        "F64": _plain("<f8"),
-        "I8": _plain("i1"),
-        "I16": _plain("<i2"),
-        "I32": _plain("<i4"),
-        "I64": _plain("<i8"),
-        "BF16": _bf16,
+        "F32": ggml_simple.f32,
+        "F16": ggml_simple.f16,
+        "BF16": ggml_simple.bf16,
+        "F64": ggml_simple.f64,
+        "I8": ggml_simple.i8,
+        "I16": ggml_simple.i16,
+        "I32": ggml_simple.i32,
+        "I64": ggml_simple.i64,
+        "Q1_0": ggml_simple.q1_0,
+        "Q4_0": ggml_simple.q4_0,
+        "Q4_1": ggml_simple.q4_1,
+        "Q5_0": ggml_simple.q5_0,
+        "Q5_1": ggml_simple.q5_1,
+        "Q8_0": ggml_simple.q8_0,
+        "Q8_1": ggml_simple.q8_1,
+        "Q2_K": ggml_k.q2_k,
+        "Q3_K": ggml_k.q3_k,
+        "Q4_K": ggml_k.q4_k,
+        "Q5_K": ggml_k.q5_k,
+        "Q6_K": ggml_k.q6_k,
+        "Q8_K": ggml_k.q8_k,
+        "IQ1_S": ggml_iq.iq1_s,
+        "IQ1_M": ggml_iq.iq1_m,
+        "IQ2_XXS": ggml_iq.iq2_xxs,
+        "IQ2_XS": ggml_iq.iq2_xs,
+        "IQ2_S": ggml_iq.iq2_s,
+        "IQ3_XXS": ggml_iq.iq3_xxs,
+        "IQ3_S": ggml_iq.iq3_s,
+        "IQ4_NL": ggml_iq.iq4_nl,
+        "IQ4_XS": ggml_iq.iq4_xs,
+        "TQ1_0": ggml_small_floats.tq1_0,
+        "TQ2_0": ggml_small_floats.tq2_0,
+        "MXFP4": ggml_small_floats.mxfp4,
+        "NVFP4": ggml_small_floats.nvfp4,
     }
 )
 
@@ -151,6 +168,8 @@ def dequantize(type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) 
     blocks = data.reshape(-1, size)
     out = np.empty((len(blocks), values), dtype=np.float32)
     step = max(1, CHUNK_VALUES // values)
-    for start in range(0, len(blocks), step):
-        out[start : start + step] = decode(blocks[start : start + step])
+    # A file may hold scales whose product leaves float32; they become infinities, as in ggml.
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start in range(0, len(blocks), step):
+            out[start : start + step] = decode(blocks[start : start + step])
     return out.reshape(shape)

@@ -1,0 +1,83 @@
+"""The ggml types with one scale for a short block: Q1_0, Q4_0 to Q8_1, and plain numbers.
+
+Every decoder takes raw blocks uint8 [n, bytes per block] and gives float32 [n, values per block].
+Source: the block structures of `ggml-common.h`. Each expression rounds where ggml's own rounds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from octavo.quantization.ggml_bits import Bytes, Floats, fields, half, planes, signed, words16, words_as_floats
+
+
+def f32(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks).view("<f4").astype(np.float32)
+
+
+def f16(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks).view("<f2").astype(np.float32)
+
+
+def bf16(blocks: Bytes) -> Floats:
+    return words_as_floats(words16(blocks).astype(np.uint32) << np.uint32(16))
+
+
+def f64(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks).view("<f8").astype(np.float32)
+
+
+def i8(blocks: Bytes) -> Floats:
+    return signed(blocks).astype(np.float32)
+
+
+def i16(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks).view("<i2").astype(np.float32)
+
+
+def i32(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks).view("<i4").astype(np.float32)
+
+
+def i64(blocks: Bytes) -> Floats:
+    return np.ascontiguousarray(blocks).view("<i8").astype(np.float32)
+
+
+def _nibbles(raw: Bytes) -> Bytes:
+    """16 bytes -> 32 codes: value i is the low half of byte i, value 16 + i its high half."""
+    return planes(raw, 4).reshape(len(raw), 32)
+
+
+def _five_bits(high: Bytes, low: Bytes) -> Bytes:
+    """32 codes from 4 bytes of top bits and 16 bytes of nibbles."""
+    codes: Bytes = _nibbles(low) | (fields(high, 1) << np.uint8(4))
+    return codes
+
+
+def q1_0(blocks: Bytes) -> Floats:
+    return half(blocks, 0) * (fields(blocks[:, 2:], 1).astype(np.float32) * 2 - 1)
+
+
+def q4_0(blocks: Bytes) -> Floats:
+    return half(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+
+
+def q4_1(blocks: Bytes) -> Floats:
+    return half(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + half(blocks, 2)
+
+
+def q5_0(blocks: Bytes) -> Floats:
+    return half(blocks, 0) * (_five_bits(blocks[:, 2:6], blocks[:, 6:]).astype(np.float32) - 16)
+
+
+def q5_1(blocks: Bytes) -> Floats:
+    return half(blocks, 0) * _five_bits(blocks[:, 4:8], blocks[:, 8:]).astype(np.float32) + half(blocks, 2)
+
+
+def q8_0(blocks: Bytes) -> Floats:
+    return half(blocks, 0) * signed(blocks[:, 2:]).astype(np.float32)
+
+
+def q8_1(blocks: Bytes) -> Floats:
+    """Scale, the sum of the block (which carries no value of its own), 32 codes."""
+    return half(blocks, 0) * signed(blocks[:, 4:]).astype(np.float32)
