@@ -11,62 +11,27 @@ from numpy.typing import NDArray
 
 from octavo.quantization.ggml import BLOCK_SIZES, CHUNK_VALUES, GGML_TYPES, dequantize, stored_bytes
 from octavo.quantization.packed import GGMLWeight, Weight
+from tests.support.quantize import HALF_OFFSETS, random_blocks
 
-# Where the half-float scales of a block lie; every other byte of a block may hold anything.
-HALVES = {
-    "Q1_0": [0],
-    "Q4_0": [0],
-    "Q4_1": [0, 2],
-    "Q5_0": [0],
-    "Q5_1": [0, 2],
-    "Q8_0": [0],
-    "Q8_1": [0, 2],
-    "Q2_K": [80, 82],
-    "Q3_K": [108],
-    "Q4_K": [0, 2],
-    "Q5_K": [0, 2],
-    "Q6_K": [208],
-    "IQ1_S": [0],
-    "IQ2_XXS": [0],
-    "IQ2_XS": [0],
-    "IQ2_S": [0],
-    "IQ3_XXS": [0],
-    "IQ3_S": [0],
-    "IQ4_NL": [0],
-    "IQ4_XS": [0],
-    "TQ1_0": [52],
-    "TQ2_0": [64],
-}
 PLAIN = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
 # Q8_1 and Q8_K are ggml's formats of activations and Q1_0 is newer than gguf's decoders: tested by hand below.
 JUDGED = sorted(set(BLOCK_SIZES) - PLAIN - {"Q8_1", "Q8_K", "Q1_0"} | {"BF16", "F16", "F32"})
 HALF_EXTREMES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 1.0], dtype=np.float16)
 
 
-def random_blocks(type_name: str, count: int, seed: int) -> NDArray[np.uint8]:
-    """Random bytes with finite scales, as uint8 [count, bytes per block]."""
-    rng = np.random.default_rng(seed)
-    blocks = rng.integers(0, 256, (count, BLOCK_SIZES[type_name][1]), dtype=np.uint8)
-    if type_name == "F32":
-        return rng.standard_normal(count).astype(np.float32).view(np.uint8).reshape(count, 4)
-    if type_name == "F16":
-        return rng.standard_normal(count).astype(np.float16).view(np.uint8).reshape(count, 2)
-    if type_name == "BF16":
-        blocks[:, 1] &= 0xBF  # an exponent below 255: finite
-    if type_name == "IQ1_M":  # the top four bits of the fourth word are the sign and the top of the exponent
-        blocks[:, 55] &= 0xBF
-    for at in HALVES.get(type_name, []):
-        scales = (rng.standard_normal(count) * 0.02).astype(np.float16)
-        scales[: len(HALF_EXTREMES)] = HALF_EXTREMES[:count]
-        blocks[:, at : at + 2] = scales.view(np.uint8).reshape(count, 2)
+def blocks_with_extreme_scales(type_name: str, count: int, seed: int) -> NDArray[np.uint8]:
+    """Random legal blocks whose first ones have the extreme scales: uint8 [count, bytes per block]."""
+    blocks = random_blocks(type_name, count, seed)
+    for at in HALF_OFFSETS.get(type_name, []):
+        blocks[: len(HALF_EXTREMES), at : at + 2] = HALF_EXTREMES.view(np.uint8).reshape(-1, 2)
     return blocks
 
 
 def with_extreme_codes(type_name: str) -> NDArray[np.uint8]:
     """Blocks of all-zero and of all-one bits, with every extreme scale."""
     count = len(HALF_EXTREMES)
-    blocks = np.concatenate([random_blocks(type_name, count, 0) for _ in range(2)])
-    scales = [at + byte for at in HALVES.get(type_name, []) for byte in (0, 1)]
+    blocks = np.concatenate([blocks_with_extreme_scales(type_name, count, seed) for seed in (0, 1)])
+    scales = [at + byte for at in HALF_OFFSETS.get(type_name, []) for byte in (0, 1)]
     codes = np.setdiff1d(np.arange(blocks.shape[1]), scales)
     blocks[:count, codes] = 0
     blocks[count:, codes] = 255
@@ -88,7 +53,7 @@ def assert_same_bits(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> 
 
 @pytest.mark.parametrize("type_name", JUDGED)
 def test_random_blocks_equal_the_gguf_package_bit_for_bit(type_name: str) -> None:
-    blocks = random_blocks(type_name, 257, seed=7)
+    blocks = blocks_with_extreme_scales(type_name, 257, seed=7)
     values = BLOCK_SIZES[type_name][0]
     assert_same_bits(dequantize(type_name, blocks.ravel(), (257, values)), judge(type_name, blocks))
 
