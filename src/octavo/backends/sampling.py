@@ -1,0 +1,191 @@
+"""What sampling means: how one row of logits becomes a token. The specification of every backend's sampler.
+
+The stages, in this order, all in float32 unless said otherwise:
+
+0. Log-probabilities, ranks and the most likely tokens that are reported are those of the raw logits.
+   The order of likelihood is by descending logit, equal ones by ascending id.
+1. `bias` is added (-inf forbids a token); tokens outside `allowed_mask` become -inf.
+2. Repetition penalty over all seen tokens, of the prompt too: positive logits are divided by it, others
+   multiplied (CTRL, arXiv 1909.05858). Then, over generated tokens, `frequency_penalty * count` and
+   `presence_penalty` are subtracted.
+3. Temperature 0 takes the largest logit, the lowest id on ties, and ends here. Otherwise
+   `x = (logit - max) / temperature` and each token weighs `exp(x)`; below x = -87 it weighs nothing.
+4. min_p, top_k, typical_p, top_p, each on what the one before left. vLLM puts min_p first and top_p after
+   top_k, so that p is a share of the survivors. typical_p (arXiv 2202.00666) stands where both of its
+   neighbours can still be combined with it: after the cuts that do not depend on the total mass,
+   before the one that does. At least one token survives each of them.
+   - min_p: weight >= min_p * the largest weight, that is x >= log(min_p).
+   - top_k: the first k in the order of likelihood; exactly k, ties go to lower ids.
+   - typical_p: ordered by |x - mean of x|, the distance of the surprise from the entropy; the shortest
+     prefix whose mass is at least typical_p.
+   - top_p: in the order of likelihood, the shortest prefix whose mass is at least top_p.
+5. One uniform number u in [0, 1) from `uniform(seed, counter)`: the first survivor in ascending id whose
+   cumulative weight exceeds u * total. Ascending ids need no sort, and u depends on nothing but the request.
+
+A logit of +inf counts as the largest finite float32. A NaN logit, or a row of which nothing may be chosen,
+is an error: see `raise_row_errors`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Float32, Int32, SamplingBatch, StepOutput
+from octavo.errors import OctavoError
+
+Float64 = NDArray[np.float64]
+
+ROW_OK = 0
+ROW_NAN_LOGITS = 1
+ROW_NOTHING_ALLOWED = 2
+ROW_TOKEN_ID_OUT_OF_RANGE = 3
+
+_ROW_ERRORS = {
+    ROW_NAN_LOGITS: "the model's logits contain NaN: its weights are damaged or its activations overflowed",
+    ROW_NOTHING_ALLOWED: "no token may be chosen: bias and allowed tokens forbid the whole vocabulary, or "
+    "every logit is -inf; relax logit_bias, bad_words or allowed_token_ids",
+    ROW_TOKEN_ID_OUT_OF_RANGE: "a token id in the target, the history or the bias lies outside the vocabulary",
+}
+
+_LARGEST = np.finfo(np.float32).max
+_SMALLEST_X = np.float32(-87.0)
+
+
+def uniform(seed: NDArray[np.uint64], counter: NDArray[np.uint64]) -> Float64:
+    """Uniform numbers in [0, 1) with 53 bits, one for each pair of seed and counter.
+
+    Two rounds of the splitmix64 finalizer (Steele et al., OOPSLA 2014), of the seed and of the counter added to it.
+    """
+    step = np.uint64(0x9E3779B97F4A7C15)
+    with np.errstate(over="ignore"):
+        mixed = _mix(_mix(seed.astype(np.uint64) + step) + (counter.astype(np.uint64) + np.uint64(1)) * step)
+    draws: Float64 = (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return draws
+
+
+def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
+    """Chooses a token for each row of `logits` [R, vocab] as `batch` says; the stages are this module's docstring.
+
+    Raises OctavoError naming the row and the reason if a row has no defined outcome.
+    """
+    num_rows = logits.shape[0]
+    num_top = max(int(batch.num_logprobs.max(initial=0)), 0)
+    output = StepOutput(
+        token_ids=np.zeros(num_rows, np.int32),
+        logprobs=np.full(num_rows, np.nan, np.float32),
+        ranks=np.zeros(num_rows, np.int32),
+        top_ids=np.full((num_rows, num_top), -1, np.int32),
+        top_logprobs=np.full((num_rows, num_top), np.nan, np.float32),
+    )
+    errors = np.zeros(num_rows, np.int32)
+    draws = uniform(batch.seed, batch.counter)
+    for row in range(num_rows):
+        raw = np.minimum(logits[row], _LARGEST, dtype=np.float32)
+        errors[row] = _row_error(raw, batch, row)
+        if errors[row] == ROW_OK and batch.target[row] >= 0:
+            output.token_ids[row] = batch.target[row]
+        elif errors[row] == ROW_OK:
+            processed = _process(raw, batch, row)
+            if processed.max() == -np.inf:
+                errors[row] = ROW_NOTHING_ALLOWED
+            else:
+                output.token_ids[row] = _choose(processed, batch, row, float(draws[row]))
+        if errors[row] == ROW_OK and batch.num_logprobs[row] >= 0:
+            _report_logprobs(raw, int(batch.num_logprobs[row]), row, output)
+    raise_row_errors(errors)
+    return output
+
+
+def raise_row_errors(errors: Int32) -> None:
+    """Raises OctavoError for the first row of `errors` [R] that is not ROW_OK."""
+    rows = np.flatnonzero(errors)
+    if rows.size:
+        row = int(rows[0])
+        raise OctavoError(f"cannot sample output row {row}: {_ROW_ERRORS[int(errors[row])]}")
+
+
+def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed: NDArray[np.uint64] = z ^ (z >> np.uint64(31))
+    return mixed
+
+
+def _row_error(raw: Float32, batch: SamplingBatch, row: int) -> int:
+    history = batch.history_ids[batch.history_start[row] : batch.history_start[row + 1]]
+    biased = batch.bias_ids[batch.bias_start[row] : batch.bias_start[row + 1]]
+    ids = np.concatenate([history, biased])
+    if batch.target[row] >= raw.size or np.any((ids < 0) | (ids >= raw.size)):
+        return ROW_TOKEN_ID_OUT_OF_RANGE
+    if np.isnan(raw).any():
+        return ROW_NAN_LOGITS
+    return ROW_OK if raw.max() > -np.inf else ROW_NOTHING_ALLOWED
+
+
+def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
+    """Stages 1 and 2: bias, mask, penalties."""
+    logits: Float32 = raw.copy()
+    biased = slice(batch.bias_start[row], batch.bias_start[row + 1])
+    with np.errstate(over="ignore"):
+        np.add.at(logits, batch.bias_ids[biased], batch.bias_values[biased])
+        if batch.allowed_mask is not None:
+            bits = np.unpackbits(batch.allowed_mask[row].astype("<u4").view(np.uint8), bitorder="little")
+            logits[bits[: logits.size] == 0] = -np.inf
+        seen = slice(batch.history_start[row], batch.history_start[row + 1])
+        ids, counts = batch.history_ids[seen], batch.history_counts[seen]
+        repetition = batch.repetition_penalty[row]
+        if repetition != 1:
+            logits[ids] = np.where(logits[ids] > 0, logits[ids] / repetition, logits[ids] * repetition)
+        logits[ids] -= batch.frequency_penalty[row] * counts.astype(np.float32)
+        logits[ids] -= np.where(counts > 0, batch.presence_penalty[row], np.float32(0))
+        np.minimum(logits, _LARGEST, out=logits)
+    return logits
+
+
+def _choose(logits: Float32, batch: SamplingBatch, row: int, draw: float) -> int:
+    """Stages 3 to 5 on one row of processed logits."""
+    if batch.temperature[row] <= 0:
+        return int(np.argmax(logits))
+    with np.errstate(over="ignore"):
+        x = (logits - logits.max()) / batch.temperature[row]
+    ids = np.flatnonzero(x >= _SMALLEST_X)
+    if batch.min_p[row] > 0:
+        ids = ids[x[ids] >= np.float32(np.log(min(float(batch.min_p[row]), 1.0)))]
+    if 0 < batch.top_k[row] < ids.size:
+        ids = np.sort(_by_likelihood(logits, ids)[: batch.top_k[row]])
+    if batch.typical_p[row] < 1:
+        weights = np.exp(x[ids].astype(np.float64))
+        distance = np.abs(x[ids] - np.float32(np.sum(weights * x[ids]) / np.sum(weights)))
+        ids = _shortest_prefix(ids[np.argsort(distance, kind="stable")], x, float(batch.typical_p[row]))
+    if batch.top_p[row] < 1:
+        ids = _shortest_prefix(_by_likelihood(logits, ids), x, float(batch.top_p[row]))
+    cumulative = np.cumsum(np.exp(x[ids].astype(np.float64)))
+    position = np.searchsorted(cumulative, draw * cumulative[-1], side="right")
+    return int(ids[min(int(position), ids.size - 1)])
+
+
+def _by_likelihood(logits: Float32, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """`ids`, ascending, in the order of likelihood."""
+    ordered: NDArray[np.int64] = ids[np.argsort(-logits[ids], kind="stable")]
+    return ordered
+
+
+def _shortest_prefix(ordered: NDArray[np.int64], x: Float32, share: float) -> NDArray[np.int64]:
+    """The fewest first ids of `ordered` with at least `share` of its mass, at least one, in ascending order."""
+    cumulative = np.cumsum(np.exp(x[ordered].astype(np.float64)))
+    count = int(np.searchsorted(cumulative, share * cumulative[-1], side="left")) + 1
+    return np.sort(ordered[:count])
+
+
+def _report_logprobs(raw: Float32, num_logprobs: int, row: int, output: StepOutput) -> None:
+    wide = raw.astype(np.float64)
+    largest = wide.max()
+    logprobs = wide - (largest + np.log(np.sum(np.exp(wide - largest))))
+    token = int(output.token_ids[row])
+    output.logprobs[row] = logprobs[token]
+    earlier = np.count_nonzero(raw[:token] == raw[token])
+    output.ranks[row] = 1 + np.count_nonzero(raw > raw[token]) + earlier
+    top = _by_likelihood(raw, np.arange(raw.size))[:num_logprobs]
+    output.top_ids[row, : top.size] = top
+    output.top_logprobs[row, : top.size] = logprobs[top]
