@@ -14,8 +14,8 @@ from octavo.quantization.packed import GGMLWeight, Weight
 from tests.support.quantize import HALF_OFFSETS, random_blocks
 
 PLAIN = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
-# Q8_1 and Q8_K are ggml's formats of activations and Q1_0 is newer than gguf's decoders: tested by hand below.
-JUDGED = sorted(set(BLOCK_SIZES) - PLAIN - {"Q8_1", "Q8_K", "Q1_0"} | {"BF16", "F16", "F32"})
+# Q8_1 and Q8_K are ggml's formats of activations, Q1_0 and Q2_0 are newer than gguf's decoders: tested by hand below.
+JUDGED = sorted(set(BLOCK_SIZES) - PLAIN - {"Q8_1", "Q8_K", "Q1_0", "Q2_0"} | {"BF16", "F16", "F32"})
 HALF_EXTREMES = np.array([0.0, -0.0, 6e-8, -6e-8, 6.1e-5, 65504.0, -65504.0, 1.0], dtype=np.float16)
 
 
@@ -100,6 +100,11 @@ def test_q1_0_is_plus_or_minus_the_scale() -> None:
     block = np.concatenate([np.array([1.5], dtype=np.float16).view(np.uint8), bits])
     expected = np.where(np.unpackbits(bits, bitorder="little"), 1.5, -1.5)
     np.testing.assert_array_equal(dequantize("Q1_0", block, (128,)), expected)
+
+
+def test_q2_0_codes_stand_for_minus_one_to_two() -> None:
+    block = np.concatenate([np.array([0.5], dtype=np.float16).view(np.uint8), np.full(16, 0b11100100, dtype=np.uint8)])
+    np.testing.assert_array_equal(dequantize("Q2_0", block, (64,)), np.tile([-0.5, 0, 0.5, 1], 16))
 
 
 def test_the_type_table_agrees_with_the_gguf_package() -> None:

@@ -20,6 +20,7 @@ Bytes = NDArray[np.uint8]
 # Byte offsets of the half-float scales of a block; every other byte of a block may hold anything.
 HALF_OFFSETS = {
     "Q1_0": [0],
+    "Q2_0": [0],
     "Q4_0": [0],
     "Q4_1": [0, 2],
     "Q5_0": [0],

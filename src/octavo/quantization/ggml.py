@@ -55,6 +55,7 @@ GGML_TYPES: Mapping[int, str] = MappingProxyType(
         39: "MXFP4",
         40: "NVFP4",
         41: "Q1_0",
+        42: "Q2_0",
     }
 )
 """Type id in a GGUF file -> type name."""
@@ -70,6 +71,7 @@ BLOCK_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
         "I32": (1, 4),
         "I64": (1, 8),
         "Q1_0": (128, 18),
+        "Q2_0": (64, 18),
         "Q4_0": (32, 18),
         "Q4_1": (32, 20),
         "Q5_0": (32, 22),
@@ -114,6 +116,7 @@ _DECODERS: Mapping[str, BlockDecoder] = MappingProxyType(
         "I32": ggml_simple.i32,
         "I64": ggml_simple.i64,
         "Q1_0": ggml_simple.q1_0,
+        "Q2_0": ggml_simple.q2_0,
         "Q4_0": ggml_simple.q4_0,
         "Q4_1": ggml_simple.q4_1,
         "Q5_0": ggml_simple.q5_0,

@@ -1,4 +1,4 @@
-"""The ggml types with one scale for a short block: Q1_0, Q4_0 to Q8_1, and plain numbers.
+"""The ggml types with one scale for a short block: Q1_0 to Q8_1, and plain numbers.
 
 Every decoder takes raw blocks uint8 [n, bytes per block] and gives float32 [n, values per block].
 Source: the block structures of `ggml-common.h`. Each expression rounds where ggml's own rounds.
@@ -56,6 +56,11 @@ def _five_bits(high: Bytes, low: Bytes) -> Bytes:
 
 def q1_0(blocks: Bytes) -> Floats:
     return half(blocks, 0) * (fields(blocks[:, 2:], 1).astype(np.float32) * 2 - 1)
+
+
+def q2_0(blocks: Bytes) -> Floats:
+    """Codes 0 to 3 stand for -1 to 2."""
+    return half(blocks, 0) * (fields(blocks[:, 2:], 2).astype(np.float32) - 1)
 
 
 def q4_0(blocks: Bytes) -> Floats:
