@@ -1,0 +1,202 @@
+// The Python module octavo.backends.cpu._native.
+#include "bindings.h"
+#include "isa.h"
+#include "program.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+// The arrays of a batch, alive as long as the step runs.
+struct StepArrays {
+    Array<int32_t, 1> token_ids, positions, query_start_loc, seq_lens, slot_mapping, logits_indices;
+    Array<int32_t, 2> block_tables;
+
+    explicit StepArrays(nb::handle batch)
+        : token_ids(read_array<int32_t, 1>(batch, "token_ids")),
+          positions(read_array<int32_t>(batch, "positions", token_ids.shape(0))),
+          query_start_loc(read_array<int32_t, 1>(batch, "query_start_loc")),
+          slot_mapping(read_array<int32_t>(batch, "slot_mapping", token_ids.shape(0))),
+          logits_indices(read_array<int32_t, 1>(batch, "logits_indices")),
+          block_tables(read_array<int32_t, 2>(batch, "block_tables")) {
+        if (query_start_loc.shape(0) == 0) throw nb::value_error("query_start_loc is empty; it has one entry more than requests");
+        seq_lens = read_array<int32_t>(batch, "seq_lens", query_start_loc.shape(0) - 1);
+        if (block_tables.shape(0) != seq_lens.shape(0))
+            throw nb::value_error("block_tables must have one row a request");
+        for (const size_t size : {token_ids.shape(0), block_tables.shape(1), seq_lens.shape(0), logits_indices.shape(0)})
+            if (size > INT32_MAX) throw nb::value_error("an array of the batch has more than 2^31 - 1 entries");
+    }
+
+    Step step() const {
+        Step s{};
+        s.num_tokens = static_cast<int32_t>(token_ids.shape(0));
+        s.num_requests = static_cast<int32_t>(seq_lens.shape(0));
+        s.num_outputs = static_cast<int32_t>(logits_indices.shape(0));
+        s.token_ids = token_ids.data();
+        s.positions = positions.data();
+        s.query_start_loc = query_start_loc.data();
+        s.seq_lens = seq_lens.data();
+        s.block_tables = block_tables.data();
+        s.block_table_stride = static_cast<int32_t>(block_tables.shape(1));
+        s.slot_mapping = slot_mapping.data();
+        s.logits_indices = logits_indices.data();
+        return s;
+    }
+};
+
+using ValueTuple = std::tuple<size_t, int32_t, int>;                         // offset, cols, row symbol
+using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
+
+ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<int, int> spin_us,
+                            const LimitsTuple& limits, bool checked, bool profiled) {
+    ProgramOptions options;
+    options.isa = parse_isa(isa);
+    if (options.isa > detect_isa())
+        throw std::invalid_argument("this machine has no " + isa + "; its highest level is " + isa_name(detect_isa()));
+    if (num_threads < 1 || num_threads > 1024)
+        throw std::invalid_argument("num_threads is " + std::to_string(num_threads) + ", must be from 1 to 1024");
+    options.pool.count = num_threads;
+    std::tie(options.pool.barrier_spin_us, options.pool.idle_spin_us) = spin_us;
+    StepLimits& l = options.limits;
+    std::tie(l.tokens, l.requests, l.outputs, l.model_len, l.vocab_size) = limits;
+    options.checked = checked;
+    options.profiled = profiled;
+    return options;
+}
+
+std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
+    std::vector<ProgramValue> values;
+    for (const auto& [offset, cols, rows] : tuples) {
+        if (rows < 0 || rows > 2) throw std::invalid_argument("a row symbol is 0 (tokens), 1 (requests) or 2 (outputs)");
+        values.push_back({offset, cols, static_cast<RowSymbol>(rows)});
+    }
+    return values;
+}
+
+// A program and the Python objects whose memory it reads.
+class PyProgram {
+public:
+    PyProgram(const std::string& isa, int num_threads, std::tuple<int, int> spin_us, const LimitsTuple& limits,
+              const std::vector<ValueTuple>& values, size_t workspace_bytes, bool checked, bool profiled)
+        : program_(make_options(isa, num_threads, spin_us, limits, checked, profiled), make_values(values),
+                   workspace_bytes) {}
+
+    int32_t add_packed_weight(nb::object weight) {
+        const PackedWeight* const packed = packed_weight_of(weight);
+        kept_.push_back(std::move(weight));
+        return program_.add_weight({packed, nullptr, 0});
+    }
+
+    int32_t add_plain_weight(Array<float, 1> array) {
+        const Weight weight{nullptr, array.data(), static_cast<int64_t>(array.shape(0))};
+        kept_.push_back(nb::cast(array));
+        return program_.add_weight(weight);
+    }
+
+    void add_record(const std::string& kernel, const std::string& label, std::vector<int32_t> inputs, int32_t output,
+                    std::vector<int32_t> weights, std::tuple<std::vector<int64_t>, std::vector<float>> attributes,
+                    int32_t cache) {
+        RecordSpec spec;
+        spec.kernel = kernel;
+        spec.label = label;
+        spec.inputs = std::move(inputs);
+        spec.output = output;
+        spec.weights = std::move(weights);
+        std::tie(spec.ints, spec.floats) = std::move(attributes);
+        spec.cache = cache;
+        program_.add_record(spec);
+    }
+
+    void run(nb::handle batch) {
+        const StepArrays arrays(batch);
+        const Step step = arrays.step();
+        nb::gil_scoped_release release;
+        const auto lock = program_.lock();
+        const std::string error = check_step(step, program_.limits());
+        if (!error.empty()) throw std::invalid_argument(error);
+        program_.run(step, nullptr, nullptr);
+    }
+
+    // A view of a value in the workspace: what the last run left there.
+    nb::ndarray<nb::numpy, float, nb::ndim<2>> value(int32_t index, size_t rows) {
+        float* const data = program_.value_data(index);
+        const size_t shape[2] = {rows, static_cast<size_t>(program_.values().at(index).cols)};
+        return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, 2, shape, nb::find(this));
+    }
+
+    std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> profile() const {
+        std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> rows;
+        for (const Program::Timing& t : program_.profile()) rows.emplace_back(t.label, t.kernel, t.calls, t.nanoseconds);
+        return rows;
+    }
+
+    void close() {
+        {
+            nb::gil_scoped_release release;
+            const auto lock = program_.lock();
+            program_.close();
+        }
+        kept_.clear();
+    }
+
+    Program& program() { return program_; }
+
+private:
+    Program program_;
+    std::vector<nb::object> kept_;
+};
+
+void bind_program(nb::module_& module) {
+    nb::class_<PyProgram>(module, "Program")
+        .def(nb::init<const std::string&, int, std::tuple<int, int>, const LimitsTuple&, const std::vector<ValueTuple>&,
+                      size_t, bool, bool>(),
+             "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
+             "checked"_a = false, "profiled"_a = false)
+        .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
+        .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
+        .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "inputs"_a, "output"_a, "weights"_a,
+             "attributes"_a, "cache"_a)
+        .def("finish", [](PyProgram& p) { p.program().finish(); })
+        .def("cache_block_bytes", [](PyProgram& p, int32_t n) { return p.program().cache_block_bytes(n); }, "block_size"_a)
+        .def("allocate_cache",
+             [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
+             "num_blocks"_a, "block_size"_a)
+        .def("copy_block", [](PyProgram& p, int32_t source, int32_t destination) {
+                 const auto lock = p.program().lock();
+                 p.program().copy_block(source, destination);
+             }, "source"_a, "destination"_a)
+        .def("run", &PyProgram::run, "batch"_a)
+        .def("value", &PyProgram::value, "index"_a, "rows"_a)
+        .def("profile", &PyProgram::profile)
+        .def("close", &PyProgram::close)
+        .def_prop_ro("closed", [](PyProgram& p) { return p.program().closed(); })
+        .def_prop_ro("workspace_bytes", [](PyProgram& p) { return p.program().workspace_bytes(); });
+}
+
+}  // namespace
+}  // namespace octavo
+
+NB_MODULE(_native, module) {
+    using namespace octavo;
+    module.doc() = "The native CPU library: kernels, threads and compiled programs.";
+    module.def("detected_isa", [] { return isa_name(detect_isa()); });
+    module.def("known_isas", [] {
+        std::vector<std::string> names;
+        for (int i = 0; i < NUM_ISAS; ++i) names.emplace_back(isa_name(static_cast<Isa>(i)));
+        return names;
+    });
+    module.def("kernel_names", &kernel_names);
+    module.def("kernel_isa", [](const std::string& kernel, const std::string& level) -> nb::object {
+        const KernelEntry* const entry = find_kernel(kernel, parse_isa(level));
+        return entry ? nb::object(nb::str(entry->isa)) : nb::none();
+    }, "kernel"_a, "level"_a);
+    bind_program(module);
+    bind_weights(module);
+    bind_sampling(module);
+}

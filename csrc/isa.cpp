@@ -1,0 +1,134 @@
+#include "isa.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+// The bounds of the linker section that OCTAVO_KERNEL fills.
+extern "C" {
+extern const octavo::KernelEntry __start_octavo_kernels[] __attribute__((visibility("hidden")));
+extern const octavo::KernelEntry __stop_octavo_kernels[] __attribute__((visibility("hidden")));
+}
+
+namespace octavo {
+namespace {
+
+constexpr const char* ISA_NAMES[NUM_ISAS] = {"scalar", "avx2", "avx512", "avx512vnni", "amx"};
+
+#if defined(__x86_64__) && !defined(OCTAVO_EMULATE_AVX512)
+
+struct Registers {
+    unsigned eax, ebx, ecx, edx;
+};
+
+Registers cpuid(unsigned leaf, unsigned subleaf) {
+    Registers r{};
+    if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) r = {};
+    return r;
+}
+
+bool has_bits(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
+constexpr uint64_t bit(int i) { return uint64_t{1} << i; }
+
+uint64_t read_xcr0() {
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (static_cast<uint64_t>(high) << 32) | low;
+}
+
+bool request_tile_permission() {
+    constexpr long ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;
+    return syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0;
+}
+
+Isa detect() {
+    const Registers leaf1 = cpuid(1, 0), leaf7 = cpuid(7, 0);
+    constexpr uint64_t OSXSAVE = bit(27), AVX = bit(28), F16C = bit(29), FMA = bit(12), POPCNT = bit(23);
+    if (!has_bits(leaf1.ecx, OSXSAVE | AVX | F16C | FMA | POPCNT)) return Isa::scalar;
+    const uint64_t xcr0 = read_xcr0();
+    constexpr uint64_t BMI1 = bit(3), AVX2 = bit(5), BMI2 = bit(8);
+    if (!has_bits(xcr0, bit(1) | bit(2)) || !has_bits(leaf7.ebx, BMI1 | AVX2 | BMI2)) return Isa::scalar;
+    constexpr uint64_t AVX512 = bit(16) | bit(17) | bit(28) | bit(30) | bit(31);  // F DQ CD BW VL
+    if (!has_bits(xcr0, bit(5) | bit(6) | bit(7)) || !has_bits(leaf7.ebx, AVX512)) return Isa::avx2;
+    constexpr uint64_t VBMI = bit(1), VNNI = bit(11);
+    if (!has_bits(leaf7.ecx, VBMI | VNNI)) return Isa::avx512;
+    constexpr uint64_t AMX = bit(22) | bit(24) | bit(25);  // BF16, TILE, INT8
+    constexpr uint64_t AVX512_BF16 = bit(5);
+    const bool amx = has_bits(xcr0, bit(17) | bit(18)) && has_bits(leaf7.edx, AMX) &&
+                     has_bits(cpuid(7, 1).eax, AVX512_BF16) && request_tile_permission();
+    return amx ? Isa::amx : Isa::avx512vnni;
+}
+
+#elif defined(OCTAVO_EMULATE_AVX512)
+Isa detect() { return Isa::amx; }
+#else
+Isa detect() { return Isa::scalar; }
+#endif
+
+}  // namespace
+
+const char* isa_name(Isa isa) { return ISA_NAMES[static_cast<int>(isa)]; }
+
+Isa parse_isa(const std::string& name) {
+    std::string known;
+    for (int i = 0; i < NUM_ISAS; ++i) {
+        if (name == ISA_NAMES[i]) return static_cast<Isa>(i);
+        known += (i ? ", " : "") + std::string(ISA_NAMES[i]);
+    }
+    throw std::invalid_argument("instruction set '" + name + "' is unknown; known: " + known);
+}
+
+Isa detect_isa() {
+    static const Isa detected = detect();
+    return detected;
+}
+
+const KernelEntry* find_kernel(const std::string& name, Isa level) {
+    for (int i = static_cast<int>(level); i >= 0; --i)
+        for (const KernelEntry* e = __start_octavo_kernels; e != __stop_octavo_kernels; ++e)
+            if (name == e->name && std::strcmp(e->isa, ISA_NAMES[i]) == 0) return e;
+    return nullptr;
+}
+
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    for (const KernelEntry* e = __start_octavo_kernels; e != __stop_octavo_kernels; ++e) names.emplace_back(e->name);
+    std::sort(names.begin(), names.end());
+    names.erase(std::unique(names.begin(), names.end()), names.end());
+    return names;
+}
+
+#if defined(__x86_64__) && !defined(OCTAVO_EMULATE_AVX512)
+
+void load_tile_configuration() {
+    struct alignas(64) TileConfiguration {
+        uint8_t palette, start_row, reserved[14];
+        uint16_t bytes_per_row[16];
+        uint8_t rows[16];
+    };
+    TileConfiguration configuration{};
+    configuration.palette = 1;
+    for (int i = 0; i < 8; ++i) {
+        configuration.bytes_per_row[i] = 64;
+        configuration.rows[i] = 16;
+    }
+    __asm__ volatile("ldtilecfg %0" ::"m"(configuration) : "memory");
+}
+
+void release_tiles() { __asm__ volatile("tilerelease" ::: "memory"); }
+
+#else
+
+void load_tile_configuration() {}
+void release_tiles() {}
+
+#endif
+
+}  // namespace octavo

@@ -1,0 +1,36 @@
+// Which instruction sets this machine has, and the kernels of each.
+#pragma once
+
+#include "kernel.h"
+
+#include <string>
+#include <vector>
+
+namespace octavo {
+
+// Each level contains the ones before it.
+enum class Isa { scalar, avx2, avx512, avx512vnni, amx };
+
+constexpr int NUM_ISAS = 5;
+
+const char* isa_name(Isa isa);
+
+// Throws std::invalid_argument naming the known levels.
+Isa parse_isa(const std::string& name);
+
+// The highest level that processor, operating system and this build allow. Asks the kernel for AMX
+// permission the first time (arch_prctl ARCH_REQ_XCOMP_PERM), which must precede the worker threads.
+Isa detect_isa();
+
+// The best entry of an operation at or below a level; null if the operation has no kernel.
+const KernelEntry* find_kernel(const std::string& name, Isa level);
+
+// All operations that have a kernel.
+std::vector<std::string> kernel_names();
+
+// AMX: eight tiles of 16 rows x 64 bytes for the calling thread, and back to none so that the operating
+// system need not save them. No-ops on machines without AMX are the caller's business.
+void load_tile_configuration();
+void release_tiles();
+
+}  // namespace octavo

@@ -1,0 +1,13 @@
+#include "elementwise.h"
+
+namespace octavo {
+namespace {
+
+void add(const Args& args, const Step&, Worker& worker) {
+    const float *a = args.inputs[0].data, *b = args.inputs[1].data;
+    map_elements(args.output, worker, [a, b](auto read) { return read(a) + read(b); });
+}
+
+}  // namespace
+OCTAVO_KERNEL(add);
+}  // namespace octavo

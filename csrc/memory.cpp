@@ -1,0 +1,51 @@
+#include "memory.h"
+
+#include <cstdint>
+#include <new>
+#include <sys/mman.h>
+#include <utility>
+
+namespace octavo {
+namespace {
+constexpr size_t PAGE = 4096, HUGE_PAGE = size_t{2} << 20;
+
+size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
+}  // namespace
+
+Memory::Memory(size_t bytes, bool guarded) : size_(bytes) {
+    if (bytes == 0) return;
+    if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
+    const bool huge = !guarded && bytes >= HUGE_PAGE;
+    const size_t payload = round_up(bytes, PAGE);
+    mapped_ = payload + (huge ? HUGE_PAGE : 0) + (guarded ? PAGE : 0);
+    mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (mapping_ == MAP_FAILED) {
+        mapping_ = nullptr;
+        throw std::bad_alloc();
+    }
+    char* const base = static_cast<char*>(mapping_);
+    data_ = base;
+    if (guarded) {
+        mprotect(base + payload, PAGE, PROT_NONE);
+        data_ = base + payload - round_up(bytes, 4);
+    } else if (huge) {
+        data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(base), HUGE_PAGE));
+        madvise(data_, payload, MADV_HUGEPAGE);  // refused on kernels without huge pages: harmless
+    }
+}
+
+Memory::~Memory() {
+    if (mapping_) munmap(mapping_, mapped_);
+}
+
+Memory::Memory(Memory&& other) noexcept { *this = std::move(other); }
+
+Memory& Memory::operator=(Memory&& other) noexcept {
+    std::swap(mapping_, other.mapping_);
+    std::swap(mapped_, other.mapped_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+}  // namespace octavo

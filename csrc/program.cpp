@@ -1,0 +1,258 @@
+#include "program.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace octavo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+int32_t count_of(RowSymbol symbol, const Step& step) {
+    switch (symbol) {
+        case RowSymbol::tokens: return step.num_tokens;
+        case RowSymbol::requests: return step.num_requests;
+        default: return step.num_outputs;
+    }
+}
+
+// The largest step: counts only. The block table is as wide as if a block held one token.
+Step largest_step(const StepLimits& limits) {
+    Step step{};
+    step.num_tokens = limits.tokens;
+    step.num_requests = limits.requests;
+    step.num_outputs = limits.outputs;
+    step.block_table_stride = limits.model_len;
+    return step;
+}
+
+}  // namespace
+
+struct Program::RunContext {
+    Program* program;
+    const Step* step;
+    ThreadPool::Job finale;
+    void* finale_context;
+};
+
+Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes)
+    : options_(options), values_(std::move(values)), workspace_bytes_(workspace_bytes) {
+    options_.pool.tiles = options_.isa == Isa::amx;
+    const Step largest = largest_step(options_.limits);
+    for (const ProgramValue& value : values_) {
+        const size_t bytes = static_cast<size_t>(count_of(value.rows, largest)) * value.cols * sizeof(float);
+        if (value.cols <= 0 || value.offset % 64 != 0 || value.offset > workspace_bytes ||
+            bytes > workspace_bytes - value.offset)
+            throw std::invalid_argument("a value lies outside the workspace");
+        if (options_.checked) workspace_.emplace_back(bytes, true);
+    }
+    if (!options_.checked) workspace_.emplace_back(workspace_bytes);
+    pool_ = std::make_unique<ThreadPool>(options_.pool);
+}
+
+int32_t Program::add_weight(const Weight& weight) {
+    weights_.push_back(weight);
+    return static_cast<int32_t>(weights_.size()) - 1;
+}
+
+float* Program::value_data(int32_t value) const {
+    if (options_.checked) return reinterpret_cast<float*>(workspace_.at(value).data());
+    return reinterpret_cast<float*>(workspace_.at(0).data() + values_.at(value).offset);
+}
+
+int32_t Program::value_rows(int32_t value, const Step& step) const { return count_of(values_.at(value).rows, step); }
+
+View Program::make_view(int32_t value, int32_t rows) const {
+    if (value < 0) return View{};
+    return View{value_data(value), rows, values_.at(value).cols};
+}
+
+void Program::add_record(const RecordSpec& spec) {
+    auto record = std::make_unique<Record>();
+    record->spec = spec;
+    record->kernel = find_kernel(spec.kernel, options_.isa);
+    if (!record->kernel) throw std::invalid_argument("no native kernel for operation '" + spec.kernel + "'");
+    const auto check = [&](int32_t index, size_t size) {
+        if (index >= 0 && static_cast<size_t>(index) >= size) throw std::invalid_argument(spec.label + ": bad index");
+    };
+    for (const int32_t input : spec.inputs) check(input, values_.size());
+    check(spec.output, values_.size());
+    for (const int32_t weight : spec.weights) {
+        check(weight, weights_.size());
+        record->weights.push_back(weight < 0 ? Weight{} : weights_[weight]);
+    }
+    if (spec.cache >= 0 && !record->kernel->cache) throw std::invalid_argument(spec.label + ": keeps no cache");
+    if (spec.cache >= static_cast<int32_t>(caches_.size())) caches_.resize(spec.cache + 1);
+    bind(*record);
+    records_.push_back(std::move(record));
+}
+
+// Points the record's operands at its own copies, with the largest rows.
+void Program::bind(Record& record) {
+    const RecordSpec& spec = record.spec;
+    const Step largest = largest_step(options_.limits);
+    for (const int32_t input : spec.inputs)
+        record.inputs.push_back(make_view(input, input < 0 ? 0 : value_rows(input, largest)));
+    Args& args = record.args;
+    args.inputs = record.inputs.data();
+    args.num_inputs = static_cast<int32_t>(record.inputs.size());
+    args.output = make_view(spec.output, spec.output < 0 ? 0 : value_rows(spec.output, largest));
+    args.weights = record.weights.data();
+    args.num_weights = static_cast<int32_t>(record.weights.size());
+    args.ints = spec.ints.data();
+    args.num_ints = static_cast<int32_t>(spec.ints.size());
+    args.floats = spec.floats.data();
+    args.num_floats = static_cast<int32_t>(spec.floats.size());
+}
+
+void Program::finish() {
+    size_t shared = 0;
+    const Step largest = largest_step(options_.limits);
+    for (const auto& record : records_) {
+        if (record->kernel->scratch) {
+            const ScratchSizes sizes = record->kernel->scratch(record->args, largest, pool_->count());
+            scratch_bytes_ = std::max(scratch_bytes_, sizes.per_worker);
+            shared = std::max(shared, sizes.shared);
+        }
+        if (record->spec.cache >= 0) record->args.cache = &caches_.at(record->spec.cache);
+    }
+    pool_->reserve_scratch(scratch_bytes_);
+    shared_scratch_ = Memory(shared);
+    for (const auto& record : records_) record->args.shared_scratch = shared_scratch_.data();
+}
+
+size_t Program::workspace_bytes() const {
+    return workspace_bytes_ + shared_scratch_.size() + scratch_bytes_ * (pool_ ? pool_->count() : 0);
+}
+
+size_t Program::cache_block_bytes(int32_t block_size) const {
+    size_t bytes = 0;
+    for (const auto& record : records_)
+        if (record->spec.cache >= 0) bytes += record->kernel->cache(record->args, block_size);
+    return bytes;
+}
+
+void Program::allocate_cache(int32_t num_blocks, int32_t block_size) {
+    if (num_blocks <= 0 || block_size <= 0) throw std::invalid_argument("a cache needs at least one block and token");
+    if (options_.limits.num_blocks > 0) throw std::invalid_argument("the cache is allocated already");
+    for (const auto& record : records_) {
+        if (record->spec.cache < 0) continue;
+        LayerCache& cache = caches_.at(record->spec.cache);
+        cache.block_bytes = record->kernel->cache(record->args, block_size);
+        cache.block_size = block_size;
+        cache_memory_.emplace_back(cache.block_bytes * static_cast<size_t>(num_blocks));
+        cache.data = cache_memory_.back().data();
+    }
+    options_.limits.num_blocks = num_blocks;
+    options_.limits.block_size = block_size;
+}
+
+void Program::copy_block(int32_t source, int32_t destination) {
+    const int32_t count = options_.limits.num_blocks;
+    if (source < 0 || source >= count || destination < 0 || destination >= count)
+        throw std::invalid_argument("block " + std::to_string(source) + " or " + std::to_string(destination) +
+                                    " is outside the cache of " + std::to_string(count) + " blocks");
+    if (source == destination) return;
+    for (const LayerCache& cache : caches_) {
+        char* const data = static_cast<char*>(cache.data);
+        if (data) std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes, cache.block_bytes);
+    }
+}
+
+void Program::update_rows(const Step& step) {
+    for (const auto& record : records_) {
+        for (size_t i = 0; i < record->inputs.size(); ++i)
+            if (record->spec.inputs[i] >= 0) record->inputs[i].rows = value_rows(record->spec.inputs[i], step);
+        if (record->spec.output >= 0) record->args.output.rows = value_rows(record->spec.output, step);
+    }
+}
+
+void Program::run(const Step& step, ThreadPool::Job finale, void* finale_context) {
+    if (closed()) throw std::runtime_error("the executor is closed");
+    if (!caches_.empty() && options_.limits.num_blocks == 0) throw std::runtime_error("no cache was allocated");
+    update_rows(step);
+    RunContext context{this, &step, finale, finale_context};
+    if (options_.checked) {
+        run_checked(step);
+        if (finale) pool_->run(finale, finale_context);
+        return;
+    }
+    pool_->run(
+        [](void* pointer, Worker& worker) {
+            const RunContext& c = *static_cast<RunContext*>(pointer);
+            c.program->walk(*c.step, worker);
+            if (c.finale) c.finale(c.finale_context, worker);
+        },
+        &context);
+}
+
+void Program::walk(const Step& step, Worker& worker) {
+    const bool timed = options_.profiled && worker.index == 0;
+    auto start = timed ? Clock::now() : Clock::time_point{};
+    for (const auto& record : records_) {
+        record->kernel->run(record->args, step, worker);
+        worker.barrier();
+        if (timed) {
+            const auto end = Clock::now();
+            record->nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(end - start).count();
+            ++record->calls;
+            start = end;
+        }
+    }
+}
+
+void Program::run_checked(const Step& step) {
+    struct Single {
+        Record* record;
+        const Step* step;
+    };
+    for (const auto& record : records_) {
+        poison(*record);
+        Single single{record.get(), &step};
+        pool_->run(
+            [](void* pointer, Worker& worker) {
+                const Single& s = *static_cast<Single*>(pointer);
+                s.record->kernel->run(s.record->args, *s.step, worker);
+            },
+            &single);
+        check_finite(*record);
+    }
+}
+
+// All bits set is NaN: an element that the kernel forgets to write is found by check_finite.
+void Program::poison(const Record& record) const {
+    const View& out = record.args.output;
+    if (out.data) std::memset(out.data, 0xff, sizeof(float) * out.rows * out.cols);
+}
+
+void Program::check_finite(const Record& record) const {
+    const View& out = record.args.output;
+    const int64_t size = static_cast<int64_t>(out.rows) * out.cols;
+    for (int64_t i = 0; i < size; ++i)
+        if (!std::isfinite(out.data[i]))
+            throw std::runtime_error(record.spec.label + " (" + record.spec.kernel + ", " + record.kernel->isa +
+                                     ") gave " + std::to_string(out.data[i]) + " at row " +
+                                     std::to_string(i / out.cols) + ", column " + std::to_string(i % out.cols));
+}
+
+void Program::close() {
+    pool_.reset();
+    records_.clear();
+    weights_.clear();
+    workspace_.clear();
+    cache_memory_.clear();
+    caches_.clear();
+    shared_scratch_ = Memory();
+}
+
+std::vector<Program::Timing> Program::profile() const {
+    std::vector<Timing> timings;
+    for (const auto& record : records_)
+        timings.push_back({record->spec.label, record->spec.kernel, record->calls, record->nanoseconds});
+    return timings;
+}
+
+}  // namespace octavo

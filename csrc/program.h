@@ -1,0 +1,115 @@
+// A compiled graph: a list of records that every worker walks, with a barrier after each.
+#pragma once
+
+#include "isa.h"
+#include "kernel.h"
+#include "memory.h"
+#include "step_check.h"
+#include "thread_pool.h"
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace octavo {
+
+enum class RowSymbol : int { tokens, requests, outputs };
+
+// A matrix of the program: where in the workspace, how wide, and which count of the step gives its rows.
+struct ProgramValue {
+    size_t offset = 0;  // bytes
+    int32_t cols = 0;
+    RowSymbol rows = RowSymbol::tokens;
+};
+
+struct ProgramOptions {
+    Isa isa = Isa::scalar;
+    PoolOptions pool;
+    StepLimits limits;
+    bool checked = false;  // poison outputs, guard memory and look for NaN and infinity after each record (slow)
+    bool profiled = false;
+};
+
+// What compile.py says of one operation; indices refer to values and weights, -1: absent.
+struct RecordSpec {
+    std::string kernel;
+    std::string label;  // for errors and profiles
+    std::vector<int32_t> inputs;
+    int32_t output = -1;
+    std::vector<int32_t> weights;
+    std::vector<int64_t> ints;
+    std::vector<float> floats;
+    int32_t cache = -1;
+};
+
+class Program {
+public:
+    Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes);
+
+    int32_t add_weight(const Weight& weight);
+    // Throws std::invalid_argument if the operation has no kernel or an index is out of range.
+    void add_record(const RecordSpec& spec);
+    // Asks the kernels for their scratch and allocates it. Afterwards no record can be added.
+    void finish();
+
+    // Bytes of one block over all layers.
+    size_t cache_block_bytes(int32_t block_size) const;
+    void allocate_cache(int32_t num_blocks, int32_t block_size);
+    void copy_block(int32_t source, int32_t destination);
+
+    // Walks the records on all workers. The step has been checked. Not reentrant: callers hold `lock()`.
+    // `finale` (may be null) runs on all workers after the last record, in the same pass over the pool.
+    void run(const Step& step, ThreadPool::Job finale, void* finale_context);
+
+    std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
+    void close();
+    bool closed() const { return pool_ == nullptr; }
+
+    float* value_data(int32_t value) const;
+    int32_t value_rows(int32_t value, const Step& step) const;
+    const std::vector<ProgramValue>& values() const { return values_; }
+    const StepLimits& limits() const { return options_.limits; }
+    ThreadPool& pool() { return *pool_; }
+    size_t workspace_bytes() const;
+
+    struct Timing {
+        std::string label, kernel;
+        int64_t calls, nanoseconds;
+    };
+    std::vector<Timing> profile() const;
+
+private:
+    struct Record {
+        RecordSpec spec;
+        const KernelEntry* kernel = nullptr;
+        std::vector<View> inputs;
+        std::vector<Weight> weights;
+        Args args{};
+        int64_t calls = 0, nanoseconds = 0;
+    };
+    struct RunContext;
+
+    View make_view(int32_t value, int32_t rows) const;
+    void bind(Record& record);
+    void update_rows(const Step& step);
+    void walk(const Step& step, Worker& worker);
+    void run_checked(const Step& step);
+    void poison(const Record& record) const;
+    void check_finite(const Record& record) const;
+
+    ProgramOptions options_;
+    std::vector<ProgramValue> values_;
+    std::vector<Weight> weights_;
+    std::vector<std::unique_ptr<Record>> records_;
+    size_t workspace_bytes_;
+    std::vector<Memory> workspace_;  // one region, or one a value if checked
+    Memory shared_scratch_;
+    size_t scratch_bytes_ = 0;
+    std::vector<LayerCache> caches_;
+    std::vector<Memory> cache_memory_;
+    std::unique_ptr<ThreadPool> pool_;
+    std::mutex mutex_;
+};
+
+}  // namespace octavo

@@ -1,0 +1,24 @@
+// Checks the arrays of a step before any kernel sees them: a wrong batch is an error, never a wild read.
+#pragma once
+
+#include "kernel.h"
+
+#include <string>
+
+namespace octavo {
+
+struct StepLimits {
+    int32_t tokens = 0;
+    int32_t requests = 0;
+    int32_t outputs = 0;
+    int32_t model_len = 0;   // largest sequence length
+    int32_t vocab_size = 0;  // token ids are below this
+    int32_t num_blocks = 0;  // of the paged cache; 0: none allocated
+    int32_t block_size = 0;
+};
+
+// What is wrong with the step, naming array, index, value and limit; empty if nothing is.
+// Array lengths have been checked against the counts before.
+std::string check_step(const Step& step, const StepLimits& limits);
+
+}  // namespace octavo

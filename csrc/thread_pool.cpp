@@ -1,0 +1,162 @@
+#include "thread_pool.h"
+
+#include "isa.h"
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdexcept>
+#include <string>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace octavo {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+void pause_cpu() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+    syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, expected, nullptr, nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+    syscall(SYS_futex, &word, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Signals belong to the program's own threads: Python handles Ctrl-C there.
+class BlockedSignals {
+public:
+    BlockedSignals() {
+        sigset_t all;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &previous_);
+    }
+    ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
+
+private:
+    sigset_t previous_;
+};
+
+// Calls `done` with pauses until it is true or the time is over.
+template <typename Done>
+bool spin(int microseconds, Done done) {
+    const auto end = Clock::now() + std::chrono::microseconds(microseconds);
+    do {
+        for (int i = 0; i < 64; ++i) {
+            if (done()) return true;
+            pause_cpu();
+        }
+    } while (Clock::now() < end);
+    return false;
+}
+
+}  // namespace
+
+ThreadPool::ThreadPool(const PoolOptions& options)
+    : options_(options), pid_(getpid()), workers_(new PaddedWorker[std::max(options.count, 1)]) {
+    options_.count = std::max(options.count, 1);
+    for (int i = 0; i < options_.count; ++i) {
+        Worker& worker = workers_[i].worker;
+        worker.index = i;
+        worker.count = options_.count;
+        worker.pool = this;
+        worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(); };
+    }
+    const BlockedSignals blocked;
+    for (int i = 1; i < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
+}
+
+ThreadPool::~ThreadPool() {
+    if (getpid() != pid_) {  // the threads stayed in the parent process: nothing to stop or to join
+        for (std::thread& thread : threads_) thread.detach();
+        return;
+    }
+    stopping_ = true;
+    advance(job_number_);
+    for (std::thread& thread : threads_) thread.join();
+}
+
+void ThreadPool::reserve_scratch(size_t bytes_per_worker) {
+    for (int i = 0; i < options_.count; ++i) {
+        PaddedWorker& padded = workers_[i];
+        if (padded.scratch.size() >= bytes_per_worker) continue;
+        padded.scratch = Memory(bytes_per_worker);
+        padded.worker.scratch = padded.scratch.data();
+        padded.worker.scratch_bytes = bytes_per_worker;
+    }
+}
+
+void ThreadPool::run(Job job, void* context) {
+    if (getpid() != pid_)
+        throw std::runtime_error("the model was loaded before a fork and its threads stayed in the parent process; "
+                                 "load it in the process that uses it, or start processes with the spawn method");
+    job_ = job;
+    context_ = context;
+    if (options_.tiles) load_tile_configuration();
+    if (options_.count > 1) advance(job_number_);
+    job(context, workers_[0].worker);
+    if (options_.count > 1) barrier();
+    if (options_.tiles) release_tiles();
+}
+
+void ThreadPool::work(int index) {
+    pthread_setname_np(pthread_self(), ("octavo-" + std::to_string(index)).c_str());
+    if (options_.tiles) load_tile_configuration();
+    uint32_t seen = 0;
+    int idle_spin_us = options_.idle_spin_us;
+    for (;;) {
+        const auto start = Clock::now();
+        wait_for_change(job_number_, seen, idle_spin_us, options_.tiles);
+        ++seen;
+        if (stopping_) break;
+        // Spinning pays when steps follow each other closely; when they do not, spin less and sleep sooner.
+        const bool close = Clock::now() - start < std::chrono::microseconds(options_.idle_spin_us);
+        idle_spin_us = close ? options_.idle_spin_us : std::max(idle_spin_us / 2, options_.idle_spin_us / 16);
+        job_(context_, workers_[index].worker);
+        barrier();
+    }
+    if (options_.tiles) release_tiles();
+}
+
+void ThreadPool::barrier() {
+    const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(options_.count)) {
+        arrived_.store(0, std::memory_order_relaxed);
+        advance(generation_);
+    } else {
+        wait_for_change(generation_, generation, options_.barrier_spin_us, false);
+    }
+}
+
+void ThreadPool::advance(Signal& signal) {
+    // Sequentially consistent with the sleeper's increment and load: one of the two sees the other.
+    signal.value.fetch_add(1, std::memory_order_seq_cst);
+    if (signal.sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(signal.value);
+}
+
+void ThreadPool::wait_for_change(Signal& signal, uint32_t old, int spin_us, bool tiles) {
+    const auto changed = [&] { return signal.value.load(std::memory_order_acquire) != old; };
+    if (spin(spin_us, changed)) return;
+    constexpr int YIELDS = 20;
+    for (int i = 0; i < YIELDS; ++i) {
+        if (changed()) return;
+        sched_yield();
+    }
+    if (tiles) release_tiles();
+    signal.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    while (signal.value.load(std::memory_order_seq_cst) == old) futex_wait(signal.value, old);
+    signal.sleepers.fetch_sub(1, std::memory_order_relaxed);
+    if (tiles) load_tile_configuration();
+}
+
+}  // namespace octavo

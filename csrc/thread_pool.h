@@ -1,0 +1,71 @@
+// Persistent workers that run one function together, with a barrier between its parts.
+#pragma once
+
+#include "kernel.h"
+#include "memory.h"
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace octavo {
+
+struct PoolOptions {
+    int count = 1;                // workers, the calling thread included
+    int barrier_spin_us = 50;     // how long a worker spins inside a step before it yields
+    int idle_spin_us = 300;       // how long it spins between steps before it sleeps
+    bool tiles = false;           // the kernels use AMX tiles
+};
+
+class ThreadPool {
+public:
+    using Job = void (*)(void* context, Worker& worker);
+
+    // Throws std::system_error if threads cannot be started.
+    explicit ThreadPool(const PoolOptions& options);
+    ~ThreadPool();
+    ThreadPool(const ThreadPool&) = delete;
+    ThreadPool& operator=(const ThreadPool&) = delete;
+
+    int count() const { return options_.count; }
+
+    // Gives every worker private scratch of at least this size, aligned to 64 bytes. Not during a run.
+    void reserve_scratch(size_t bytes_per_worker);
+
+    // Runs job(context, worker) on all workers, the caller being worker 0, and returns when all are done.
+    // One run at a time. Throws std::runtime_error in a process that was forked after the pool was made:
+    // threads do not survive a fork.
+    void run(Job job, void* context);
+
+private:
+    // On its own cache line: neighbours are written by other threads.
+    struct alignas(64) Signal {
+        std::atomic<uint32_t> value{0};
+        std::atomic<uint32_t> sleepers{0};
+    };
+    struct alignas(64) PaddedWorker {
+        Worker worker{};
+        Memory scratch;
+    };
+
+    void work(int index);
+    void barrier();
+    void wait_for_change(Signal& signal, uint32_t old, int spin_us, bool tiles);
+    static void advance(Signal& signal);
+
+    PoolOptions options_;
+    int pid_;
+    Job job_ = nullptr;
+    void* context_ = nullptr;
+    bool stopping_ = false;
+    Signal job_number_;
+    Signal generation_;
+    alignas(64) std::atomic<uint32_t> arrived_{0};
+    std::unique_ptr<PaddedWorker[]> workers_;
+    std::vector<std::thread> threads_;
+};
+
+}  // namespace octavo
