@@ -91,7 +91,7 @@ class _HeaderReader:
             start = self.position
             key = self._key()
             if key in metadata:
-                raise self._error(start, f"key {key!r} appears twice")
+                raise self._error(start, f"key {key!r:.80} appears twice")
             metadata[key] = self._value(key)
             if key == "general.alignment":
                 alignment = self._alignment(metadata[key], start)
@@ -125,7 +125,7 @@ class _HeaderReader:
         try:
             return self.data[start : start + length].decode()
         except UnicodeDecodeError as error:
-            raise self._error(start + error.start, f"{what} is not UTF-8")
+            raise self._error(start + error.start, f"{what} is not UTF-8") from error
 
     def _read_version(self) -> int:
         start = self._take(4, "the magic number")
@@ -153,54 +153,54 @@ class _HeaderReader:
         if not key:
             raise self._error(start, "a key is empty")
         if "\0" in key:
-            raise self._error(start, f"key {key[:80]!r} contains a NUL byte")
+            raise self._error(start, f"key {key!r:.80} contains a NUL byte")
         return key
 
     def _value(self, key: str) -> object:
         start = self.position
-        kind = self._u32(f"the type of {key!r}")
+        kind = self._u32(f"the type of {key!r:.80}")
         if kind == _STRING:
-            return self._string(f"the value of {key!r}", MAX_STRING_BYTES)
+            return self._string(f"the value of {key!r:.80}", MAX_STRING_BYTES)
         if kind == _ARRAY:
             return self._array(key)
         if kind == _BOOL:
             return self._bool(key)
         if kind not in _NUMBERS:
-            raise self._error(start, f"key {key!r} has the unknown type {kind}")
+            raise self._error(start, f"key {key!r:.80} has the unknown type {kind}")
         dtype = np.dtype(_NUMBERS[kind])
-        at = self._take(dtype.itemsize, f"the value of {key!r}")
+        at = self._take(dtype.itemsize, f"the value of {key!r:.80}")
         return np.frombuffer(self.data, dtype, 1, at)[0].item()
 
     def _bool(self, key: str) -> bool:
-        at = self._take(1, f"the value of {key!r}")
+        at = self._take(1, f"the value of {key!r:.80}")
         if self.data[at] > 1:
-            raise self._error(at, f"key {key!r} is a bool with the value {self.data[at]}")
+            raise self._error(at, f"key {key!r:.80} is a bool with the value {self.data[at]}")
         return bool(self.data[at])
 
     def _array(self, key: str) -> object:
         start = self.position
-        kind = self._u32(f"the item type of {key!r}")
-        count = self._u64(f"the length of {key!r}")
+        kind = self._u32(f"the item type of {key!r:.80}")
+        count = self._u64(f"the length of {key!r:.80}")
         if kind == _STRING:
             return self._strings(key, count, start + 4)
         if kind == _ARRAY:
-            raise self._error(start, f"key {key!r} is an array of arrays, which is not supported")
+            raise self._error(start, f"key {key!r:.80} is an array of arrays, which is not supported")
         if kind != _BOOL and kind not in _NUMBERS:
-            raise self._error(start, f"key {key!r} is an array of the unknown type {kind}")
+            raise self._error(start, f"key {key!r:.80} is an array of the unknown type {kind}")
         dtype = np.dtype(np.uint8 if kind == _BOOL else _NUMBERS[kind])
-        self._check_count(f"items in {key!r}", count, MAX_ARRAY_ITEMS, dtype.itemsize, start + 4)
-        at = self._take(count * dtype.itemsize, f"the value of {key!r}")
+        self._check_count(f"items in {key!r:.80}", count, MAX_ARRAY_ITEMS, dtype.itemsize, start + 4)
+        at = self._take(count * dtype.itemsize, f"the value of {key!r:.80}")
         # Copied: a view would keep the whole file mapped for as long as the metadata lives.
         items = np.frombuffer(self.data, dtype, count, at).copy()
         if kind != _BOOL:
             return items
         if count and items.max() > 1:
-            raise self._error(at + int(items.argmax()), f"key {key!r} holds a bool with the value {items.max()}")
+            raise self._error(at + int(items.argmax()), f"key {key!r:.80} holds a bool with the value {items.max()}")
         return items.astype(np.bool_)
 
     def _strings(self, key: str, count: int, offset: int) -> list[str]:
         """A list of strings. The loop is written for speed: vocabulary and merges are 300,000 of them."""
-        self._check_count(f"strings in {key!r}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
+        self._check_count(f"strings in {key!r:.80}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
         data, size, unpack, limit = self.data, self.size, _U64.unpack_from, MAX_LISTED_STRING_BYTES
         strings: list[str] = []
@@ -210,15 +210,17 @@ class _HeaderReader:
             for _ in range(count):
                 start = end + 8
                 if start > size:
-                    raise self._error(end, f"the file ends within string {len(strings)} of {key!r}: truncated?")
+                    raise self._error(end, f"the file ends within string {len(strings)} of {key!r:.80}: truncated?")
                 (length,) = unpack(data, end)
                 end = start + length
                 if end > size or length > limit:
                     reason = f"the limit is {limit}" if length > limit else f"the file ends after {size - start}"
-                    raise self._error(start - 8, f"string {len(strings)} of {key!r} has {length} bytes, but {reason}")
+                    raise self._error(
+                        start - 8, f"string {len(strings)} of {key!r:.80} has {length} bytes, but {reason}"
+                    )
                 append(data[start:end].decode())
         except UnicodeDecodeError as error:
-            raise self._error(start + error.start, f"string {len(strings)} of {key!r} is not UTF-8")
+            raise self._error(start + error.start, f"string {len(strings)} of {key!r:.80} is not UTF-8") from error
         self.position = end
         return strings
 
@@ -252,35 +254,37 @@ class _HeaderReader:
         entry_at = self.position
         name = self._string("a tensor name", MAX_TENSOR_NAME_BYTES)
         if not name or "\0" in name:
-            raise self._error(entry_at, f"tensor name {name!r} is empty or contains a NUL byte")
+            raise self._error(entry_at, f"tensor name {name!r:.80} is empty or contains a NUL byte")
         at = self.position
-        num_dimensions = self._u32(f"the number of dimensions of {name!r}")
+        num_dimensions = self._u32(f"the number of dimensions of {name!r:.80}")
         if not 1 <= num_dimensions <= MAX_DIMENSIONS:
             raise self._error(
-                at, f"tensor {name!r} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible"
+                at, f"tensor {name!r:.80} has {num_dimensions} dimensions; 1 to {MAX_DIMENSIONS} are possible"
             )
         at = self.position
-        shape = tuple(self._u64(f"a dimension of {name!r}") for _ in range(num_dimensions))[::-1]
+        shape = tuple(self._u64(f"a dimension of {name!r:.80}") for _ in range(num_dimensions))[::-1]
         if not all(0 < n < 1 << 63 for n in shape):
-            raise self._error(at, f"tensor {name!r} has the impossible shape {shape}")
+            raise self._error(at, f"tensor {name!r:.80} has the impossible shape {shape}")
         at = self.position
-        type_id = self._u32(f"the type of {name!r}")
+        type_id = self._u32(f"the type of {name!r:.80}")
         if type_id not in GGML_TYPES:
             raise self._error(
-                at, f"tensor {name!r} has type {type_id}, which is unknown or was removed from the format"
+                at, f"tensor {name!r:.80} has type {type_id}, which is unknown or was removed from the format"
             )
         type_name = GGML_TYPES[type_id]
         values_per_block, bytes_per_block = BLOCK_SIZES[type_name]
         if shape[-1] % values_per_block:
             raise self._error(
                 at,
-                f"tensor {name!r} of type {type_name} has rows of {shape[-1]} values, "
+                f"tensor {name!r:.80} of type {type_name} has rows of {shape[-1]} values, "
                 f"which is not a multiple of {values_per_block}",
             )
         at = self.position
-        offset = self._u64(f"the offset of {name!r}")
+        offset = self._u64(f"the offset of {name!r:.80}")
         if offset % alignment:
-            raise self._error(at, f"tensor {name!r} lies at offset {offset}, which is not a multiple of {alignment}")
+            raise self._error(
+                at, f"tensor {name!r:.80} lies at offset {offset}, which is not a multiple of {alignment}"
+            )
         nbytes = prod(shape) // values_per_block * bytes_per_block
         return entry_at, TensorInfo(name, type_name, shape, self.file.path, offset, nbytes)
 

@@ -1,0 +1,50 @@
+"""JSON from a model directory, read without trusting it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from octavo.errors import ModelLoadError
+from octavo.loader.mapped_file import MappedFile
+
+
+def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
+    """The object in a JSON file. Raises ModelLoadError naming file, offset and reason."""
+    file = MappedFile(path)
+    try:
+        if file.size > max_bytes:
+            raise ModelLoadError(f"{path}: {file.size} bytes, the limit for this file is {max_bytes}")
+        return parse_json_object(file.data[:], path)
+    finally:
+        file.close()
+
+
+def parse_json_object(text: bytes, path: Path, offset: int = 0) -> dict[str, object]:
+    """The object that `text`, found at `offset` bytes in `path`, writes down; every key once, no NaN or infinity."""
+    try:
+        value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
+    except UnicodeDecodeError as error:
+        raise ModelLoadError(f"{path}: offset {offset + error.start}: not UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise ModelLoadError(f"{path}: offset {offset + error.pos}: not JSON: {error.msg}") from error
+    except RecursionError as error:
+        raise ModelLoadError(f"{path}: offset {offset}: JSON nested too deeply") from error
+    except ValueError as error:
+        raise ModelLoadError(f"{path}: offset {offset}: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelLoadError(f"{path}: offset {offset}: a JSON object is needed, not {type(value).__name__}")
+    return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value: dict[str, object] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ValueError(f"key {key!r:.80} appears twice")
+        value[key] = item
+    return value
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,213 @@
+"""Safetensors models: one file or the shards of an index, mapped and never copied.
+
+Source: the safetensors format (`README.md` of the safetensors project). A file is the header's
+length as 8 bytes, little-endian; the header, a JSON object of tensors; then the data, without holes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from octavo.errors import ModelLoadError
+from octavo.loader.json_file import parse_json_object, read_json_object
+from octavo.loader.mapped_file import MappedFile
+from octavo.quantization.packed import DenseWeight, Weight
+
+logger = logging.getLogger(__name__)
+
+# The format allows headers of 100 MB; published shards stay below 1 MB, and JSON takes ten times its size in memory.
+MAX_HEADER_BYTES = 8 << 20
+MAX_INDEX_BYTES = 16 << 20
+MAX_SHARDS = 1000
+MAX_TENSORS = 1 << 16
+MAX_DIMENSIONS = 8
+
+_BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
+_BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8}
+_BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
+
+
+@dataclass(frozen=True, slots=True)
+class SafetensorsTensor:
+    """Where a tensor lies."""
+
+    name: str
+    type_name: str  # as safetensors writes it: `F32`, `BF16`, `F8_E4M3`
+    shape: tuple[int, ...]
+    file: Path
+    offset: int  # bytes from the start of the file
+    nbytes: int
+
+
+class SafetensorsModel:
+    """Tensor directory and weights of a safetensors model."""
+
+    def __init__(self, files: Mapping[Path, MappedFile], tensors: Mapping[str, SafetensorsTensor]) -> None:
+        self._files = files
+        self.tensors: Mapping[str, SafetensorsTensor] = MappingProxyType(dict(tensors))
+
+    @classmethod
+    def open(cls, path: Path) -> SafetensorsModel:
+        """Opens a `.safetensors` file, or all shards of an index (`model.safetensors.index.json`).
+
+        Raises ModelLoadError naming file, offset and reason.
+        """
+        is_index = path.name.endswith(".index.json")
+        shard_of = read_index(path) if is_index else {}
+        files: dict[Path, MappedFile] = {}
+        tensors: dict[str, SafetensorsTensor] = {}
+        try:
+            for shard in sorted(set(shard_of.values())) if is_index else [path]:
+                files[shard] = MappedFile(shard)
+                for name, tensor in read_header(files[shard]).items():
+                    if is_index and shard_of.get(name) != shard:
+                        where = shard_of[name].name if name in shard_of else "no shard"
+                        raise ModelLoadError(f"{shard}: tensor {name!r:.80} is here, but the index puts it in {where}")
+                    tensors[name] = tensor
+            if missing := [name for name in shard_of if name not in tensors]:
+                raise ModelLoadError(
+                    f"{shard_of[missing[0]]}: tensor {missing[0]!r:.80} is not here, but the index says so"
+                )
+        except BaseException:
+            for file in files.values():
+                file.close()
+            raise
+        return cls(files, tensors)
+
+    def weight(self, name: str) -> Weight:
+        """The tensor of that name, over the mapped bytes where they are aligned.
+
+        Raises ModelLoadError if there is none, if its type is not for weights, or if the file changed meanwhile.
+        """
+        tensor = self._tensor(name)
+        data = self._files[tensor.file].array(tensor.offset, tensor.nbytes)
+        if tensor.offset % 4:
+            data = data.copy()  # only files of careless writers: the format asks for aligned data
+        match tensor.type_name:
+            case "F32":
+                return DenseWeight(data.view(np.float32).reshape(tensor.shape))
+            case "F16":
+                return DenseWeight(data.view(np.float16).reshape(tensor.shape))
+            case "BF16":
+                return DenseWeight(data.view(np.uint16).reshape(tensor.shape))
+        raise ModelLoadError(
+            f"{tensor.file}: offset {tensor.offset}: tensor {name!r:.80} has type {tensor.type_name}; "
+            "F32, F16 and BF16 are supported"
+        )
+
+    def release(self, name: str) -> None:
+        """Lets the system take the pages of this tensor back, for example once a backend has packed it."""
+        tensor = self._tensor(name)
+        self._files[tensor.file].release(tensor.offset, tensor.nbytes)
+
+    def close(self) -> None:
+        """Gives the files back. Weights still alive keep theirs mapped. May be called twice."""
+        for file in self._files.values():
+            file.close()
+
+    def _tensor(self, name: str) -> SafetensorsTensor:
+        if name not in self.tensors:
+            raise ModelLoadError(f"{next(iter(self._files))}: there is no tensor {name!r:.80}")
+        return self.tensors[name]
+
+
+def read_index(path: Path) -> dict[str, Path]:
+    """The shard of every tensor. Shards lie beside the index, or in the store of a hub cache."""
+    index = read_json_object(path, MAX_INDEX_BYTES)
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise ModelLoadError(f"{path}: weight_map is missing, empty or not an object")
+    shards: dict[str, Path] = {}
+    for name in weight_map.values():
+        if isinstance(name, str) and name in shards:
+            continue
+        if not isinstance(name, str) or Path(name).name != name or "\0" in name or not name.endswith(".safetensors"):
+            raise ModelLoadError(f"{path}: shard {name!r:.80} is not the name of a .safetensors file beside the index")
+        shards[name] = path.parent / name
+        if len(shards) > MAX_SHARDS:
+            raise ModelLoadError(f"{path}: more than {MAX_SHARDS} shards")
+    for shard in shards.values():
+        _check_link(shard)
+    return {tensor: shards[name] for tensor, name in weight_map.items()}
+
+
+def read_header(file: MappedFile) -> dict[str, SafetensorsTensor]:
+    """The tensor directory of one file, checked. Raises ModelLoadError naming file, offset and reason."""
+    if file.size < 8:
+        raise ModelLoadError(f"{file.path}: offset 0: {file.size} bytes, too short for a safetensors file")
+    length = int.from_bytes(file.data[:8], "little")
+    if length > min(MAX_HEADER_BYTES, file.size - 8):
+        raise ModelLoadError(
+            f"{file.path}: offset 0: the header has {length} bytes, but the limit is {MAX_HEADER_BYTES} "
+            f"and the file ends after {file.size - 8}: not a safetensors file, or truncated"
+        )
+    text = file.data[8 : 8 + length]
+    if text[:1] != b"{":
+        raise ModelLoadError(f"{file.path}: offset 8: the header starts with {text[:1]!r} instead of '{{'")
+    header = parse_json_object(text, file.path, 8)
+    _check_notes(file.path, header.pop("__metadata__", {}))
+    if len(header) > MAX_TENSORS:
+        raise ModelLoadError(f"{file.path}: offset 8: {len(header)} tensors, the limit is {MAX_TENSORS}")
+    data_start = 8 + length
+    tensors = {name: _tensor(file.path, name, entry, data_start) for name, entry in header.items()}
+    end = data_start
+    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
+        if tensor.offset != end:
+            what = "overlaps the tensor before it" if tensor.offset < end else "leaves a hole before it"
+            raise ModelLoadError(
+                f"{file.path}: offset {tensor.offset}: tensor {tensor.name!r:.80} {what}, which ends at {end}"
+            )
+        end += tensor.nbytes
+    if end != file.size:
+        raise ModelLoadError(
+            f"{file.path}: offset {end}: the tensors end here, but the file at {file.size}: truncated?"
+        )
+    return tensors
+
+
+def _check_notes(path: Path, notes: object) -> None:
+    if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
+        raise ModelLoadError(f"{path}: offset 8: __metadata__ must map strings to strings")
+
+
+def _tensor(path: Path, name: str, entry: object, data_start: int) -> SafetensorsTensor:
+    where = f"{path}: offset 8: tensor {name!r:.80}"
+    if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
+        raise ModelLoadError(f"{where} must have exactly dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise ModelLoadError(f"{where} has the unknown type {dtype!r:.40}")
+    if not isinstance(shape, list) or len(shape) > MAX_DIMENSIONS or not all(map(_is_size, shape)):
+        raise ModelLoadError(f"{where} has the impossible shape {shape!r:.80}; at most {MAX_DIMENSIONS} dimensions")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
+        raise ModelLoadError(f"{where} has the impossible data_offsets {offsets!r:.80}")
+    begin, end = offsets
+    bits = prod(shape) * _BITS[dtype]
+    if bits % 8 or end - begin != bits // 8:
+        raise ModelLoadError(
+            f"{where} of type {dtype} and shape {shape} takes {-(-bits // 8)} bytes, "
+            f"but its data_offsets {offsets} span {end - begin}"
+        )
+    return SafetensorsTensor(name, dtype, tuple(shape), path, data_start + begin, end - begin)
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _check_link(shard: Path) -> None:
+    """A shard may be a link only into the store of the hub cache that its directory belongs to."""
+    try:
+        directory, target = shard.parent.resolve(), shard.resolve()
+    except (OSError, RuntimeError) as error:
+        raise ModelLoadError(f"{shard}: {error}") from error
+    in_store = target.parent.name == "blobs" and target.parent.parent in directory.parents
+    if target.parent != directory and not in_store:
+        raise ModelLoadError(f"{shard}: a link to {target}, which is outside the model directory")
