@@ -4,7 +4,7 @@
 |----------------------|---------------------------------------------------------------------------------|
 | `OCTAVO_CACHE`       | folder of downloaded models; default `$XDG_CACHE_HOME/octavo`, `~/.cache/octavo` |
 | `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                  |
-| `OCTAVO_ISA`         | widest instruction set to use: `scalar`, `avx2`, `avx512`, `vnni` or `amx`      |
+| `OCTAVO_ISA`         | widest instruction set to use: `scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`  |
 | `OCTAVO_NUM_THREADS` | compute threads; default: as many as the machine gives this process             |
 """
 
@@ -18,7 +18,7 @@ from octavo.errors import UsageError
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _MAX_THREADS = 1024
-_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "vnni", "amx")
+_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx")
 
 
 def cache_dir() -> Path:
