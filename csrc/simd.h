@@ -30,6 +30,10 @@ inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) { return {_mm512_fmadd_ps(a.v, b
 inline F32x16 max(F32x16 a, F32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline F32x16 min(F32x16 a, F32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline F32x16 abs(F32x16 a) { return {_mm512_abs_ps(a.v)}; }
+// a > b ? x : y, lane by lane; y where a or b is NaN
+inline F32x16 select_greater(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ), y.v, x.v)};
+}
 inline F32x16 round_even(F32x16 a) { return {_mm512_roundscale_ps(a.v, 8)}; }
 // a * 2^n for integral n in [-126, 127]
 inline F32x16 scale_pow2(F32x16 a, F32x16 n) {
@@ -70,6 +74,10 @@ inline F32x16 min(F32x16 a, F32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm25
 inline F32x16 abs(F32x16 a) {
     const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
     return {_mm256_and_ps(a.lo, mask), _mm256_and_ps(a.hi, mask)};
+}
+inline F32x16 select_greater(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+    return {_mm256_blendv_ps(y.lo, x.lo, _mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)),
+            _mm256_blendv_ps(y.hi, x.hi, _mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ))};
 }
 inline F32x16 round_even(F32x16 a) { return {_mm256_round_ps(a.lo, 8), _mm256_round_ps(a.hi, 8)}; }
 inline __m256 scale_pow2_half(__m256 a, __m256 n) {
@@ -135,6 +143,9 @@ inline F32x16 min(F32x16 a, F32x16 b) {
 }
 inline F32x16 abs(F32x16 a) {
     return each_lane([&](int i) { return __builtin_fabsf(a.v[i]); });
+}
+inline F32x16 select_greater(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+    return each_lane([&](int i) { return a.v[i] > b.v[i] ? x.v[i] : y.v[i]; });
 }
 inline F32x16 round_even(F32x16 a) {
     return each_lane([&](int i) { return __builtin_rintf(a.v[i]); });
@@ -226,9 +237,10 @@ inline void store_partial(float* p, F32x16 a, int n) {
     for (int i = 0; i < n; ++i) p[i] = t[i];
 }
 
-// e^x: Cody-Waite reduction by ln 2, degree-6 polynomial; relative error below 2e-7 on [-87, 88]; clamps outside.
+// e^x: Cody-Waite reduction by ln 2, degree-6 polynomial; relative error below 2e-7 on [-87, 88]; clamps outside,
+// NaN stays NaN.
 inline F32x16 exp(F32x16 x) {
-    x = max(min(x, broadcast(88.0f)), broadcast(-87.0f));
+    x = max(broadcast(-87.0f), min(broadcast(88.0f), x));
     const F32x16 n = round_even(x * broadcast(1.44269504088896341f));
     F32x16 r = fma(n, broadcast(-0.693359375f), x);
     r = fma(n, broadcast(2.12194440e-4f), r);

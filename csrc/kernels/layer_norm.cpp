@@ -1,0 +1,30 @@
+#include "elementwise.h"
+#include "norms.h"
+
+namespace octavo {
+namespace {
+
+void layer_norm(const Args& args, const Step&, Worker& worker) {
+    const View& x = args.inputs[0];
+    const int64_t n = x.cols;
+    const float *weight = args.weights[0].data, *bias = args.weights[1].data;
+    const Range rows = share(x.rows, worker);
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
+        const float* row = x.data + r * n;
+        const float mean = sum_columns(row, n, 0.0f, [](F32x16 v, F32x16 sum) { return sum + v; }) / n;
+        const F32x16 center = broadcast(mean);
+        const float squares = sum_columns(row, n, mean, [center](F32x16 v, F32x16 sum) {
+            const F32x16 d = v - center;
+            return fma(d, d, sum);
+        });
+        const F32x16 inverse = broadcast(1.0f / __builtin_sqrtf(squares / n + args.floats[0]));
+        map_columns(args.output.data + r * n, row, n, [&](F32x16 v, auto read) {
+            const F32x16 normed = (v - center) * inverse * read(weight);
+            return bias ? normed + read(bias) : normed;
+        });
+    }
+}
+
+}  // namespace
+OCTAVO_KERNEL(layer_norm);
+}  // namespace octavo
