@@ -54,6 +54,11 @@ def num_threads() -> int:
     return int(value)
 
 
+def subprocess_environment(**changes: str) -> dict[str, str]:
+    """This process's environment with `changes`, for a child process."""
+    return {**os.environ, **changes}
+
+
 def _flag(name: str) -> bool:
     value = os.environ.get(name, "").strip().lower()
     if value in _TRUE:

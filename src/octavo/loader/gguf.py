@@ -91,18 +91,22 @@ class GGUFFile:
         return self.tensors[name]
 
 
-def part_paths(path: Path) -> list[Path]:
-    """All parts of the model that `path` belongs to, in order; only itself if its name is not that of a part."""
-    match = _PART_NAME.fullmatch(path.name)
+def part_names(name: str) -> list[str]:
+    """All parts of the model that the file `name` belongs to, in order; only itself if it is not named like a part."""
+    match = _PART_NAME.fullmatch(name)
     if match is None:
-        return [path]
+        return [name]
     part, count = int(match["part"]), int(match["count"])
     if not 1 <= part <= count <= MAX_PARTS:
-        raise ModelLoadError(f"{path}: part {part} of {count} is impossible; parts count from 1 to at most {MAX_PARTS}")
-    paths = [path.with_name(f"{match['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
-    missing = [p.name for p in paths if not p.exists()]
-    if missing:
-        raise ModelLoadError(f"{path}: {len(missing)} of {count} parts are missing, first {missing[0]}")
+        raise ModelLoadError(f"{name}: part {part} of {count} is impossible; parts count from 1 to at most {MAX_PARTS}")
+    return [f"{match['stem']}-{i:05}-of-{count:05}.gguf" for i in range(1, count + 1)]
+
+
+def part_paths(path: Path) -> list[Path]:
+    """As `part_names`, for files that exist. Raises ModelLoadError naming a part that is missing."""
+    paths = [path.with_name(name) for name in part_names(path.name)]
+    if len(paths) > 1 and (missing := [p.name for p in paths if not p.exists()]):
+        raise ModelLoadError(f"{path}: {len(missing)} of {len(paths)} parts are missing, first {missing[0]}")
     return paths
 
 

@@ -1,0 +1,245 @@
+"""Where models come from: a path, a short name, or a repository of the Hugging Face hub."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import Any, TypeVar
+
+from octavo import env
+from octavo.errors import ModelLoadError
+from octavo.loader.aliases import ALIASES, Alias, resolve_alias
+from octavo.loader.gguf import part_names
+from octavo.loader.package_index import Progress
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<variant>[\w.-]+))?", re.ASCII)
+_PATH_LIKE = re.compile(r"[./~].*|.*\.(gguf|safetensors)", re.DOTALL)
+_SIDE_FILES = frozenset({"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"})
+_SIDE_FILES |= {"tokenizer.model", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}
+_INDEX = "model.safetensors.index.json"
+# Of several GGUF files in a repository, the one that most people want: small, with little loss.
+_PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
+_REACH_S = 2.0
+_LIST_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """The files of a repository at one commit."""
+
+    revision: str
+    names: list[str]
+
+
+def resolve_model(name: str, *, progress: Progress | None = None, offline: bool | None = None) -> Path:
+    """The file or directory of a model, downloaded if need be.
+
+    name: a path, a short name (`smollm2`), or a hub repository `org/name`, of which `org/name:Q4_K_M`
+    is one GGUF file. progress: called with (file, bytes done, bytes in all) during downloads.
+    offline: never touch the network; None: as the environment says.
+    Raises ModelLoadError that says what to do.
+    """
+    offline = env.is_offline() if offline is None else offline
+    if alias := ALIASES.get(name.lower()):
+        return resolve_alias(alias, lambda a, d: _alias_from_hub(a, d, progress), offline=offline, progress=progress)
+    if "\0" in name or len(name) > 4096:
+        raise ModelLoadError(f"{name!r:.80}: not a path")
+    path = Path(name).expanduser()
+    if path.exists() or path.is_symlink():
+        return path
+    match = _HUB_ID.fullmatch(name)
+    if match is None or _PATH_LIKE.fullmatch(name):
+        nearest = difflib.get_close_matches(name, ALIASES, 1, 0.4)
+        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise ModelLoadError(
+            f"{name}: no such file or directory, and no model of that name{hint} Give a path, a hub repository as "
+            f"org/name or org/name:Q4_K_M, or one of: {', '.join(ALIASES)}"
+        )
+    return _from_hub(match["repository"], match["variant"], offline, progress)
+
+
+def choose_files(repository: str, names: Iterable[str], variant: str | None) -> list[str]:
+    """Which files of a repository make the model; the one to open comes first.
+
+    With a variant (`Q4_K_M`) it is the GGUF file of that name, all parts of a split one; else the
+    safetensors files with what belongs to them, or the most usual GGUF file.
+    """
+    names = sorted(name for name in names if _is_harmless(name))
+    top = [name for name in names if "/" not in name]
+    if variant is None and "config.json" in top and any(name.endswith(".safetensors") for name in top):
+        weights = [name for name in top if name.endswith(".safetensors") or name == _INDEX]
+        return ["config.json", *weights, *sorted(_SIDE_FILES.intersection(top) - {"config.json"})]
+    ggufs = [name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()]
+    for wanted in [variant] if variant is not None else _PREFERRED_VARIANTS:
+        pattern = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?\.gguf", re.IGNORECASE)
+        if chosen := [name for name in ggufs if pattern.fullmatch(name)]:
+            return _with_all_parts(repository, chosen[0], ggufs)
+    if variant is None and ggufs:
+        return _with_all_parts(repository, ggufs[0], ggufs)
+    if variant is not None and ggufs:
+        raise ModelLoadError(f"{repository}: no GGUF file for {variant!r}; there are: {', '.join(ggufs[:20])}")
+    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
+        raise ModelLoadError(f"{repository}: only pickle checkpoints, which are not supported")
+    raise ModelLoadError(f"{repository}: neither GGUF nor safetensors files in this repository")
+
+
+def _from_hub(repository: str, variant: str | None, offline: bool, progress: Progress | None) -> Path:
+    if not offline:
+        try:
+            listing = _list_files(repository, _LIST_S)
+        except _UnreachableError as error:
+            logger.warning("%s; looking among the models downloaded before", error)
+        else:
+            files = choose_files(repository, listing.names, variant)
+            paths = [_download(repository, name, listing.revision, None, progress) for name in files]
+            return paths[0].parent if files[0] == "config.json" else paths[0]
+    return _from_hub_cache(repository, variant)
+
+
+def _from_hub_cache(repository: str, variant: str | None) -> Path:
+    """The model as an earlier download left it, without the network."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        snapshot = Path(snapshot_download(repository, local_files_only=True))
+    except Exception as error:
+        raise ModelLoadError(
+            f"{repository}: not downloaded yet and the hub cannot be reached; connect to the network (and unset "
+            "OCTAVO_OFFLINE and HF_HUB_OFFLINE), or give a path"
+        ) from error
+    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*")]
+    first = choose_files(repository, names, variant)[0]
+    return snapshot if first == "config.json" else snapshot / first
+
+
+class _UnreachableError(ModelLoadError):
+    """The hub did not answer, as opposed to answering with a refusal."""
+
+
+def _list_files(repository: str, timeout_s: float) -> _Listing:
+    """The files of a repository. Raises ModelLoadError; _UnreachableError if the hub does not answer in time."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+
+    try:
+        info = _within(timeout_s, lambda: HfApi().model_info(repository, timeout=timeout_s))
+    except GatedRepoError as error:
+        raise ModelLoadError(
+            f"{repository}: access must be granted; accept the terms on its page, then set HF_TOKEN or run "
+            "`hf auth login`"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ModelLoadError(
+            f"{repository}: no such repository, or a private one; check the name, and for a private one set HF_TOKEN "
+            "or run `hf auth login`"
+        ) from error
+    except HfHubHTTPError as error:
+        raise ModelLoadError(f"{repository}: the hub refused: {_one_line(error)}") from error
+    except Exception as error:  # the exceptions of its HTTP library change from version to version
+        raise _UnreachableError(f"{repository}: the hub cannot be reached ({_one_line(error)})") from error
+    return _Listing(str(info.sha), [sibling.rfilename for sibling in info.siblings or []])
+
+
+def _alias_from_hub(alias: Alias, directory: Path, progress: Progress | None) -> Path:
+    _list_files(alias.repository, _REACH_S)  # fails fast where there is no network
+    return _download(alias.repository, alias.packaged.filename, alias.revision, directory, progress)
+
+
+def _download(repository: str, name: str, revision: str, directory: Path | None, progress: Progress | None) -> Path:
+    """One file into `directory`, or into the hub's own cache, where an interrupted download is resumed."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(
+            hf_hub_download(
+                repository,
+                name,
+                revision=revision,
+                local_dir=directory,
+                tqdm_class=_progress_bar(name, progress),
+            )
+        )
+    except Exception as error:  # as above; also a full disk, which is an OSError
+        raise ModelLoadError(
+            f"{repository}: {name} could not be downloaded ({_one_line(error)}); run the command again to go on from "
+            "where it stopped"
+        ) from error
+
+
+def _progress_bar(name: str, progress: Progress | None) -> Any:
+    """What the hub library takes for a tqdm class, reporting to `progress`."""
+
+    class ProgressBar:
+        def __init__(self, *_: object, total: float | None = None, initial: float = 0, **__: object) -> None:
+            self.n = initial
+            self.total = total
+            self.update(0)
+
+        def update(self, n: float | None = 1) -> None:
+            self.n += n or 0
+            if progress is not None:
+                progress(name, int(self.n), int(self.total or 0))
+
+        def close(self) -> None: ...
+
+        def refresh(self, *_: object, **__: object) -> None: ...
+
+        def set_description(self, *_: object, **__: object) -> None: ...
+
+        def __enter__(self) -> ProgressBar:
+            return self
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+    return ProgressBar
+
+
+def _within(seconds: float, call: Callable[[], T]) -> T:
+    """The result of `call`, or TimeoutError: name resolution knows no time limit of its own."""
+    results: list[T] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:.0f} s")
+    return results[0]
+
+
+def _with_all_parts(repository: str, name: str, names: list[str]) -> list[str]:
+    directory = name.rpartition("/")[0]
+    parts = [f"{directory}/{part}" if directory else part for part in part_names(PurePosixPath(name).name)]
+    if missing := [part for part in parts if part not in names]:
+        raise ModelLoadError(f"{repository}: {len(missing)} of {len(parts)} parts are missing, first {missing[0]}")
+    return parts
+
+
+def _is_harmless(name: str) -> bool:
+    """Whether a file name of the hub stays within its directory on every system."""
+    pieces = name.split("/")
+    return all(p not in ("", ".", "..") and len(p) <= 255 for p in pieces) and not re.search(r"[\0\\:]", name)
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text[:200]
