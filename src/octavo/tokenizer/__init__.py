@@ -1,1 +1,1 @@
-""""""
+"""Text to token ids and back: vocabularies, chat templates, streaming."""

@@ -1,0 +1,209 @@
+"""Chat templates: a conversation to the text that the model was trained on.
+
+The template runs in a process of its own (`template_worker.py`), with limits on time, memory and output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
+
+from octavo.errors import ModelLoadError, UsageError
+
+if TYPE_CHECKING:
+    from octavo.tokenizer.tokenizer import Tokenizer
+
+MAX_RENDER_SECONDS = 2.0
+MAX_OUTPUT_CHARS = 4 << 20
+MAX_MEMORY_BYTES = 512 << 20
+MAX_SOURCE_CHARS = 1 << 20
+_MAX_START_SECONDS = 60.0  # a process on a machine under load; the template's own time begins afterwards
+_RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"})
+
+Message = Mapping[str, Any]
+"""A message: `role`, `content` and whatever else the template knows, such as `tool_calls`."""
+
+
+class ChatTemplate:
+    """A model's chat template. Safe to share between threads; renderings of one template run one at a time."""
+
+    def __init__(
+        self,
+        source: str | None,
+        *,
+        bos_token: str | None = None,
+        eos_token: str | None = None,
+        max_render_seconds: float = MAX_RENDER_SECONDS,
+    ) -> None:
+        """source: Jinja, as the model file has it. bos_token, eos_token: their texts, which templates write.
+
+        Starts the template's process, so that it is ready when the first conversation comes.
+        Raises UsageError where the model has no template (source None or empty).
+        """
+        if not source:
+            raise UsageError(
+                "this model has no chat template, so it may be a base model: give it a text to continue "
+                "(`octavo run --raw`, `LLM.generate`) instead of a conversation"
+            )
+        if len(source) > MAX_SOURCE_CHARS:
+            raise ModelLoadError(f"the chat template has {len(source):,} characters; the limit is {MAX_SOURCE_CHARS:,}")
+        self.source = source
+        self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
+        self._max_render_seconds = max_render_seconds
+        self._lock = threading.Lock()
+        self._worker: _Worker | None = _Worker(source, max_render_seconds)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        **kwargs: Any,
+    ) -> str:
+        """The text of the conversation, ready for the model to go on.
+
+        messages: the conversation; tools, documents: descriptions that the template may show to the model;
+        kwargs: what this model's template knows besides, such as `enable_thinking`.
+
+        Raises UsageError where the conversation does not suit the template, with the template's own words, and
+        ModelLoadError where the template is broken, unsafe, or exceeds 2 s, 4 Mi characters or 512 MiB.
+        """
+        if wrong := _RESERVED & kwargs.keys():
+            raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it itself")
+        variables = {
+            "messages": list(messages),
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None if tools is None else list(tools),
+            "documents": None if documents is None else list(documents),
+            **self._tokens,
+            **kwargs,
+        }
+        try:
+            line = json.dumps(variables)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"the conversation is not made of strings, numbers, lists and dicts: {error}") from error
+        with self._lock:
+            return self._text(self._render_line(line))
+
+    def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], **kwargs: Any) -> list[int]:
+        """Token ids of the conversation; kwargs are those of `render`, with its errors.
+
+        Control tokens come only from the template: their text within a message, a tool or a document stays text,
+        so nobody can play another role.
+        """
+        for name in ("tools", "documents"):
+            if kwargs.get(name) is not None:
+                kwargs[name] = tokenizer.guard(kwargs[name])
+        return tokenizer.encode_chat(self.render(tokenizer.guard(messages), **kwargs))
+
+    def close(self) -> None:
+        """Ends the template's process. May be called twice; a later `render` starts another."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = None
+
+    def _render_line(self, line: str) -> dict[str, str]:
+        if self._worker is None or not self._worker.is_usable():
+            self._worker = _Worker(self.source, self._max_render_seconds)
+        answer = self._worker.render(line)
+        if answer is None:
+            self._worker.close()
+            self._worker = None
+            return {"error": "limit", "message": f"not done after {self._max_render_seconds:g} s, or too much memory"}
+        return answer
+
+    @staticmethod
+    def _text(answer: dict[str, str]) -> str:
+        kind = answer.get("error")
+        if kind is None:
+            return answer["text"]
+        message = answer["message"]
+        if kind == "raised":
+            raise UsageError(f"the chat template refuses this conversation: {message}")
+        if kind == "undefined":
+            raise UsageError(f"the chat template misses something in this conversation: {message}")
+        if kind == "unsafe":
+            raise ModelLoadError(f"the model's chat template does something unsafe and was stopped: {message}")
+        if kind == "limit":
+            raise ModelLoadError(f"the model's chat template was stopped: {message}")
+        raise ModelLoadError(f"the model's chat template is broken: {message}")
+
+
+class _Worker:
+    """The process of one template. Not safe for threads; the template's lock guards it."""
+
+    def __init__(self, source: str, max_render_seconds: float) -> None:
+        self._max_render_seconds = max_render_seconds
+        self._owner = os.getpid()
+        self._compiled: dict[str, str] | None = None
+        # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("template_worker.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="ascii",
+            start_new_session=True,
+        )
+        self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
+        limits = {"memory_bytes": MAX_MEMORY_BYTES, "max_output_chars": MAX_OUTPUT_CHARS}
+        self._send(json.dumps({"path": sys.path, "limits": limits, "source": source}))
+
+    def is_usable(self) -> bool:
+        """Whether the process lives and is ours; after a fork it is the parent's."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def render(self, line: str) -> dict[str, str] | None:
+        """The worker's answer to a line of variables. None: it died or had to be killed."""
+        if self._compiled is None:
+            if self._exchange(None, _MAX_START_SECONDS) is None:
+                return None
+            self._compiled = self._exchange(None, self._max_render_seconds)
+        if self._compiled is None or "error" in self._compiled:
+            return self._compiled
+        return self._exchange(line, self._max_render_seconds)
+
+    def close(self) -> None:
+        """Kills the process and takes its exit status."""
+        self._finalizer()
+
+    def _exchange(self, line: str | None, seconds: float) -> dict[str, str] | None:
+        """Sends a line, if there is one, and waits for the answer; the process is killed after `seconds`."""
+        watchdog = threading.Timer(seconds, self._process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            if line is not None:
+                self._send(line)
+            answer = cast(IO[str], self._process.stdout).readline()
+        finally:
+            watchdog.cancel()
+        return json.loads(answer) if answer.endswith("\n") else None
+
+    def _send(self, line: str) -> None:
+        stdin = cast(IO[str], self._process.stdin)
+        with suppress(BrokenPipeError):  # it died; the missing answer says so
+            stdin.write(line + "\n")
+            stdin.flush()
+
+
+def _stop(process: subprocess.Popen[str], owner: int) -> None:
+    if owner != os.getpid():
+        return
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):  # what was still to be written goes nowhere
+                stream.close()
+    process.wait()

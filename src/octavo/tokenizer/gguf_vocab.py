@@ -1,0 +1,276 @@
+"""A vocabulary from the metadata of a GGUF file, every array and id checked.
+
+Source: the GGUF specification, section "Tokenizer", and the kinds of token of the SentencePiece model proto.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
+
+from octavo.errors import ModelLoadError
+from octavo.tokenizer.pre_tokenizers import get_pre_tokenizer
+from octavo.tokenizer.sentencepiece import merges_from_scores
+from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, Vocabulary, build_pair, end_of_turn_ids
+
+MAX_TOKEN_BYTES = 1 << 14
+MAX_MERGES = 1 << 21
+MAX_CHAT_TEMPLATE_CHARS = 1 << 20
+
+_KEY = "tokenizer.ggml."
+_NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown")
+_MODELS = ("gpt2", "llama", "gemma")
+
+
+class TokenType(IntEnum):
+    """`tokenizer.ggml.token_type`."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True, slots=True)
+class _Tokens:
+    """The arrays of the file. V = number of tokens."""
+
+    texts: list[str]  # [V]
+    vocab: dict[str, int]
+    types: NDArray[np.int64]  # [V]; empty: all normal
+    ids: Mapping[str, int]  # by "bos", "eos", ...
+
+    def of_type(self, *types: TokenType) -> dict[str, int]:
+        """The tokens of these types, by text, in the order of their ids."""
+        found = np.flatnonzero(np.isin(self.types, types))
+        return {self.texts[i]: int(i) for i in found}
+
+
+def read_gguf_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
+    """Builds the vocabulary. Raises ModelLoadError naming the key and what is wrong with it."""
+    kind = _string(metadata, _KEY + "model")
+    if kind not in _MODELS:
+        nearest = difflib.get_close_matches(str(kind), _MODELS, n=1, cutoff=0)[0]
+        raise ModelLoadError(
+            f"{_KEY}model is {kind!r:.80}; Octavo knows {', '.join(_MODELS)}, the nearest of which is {nearest!r}"
+        )
+    tokens = _read_tokens(metadata)
+    return _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
+
+
+def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
+    kind = get_pre_tokenizer(_string(metadata, _KEY + "pre"))
+    merges = _strings(metadata, "merges", MAX_MERGES)
+    try:
+        model = models.BPE(tokens.vocab, _split_merges(merges), ignore_merges=kind.ignore_merges)
+    except ModelLoadError:
+        raise
+    except Exception as error:  # the library raises nothing narrower
+        raise _bad_merge(merges, tokens.vocab) from error
+    pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in kind.patterns),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    # Spaces before the first word belong to it, as everywhere in the text: there is nothing to normalize.
+    prefix = normalizers.Prepend(" ") if _bool(metadata, _KEY + "add_space_prefix", False) else None
+    return _finish(metadata, tokens, TokenCoding.BYTE_LEVEL, model, prefix, pre_tokenizer, kind.add_bos)
+
+
+def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
+    scores = _numbers(metadata, "scores", len(tokens.texts), "if").astype(np.float64)
+    if not np.isfinite(scores).all():
+        raise ModelLoadError(f"{_KEY}scores: entry {int(np.flatnonzero(~np.isfinite(scores))[0])} is not a number")
+    unmerged = tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.BYTE, TokenType.UNUSED)
+    merges = merges_from_scores(tokens.texts, scores, tokens.vocab, frozenset(unmerged))
+    unknown = tokens.ids.get("unknown")
+    byte_fallback = all(f"<0x{b:02X}>" in tokens.vocab for b in range(256))
+    if unknown is None and not byte_fallback:
+        raise ModelLoadError(
+            f"{_KEY}unknown_token_id is missing, and so are some of the 256 byte tokens <0x00> to <0xFF>"
+        )
+    model = models.BPE(
+        tokens.vocab,
+        merges,
+        unk_token=None if unknown is None else tokens.texts[unknown],
+        fuse_unk=True,
+        byte_fallback=byte_fallback,
+    )
+    return _finish(metadata, tokens, TokenCoding.SENTENCEPIECE, model, _sentencepiece_normalizer(metadata), None, True)
+
+
+def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Normalizer:
+    steps: list[normalizers.Normalizer] = []
+    if (charsmap := metadata.get(_KEY + "precompiled_charsmap")) is not None:
+        try:
+            steps.append(normalizers.Precompiled(np.asarray(charsmap, np.uint8).tobytes()))
+        except Exception as error:
+            raise ModelLoadError(f"{_KEY}precompiled_charsmap cannot be read: {error}") from error
+    if _bool(metadata, _KEY + "remove_extra_whitespaces", False):
+        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]
+    if _bool(metadata, _KEY + "add_space_prefix", True):
+        steps.append(normalizers.Prepend("▁"))
+    steps.append(normalizers.Replace(" ", "▁"))
+    return normalizers.Sequence(steps)
+
+
+def _finish(
+    metadata: Mapping[str, object],
+    tokens: _Tokens,
+    coding: TokenCoding,
+    model: models.Model,
+    normalizer: normalizers.Normalizer | None,
+    pre_tokenizer: pre_tokenizers.PreTokenizer | None,
+    add_bos_default: bool,
+) -> Vocabulary:
+    control = tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
+    user = tokens.of_type(TokenType.USER_DEFINED)
+    plain, special = build_pair(
+        model,
+        normalizer,
+        pre_tokenizer,
+        [AddedToken(text, normalized=False) for text in user],
+        [AddedToken(text, normalized=False, special=True) for text in control],
+    )
+    bos, eos = tokens.ids.get("bos"), tokens.ids.get("eos")
+    add_bos = _bool(metadata, _KEY + "add_bos_token", add_bos_default)
+    add_eos = _bool(metadata, _KEY + "add_eos_token", False)
+    if add_eos and eos is None:
+        raise ModelLoadError(f"{_KEY}add_eos_token is true, but {_KEY}eos_token_id is missing")
+    if add_bos and bos is None and _KEY + "add_bos_token" in metadata:
+        raise ModelLoadError(f"{_KEY}add_bos_token is true, but {_KEY}bos_token_id is missing")
+    return Vocabulary(
+        plain=plain,
+        special=special,
+        tokens=tokens.texts,
+        coding=coding,
+        literal_ids=frozenset(control.values()) | frozenset(user.values()),
+        special_token_ids=frozenset(control.values()),
+        prefix_ids=(bos,) if add_bos and bos is not None else (),
+        suffix_ids=(eos,) if add_eos and eos is not None else (),
+        strip_leading_space=_bool(metadata, _KEY + "add_space_prefix", coding is TokenCoding.SENTENCEPIECE),
+        bos_token_id=bos,
+        eos_token_ids=end_of_turn_ids(
+            {**user, **control}, [tokens.ids[n] for n in ("eos", "eot", "eom") if n in tokens.ids]
+        ),
+        chat_template=_chat_template(metadata),
+    )
+
+
+def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
+    texts = _strings(metadata, "tokens", MAX_TOKENS)
+    if not texts:
+        raise ModelLoadError(f"{_KEY}tokens is empty")
+    if max(map(len, texts)) > MAX_TOKEN_BYTES:
+        i = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_BYTES)
+        raise ModelLoadError(f"{_KEY}tokens: token {i} has {len(texts[i])} characters; the limit is {MAX_TOKEN_BYTES}")
+    # The first of two equal tokens counts, as it is the one that the merges were learnt with.
+    vocab = {text: i for i, text in enumerate(texts)}
+    if len(vocab) != len(texts):
+        vocab = {}
+        for i, text in enumerate(texts):
+            vocab.setdefault(text, i)
+    types = np.empty(0, np.int64)
+    if _KEY + "token_type" in metadata:
+        types = _numbers(metadata, "token_type", len(texts), "iu").astype(np.int64)
+    return _Tokens(texts, vocab, types, _named_ids(metadata, types, len(texts)))
+
+
+def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: int) -> dict[str, int]:
+    ids: dict[str, int] = {}
+    for name in _NAMED_IDS:
+        key = f"{_KEY}{name}_token_id"
+        if key not in metadata:
+            continue
+        value = metadata[key]
+        if type(value) is not int or not 0 <= value < num_tokens:
+            raise ModelLoadError(f"{key} is {_shown(value)}; the vocabulary has ids 0 to {num_tokens - 1}")
+        ids[name] = value
+    if metadata[_KEY + "model"] != "gpt2":
+        # The places that SentencePiece gives these tokens, for files that leave them out.
+        for name, i, kind in (
+            ("unknown", 0, TokenType.UNKNOWN),
+            ("bos", 1, TokenType.CONTROL),
+            ("eos", 2, TokenType.CONTROL),
+        ):
+            if i < len(types) and types[i] == kind:
+                ids.setdefault(name, i)
+    return ids
+
+
+def _split_merges(merges: list[str]) -> list[tuple[str, str]]:
+    # One split of everything is several times faster than one split for each of 150,000 merges.
+    halves = " ".join(merges).split(" ") if merges else []
+    if len(halves) != 2 * len(merges):
+        raise _bad_merge(merges, {})
+    return list(zip(halves[::2], halves[1::2], strict=True))
+
+
+def _bad_merge(merges: list[str], vocab: Mapping[str, int]) -> ModelLoadError:
+    """Names the first merge that is not two tokens of `vocab` that make a third (or, without one, not two words)."""
+    for i, merge in enumerate(merges):
+        halves = merge.split(" ")
+        if len(halves) != 2:
+            return ModelLoadError(f"{_KEY}merges: entry {i}, {merge!r:.80}, is not two tokens with one space between")
+        if vocab and (missing := [t for t in (*halves, "".join(halves)) if t not in vocab]):
+            return ModelLoadError(
+                f"{_KEY}merges: entry {i}, {merge!r:.80}: {missing[0]!r:.80} is not in the vocabulary"
+            )
+    return ModelLoadError(f"{_KEY}merges cannot be read")
+
+
+def _strings(metadata: Mapping[str, object], name: str, limit: int) -> list[str]:
+    value = metadata.get(_KEY + name)
+    if not isinstance(value, list) or not all(map(str.__instancecheck__, value)):
+        raise ModelLoadError(f"{_KEY}{name} is {_shown(value)}; it must be a list of strings")
+    if len(value) > limit:
+        raise ModelLoadError(f"{_KEY}{name} has {len(value)} entries; the limit is {limit}")
+    return value
+
+
+def _numbers(metadata: Mapping[str, object], name: str, length: int, kinds: str) -> NDArray[Any]:
+    """The array under that name, of one of numpy's kinds, one entry a token."""
+    value = metadata.get(_KEY + name)
+    array = np.asarray(value) if isinstance(value, (list, np.ndarray)) else np.empty(0, object)
+    if array.ndim != 1 or array.dtype.kind not in kinds:
+        raise ModelLoadError(f"{_KEY}{name} is {_shown(value)}; it must be a list of numbers")
+    if len(array) != length:
+        raise ModelLoadError(f"{_KEY}{name} has {len(array)} entries, the vocabulary {length} tokens")
+    return array
+
+
+def _bool(metadata: Mapping[str, object], key: str, default: bool) -> bool:
+    value = metadata.get(key, default)
+    if not isinstance(value, bool):
+        raise ModelLoadError(f"{key} is {_shown(value)}; it must be true or false")
+    return value
+
+
+def _string(metadata: Mapping[str, object], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ModelLoadError(f"{key} is {_shown(value)}; it must be a string")
+    return value
+
+
+def _chat_template(metadata: Mapping[str, object]) -> str | None:
+    template = _string(metadata, "tokenizer.chat_template")
+    if template is not None and len(template) > MAX_CHAT_TEMPLATE_CHARS:
+        raise ModelLoadError(
+            f"tokenizer.chat_template has {len(template)} characters; the limit is {MAX_CHAT_TEMPLATE_CHARS}"
+        )
+    return template
+
+
+def _shown(value: object) -> str:
+    return "missing" if value is None else f"{value!r:.60} ({type(value).__name__})"

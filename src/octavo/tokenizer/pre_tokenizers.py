@@ -1,0 +1,139 @@
+"""How a byte-level BPE vocabulary cuts text into words, by the name that GGUF files give it.
+
+Source: the `pre_tokenizer` entries of the published `tokenizer.json` files, and the names that
+llama.cpp's converter writes as `tokenizer.ggml.pre`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from dataclasses import dataclass
+
+from octavo.errors import ModelLoadError
+
+logger = logging.getLogger(__name__)
+
+_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_TAIL = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_LLAMA3 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+_QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+_QWEN35 = (
+    rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+
+
+def _cased_words(suffix: str, exclude: str = "") -> str:
+    """A word is capitals and then small letters, so that camelCase falls apart; `suffix` may follow."""
+    upper, lower = f"[{_UPPER}{exclude}]", f"[{_LOWER}{exclude}]"
+    lead = r"[^\r\n\p{L}\p{N}]?"
+    return rf"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
+
+
+_GPT4O = rf"{_cased_words(_CONTRACTION + '?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+_TEKKEN = rf"{_cased_words('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
+_NOT_HAN = r"&&[^\p{Han}]"
+_KIMI_K2 = (
+    rf"[\p{{Han}}]+|{_cased_words(_CONTRACTION + '?', _NOT_HAN)}|\p{{N}}{{1,3}}"
+    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
+)
+_ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
+_DEEPSEEK3 = (
+    rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}"
+)
+_KANA_HAN = "[一-龥぀-ゟ゠-ヿ]+"
+_HAN_HANGUL = "[一-龥ࠀ-一가-퟿]+"
+
+
+@dataclass(frozen=True, slots=True)
+class PreTokenizer:
+    """One way of cutting. The patterns are applied one after another, each to the pieces of the one before."""
+
+    patterns: tuple[str, ...]
+    ignore_merges: bool = False  # a word that is in the vocabulary is one token, whatever the merges say
+    add_bos: bool = False  # where the file does not say
+
+
+_DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
+_PLAIN_GPT2 = PreTokenizer((_GPT2,))
+_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
+_LLAMA3_KIND = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
+_LLAMA3_REGEX = PreTokenizer((_LLAMA3,))
+_QWEN2_KIND = PreTokenizer((_QWEN2,))
+_GPT4O_KIND = PreTokenizer((_GPT4O,))
+_DEEPSEEK3_KIND = PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3))
+_BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
+_BLOOM_KIND = PreTokenizer((_BLOOM,))
+_BAILING_KIND = PreTokenizer(
+    (
+        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+        r"|\s*[\r\n]|\s+(?!\S)|\s+",
+    )
+)
+_TINY_AYA_KIND = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))
+
+PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "default": _DEFAULT,
+    **dict.fromkeys(
+        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3_KIND
+    ),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3_REGEX),
+    **dict.fromkeys(
+        ("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum"),
+        _PLAIN_GPT2,
+    ),
+    **dict.fromkeys(
+        ("modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "roberta-bpe"), _PLAIN_GPT2
+    ),
+    **dict.fromkeys(
+        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _SINGLE_DIGITS
+    ),
+    **dict.fromkeys(
+        ("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"), _QWEN2_KIND
+    ),
+    "qwen35": PreTokenizer((_QWEN35,)),
+    "deepseek-llm": PreTokenizer(
+        (
+            r"[\r\n]",
+            r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+            r"\s+$",
+            _HAN_HANGUL,
+            r"\p{N}+",
+        )
+    ),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3_KIND),
+    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _BLOOM_KIND),
+    "viking": PreTokenizer((_BLOOM, r"\p{N}")),
+    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O_KIND),
+    "kimi-k2": PreTokenizer((_KIMI_K2,)),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING_KIND),
+    "seed-coder": PreTokenizer(
+        (rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}",)
+    ),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), _TINY_AYA_KIND),
+}
+
+
+def get_pre_tokenizer(name: str | None) -> PreTokenizer:
+    """The pre-tokenizer of that name. None: the file names none, as files from before April 2024.
+
+    An unknown name is refused: a wrong one gives text that looks right and a model that answers badly.
+    Raises ModelLoadError naming the nearest known.
+    """
+    if name is None:
+        logger.warning("the file names no pre-tokenizer (tokenizer.ggml.pre): the default one is used")
+        return _DEFAULT
+    known = PRE_TOKENIZERS.get(name)
+    if known is None:
+        nearest = difflib.get_close_matches(name, PRE_TOKENIZERS, n=1, cutoff=0)
+        raise ModelLoadError(
+            f"tokenizer.ggml.pre is {name!r:.80}, a pre-tokenizer that Octavo does not know; "
+            f"the nearest known is {nearest[0]!r}"
+        )
+    return known

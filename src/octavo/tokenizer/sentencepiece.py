@@ -1,0 +1,38 @@
+"""SentencePiece's way of joining pieces, said as the merges of a byte-pair encoding.
+
+SentencePiece joins, over and over, the neighbours whose joined piece has the highest score, the leftmost
+first. That is byte-pair encoding with a merge for every way to halve every piece, ranked by the piece's score.
+
+Source: Kudo and Richardson, "SentencePiece" (2018), and its `bpe_model.cc`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def merges_from_scores(
+    tokens: Sequence[str], scores: NDArray[np.float64], vocab: Mapping[str, int], unmerged: Collection[str]
+) -> list[tuple[str, str]]:
+    """The merges, first the one to do first.
+
+    tokens, scores: [V]; unmerged: tokens that text never joins into (control, unknown, byte and unused ones).
+    Of equal scores the longer piece comes first, and the longer left half, so that a run of the same character
+    grows from the left as it does in SentencePiece.
+    """
+    lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    merges: list[tuple[str, str]] = []
+    for i in np.lexsort((-lengths, -scores)):
+        piece = tokens[i]
+        if piece in unmerged:
+            continue
+        for cut in range(len(piece) - 1, 0, -1):
+            left = piece[:cut]
+            if left in vocab:
+                right = piece[cut:]
+                if right in vocab:
+                    merges.append((left, right))
+    return merges

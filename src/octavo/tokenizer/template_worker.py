@@ -1,0 +1,156 @@
+"""The process in which a chat template runs. `chat_template.py` starts it and kills it when it takes too long.
+
+A template is a program that came with a model file. In a process of its own its memory can be limited and it
+can be stopped wherever it is, even in the middle of one huge multiplication.
+
+Protocol: lines of JSON. First comes `{"path": sys.path, "limits": {...}, "source": template}`; the answer is
+`{}` or an error. Then, for each line of variables, `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
+Run as a file, so that it starts without the package.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+
+
+class RaisedByTemplateError(Exception):
+    """`raise_exception` was called: the conversation does not suit the template."""
+
+
+class OutputTooLongError(Exception):
+    """More characters than allowed."""
+
+
+def compile_template(source: str) -> Template:
+    """The template in the environment that published templates are written for.
+
+    Sandboxed and immutable, with the settings, filters and functions of transformers' `apply_chat_template`.
+    """
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks what the assistant said, for training; here it is only its body."""
+
+        tags = {"generation"}  # noqa: RUF012  (the type that jinja2 declares)
+
+        def parse(self, parser: Parser) -> nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment.from_string(source)
+
+
+def render(template: Template, variables: dict[str, Any], max_chars: int) -> str:
+    """The text. Raises OutputTooLongError as soon as it has more than `max_chars` characters."""
+    pieces: list[str] = []
+    length = 0
+    for piece in template.generate(variables):
+        length += len(piece)
+        if length > max_chars:
+            raise OutputTooLongError(f"more than {max_chars:,} characters of output")
+        pieces.append(piece)
+    return "".join(pieces)
+
+
+def main() -> None:
+    """Serves one template over standard input and output until the input ends."""
+    source, sink = sys.stdin, sys.stdout
+    setup = json.loads(source.readline())
+    sys.path[:] = setup["path"]
+    template: list[Template] = []
+    max_chars = setup["limits"]["max_output_chars"]
+
+    def compile_source() -> dict[str, str]:
+        template.append(compile_template(setup["source"]))
+        return {}
+
+    import jinja2.sandbox  # noqa: F401  (before the limits, and before "ready": it is not the template's time)
+
+    _limit_memory(setup["limits"]["memory_bytes"])
+    _answer(sink, {})
+    _answer(sink, _attempt(compile_source))
+    for line in source:
+        _answer(sink, _attempt(lambda line=line: {"text": render(template[0], json.loads(line), max_chars)}))  # type: ignore[misc]
+
+
+def _attempt(work: Callable[[], dict[str, str]]) -> dict[str, str]:
+    """What `work` gives, or its error in words."""
+    from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
+
+    try:
+        return work()
+    except RaisedByTemplateError as error:
+        return _error("raised", str(error))
+    except SecurityError as error:
+        return _error("unsafe", str(error))
+    except TemplateSyntaxError as error:
+        return _error("syntax", f"line {error.lineno}: {error.message}")
+    except UndefinedError as error:
+        return _error("undefined", str(error))
+    except OutputTooLongError as error:
+        return _error("limit", str(error))
+    except MemoryError:
+        return _error("limit", "more memory than allowed")
+    except RecursionError:
+        return _error("limit", "too many calls within calls")
+    except Exception as error:  # whatever a template can provoke in Python
+        return _error("failed", f"{type(error).__name__}: {error}")
+
+
+def _error(kind: str, message: str) -> dict[str, str]:
+    return {"error": kind, "message": message[:500]}
+
+
+def _answer(sink: TextIO, answer: dict[str, str]) -> None:
+    sink.write(json.dumps(answer))
+    sink.write("\n")
+    sink.flush()
+
+
+def _limit_memory(nbytes: int) -> None:
+    with suppress(ImportError):  # not on Windows
+        import resource
+
+        with suppress(ValueError, OSError):  # a lower limit is set already
+            resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise RaisedByTemplateError(str(message))
+
+
+def _strftime_now(pattern: str) -> str:
+    return datetime.now().strftime(pattern)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""Text to token ids and back, for every vocabulary."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.errors import UsageError
+from octavo.tokenizer.directory_vocab import read_directory_vocabulary
+from octavo.tokenizer.gguf_vocab import read_gguf_vocabulary
+from octavo.tokenizer.vocabulary import GUARD, Vocabulary
+
+if TYPE_CHECKING:
+    from octavo.loader.checkpoint import Checkpoint
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer of a checkpoint: of the GGUF file itself, or of the files beside the safetensors.
+
+    Raises ModelLoadError naming what is missing or wrong.
+    """
+    if checkpoint.format == "gguf":
+        return Tokenizer.from_gguf(checkpoint.metadata)
+    return Tokenizer.from_directory(checkpoint.directory)
+
+
+class Tokenizer:
+    """A vocabulary at work. Safe to share between threads."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        names = sorted((vocabulary.tokens[i] for i in vocabulary.special_token_ids), key=len, reverse=True)
+        # A name of one character cannot be broken; none of the published vocabularies has one.
+        self._guarded = re.compile("|".join(re.escape(name) for name in names if len(name) > 1) or r"(?!)")
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
+        """From the metadata of a GGUF file. Raises ModelLoadError."""
+        return cls(read_gguf_vocabulary(metadata))
+
+    @classmethod
+    def from_directory(cls, path: Path) -> Tokenizer:
+        """From `tokenizer.json` and the configurations beside it. Raises ModelLoadError."""
+        return cls(read_directory_vocabulary(path))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return len(self._vocabulary.tokens)
+
+    @property
+    def bos_token_id(self) -> int | None:
+        return self._vocabulary.bos_token_id
+
+    @property
+    def eos_token_ids(self) -> frozenset[int]:
+        """Every id that ends an answer: end of text, of turn and of message."""
+        return self._vocabulary.eos_token_ids
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Control tokens, which `skip_special_tokens` leaves out."""
+        return self._vocabulary.special_token_ids
+
+    @property
+    def chat_template(self) -> str | None:
+        """The source of the model's chat template; None: it has none."""
+        return self._vocabulary.chat_template
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
+        """Token ids of `text`.
+
+        add_special_tokens: begin with BOS where the model wants it, unless parsing found one there already.
+        parse_special: the text of a control token (`<|im_end|>`) is that token; else it is plain text.
+
+        A surrogate pair that was taken apart is put together; a lone surrogate, which no UTF-8 can hold,
+        counts as U+FFFD.
+        """
+        backend = self._vocabulary.special if parse_special else self._vocabulary.plain
+        ids: list[int] = backend.encode(_without_surrogates(text), add_special_tokens=False).ids
+        return self._add_special_tokens(ids) if add_special_tokens else ids
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        """Token ids of what a chat template rendered: control tokens are parsed, BOS comes exactly once."""
+        return self.encode(rendered, parse_special=True)
+
+    def guard(self, value: Any) -> Any:
+        """Marks the text of control tokens in a string, or in all strings of lists and dicts, as plain text.
+
+        `encode_chat` takes the mark out and does not take the text for the token. Other values stay as they are.
+        """
+        if isinstance(value, str):
+            return self._guarded.sub(lambda found: found[0][:1] + GUARD + found[0][1:], value)
+        if isinstance(value, Mapping):
+            return {key: self.guard(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.guard(item) for item in value]
+        return value
+
+    def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence, the inverse of `encode`. Bytes that are not UTF-8 become U+FFFD.
+
+        Raises UsageError naming an id outside the vocabulary.
+        """
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        ids = list(ids)
+        text = b"".join([self.token_bytes(i) for i in ids if i not in hidden]).decode("utf-8", "replace")
+        starts_text = next((i not in self._vocabulary.literal_ids for i in ids if i not in hidden), False)
+        return text.removeprefix(" ") if self._vocabulary.strip_leading_space and starts_text else text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for, perhaps only a part of a character; of a control token its name.
+
+        Raises UsageError for an id outside the vocabulary.
+        """
+        if not 0 <= token_id < self.vocab_size:
+            raise UsageError(f"token id {token_id} is outside the vocabulary of ids 0 to {self.vocab_size - 1}")
+        token = self._vocabulary.tokens[token_id]
+        if token_id in self._vocabulary.literal_ids:
+            return token.encode()
+        return self._vocabulary.coding.to_bytes(token)
+
+    def _add_special_tokens(self, ids: list[int]) -> list[int]:
+        prefix, suffix = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
+        if prefix and tuple(ids[: len(prefix)]) != prefix:
+            ids = [*prefix, *ids]
+        if suffix and tuple(ids[-len(suffix) :]) != suffix:
+            ids = [*ids, *suffix]
+        return ids
+
+
+def _without_surrogates(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text

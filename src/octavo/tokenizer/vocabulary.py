@@ -1,0 +1,121 @@
+"""What every vocabulary is turned into, whatever file it comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import tokenizers
+from tokenizers import AddedToken, normalizers
+
+MAX_TOKENS = 1 << 20  # the largest published vocabularies have 262,144
+
+# Stands inside the text of a special token that a user typed, so that it is not taken for the token; the
+# normalizer takes it out again. Two noncharacters, which Unicode reserves for a program's own use.
+GUARD = "\ufdd0\ufdef"
+
+# Tokens that end a turn or a text, by the names that the published vocabularies give them.
+_END_OF_TURN = frozenset(
+    {
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|return|>",
+        "<|call|>",
+        "<|flush|>",
+        "<|calls|>",
+        "<end_of_turn>",
+        "<turn|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|end▁of▁sentence|>",
+        "<｜end▁of▁sentence｜>",
+        "<end_of_utterance>",
+        "<EOT>",
+        "_<EOT>",
+        "[EOT]",
+        "[EOS]",
+        "<eos>",
+        "</s>",
+    }
+)
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes, back to the bytes."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
+
+
+_BYTE_LEVEL = _byte_level_alphabet()
+
+
+class TokenCoding(Enum):
+    """How the text of an ordinary token stands for bytes."""
+
+    BYTE_LEVEL = "byte-level"  # GPT-2: each character stands for a byte
+    SENTENCEPIECE = "sentencepiece"  # U+2581 is a space, <0x0A> a byte
+
+    def to_bytes(self, token: str) -> bytes:
+        """The bytes of an ordinary token."""
+        if self is TokenCoding.BYTE_LEVEL:
+            try:
+                return bytes([_BYTE_LEVEL[c] for c in token])
+            except KeyError:
+                return token.encode()
+        if byte := _BYTE_TOKEN.fullmatch(token):
+            return bytes([int(byte[1], 16)])
+        return token.replace("▁", " ").encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """A vocabulary, read and checked. V = number of token ids."""
+
+    plain: tokenizers.Tokenizer  # takes the text of a control token for text
+    special: tokenizers.Tokenizer  # takes it for the token
+    tokens: Sequence[str]  # [V]
+    coding: TokenCoding
+    literal_ids: frozenset[int]  # tokens that stand for their own text: added and control tokens
+    special_token_ids: frozenset[int]  # control tokens, which no answer shows
+    prefix_ids: tuple[int, ...]  # begin every text: BOS, where the model wants it
+    suffix_ids: tuple[int, ...]  # end every text
+    strip_leading_space: bool  # a text's first space is the vocabulary's own
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]
+    chat_template: str | None
+
+
+def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
+    """The ids that end an answer: those that the file names, and special tokens with a known name."""
+    ids = set(named) | {i for token, i in special_tokens.items() if token in _END_OF_TURN}
+    # In the harmony format <|end|> only ends a message within an answer; <|return|> and <|call|> end the answer.
+    if {"<|return|>", "<|call|>", "<|end|>"} <= special_tokens.keys():
+        ids.discard(special_tokens["<|end|>"])
+    return frozenset(ids)
+
+
+def build_pair(
+    model: tokenizers.models.Model,
+    normalizer: normalizers.Normalizer | None,
+    pre_tokenizer: tokenizers.pre_tokenizers.PreTokenizer | None,
+    user_tokens: Sequence[AddedToken],
+    control_tokens: Sequence[AddedToken],
+) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+    """The two tokenizers of a vocabulary over one model: control tokens as text, and as tokens."""
+    plain, special = tokenizers.Tokenizer(model), tokenizers.Tokenizer(model)
+    unguard = normalizers.Replace(GUARD, "")
+    if normalizer is not None:
+        plain.normalizer = normalizer
+    special.normalizer = unguard if normalizer is None else normalizers.Sequence([unguard, normalizer])
+    for tokenizer in (plain, special):
+        if pre_tokenizer is not None:
+            tokenizer.pre_tokenizer = pre_tokenizer
+        tokenizer.add_tokens(list(user_tokens))
+    special.add_special_tokens(list(control_tokens))
+    return plain, special
