@@ -1,0 +1,168 @@
+// The attention operations: write keys and values of the step, then let every query row attend.
+//
+// Steps of one token a request need no barrier: whoever computes (request, kv head) writes its key and value first.
+// If such a step has too few pairs for all workers, their splits are shared out and merged behind a barrier.
+// Other steps write everything, wait, and take query blocks from a common counter.
+#pragma once
+
+#include "attention_block.h"
+#include "kernel.h"
+
+namespace octavo {
+namespace {
+
+// Where queries, keys and values of the step come from, and what happens to each head before its use.
+struct AttentionInputs {
+    const float *q, *k, *v;
+    int64_t q_stride, k_stride, v_stride;  // floats from token to token
+    RopeTable rope;                        // frequencies null: none
+    const float *q_norm, *k_norm;          // RMSNorm weights [head_dim] or null
+    float eps, weight_offset;
+};
+
+struct AttentionTask {
+    AttentionShape shape;
+    AttentionInputs in;
+    View output;
+    const LayerCache* cache;
+};
+
+// Both operations begin with AttentionParams; kernel.h says how attributes are flattened.
+enum AttentionInts { INT_LAYER, INT_NUM_HEADS, INT_NUM_KV_HEADS, INT_HEAD_DIM, INT_WINDOW, INT_INTERLEAVED };
+enum AttentionFloats { FLOAT_SCALE, FLOAT_SOFTCAP, FLOAT_ATTENTION_FACTOR, FLOAT_EPS, FLOAT_WEIGHT_OFFSET };
+
+inline AttentionShape attention_shape(const Args& args, const Weight& slopes, const Weight& sinks) {
+    AttentionShape shape{};
+    shape.num_heads = static_cast<int32_t>(args.ints[INT_NUM_HEADS]);
+    shape.num_kv_heads = static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]);
+    shape.group = shape.num_heads / shape.num_kv_heads;
+    shape.head_dim = static_cast<int32_t>(args.ints[INT_HEAD_DIM]);
+    shape.padded_dim = kv_padded_head_dim(shape.head_dim);
+    shape.window = static_cast<int32_t>(args.ints[INT_WINDOW]);
+    shape.scale = args.floats[FLOAT_SCALE];
+    shape.softcap = args.floats[FLOAT_SOFTCAP];
+    shape.slopes = slopes.data;
+    shape.sinks = sinks.data;
+    return shape;
+}
+
+// What both operations ask for in the cache.
+inline size_t attention_cache_bytes(const Args& args, int32_t block_size) {
+    return kv_block_bytes(static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]),
+                          static_cast<int32_t>(args.ints[INT_HEAD_DIM]), block_size);
+}
+
+inline void rms_norm_head(const float* x, const float* weight, const AttentionInputs& in, int32_t n, float* out) {
+    F32x16 squares = broadcast(0.0f);
+    for (int32_t i = 0; i < n; i += 16) {
+        const F32x16 lanes = n - i >= 16 ? load(x + i) : load_partial(x + i, n - i);
+        squares = fma(lanes, lanes, squares);
+    }
+    const float scale = 1.0f / __builtin_sqrtf(reduce_add(squares) / static_cast<float>(n) + in.eps);
+    for (int32_t i = 0; i < n; ++i) out[i] = x[i] * scale * (weight[i] + in.weight_offset);
+}
+
+// out = rope(norm(x)) of one head; cos_sin of its token.
+inline void prepare_head(const AttentionTask& task, const float* x, const float* norm, const float* cos_sin, float* out) {
+    const int32_t n = task.shape.head_dim;
+    if (norm) rms_norm_head(x, norm, task.in, n, out);
+    const float* from = norm ? out : x;
+    if (task.in.rope.frequencies) rotate_head(task.in.rope, cos_sin, from, out, n);
+    else if (!norm) __builtin_memcpy(out, x, sizeof(float) * n);
+}
+
+// `buffer`: head_dim floats.
+inline void write_token(const AttentionTask& task, const Step& step, int32_t token, int32_t kv_head,
+                        const float* cos_sin, float* buffer) {
+    const HeadCache cache = head_cache(*task.cache, kv_head, task.shape.head_dim);
+    const int64_t column = static_cast<int64_t>(kv_head) * task.shape.head_dim;
+    prepare_head(task, task.in.k + token * task.in.k_stride + column, task.in.k_norm, cos_sin, buffer);
+    write_key(cache, step.slot_mapping[token], buffer);
+    write_value(cache, step.slot_mapping[token], task.in.v + token * task.in.v_stride + column);
+}
+
+// Loads the queries of `count` tokens from `token` on. cos_sin: tables of those tokens, `table_stride` apart.
+inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t token, int32_t count,
+                         const float* cos_sin, int64_t table_stride) {
+    const AttentionShape& s = task.shape;
+    block.rows = count * s.group;
+    float* out = block.q;
+    for (int32_t t = 0; t < count; ++t) {
+        const float* from =
+            task.in.q + (token + t) * task.in.q_stride + static_cast<int64_t>(block.kv_head) * s.group * s.head_dim;
+        for (int32_t g = 0; g < s.group; ++g, from += s.head_dim, out += s.head_dim) {
+            prepare_head(task, from, task.in.q_norm, cos_sin + t * table_stride, out);
+            for (int32_t i = 0; i < s.head_dim; ++i) out[i] = out[i] * s.scale;
+        }
+    }
+}
+
+// Takes pieces of a region, each aligned to 64 bytes. Without a base it only counts.
+struct Carver {
+    char* base;
+    size_t used = 0;
+    template <typename T>
+    T* take(size_t count) {
+        T* piece = reinterpret_cast<T*>(base + used);
+        used += (count * sizeof(T) + 63) / 64 * 64;
+        return base ? piece : nullptr;
+    }
+};
+
+inline int32_t block_tokens(const AttentionShape& shape) {
+    return shape.group < BLOCK_ROWS ? BLOCK_ROWS / shape.group : 1;
+}
+
+inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
+    const AttentionShape& s = task.shape;
+    const size_t rows = static_cast<size_t>(block_tokens(s)) * s.group;
+    const size_t panel_width = s.head_dim > CHUNK ? s.head_dim : CHUNK;
+    QueryBlock block{};
+    block.q = carver.take<float>(rows * s.head_dim);
+    block.out = carver.take<float>(rows * s.padded_dim);
+    block.split_out = carver.take<float>(rows * s.padded_dim);
+    block.sum = carver.take<float>(rows * 16);
+    block.split_sum = carver.take<float>(rows * 16);
+    block.max = carver.take<float>(rows);
+    block.split_max = carver.take<float>(rows);
+    block.rescale = carver.take<float>(rows);
+    block.scores = carver.take<float>(rows * CHUNK);
+    block.panel = carver.take<float>(panel_width * KV_GROUP * PANEL_VECTORS);
+    block.gathered = carver.take<CacheElement>(CHUNK / KV_GROUP * gathered_group_size(s.head_dim));
+    block.cos_sin = carver.take<float>(2 * static_cast<size_t>(task.in.rope.half) + s.head_dim);
+    return block;
+}
+
+// Splits that the block's rows see: [begin, end).
+inline Interval visible_splits(const AttentionShape& shape, const QueryBlock& block) {
+    const Interval keys = visible_keys(shape, block, 0, block.rows - 1);
+    return {keys.begin / SPLIT, (keys.end - 1) / SPLIT + 1};
+}
+
+inline void select_request(const Step& step, int32_t request, int32_t kv_head, QueryBlock& block) {
+    block.kv_head = kv_head;
+    block.seq_len = step.seq_lens[request];
+    block.block_table = step.block_tables + static_cast<int64_t>(request) * step.block_table_stride;
+}
+
+// Attends over everything that the loaded block sees and writes its output, tokens from `token` on.
+inline void attend_block(const AttentionTask& task, const QueryBlock& block, int32_t token) {
+    const AttentionShape& s = task.shape;
+    const HeadCache cache = head_cache(*task.cache, block.kv_head, s.head_dim);
+    for (int32_t row = 0; row < block.rows; ++row) clear_row(total_of(s, block, row), s.padded_dim);
+    const Interval splits = visible_splits(s, block);
+    for (int32_t split = splits.begin; split < splits.end; ++split) {
+        attend_split(s, cache, block, split);
+        for (int32_t row = 0; row < block.rows; ++row)
+            merge_row(total_of(s, block, row), split_of(s, block, row), s.padded_dim);
+    }
+    for (int32_t row = 0; row < block.rows; ++row) {
+        const int32_t head = block.kv_head * s.group + row % s.group;
+        finish_row(s, total_of(s, block, row), head,
+                   task.output.data + static_cast<int64_t>(token + row / s.group) * task.output.cols +
+                       static_cast<int64_t>(head) * s.head_dim);
+    }
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,255 @@
+// Attention of a block of query rows: consecutive tokens of one request times the heads of one kv head.
+//
+// Every row is computed alike, alone or in any block: keys in chunks of 64 with an online softmax (Milakov and
+// Gimelshein, arXiv 1805.02867), chunks in splits of 256 keys that start afresh and are merged in order. Chunks and
+// splits lie at fixed positions of the sequence, so a split can be given to another thread without changing a bit.
+#pragma once
+
+#include "attention_cache.h"
+#include "attention_softmax.h"
+#include "attention_tile.h"
+#include "rope.h"
+
+namespace octavo {
+namespace {
+
+constexpr int SPLIT = 256;       // keys whose results are merged as one
+constexpr int BLOCK_ROWS = 84;   // rows of a prefill block: fourteen full tiles
+constexpr int PANEL_ROWS = 12;   // from so many rows on, keys and values are converted once for all tiles
+
+struct AttentionShape {
+    int32_t num_heads, num_kv_heads;
+    int32_t group;  // query heads of a kv head
+    int32_t head_dim, padded_dim;
+    int32_t window;  // 0: none
+    float scale, softcap;
+    const float* slopes;  // ALiBi [num_heads] or null
+    const float* sinks;   // [num_heads] or null
+};
+
+// One query block and the memory of its computation.
+struct QueryBlock {
+    int32_t rows;            // row r belongs to token r / group and head r % group
+    int32_t first_position;  // of its first token
+    int32_t kv_head;
+    int32_t seq_len;
+    const int32_t* block_table;
+    float* q;  // [rows, head_dim], scaled
+    // Of the splits so far, and of the current one.
+    float *out, *split_out;  // [rows, padded_dim]
+    float *sum, *split_sum;  // [rows, 16]
+    float *max, *split_max;  // [rows]
+    float* rescale;          // [rows]
+    float* scores;           // [rows, CHUNK]
+    float* panel;            // keys or values of one panel as float32
+    CacheElement* gathered;  // a chunk of small blocks laid side by side
+    float* cos_sin;          // of one token
+};
+
+struct Interval {
+    int32_t begin, end;
+    bool empty() const { return begin >= end; }
+};
+
+inline Interval intersect(Interval a, int32_t begin, int32_t end) {
+    return {a.begin > begin ? a.begin : begin, a.end < end ? a.end : end};
+}
+
+// Positions that rows [first, last] see, the union.
+inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& block, int32_t first, int32_t last) {
+    const int32_t low = block.first_position + first / shape.group, high = block.first_position + last / shape.group;
+    const int32_t begin = shape.window > 0 && low >= shape.window ? low - shape.window + 1 : 0;
+    return {begin, high + 1};
+}
+
+struct Tiles {
+    int32_t rows, count;
+    int32_t begin(int32_t i) const { return rows * i / count; }
+    int32_t size(int32_t i) const { return begin(i + 1) - begin(i); }
+};
+inline Tiles tiles_of(int32_t rows) { return {rows, (rows + TILE_ROWS - 1) / TILE_ROWS}; }
+
+// Keys of one chunk that the block sees, and where they lie.
+struct Chunk {
+    int32_t start;      // position of its first key
+    Interval keys;      // relative to start
+    const CacheElement* key_groups[CHUNK / KV_GROUP];
+    const CacheElement* value_groups[CHUNK / KV_GROUP];
+};
+
+inline Interval tile_keys(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk, int32_t first,
+                          int32_t last) {
+    const Interval seen = visible_keys(shape, block, first, last);
+    return intersect({seen.begin - chunk.start, seen.end - chunk.start}, 0, CHUNK);
+}
+
+inline void score_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+    const Tiles tiles = tiles_of(block.rows);
+    for (int32_t i = 0; i < tiles.count; ++i) {
+        const int32_t row = tiles.begin(i);
+        const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
+        if (keys.empty()) continue;
+        score_groups(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, shape.head_dim,
+                     chunk.key_groups, keys.begin / KV_GROUP, (keys.end + KV_GROUP - 1) / KV_GROUP,
+                     block.scores + row * CHUNK);
+    }
+}
+
+inline void score_panels(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+    const Tiles tiles = tiles_of(block.rows);
+    const int32_t panel_size = shape.head_dim * KV_GROUP;
+    const int end_group = (chunk.keys.end + KV_GROUP - 1) / KV_GROUP;
+    for (int g = chunk.keys.begin / KV_GROUP; g < end_group; g += PANEL_VECTORS) {
+        const int width = end_group - g < PANEL_VECTORS ? end_group - g : PANEL_VECTORS;
+        const float* groups[PANEL_VECTORS];
+        for (int n = 0; n < width; ++n) {
+            float* to = block.panel + n * panel_size;
+            for (int32_t i = 0; i < panel_size; i += 16) store(to + i, load_lanes(chunk.key_groups[g + n] + i));
+            groups[n] = to;
+        }
+        for (int32_t i = 0; i < tiles.count; ++i) {
+            const int32_t row = tiles.begin(i);
+            const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
+            if (intersect(keys, g * KV_GROUP, (g + width) * KV_GROUP).empty()) continue;
+            score_groups(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, shape.head_dim, groups,
+                         0, width, block.scores + row * CHUNK + g * KV_GROUP);
+        }
+    }
+}
+
+// Scores become probabilities; those that a tile computes for a neighbour's sake become zero.
+inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+    const Tiles tiles = tiles_of(block.rows);
+    for (int32_t i = 0; i < tiles.count; ++i) {
+        const int32_t first = tiles.begin(i), end = tiles.begin(i + 1);
+        const Interval seen = tile_keys(shape, block, chunk, first, end - 1);
+        for (int32_t row = first; row < end; ++row) {
+            const Interval keys = tile_keys(shape, block, chunk, row, row);
+            float* scores = block.scores + row * CHUNK;
+            block.rescale[row] = 1.0f;
+            if (!keys.empty()) {
+                const int32_t position = block.first_position + row / shape.group;
+                const int32_t head = block.kv_head * shape.group + row % shape.group;
+                const ScoreRule rule{shape.softcap, shape.slopes ? shape.slopes[head] : 0.0f,
+                                     static_cast<float>(chunk.start - position)};
+                block.rescale[row] = softmax_chunk(scores, keys.begin, keys.end, rule, block.split_max + row,
+                                                   block.split_sum + row * 16);
+            }
+            const int32_t own_begin = keys.empty() ? seen.end : keys.begin;
+            for (int32_t k = seen.begin; k < own_begin; ++k) scores[k] = 0.0f;
+            for (int32_t k = keys.empty() ? seen.end : keys.end; k < seen.end; ++k) scores[k] = 0.0f;
+        }
+    }
+}
+
+inline void values_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+    const Tiles tiles = tiles_of(block.rows);
+    for (int32_t i = 0; i < tiles.count; ++i) {
+        const int32_t row = tiles.begin(i);
+        const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
+        if (keys.empty()) continue;
+        const ValueRows<CacheElement> values{chunk.value_groups, shape.padded_dim, keys.begin, keys.end};
+        add_values(tiles.size(i), block.scores + row * CHUNK, values, shape.padded_dim, block.rescale + row,
+                   block.split_out + static_cast<int64_t>(row) * shape.padded_dim, shape.padded_dim);
+    }
+}
+
+inline void values_panels(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+    const Tiles tiles = tiles_of(block.rows);
+    for (int32_t column = 0; column < shape.padded_dim; column += 16 * PANEL_VECTORS) {
+        const int32_t rest = shape.padded_dim - column;
+        const int32_t width = rest < 16 * PANEL_VECTORS ? rest : 16 * PANEL_VECTORS;
+        const float* groups[CHUNK / KV_GROUP];
+        for (int g = 0; g < CHUNK / KV_GROUP; ++g) groups[g] = block.panel + g * KV_GROUP * width;
+        for (int32_t k = chunk.keys.begin; k < chunk.keys.end; ++k) {
+            const CacheElement* from =
+                chunk.value_groups[k / KV_GROUP] + k % KV_GROUP * shape.padded_dim + column;
+            for (int32_t c = 0; c < width; c += 16) store(block.panel + k * width + c, load_lanes(from + c));
+        }
+        for (int32_t i = 0; i < tiles.count; ++i) {
+            const int32_t row = tiles.begin(i);
+            const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
+            if (keys.empty()) continue;
+            add_values(tiles.size(i), block.scores + row * CHUNK, ValueRows<float>{groups, width, keys.begin, keys.end},
+                       width, block.rescale + row,
+                       block.split_out + static_cast<int64_t>(row) * shape.padded_dim + column, shape.padded_dim);
+        }
+    }
+}
+
+inline void start_split(const AttentionShape& shape, const QueryBlock& block) {
+    __builtin_memset(block.split_out, 0, sizeof(float) * block.rows * shape.padded_dim);
+    __builtin_memset(block.split_sum, 0, sizeof(float) * block.rows * 16);
+    for (int32_t row = 0; row < block.rows; ++row) block.split_max[row] = NO_SCORE;
+}
+
+// The block's attention over the keys of one split: split_out, split_sum and split_max.
+inline void attend_split(const AttentionShape& shape, const HeadCache& cache, const QueryBlock& block, int32_t split) {
+    start_split(shape, block);
+    const Interval seen = intersect(visible_keys(shape, block, 0, block.rows - 1), split * SPLIT, (split + 1) * SPLIT);
+    for (int32_t start = seen.begin / CHUNK * CHUNK; start < seen.end; start += CHUNK) {
+        Chunk chunk;
+        chunk.start = start;
+        chunk.keys = intersect({seen.begin - start, seen.end - start}, 0, CHUNK);
+        for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
+            CacheElement* buffer = block.gathered + g * gathered_group_size(shape.head_dim);
+            const KeyGroup found =
+                find_group(cache, block.block_table, start / KV_GROUP + g, block.seq_len, buffer);
+            chunk.key_groups[g] = found.keys;
+            chunk.value_groups[g] = found.values;
+        }
+        const bool panels = block.rows >= PANEL_ROWS;
+        if (panels) score_panels(shape, block, chunk);
+        else score_direct(shape, block, chunk);
+        softmax_rows(shape, block, chunk);
+        if (panels) values_panels(shape, block, chunk);
+        else values_direct(shape, block, chunk);
+    }
+}
+
+// One row of results: out [columns], sum [16], max.
+struct RowState {
+    float *out, *sum, *max;
+};
+
+inline RowState total_of(const AttentionShape& shape, const QueryBlock& b, int32_t row) {
+    return {b.out + static_cast<int64_t>(row) * shape.padded_dim, b.sum + row * 16, b.max + row};
+}
+inline RowState split_of(const AttentionShape& shape, const QueryBlock& b, int32_t row) {
+    return {b.split_out + static_cast<int64_t>(row) * shape.padded_dim, b.split_sum + row * 16, b.split_max + row};
+}
+
+inline void clear_row(const RowState& row, int32_t columns) {
+    __builtin_memset(row.out, 0, sizeof(float) * columns);
+    __builtin_memset(row.sum, 0, sizeof(float) * 16);
+    *row.max = NO_SCORE;
+}
+
+inline void merge_row(const RowState& total, const RowState& split, int32_t columns) {
+    const float new_max = *split.max > *total.max ? *split.max : *total.max;
+    const F32x16 a = broadcast(exp_scalar(*total.max - new_max)), b = broadcast(exp_scalar(*split.max - new_max));
+    store(total.sum, load(total.sum) * a + load(split.sum) * b);
+    for (int32_t c = 0; c < columns; c += 16)
+        store(total.out + c, load(total.out + c) * a + load(split.out + c) * b);
+    *total.max = new_max;
+}
+
+// out[head_dim] = the finished row; `head` for its sink.
+inline void finish_row(const AttentionShape& shape, const RowState& total, int32_t head, float* out) {
+    float sum = reduce_add(load(total.sum)), factor = 1.0f;
+    if (shape.sinks) {
+        const float sink = shape.sinks[head], new_max = sink > *total.max ? sink : *total.max;
+        factor = exp_scalar(*total.max - new_max);
+        sum = sum * factor + exp_scalar(sink - new_max);
+    }
+    const F32x16 scale = broadcast(factor / sum);
+    for (int32_t c = 0; c < shape.head_dim; c += 16) {
+        const int n = shape.head_dim - c < 16 ? shape.head_dim - c : 16;
+        const F32x16 lanes = load(total.out + c) * scale;
+        if (n == 16) store(out + c, lanes);
+        else store_partial(out + c, lanes, n);
+    }
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,209 @@
+// Who computes what in an attention operation; the three kinds of steps are described in attention.h.
+#pragma once
+
+#include "attention.h"
+
+namespace octavo {
+namespace {
+
+// The region that all workers share.
+struct AttentionShared {
+    int32_t* next_item;  // query blocks handed out so far
+    float* cos_sin;      // [tokens, 2 half]
+    float* partials;     // results of single splits: [pair, split, group] rows of `partial_floats`
+};
+
+inline size_t partial_floats(const AttentionShape& s) { return static_cast<size_t>(s.padded_dim) + 32; }
+
+inline RowState partial_row(const AttentionShape& s, float* partials, int64_t row) {
+    float* base = partials + row * partial_floats(s);
+    return {base, base + s.padded_dim, base + s.padded_dim + 16};
+}
+
+// (request, kv head) pairs so few that their splits are shared out.
+inline bool has_few_pairs(const AttentionShape& s, int64_t num_requests, int32_t num_workers) {
+    return num_workers > 1 && num_requests * s.num_kv_heads < 4 * static_cast<int64_t>(num_workers);
+}
+
+inline int32_t max_splits(const AttentionShape& s, int64_t max_seq_len) {
+    const int64_t keys = s.window > 0 && s.window < max_seq_len ? s.window + 2 * SPLIT : max_seq_len;
+    return static_cast<int32_t>((keys + SPLIT - 1) / SPLIT);
+}
+
+inline AttentionShared carve_shared(const AttentionTask& task, const Step& limits, size_t partial_rows, Carver& carver) {
+    AttentionShared shared{};
+    shared.next_item = carver.take<int32_t>(16);
+    shared.cos_sin = carver.take<float>(2 * static_cast<size_t>(task.in.rope.half) * limits.num_tokens);
+    shared.partials = carver.take<float>(partial_rows * partial_floats(task.shape));
+    return shared;
+}
+
+inline ScratchSizes attention_scratch_sizes(const AttentionTask& task, const Step& limits, int32_t num_workers) {
+    const AttentionShape& s = task.shape;
+    Carver own{nullptr}, shared{nullptr};
+    carve_block(task, own);
+    int64_t requests = limits.num_requests;
+    while (requests > 0 && !has_few_pairs(s, requests, num_workers)) --requests;
+    // The stride is the largest number of tokens of a sequence.
+    const int64_t splits = max_splits(s, limits.block_table_stride);
+    carve_shared(task, limits, static_cast<size_t>(requests * s.num_heads * splits), shared);
+    return {own.used, shared.used};
+}
+
+// One token of one request: its queries are loaded; its key and value are written if `write`.
+inline void begin_pair(const AttentionTask& task, const Step& step, int32_t request, int32_t kv_head, bool write,
+                       QueryBlock& block) {
+    const int32_t token = step.query_start_loc[request];
+    select_request(step, request, kv_head, block);
+    block.first_position = step.positions[token];
+    if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, block.first_position, block.cos_sin);
+    load_queries(task, block, token, 1, block.cos_sin, 0);
+    if (write) write_token(task, step, token, kv_head, block.cos_sin, block.cos_sin + 2 * task.in.rope.half);
+}
+
+inline int64_t decode_cost(const AttentionShape& s, int32_t seq_len) {
+    return 32 + (s.window > 0 && s.window < seq_len ? s.window : seq_len);
+}
+
+// One token a request, many pairs: contiguous shares of about equal cost.
+inline void attend_pairs(const AttentionTask& task, const Step& step, const Worker& worker, QueryBlock& block) {
+    const AttentionShape& s = task.shape;
+    int64_t total = 0, before = 0;
+    for (int32_t r = 0; r < step.num_requests; ++r) total += decode_cost(s, step.seq_lens[r]) * s.num_kv_heads;
+    for (int32_t r = 0; r < step.num_requests; ++r) {
+        const int64_t cost = decode_cost(s, step.seq_lens[r]);
+        for (int32_t h = 0; h < s.num_kv_heads; ++h, before += cost) {
+            if ((before + cost / 2) * worker.count / total != worker.index) continue;
+            begin_pair(task, step, r, h, true, block);
+            attend_block(task, block, step.query_start_loc[r]);
+        }
+    }
+}
+
+// Splits of the one token of a request: [begin, end).
+inline Interval decode_splits(const AttentionShape& s, int32_t seq_len) {
+    const int32_t begin = s.window > 0 && s.window < seq_len ? seq_len - s.window : 0;
+    return {begin / SPLIT, (seq_len - 1) / SPLIT + 1};
+}
+
+// One token a request, few pairs: the splits of all pairs are shared out, and merged by rows behind a barrier.
+inline void attend_splits(const AttentionTask& task, const Step& step, Worker& worker, QueryBlock& block,
+                          const AttentionShared& shared) {
+    const AttentionShape& s = task.shape;
+    int64_t total = 0, before = 0;
+    for (int32_t r = 0; r < step.num_requests; ++r) {
+        const Interval splits = decode_splits(s, step.seq_lens[r]);
+        total += static_cast<int64_t>(splits.end - splits.begin) * s.num_kv_heads;
+    }
+    const int64_t from = total * worker.index / worker.count, to = total * (worker.index + 1) / worker.count;
+    for (int32_t r = 0; r < step.num_requests; ++r) {
+        const Interval splits = decode_splits(s, step.seq_lens[r]);
+        for (int32_t h = 0; h < s.num_kv_heads; ++h, before += splits.end - splits.begin) {
+            const int64_t first = from > before ? from - before : 0;
+            const int64_t count = splits.end - splits.begin, end = to - before < count ? to - before : count;
+            if (first >= end) continue;
+            begin_pair(task, step, r, h, end == count, block);  // the last split holds the new key
+            const HeadCache cache = head_cache(*task.cache, h, s.head_dim);
+            for (int64_t i = first; i < end; ++i) {
+                QueryBlock part = block;
+                attend_split(s, cache, part, splits.begin + static_cast<int32_t>(i));
+                for (int32_t row = 0; row < part.rows; ++row) {
+                    const RowState to_row = partial_row(s, shared.partials, (before + i) * s.group + row);
+                    const RowState from_row = split_of(s, part, row);
+                    __builtin_memcpy(to_row.out, from_row.out, sizeof(float) * s.padded_dim);
+                    __builtin_memcpy(to_row.sum, from_row.sum, sizeof(float) * 16);
+                    *to_row.max = *from_row.max;
+                }
+            }
+        }
+    }
+}
+
+inline void merge_splits(const AttentionTask& task, const Step& step, const Worker& worker, const QueryBlock& block,
+                         const AttentionShared& shared) {
+    const AttentionShape& s = task.shape;
+    const int64_t rows = static_cast<int64_t>(step.num_requests) * s.num_heads;
+    int64_t index = 0, before = 0;
+    const RowState total = total_of(s, block, 0);
+    for (int32_t r = 0; r < step.num_requests; ++r) {
+        const Interval splits = decode_splits(s, step.seq_lens[r]);
+        const int64_t count = splits.end - splits.begin;
+        for (int32_t head = 0; head < s.num_heads; ++head, ++index) {
+            if (index * worker.count / rows != worker.index) continue;
+            const int64_t pair = before + head / s.group * count;
+            clear_row(total, s.padded_dim);
+            for (int64_t i = 0; i < count; ++i)
+                merge_row(total, partial_row(s, shared.partials, (pair + i) * s.group + head % s.group), s.padded_dim);
+            finish_row(s, total, head,
+                       task.output.data + static_cast<int64_t>(step.query_start_loc[r]) * task.output.cols +
+                           static_cast<int64_t>(head) * s.head_dim);
+        }
+        before += count * s.num_kv_heads;
+    }
+}
+
+// Any step: keys and values of all tokens.
+inline void write_all(const AttentionTask& task, const Step& step, const Worker& worker, const QueryBlock& block,
+                      const AttentionShared& shared) {
+    const int64_t tokens = step.num_tokens, end = tokens * (worker.index + 1) / worker.count;
+    for (int64_t t = tokens * worker.index / worker.count; t < end; ++t) {
+        const int32_t token = static_cast<int32_t>(t);
+        float* cos_sin = shared.cos_sin + t * 2 * task.in.rope.half;
+        if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.positions[t], cos_sin);
+        for (int32_t h = 0; h < task.shape.num_kv_heads; ++h)
+            write_token(task, step, token, h, cos_sin, block.cos_sin + 2 * task.in.rope.half);
+    }
+}
+
+// Query blocks of all requests; the last ones, which see most keys, come first.
+inline void attend_queries(const AttentionTask& task, const Step& step, QueryBlock& block,
+                           const AttentionShared& shared) {
+    const AttentionShape& s = task.shape;
+    const int32_t width = block_tokens(s);
+    int32_t item = __atomic_fetch_add(shared.next_item, 1, __ATOMIC_RELAXED), before = 0;
+    for (int32_t r = step.num_requests - 1; r >= 0; --r) {
+        const int32_t begin = step.query_start_loc[r], end = step.query_start_loc[r + 1];
+        const int32_t blocks = (end - begin + width - 1) / width;
+        for (; item < before + blocks * s.num_kv_heads;
+             item = __atomic_fetch_add(shared.next_item, 1, __ATOMIC_RELAXED)) {
+            const int32_t b = blocks - 1 - (item - before) / s.num_kv_heads;
+            const int32_t token = begin + b * width, count = end - token < width ? end - token : width;
+            select_request(step, r, (item - before) % s.num_kv_heads, block);
+            block.first_position = step.positions[token];
+            const int64_t table_stride = 2 * static_cast<int64_t>(task.in.rope.half);
+            load_queries(task, block, token, count, shared.cos_sin + token * table_stride, table_stride);
+            attend_block(task, block, token);
+        }
+        before += blocks * s.num_kv_heads;
+    }
+}
+
+inline bool is_decode_step(const Step& step) {
+    if (step.num_tokens != step.num_requests) return false;
+    for (int32_t r = 0; r < step.num_requests; ++r)
+        if (step.query_start_loc[r + 1] - step.query_start_loc[r] != 1) return false;
+    return true;
+}
+
+void run_attention(const AttentionTask& task, const Step& step, Worker& worker, void* shared_scratch) {
+    Carver own{static_cast<char*>(worker.scratch)}, region{static_cast<char*>(shared_scratch)};
+    QueryBlock block = carve_block(task, own);
+    const AttentionShared shared = carve_shared(task, step, 0, region);
+    if (is_decode_step(step)) {
+        if (!has_few_pairs(task.shape, step.num_requests, worker.count)) {
+            attend_pairs(task, step, worker, block);
+            return;
+        }
+        attend_splits(task, step, worker, block, shared);
+        worker.barrier();
+        merge_splits(task, step, worker, block, shared);
+        return;
+    }
+    if (worker.index == 0) *shared.next_item = 0;
+    write_all(task, step, worker, block, shared);
+    worker.barrier();
+    attend_queries(task, step, block, shared);
+}
+
+}  // namespace
+}  // namespace octavo

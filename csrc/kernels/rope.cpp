@@ -1,0 +1,36 @@
+// Rope: rotates the heads of each token by its position.
+#include "rope.h"
+
+namespace octavo {
+namespace {
+
+enum RopeInts { ROPE_HEAD_DIM, ROPE_INTERLEAVED };
+
+RopeTable rope_of(const Args& args) {
+    return {args.weights[0].data, static_cast<int32_t>(args.weights[0].size), args.floats[0],
+            args.ints[ROPE_INTERLEAVED] != 0};
+}
+
+ScratchSizes rope_scratch(const Args& largest, const Step&, int32_t) {
+    return {sizeof(float) * 2 * static_cast<size_t>(rope_of(largest).half), 0};
+}
+
+void rope(const Args& args, const Step& step, Worker& worker) {
+    const RopeTable table = rope_of(args);
+    const int32_t head_dim = static_cast<int32_t>(args.ints[ROPE_HEAD_DIM]);
+    const View &x = args.inputs[0], &out = args.output;
+    float* cos_sin = static_cast<float*>(worker.scratch);
+    const int64_t tokens = x.rows;
+    const int64_t end = tokens * (worker.index + 1) / worker.count;
+    for (int64_t t = tokens * worker.index / worker.count; t < end; ++t) {
+        compute_cos_sin(table, step.positions[t], cos_sin);
+        for (int32_t column = 0; column < x.cols; column += head_dim)
+            rotate_head(table, cos_sin, x.data + t * x.cols + column, out.data + t * out.cols + column, head_dim);
+    }
+}
+
+}  // namespace
+
+OCTAVO_KERNEL_WITH_SCRATCH(rope, rope_scratch);
+
+}  // namespace octavo
