@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
 
 
 class Rows(enum.Enum):
@@ -18,6 +19,16 @@ class Rows(enum.Enum):
     OUTPUTS = "outputs"
 
 
+class Arithmetic(Protocol):
+    """What `+` and `*` between values call: the graph under construction."""
+
+    def add(self, a: Value, b: Value) -> Value: ...
+
+    def mul(self, a: Value, b: Value) -> Value: ...
+
+    def scale(self, x: Value, factor: float) -> Value: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Value:
     """A matrix [rows, cols] that an operation produces. Heads are folded into the columns."""
@@ -25,6 +36,21 @@ class Value:
     id: int
     rows: Rows
     cols: int
+    graph: Arithmetic | None = field(default=None, compare=False, repr=False)  # the builder, for the operators
+
+    def __add__(self, other: Value) -> Value:
+        return self._builder().add(self, other)
+
+    def __mul__(self, other: Value | float) -> Value:
+        if isinstance(other, Value):
+            return self._builder().mul(self, other)
+        return self._builder().scale(self, float(other))
+
+    __rmul__ = __mul__
+
+    def _builder(self) -> Arithmetic:
+        assert self.graph is not None, "this value was not made by a graph builder"
+        return self.graph
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,1 +1,96 @@
-""""""
+"""The architectures, one a file, found by file name.
+
+A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`), `build(g, cfg)`, and optionally
+`ALIASES`, further names of the architecture in GGUF files and config.json, and `GGUF_NAMES`, GGUF tensor stems that
+this architecture uses differently (`octavo.loader.gguf_names`). Files with a leading underscore are shared parts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from octavo.errors import ModelLoadError
+
+if TYPE_CHECKING:
+    from octavo.graph.builder import Graph
+    from octavo.graph.values import Value
+
+
+class ModelConfig(Protocol):
+    """What every `Config` tells the engine; the rest is between it and its `build`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def num_layers(self) -> int: ...
+
+    @property
+    def hidden_size(self) -> int: ...
+
+    @property
+    def num_heads(self) -> int: ...
+
+    @property
+    def num_kv_heads(self) -> int: ...
+
+    @property
+    def head_dim(self) -> int: ...
+
+    @property
+    def max_position_embeddings(self) -> int: ...
+
+
+class ConfigReader(Protocol):
+    """The class `Config` of an architecture. Both functions raise ModelLoadError naming the key."""
+
+    def from_gguf(self, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
+        """metadata: of the file, and the values of its rotary tensors (`rope_freqs.weight`) under their names;
+        shapes: of all weights, by checkpoint name."""
+
+    def from_hf(self, config: Mapping[str, object]) -> ModelConfig:
+        """config: the content of config.json."""
+
+
+class Architecture(Protocol):
+    """A module of this package."""
+
+    Config: ConfigReader
+
+    def build(self, g: Graph, cfg: Any) -> Value:
+        """Writes the model down in `g` and returns the logits."""
+
+
+@cache
+def known_architectures() -> Mapping[str, str]:
+    """Every name an architecture goes by, with the module that has it: {"llama": "llama", "mistral": "llama"}."""
+    names: dict[str, str] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            aliases = getattr(importlib.import_module(f"{__name__}.{module.name}"), "ALIASES", ())
+            names.update(dict.fromkeys((module.name, *aliases), module.name))
+    return names
+
+
+def load_architecture(name: str) -> Architecture:
+    """The module for an architecture name of GGUF or config.json. Raises ModelLoadError with the known names."""
+    known = known_architectures()
+    if name not in known:
+        raise ModelLoadError(f"architecture {name!r:.80} is not supported (known: {', '.join(sorted(known))})")
+    return cast(Architecture, importlib.import_module(f"{__name__}.{known[name]}"))
+
+
+def build_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    """The graph of a model, unoptimized. shapes: of the checkpoint's weights.
+
+    Raises GraphError naming operation, shapes and layer.
+    """
+    from octavo.graph.builder import Graph
+
+    g = Graph(shapes)
+    g.output = load_architecture(name).build(g, config)
+    return g

@@ -1,0 +1,207 @@
+"""Writes down a model as a graph of operations, checking every shape and weight on the way."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from octavo.errors import GraphError
+from octavo.graph.ops import (
+    Activation,
+    Add,
+    Attention,
+    AttentionParams,
+    Embedding,
+    FusedAttention,
+    GatedActivation,
+    LayerNorm,
+    Linear,
+    Logits,
+    MoE,
+    Mul,
+    Op,
+    RMSNorm,
+    Rope,
+    RopeParams,
+    Scale,
+    SelectRows,
+    Softcap,
+)
+from octavo.graph.values import Parameter, Rows, Value
+
+_LAYER = re.compile(r"(.*?\.)?\d+(?=\.)")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation of a graph and the value that it makes."""
+
+    op: Op
+    output: Value
+    layer: str  # `layers.3`, or the stem of the weight outside of layers: `embed_tokens`
+
+
+class Graph:
+    """A model as operations on symbolic values, in an order in which they can be run.
+
+    weights: names and shapes of the checkpoint. Every method adds one operation and raises GraphError,
+    naming operation, shapes and layer, when its operands do not fit or a weight is unknown.
+    """
+
+    def __init__(self, weights: Mapping[str, tuple[int, ...]]) -> None:
+        self.weights = weights
+        self.nodes: list[Node] = []
+        self._output: Value | None = None
+        self._layer = ""
+
+    @classmethod
+    def from_nodes(cls, weights: Mapping[str, tuple[int, ...]], nodes: Iterable[Node], output: Value) -> Graph:
+        """A rewritten graph, checked again from the first operation to the last."""
+        graph = cls(weights)
+        known: set[Value] = set()
+        for node in nodes:
+            for value in node.op.inputs:
+                if value not in known:
+                    raise GraphError(f"{node.layer}: {node.op.name}: value {value.id} is used before it is made")
+            if _shape(node.op, node.layer) != (node.output.rows, node.output.cols):
+                raise GraphError(f"{node.layer}: {node.op.name}: the output {node.output} has another shape")
+            known.add(node.output)
+            graph.nodes.append(node)
+        graph.output = output
+        return graph
+
+    @property
+    def output(self) -> Value:
+        """The logits [OUTPUTS, vocab]; set once the model is written down."""
+        if self._output is None:
+            raise GraphError("the graph has no output yet")
+        return self._output
+
+    @output.setter
+    def output(self, value: Value) -> None:
+        if all(node.output != value for node in self.nodes):
+            raise GraphError(f"the output {value} belongs to another graph")
+        self._output = value
+
+    @property
+    def attention_layers(self) -> list[AttentionParams]:
+        """What each layer's cache must hold, in the order of the operations."""
+        return [node.op.params for node in self.nodes if isinstance(node.op, (Attention, FusedAttention))]
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """The weights that the graph uses, each once, in the order of first use."""
+        return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint has this weight, for example `lm_head.weight`."""
+        return name in self.weights
+
+    # Operations with weights. `name` is the stem: `layers.0.self_attn.q_proj`.
+
+    def embedding(self, name: str) -> Value:
+        """The embeddings of the step's tokens: [TOKENS, cols]."""
+        return self._add(Embedding(self._weight(name, "embedding")))
+
+    def linear(self, x: Value, name: str) -> Value:
+        """x @ weight.T, and + bias if the checkpoint has one."""
+        return self._add(Linear(x, self._weight(name, "linear"), self._bias(name)))
+
+    def logits(self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0) -> Value:
+        """The output head on selected rows: [OUTPUTS, vocab]. `softcap` after `scale`."""
+        return self._add(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
+
+    def rms_norm(self, x: Value, name: str, eps: float, weight_offset: float = 0.0) -> Value:
+        """Over groups of as many columns as the weight has: all of them, or each head on its own."""
+        return self._add(RMSNorm(x, self._weight(name, "rms_norm"), eps, weight_offset))
+
+    def layer_norm(self, x: Value, name: str, eps: float) -> Value:
+        return self._add(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps))
+
+    def moe(
+        self,
+        x: Value,
+        name: str,
+        top_k: int,
+        *,
+        kind: str = "silu",
+        scoring: str = "softmax",
+        normalize: bool = True,
+        routed_scale: float = 1.0,
+    ) -> Value:
+        """Experts under `name`: `gate.weight` (the router), `experts.{gate,up,down}_proj.weight`, stacked."""
+        router, gate, up, down = (
+            self._weight(f"{name}.{part}", "moe")
+            for part in ("gate", "experts.gate_proj", "experts.up_proj", "experts.down_proj")
+        )
+        return self._add(MoE(x, router, gate, up, down, top_k, kind, scoring, normalize, routed_scale))
+
+    # Operations without weights.
+
+    def add(self, a: Value, b: Value) -> Value:
+        return self._add(Add(a, b))
+
+    def mul(self, a: Value, b: Value) -> Value:
+        return self._add(Mul(a, b))
+
+    def scale(self, x: Value, factor: float) -> Value:
+        return self._add(Scale(x, factor))
+
+    def activation(self, x: Value, kind: str) -> Value:
+        return self._add(Activation(x, kind))
+
+    def silu_mul(self, gate: Value, up: Value) -> Value:
+        """SwiGLU: silu(gate) * up."""
+        return self._add(GatedActivation(gate, up, "silu"))
+
+    def gelu_mul(self, gate: Value, up: Value, *, approximate: bool) -> Value:
+        """GeGLU: gelu(gate) * up, `approximate` with the tanh formula."""
+        return self._add(GatedActivation(gate, up, "gelu_tanh" if approximate else "gelu"))
+
+    def softcap(self, x: Value, cap: float) -> Value:
+        return self._add(Softcap(x, cap))
+
+    def rope(self, x: Value, head_dim: int, rope: RopeParams) -> Value:
+        return self._add(Rope(x, head_dim, rope))
+
+    def attention(self, q: Value, k: Value, v: Value, params: AttentionParams, sinks: str | None = None) -> Value:
+        """Causal attention over the paged cache of layer `params.layer`. sinks: the full name of their weight."""
+        if any(other.layer == params.layer for other in self.attention_layers):
+            raise GraphError(f"{self._layer}: attention: layer {params.layer} has its attention already")
+        return self._add(Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention")))
+
+    def select_rows(self, x: Value) -> Value:
+        """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
+        return self._add(SelectRows(x))
+
+    def _add(self, op: Op) -> Value:
+        for value in op.inputs:
+            if value.graph is not self:
+                raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")
+        rows, cols = _shape(op, self._layer)
+        output = Value(len(self.nodes), rows, cols, self)
+        self.nodes.append(Node(op, output, self._layer))
+        return output
+
+    def _weight(self, stem: str, op_name: str) -> Parameter:
+        return self._parameter(f"{stem}.weight", op_name)
+
+    def _bias(self, stem: str) -> Parameter | None:
+        name = f"{stem}.bias"
+        return Parameter(name, tuple(self.weights[name])) if name in self.weights else None
+
+    def _parameter(self, name: str, op_name: str) -> Parameter:
+        layer = _LAYER.match(name)
+        self._layer = layer[0] if layer else name.rsplit(".", 1)[0]
+        if name not in self.weights:
+            raise GraphError(f"{self._layer}: {op_name}: the checkpoint has no weight {name}")
+        return Parameter(name, tuple(self.weights[name]))
+
+
+def _shape(op: Op, layer: str) -> tuple[Rows, int]:
+    """The shape rule of `op`; its error gains operation and layer."""
+    try:
+        return op.infer_shape()
+    except GraphError as error:
+        raise GraphError(f"{layer}: {op.name}: {error}") from None

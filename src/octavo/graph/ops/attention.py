@@ -1,0 +1,210 @@
+"""Rotary embedding and attention over the paged cache."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.elementwise import softcap
+from octavo.graph.values import Parameter, Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class RopeParams:
+    """Rotary embedding, whatever the scaling: everything reduces to frequencies and one factor.
+
+    frequencies: radians per position for each rotated pair [rotary_dim / 2].
+    attention_factor: multiplies cos and sin (yarn, long-rope), else 1.
+    interleaved: pairs are (2i, 2i + 1); else (i, i + rotary_dim / 2).
+    """
+
+    frequencies: tuple[float, ...]
+    attention_factor: float = 1.0
+    interleaved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionParams:
+    """What one layer's attention looks like. Window: a token sees itself and window - 1 before it."""
+
+    layer: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None  # [num_heads]
+
+
+@dataclass(frozen=True, slots=True)
+class Rope(Op):
+    """Rotates pairs of columns by position * frequency. Su et al., arXiv 2104.09864."""
+
+    x: Value  # [TOKENS, heads * head_dim]; the first 2 * len(frequencies) columns of a head rotate
+    head_dim: int
+    rope: RopeParams
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
+        require(self.x.cols % self.head_dim == 0, f"x {describe(self.x)} is no multiple of head_dim {self.head_dim}")
+        require_rope(self.rope, self.head_dim)
+        return self.x.rows, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        heads = self.x.cols // self.head_dim
+        return sizes.tokens * (heads * 6 + 3) * len(self.rope.frequencies)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return rotate(step.value(self.x), self.head_dim, self.rope, step.batch.positions)
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        # Not safe element by element, but pair by pair; a kernel reads a pair before it writes it.
+        return (self.x,)
+
+
+@dataclass(frozen=True, slots=True)
+class Attention(Op):
+    """Writes k and v of the step into the paged cache, then causal attention over it.
+
+    score(i, j) = softcap(scale * q_i . k_j) + alibi_slope * (j - i); a sink is one more logit in the softmax
+    that carries no value. Grouped heads: arXiv 2305.13245; ALiBi: arXiv 2108.12409; sinks: arXiv 2309.17453.
+    """
+
+    q: Value  # [TOKENS, num_heads * head_dim]
+    k: Value  # [TOKENS, num_kv_heads * head_dim]
+    v: Value
+    params: AttentionParams
+    sinks: Parameter | None = None  # [num_heads], one extra logit a head in the softmax
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        p = self.params
+        require_attention(p, self.sinks)
+        for name, value, heads in (
+            ("q", self.q, p.num_heads),
+            ("k", self.k, p.num_kv_heads),
+            ("v", self.v, p.num_kv_heads),
+        ):
+            require(
+                value.rows is Rows.TOKENS and value.cols == heads * p.head_dim,
+                f"{name} {describe(value)} is not [tokens, {heads} heads * {p.head_dim}]",
+            )
+        return Rows.TOKENS, self.q.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return attention_flops(self.params, sizes)
+
+    def cache_bytes(self, sizes: StepSizes) -> tuple[int, int]:
+        return attention_cache_bytes(self.params, sizes)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        sinks = None if self.sinks is None else step.weight(self.sinks)
+        return paged_attention(step, *(step.value(v) for v in (self.q, self.k, self.v)), self.params, sinks)
+
+
+def require_rope(rope: RopeParams, head_dim: int) -> None:
+    """Raises GraphError unless the rotated columns fit into a head."""
+    require(
+        0 < 2 * len(rope.frequencies) <= head_dim,
+        f"{len(rope.frequencies)} rotary frequencies do not fit head_dim {head_dim}",
+    )
+    require(bool(np.isfinite([*rope.frequencies, rope.attention_factor]).all()), "a rotary frequency is not finite")
+
+
+def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
+    """Raises GraphError unless the attributes make sense together."""
+    p = params
+    require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
+    require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
+    require(p.window is None or p.window > 0, f"window {p.window} is not positive")
+    require(p.softcap is None or p.softcap > 0, f"softcap {p.softcap} is not positive")
+    slopes = p.alibi_slopes
+    require(slopes is None or len(slopes) == p.num_heads, f"not one ALiBi slope for each of {p.num_heads} heads")
+    if sinks is not None:
+        require(sinks.shape == (p.num_heads,), f"{sinks.name} {list(sinks.shape)} is not [{p.num_heads}]")
+
+
+def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
+    """Two products of head_dim and about five operations of the softmax for each pair of query and key."""
+    visible = sizes.context if params.window is None else min(params.window, sizes.context)
+    queries = sizes.tokens / max(sizes.requests, 1)
+    # The last of a request's queries sees `context` keys, the one before it one fewer, but never more than a window.
+    full = min(queries, sizes.context - visible + 1)
+    rest = queries - full
+    pairs = full * visible + rest * (visible - (rest + 1) / 2)
+    return int(sizes.requests * pairs * params.num_heads * (4 * params.head_dim + 5))
+
+
+def attention_cache_bytes(params: AttentionParams, sizes: StepSizes) -> tuple[int, int]:
+    """(read, written): keys and values that some query of the step sees, and those of the new tokens."""
+    per_token = 2 * params.num_kv_heads * params.head_dim * sizes.kv_element_bytes
+    queries = sizes.tokens / max(sizes.requests, 1)
+    seen = sizes.context if params.window is None else min(params.window + queries - 1, sizes.context)
+    return int(sizes.requests * seen * per_token), sizes.tokens * per_token
+
+
+def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int32]) -> Array:
+    """x [tokens, heads * head_dim], positions [tokens] -> the same shape."""
+    half = len(rope.frequencies)
+    # The angles are taken in float64: at position 100,000 a float32 angle is off by 0.004 radians.
+    angles = positions.astype(np.float64)[:, None] * np.asarray(rope.frequencies)
+    cos, sin = ((f(angles) * rope.attention_factor).astype(x.dtype)[:, None] for f in (np.cos, np.sin))
+    out = x.reshape(x.shape[0], -1, head_dim).copy()
+    if rope.interleaved:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    else:
+        first, second = slice(0, half), slice(half, 2 * half)
+    a, b = out[..., first].copy(), out[..., second].copy()
+    out[..., first] = a * cos - b * sin
+    out[..., second] = b * cos + a * sin
+    return out.reshape(x.shape)
+
+
+def paged_attention(
+    step: Evaluation, q: Array, k: Array, v: Array, params: AttentionParams, sinks: Array | None
+) -> Array:
+    """q [tokens, num_heads * head_dim], k and v [tokens, num_kv_heads * head_dim] -> the shape of q."""
+    p, batch, cache = params, step.batch, step.cache(params.layer)
+    cache.keys[batch.slot_mapping] = k.reshape(-1, p.num_kv_heads, p.head_dim)
+    cache.values[batch.slot_mapping] = v.reshape(-1, p.num_kv_heads, p.head_dim)
+    out = np.empty_like(q)
+    for request, length in enumerate(batch.seq_lens):
+        tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
+        slots = cache.slots(batch.block_tables[request], int(length))
+        scores_of = _attend(q[tokens], cache.keys[slots], cache.values[slots], batch.positions[tokens], p, sinks)
+        out[tokens] = scores_of
+    return out
+
+
+def _attend(
+    q: Array, keys: Array, values: Array, positions: NDArray[np.int32], p: AttentionParams, sinks: Array | None
+) -> Array:
+    """One request: q [t, num_heads * head_dim], keys and values [length, num_kv_heads, head_dim]."""
+    group = p.num_heads // p.num_kv_heads
+    # [num_kv_heads, group, t, head_dim] x [num_kv_heads, 1, head_dim, length]
+    heads = q.reshape(-1, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
+    scores = heads @ keys.transpose(1, 2, 0)[:, None] * p.scale
+    if p.softcap is not None:
+        scores = softcap(scores, p.softcap)
+    distance = np.arange(keys.shape[0]) - positions[:, None]  # [t, length]; positive: the future
+    if p.alibi_slopes is not None:
+        slopes = np.asarray(p.alibi_slopes, dtype=q.dtype).reshape(p.num_kv_heads, group, 1, 1)
+        scores = scores + slopes * distance.astype(q.dtype)
+    visible = distance <= 0
+    if p.window is not None:
+        visible &= distance > -p.window
+    scores = np.where(visible, scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    if sinks is not None:
+        sink = sinks.reshape(p.num_kv_heads, group, 1, 1)
+        top = np.maximum(top, sink)
+    weights = np.exp(scores - top)
+    total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sink - top)
+    mixed = weights / total @ values.transpose(1, 0, 2)[:, None]
+    return mixed.transpose(2, 0, 1, 3).reshape(q.shape)

@@ -1,0 +1,145 @@
+"""What every operation can say about itself: operands, shape rule, cost and numpy meaning."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from octavo.batch import Batch
+from octavo.errors import GraphError
+from octavo.graph.values import Parameter, Rows, Value
+
+Array = NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepSizes:
+    """The numbers that a step's cost depends on.
+
+    context: mean number of tokens a request has in the cache after the step, the new ones included.
+    kv_element_bytes: bytes of one number in the cache.
+    """
+
+    tokens: int
+    requests: int
+    outputs: int
+    context: int
+    kv_element_bytes: int = 2
+
+    def rows(self, rows: Rows) -> int:
+        return {Rows.TOKENS: self.tokens, Rows.REQUESTS: self.requests, Rows.OUTPUTS: self.outputs}[rows]
+
+
+@dataclass(slots=True)
+class LayerCache:
+    """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size."""
+
+    keys: Array  # [num_slots, num_kv_heads, head_dim]
+    values: Array  # same shape
+    block_size: int
+
+    def slots(self, block_table: NDArray[np.int32], length: int) -> NDArray[np.int64]:
+        """The slots of the first `length` tokens of the sequence with this block table: [length]."""
+        token = np.arange(length)
+        return block_table[token // self.block_size].astype(np.int64) * self.block_size + token % self.block_size
+
+
+class Evaluation(Protocol):
+    """What the numpy meaning of an operation may look at: one step of the reference backend."""
+
+    @property
+    def dtype(self) -> DTypeLike:
+        """float32 or float64; all arithmetic is done in it."""
+
+    @property
+    def batch(self) -> Batch: ...
+
+    def value(self, value: Value) -> Array:
+        """The computed matrix [rows, cols]."""
+
+    def weight(self, parameter: Parameter) -> Array:
+        """The dequantized weight, in `dtype`."""
+
+    def cache(self, layer: int) -> LayerCache: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Op(ABC):
+    """Base of all operations.
+
+    Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything
+    else is a static attribute. A backend may walk the fields in order instead of knowing each operation.
+    """
+
+    @property
+    def name(self) -> str:
+        """The class in snake case: `rms_norm`, `moe`, `fused_linear`."""
+        return re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", type(self).__name__).lower()
+
+    @property
+    def inputs(self) -> tuple[Value, ...]:
+        return tuple(o for o in self._operands() if isinstance(o, Value))
+
+    @property
+    def parameters(self) -> tuple[Parameter, ...]:
+        return tuple(o for o in self._operands() if isinstance(o, Parameter))
+
+    @abstractmethod
+    def infer_shape(self) -> tuple[Rows, int]:
+        """Rows and columns of the output. Raises GraphError with the shapes that do not fit."""
+
+    @abstractmethod
+    def flops(self, sizes: StepSizes) -> int:
+        """Floating point operations of a step; a multiply-add counts two, a transcendental function one."""
+
+    @abstractmethod
+    def evaluate(self, step: Evaluation) -> Array:
+        """The meaning, in numpy: the output [rows, cols]."""
+
+    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
+        """The share of a weight's bytes that a step reads."""
+        return 1.0
+
+    def cache_bytes(self, sizes: StepSizes) -> tuple[int, int]:
+        """Bytes of the paged cache that a step (reads, writes)."""
+        return 0, 0
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        """Inputs whose memory the output may take if nobody needs them later.
+
+        Holds where each output element depends on no other element of that input.
+        """
+        return ()
+
+    def with_inputs(self, rename: Callable[[Value], Value]) -> Op:
+        """The same operation on other values."""
+        changes = {
+            f.name: rename(value) for f in dataclasses.fields(self) if isinstance(value := getattr(self, f.name), Value)
+        }
+        return dataclasses.replace(self, **changes)
+
+    def _operands(self) -> list[object]:
+        operands: list[object] = []
+        for f in dataclasses.fields(self):
+            operand = getattr(self, f.name)
+            operands.extend(operand if isinstance(operand, tuple) else (operand,))
+        return operands
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises GraphError(message) unless `condition`; the builder adds operation and layer."""
+    if not condition:
+        raise GraphError(message)
+
+
+def describe(value: Value) -> str:
+    """`[tokens, 576]`"""
+    return f"[{value.rows.value}, {value.cols}]"

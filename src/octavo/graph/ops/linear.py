@@ -1,0 +1,184 @@
+"""Operations with weight matrices: embedding, linear layers, experts, and the output rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.elementwise import ACTIVATIONS, require_activation, sigmoid, softcap
+from octavo.graph.values import Parameter, Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding(Op):
+    """The rows of `Batch.token_ids`."""
+
+    weight: Parameter  # [vocab, cols]; -> [TOKENS, cols]
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is no matrix")
+        return Rows.TOKENS, self.weight.shape[1]
+
+    def flops(self, sizes: StepSizes) -> int:
+        return 0
+
+    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
+        return min(1.0, sizes.tokens / parameter.shape[0])
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return step.weight(self.weight)[step.batch.token_ids]
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Op):
+    """x @ weight.T + bias"""
+
+    x: Value
+    weight: Parameter  # [out, in]
+    bias: Parameter | None = None  # [out]
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        return self.x.rows, require_linear(self.x, self.weight, self.bias)
+
+    def flops(self, sizes: StepSizes) -> int:
+        return linear_flops(sizes.rows(self.x.rows), self.weight, self.bias)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return linear(step, step.value(self.x), self.weight, self.bias)
+
+
+@dataclass(frozen=True, slots=True)
+class Logits(Op):
+    """The output head: linear on the selected rows, then an optional soft cap. -> [OUTPUTS, vocab]
+
+    `scale` multiplies the logits before the cap.
+    """
+
+    x: Value
+    weight: Parameter  # [vocab, in]
+    bias: Parameter | None = None
+    softcap: float | None = None
+    scale: float = 1.0
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(self.x.rows is Rows.OUTPUTS, f"x {describe(self.x)} must have selected rows: use select_rows first")
+        require(self.softcap is None or self.softcap > 0, f"softcap {self.softcap} is not positive")
+        return Rows.OUTPUTS, require_linear(self.x, self.weight, self.bias)
+
+    def flops(self, sizes: StepSizes) -> int:
+        elementwise = (self.scale != 1.0) + 3 * (self.softcap is not None)
+        product = linear_flops(sizes.outputs, self.weight, self.bias)
+        return product + elementwise * sizes.outputs * self.weight.shape[0]
+
+    def evaluate(self, step: Evaluation) -> Array:
+        logits = linear(step, step.value(self.x), self.weight, self.bias) * self.scale
+        return logits if self.softcap is None else softcap(logits, self.softcap)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectRows(Op):
+    """Keeps the rows of `Batch.logits_indices`: [TOKENS, cols] -> [OUTPUTS, cols]."""
+
+    x: Value
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
+        return Rows.OUTPUTS, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return 0
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return step.value(self.x)[step.batch.logits_indices]
+
+
+@dataclass(frozen=True, slots=True)
+class MoE(Op):
+    """Routing and experts: sum over the top_k experts of weight_e * down_e(kind(gate_e x) * up_e x).
+
+    scoring: softmax or sigmoid over the router's outputs, taken before the choice; normalize: the chosen
+    weights are divided by their sum. Equal scores: the lower expert. Shazeer et al., arXiv 1701.06538.
+    """
+
+    x: Value
+    router: Parameter  # [experts, hidden]
+    gate: Parameter  # [experts, intermediate, hidden]
+    up: Parameter
+    down: Parameter  # [experts, hidden, intermediate]
+    top_k: int
+    kind: str = "silu"
+    scoring: str = "softmax"
+    normalize: bool = True
+    routed_scale: float = 1.0
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require_activation(self.kind)
+        require(self.scoring in ("softmax", "sigmoid"), f"scoring {self.scoring!r} is neither softmax nor sigmoid")
+        require(len(self.gate.shape) == 3, f"{self.gate.name} {list(self.gate.shape)} is not [experts, out, in]")
+        experts, intermediate, hidden = self.gate.shape
+        require(1 <= self.top_k <= experts, f"top_k {self.top_k} of {experts} experts")
+        require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
+        wanted = {self.router: (experts, hidden), self.up: self.gate.shape, self.down: (experts, hidden, intermediate)}
+        for parameter, shape in wanted.items():
+            require(parameter.shape == shape, f"{parameter.name} is {list(parameter.shape)}, not {list(shape)}")
+        return self.x.rows, hidden
+
+    def flops(self, sizes: StepSizes) -> int:
+        experts, intermediate, hidden = self.gate.shape
+        per_expert = 6 * intermediate * hidden + 5 * intermediate + 2 * hidden
+        return sizes.rows(self.x.rows) * (2 * experts * hidden + 4 * experts + self.top_k * per_expert)
+
+    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
+        if parameter == self.router:
+            return 1.0
+        # The expected share of experts that somebody chooses, if tokens choose evenly.
+        return 1.0 - (1.0 - self.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x = step.value(self.x)
+        logits = x @ step.weight(self.router).T
+        if self.scoring == "softmax":
+            scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            scores /= scores.sum(axis=-1, keepdims=True)
+        else:
+            scores = sigmoid(logits)
+        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
+        weights = np.take_along_axis(scores, chosen, axis=-1)
+        if self.normalize:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        weights = weights * self.routed_scale
+
+        gate, up, down = (step.weight(w) for w in (self.gate, self.up, self.down))
+        out = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            rows, place = np.nonzero(chosen == expert)
+            hidden = ACTIVATIONS[self.kind](x[rows] @ gate[expert].T) * (x[rows] @ up[expert].T)
+            out[rows] += weights[rows, place, None] * (hidden @ down[expert].T)
+        return out
+
+
+def require_linear(x: Value, weight: Parameter, bias: Parameter | None) -> int:
+    """The number of output features. Raises GraphError if x, weight [out, in] and bias [out] do not fit."""
+    require(
+        len(weight.shape) == 2 and weight.shape[1] == x.cols,
+        f"x {describe(x)} does not fit {weight.name} {list(weight.shape)}",
+    )
+    if bias is not None:
+        require(
+            bias.shape == weight.shape[:1],
+            f"{bias.name} {list(bias.shape)} does not fit {weight.name} {list(weight.shape)}",
+        )
+    return weight.shape[0]
+
+
+def linear_flops(rows: int, weight: Parameter, bias: Parameter | None) -> int:
+    out_features, in_features = weight.shape
+    return rows * out_features * (2 * in_features + (bias is not None))
+
+
+def linear(step: Evaluation, x: Array, weight: Parameter, bias: Parameter | None) -> Array:
+    """x [rows, in] -> [rows, out]"""
+    product: Array = x @ step.weight(weight).T
+    return product if bias is None else product + step.weight(bias)

@@ -1,0 +1,72 @@
+"""Normalizations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
+from octavo.graph.values import Parameter, Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class RMSNorm(Op):
+    """x / rms(x) * (weight + weight_offset), over groups of weight.shape[0] columns (heads).
+
+    Zhang and Sennrich, arXiv 1910.07467; eps is added to the mean square.
+    """
+
+    x: Value
+    weight: Parameter  # [group]; group divides x.cols
+    eps: float
+    weight_offset: float = 0.0
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(
+            len(self.weight.shape) == 1 and self.x.cols % self.weight.shape[0] == 0,
+            f"x {describe(self.x)} is no multiple of {self.weight.name} {list(self.weight.shape)}",
+        )
+        return self.x.rows, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return 4 * sizes.rows(self.x.rows) * self.x.cols
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return rms_norm(step.value(self.x), step.weight(self.weight), self.eps, self.weight_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNorm(Op):
+    """(x - mean) / sqrt(variance + eps) * weight + bias. Ba et al., arXiv 1607.06450."""
+
+    x: Value
+    weight: Parameter
+    bias: Parameter | None
+    eps: float
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        for parameter in self.parameters:
+            require(
+                parameter.shape == (self.x.cols,),
+                f"x {describe(self.x)} does not fit {parameter.name} {list(parameter.shape)}",
+            )
+        return self.x.rows, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return 7 * sizes.rows(self.x.rows) * self.x.cols
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x = step.value(self.x)
+        centered = x - x.mean(axis=-1, keepdims=True)
+        variance = np.mean(centered * centered, axis=-1, keepdims=True)
+        normed: Array = centered / np.sqrt(variance + self.eps) * step.weight(self.weight)
+        return normed if self.bias is None else normed + step.weight(self.bias)
+
+
+def rms_norm(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
+    """x [rows, cols], weight [group] -> [rows, cols]; each group of columns is normalized on its own."""
+    groups = x.reshape(*x.shape[:-1], -1, weight.shape[0])
+    mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
+    normed: Array = groups / np.sqrt(mean_square + eps) * (weight + weight.dtype.type(weight_offset))
+    return normed.reshape(x.shape)

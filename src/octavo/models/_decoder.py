@@ -1,0 +1,151 @@
+"""The configuration that decoder architectures share: grouped-query attention, rotary embedding, gated MLP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from octavo.errors import ModelLoadError
+from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._rope import rope_from_gguf, rope_from_hf
+
+ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig:
+    """Base of the architectures' `Config`. What a subclass adds has a default."""
+
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_position_embeddings: int  # tokens
+    rms_norm_eps: float
+    rope: RopeParams
+    windows: tuple[int | None, ...]  # [num_layers]; tokens that a token sees, itself included
+
+    def attention(self, layer: int) -> AttentionParams:
+        """The attention of one layer, scaled by head_dim^-0.5."""
+        window = self.windows[layer]
+        return AttentionParams(layer, self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5, window)
+
+    @classmethod
+    def read_gguf(
+        cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]], *, interleaved: bool
+    ) -> ConfigT:
+        """reader: metadata with the architecture's prefix; shapes: of the weights, by checkpoint name;
+        interleaved: how this architecture's converter lays out the rotated columns.
+
+        Raises ModelLoadError naming the key.
+        """
+        embedding = shapes.get("embed_tokens.weight", ())
+        if len(embedding) != 2:
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+        if experts := reader.integer("expert_count", 0, low=0):
+            raise reader.error("expert_count", experts, "experts are not supported by this architecture yet")
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
+        if f"layers.{num_layers - 1}.input_layernorm.weight" not in shapes:
+            raise reader.error("block_count", num_layers, f"the file has no tensors of block {num_layers - 1}")
+        hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
+        num_heads = reader.integer("attention.head_count", high=MAX_WIDTH)
+        head_dim = _head_dim(reader, "attention.key_length", hidden_size, num_heads)
+        value_dim = reader.integer("attention.value_length", head_dim)
+        if value_dim != head_dim:
+            raise reader.error("attention.value_length", value_dim, f"must equal the key length, {head_dim}")
+        max_positions = reader.integer("context_length")
+        return cls(
+            vocab_size=embedding[0],
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            intermediate_size=reader.integer("feed_forward_length", high=MAX_WIDTH),
+            num_heads=num_heads,
+            num_kv_heads=_num_kv_heads(reader, "attention.head_count_kv", num_heads),
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+            rms_norm_eps=reader.number("attention.layer_norm_rms_epsilon", high=1.0),
+            rope=rope_from_gguf(reader, head_dim, max_positions, interleaved=interleaved),
+            windows=(reader.integer("attention.sliding_window", 0, low=0) or None,) * num_layers,
+        )
+
+    @classmethod
+    def read_hf(
+        cls: type[ConfigT],
+        reader: ConfigReader,
+        *,
+        rope: ConfigReader,
+        windows: tuple[int | None, ...] = (),
+        activation: tuple[str, ...] = ("silu", "swish"),
+        theta: float = 10000.0,
+    ) -> ConfigT:
+        """reader: config.json; rope: the part of it about the rotary embedding; windows: one a layer, or empty
+        for none; activation: the names that the MLP's goes by; theta: the rotary base where config.json has none.
+
+        Raises ModelLoadError naming the key.
+        """
+        for key in ("hidden_act", "hidden_activation"):
+            if reader.text(key, activation[0]) not in activation:
+                raise reader.error(key, reader.text(key), f"must be {' or '.join(activation)}")
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        hidden_size = reader.integer("hidden_size", high=MAX_WIDTH)
+        num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
+        head_dim = _head_dim(reader, "head_dim", hidden_size, num_heads)
+        max_positions = reader.integer("max_position_embeddings")
+        return cls(
+            vocab_size=reader.integer("vocab_size"),
+            num_layers=num_layers,
+            hidden_size=hidden_size,
+            intermediate_size=reader.integer("intermediate_size", high=MAX_WIDTH),
+            num_heads=num_heads,
+            num_kv_heads=_num_kv_heads(reader, "num_key_value_heads", num_heads),
+            head_dim=head_dim,
+            max_position_embeddings=max_positions,
+            rms_norm_eps=reader.number("rms_norm_eps", 1e-6, high=1.0),
+            rope=rope_from_hf(rope, head_dim, reader.number("rope_theta", theta, low=1.0), max_positions),
+            windows=windows or (None,) * num_layers,
+        )
+
+
+def hf_rope(reader: ConfigReader) -> ConfigReader:
+    """Where config.json describes the rotary embedding, in its newer or its older form."""
+    section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
+    # Older files keep these two beside the section.
+    beside = {
+        section.prefix + key: reader.values[key]
+        for key in ("partial_rotary_factor", "original_max_position_embeddings")
+        if reader.has(key)
+    }
+    return ConfigReader({**beside, **section.values}, section.prefix)
+
+
+def hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
+    """The sliding window of each layer by `layer_types`, or by `max_window_layers`; only if `use_sliding_window`."""
+    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+    if not reader.flag("use_sliding_window", False):
+        return (None,) * num_layers
+    window = reader.integer("sliding_window", 4096)
+    if reader.has("layer_types"):
+        return tuple(None if kind == "full_attention" else window for kind in reader.texts("layer_types", num_layers))
+    first = reader.integer("max_window_layers", 28, low=0)
+    return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
+def _head_dim(reader: ConfigReader, key: str, hidden_size: int, num_heads: int) -> int:
+    if not reader.has(key) and hidden_size % num_heads:
+        raise ModelLoadError(f"{reader.prefix}{key} is missing, and {num_heads} heads do not divide {hidden_size}")
+    head_dim = reader.integer(key, hidden_size // num_heads, high=MAX_WIDTH)
+    if head_dim % 2:
+        raise reader.error(key, head_dim, "must be even")
+    return head_dim
+
+
+def _num_kv_heads(reader: ConfigReader, key: str, num_heads: int) -> int:
+    num_kv_heads = reader.integer(key, num_heads, high=num_heads)
+    if num_heads % num_kv_heads:
+        raise reader.error(key, num_kv_heads, f"does not divide the number of heads, {num_heads}")
+    return num_kv_heads

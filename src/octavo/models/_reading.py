@@ -1,0 +1,101 @@
+"""Typed, checked reading of configurations: config.json and GGUF metadata."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from octavo.errors import ModelLoadError
+
+MAX_INT = 1 << 31
+MAX_LAYERS = 1 << 12
+MAX_WIDTH = 1 << 20  # of anything that a row of activations has
+
+
+class ConfigReader:
+    """Reads keys of a configuration. Every error is a ModelLoadError that names the key and its value."""
+
+    def __init__(self, values: Mapping[str, object], prefix: str = "") -> None:
+        """prefix: stands before every key, for example `llama.`."""
+        self.values = values
+        self.prefix = prefix
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there and not null."""
+        return self.values.get(self.prefix + key) is not None
+
+    def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT) -> int:
+        """A whole number from low to high."""
+        value = self._get(key, default)
+        if isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0:
+            # GGUF files may give one number a layer; one graph can serve them only if they agree.
+            if any(v != value[0] for v in value):
+                raise self.error(key, value, "differs between layers, which this architecture does not support")
+            value = value[0]
+        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+            raise self.error(key, value, f"must be a whole number from {low} to {high}")
+        return int(value)
+
+    def number(self, key: str, default: float | None = None, *, low: float = 0.0, high: float = 1e12) -> float:
+        """A finite number, more than low and at most high."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+            raise self.error(key, value, "must be a number")
+        if not math.isfinite(value) or not low < value <= high:
+            raise self.error(key, value, f"must be more than {low} and at most {high}")
+        return float(value)
+
+    def optional_number(self, key: str) -> float | None:
+        """A positive number; None where the key is missing or null."""
+        return self.number(key) if self.has(key) else None
+
+    def text(self, key: str, default: str | None = None) -> str:
+        value = self._get(key, default)
+        if not isinstance(value, str):
+            raise self.error(key, value, "must be a string")
+        return value
+
+    def flag(self, key: str, default: bool) -> bool:
+        value = self._get(key, default)
+        if not isinstance(value, (bool, np.bool_)):
+            raise self.error(key, value, "must be true or false")
+        return bool(value)
+
+    def section(self, key: str) -> ConfigReader:
+        """A nested object; empty where it is missing or null."""
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            return ConfigReader({}, f"{self.prefix}{key}.")
+        if not isinstance(value, Mapping):
+            raise self.error(key, value, "must be an object")
+        name = f"{self.prefix}{key}."
+        return ConfigReader({name + str(k): v for k, v in value.items()}, name)
+
+    def numbers(self, key: str, length: int) -> tuple[float, ...]:
+        """So many positive finite numbers."""
+        value = self._get(key, None)
+        if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != length:
+            raise self.error(key, value, f"must be {length} numbers")
+        numbers = ConfigReader({f"{self.prefix}{key}[{i}]": v for i, v in enumerate(value)})
+        return tuple(numbers.number(k) for k in numbers.values)
+
+    def texts(self, key: str, length: int) -> tuple[str, ...]:
+        """So many strings."""
+        value = self._get(key, None)
+        if not isinstance(value, (list, tuple)) or len(value) != length or not all(isinstance(v, str) for v in value):
+            raise self.error(key, value, f"must be {length} strings")
+        return tuple(value)
+
+    def error(self, key: str, value: object, reason: str) -> ModelLoadError:
+        return ModelLoadError(f"{self.prefix}{key} is {value!r:.100}: {reason}")
+
+    def _get(self, key: str, default: object) -> object:
+        """The value; a missing key or null gives the default, and is an error where that is None."""
+        value = self.values.get(self.prefix + key)
+        if value is None:
+            value = default
+        if value is None:
+            raise ModelLoadError(f"{self.prefix}{key} is missing")
+        return value

@@ -1,0 +1,49 @@
+"""Llama 1, 2 and 3, and what is shaped like them: Mistral, SmolLM, Yi, TinyLlama. Touvron et al., arXiv 2302.13971."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig, hf_rope
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+
+ALIASES = ("mistral",)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """Biases are there where the checkpoint has them."""
+
+    @classmethod
+    def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        # The converter permutes q and k so that the two columns of a pair lie side by side.
+        return cls.read_gguf(ConfigReader(metadata, "llama."), shapes, interleaved=True)
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, object]) -> Config:
+        reader = ConfigReader(config)
+        windows: tuple[int | None, ...] = ()
+        # The first Mistral had a window and left the key out; null means none.
+        if reader.text("model_type", "llama") == "mistral" and config.get("sliding_window", 4096) is not None:
+            num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+            windows = (reader.integer("sliding_window", 4096),) * num_layers
+        return cls.read_hf(reader, rope=hf_rope(reader), windows=windows)
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        p = f"layers.{i}."
+        x = g.rms_norm(h, p + "input_layernorm", cfg.rms_norm_eps)
+        q, k, v = (g.linear(x, p + f"self_attn.{n}_proj") for n in "qkv")
+        q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
+        h = h + g.linear(g.attention(q, k, v, cfg.attention(i)), p + "self_attn.o_proj")
+        x = g.rms_norm(h, p + "post_attention_layernorm", cfg.rms_norm_eps)
+        x = g.silu_mul(g.linear(x, p + "mlp.gate_proj"), g.linear(x, p + "mlp.up_proj"))
+        h = h + g.linear(x, p + "mlp.down_proj")
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.rms_norm_eps)
+    return g.logits(h, "lm_head" if g.has("lm_head.weight") else "embed_tokens")
