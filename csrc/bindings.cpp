@@ -1,5 +1,5 @@
 // The Python module octavo.backends.cpu._native.
-#include "bindings.h"
+#include "bindings_step.h"
 #include "isa.h"
 #include "program.h"
 
@@ -7,48 +7,13 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace octavo {
 namespace {
-
-// The arrays of a batch, alive as long as the step runs.
-struct StepArrays {
-    Array<int32_t, 1> token_ids, positions, query_start_loc, seq_lens, slot_mapping, logits_indices;
-    Array<int32_t, 2> block_tables;
-
-    explicit StepArrays(nb::handle batch)
-        : token_ids(read_array<int32_t, 1>(batch, "token_ids")),
-          positions(read_array<int32_t>(batch, "positions", token_ids.shape(0))),
-          query_start_loc(read_array<int32_t, 1>(batch, "query_start_loc")),
-          slot_mapping(read_array<int32_t>(batch, "slot_mapping", token_ids.shape(0))),
-          logits_indices(read_array<int32_t, 1>(batch, "logits_indices")),
-          block_tables(read_array<int32_t, 2>(batch, "block_tables")) {
-        if (query_start_loc.shape(0) == 0) throw nb::value_error("query_start_loc is empty; it has one entry more than requests");
-        seq_lens = read_array<int32_t>(batch, "seq_lens", query_start_loc.shape(0) - 1);
-        if (block_tables.shape(0) != seq_lens.shape(0))
-            throw nb::value_error("block_tables must have one row a request");
-        for (const size_t size : {token_ids.shape(0), block_tables.shape(1), seq_lens.shape(0), logits_indices.shape(0)})
-            if (size > INT32_MAX) throw nb::value_error("an array of the batch has more than 2^31 - 1 entries");
-    }
-
-    Step step() const {
-        Step s{};
-        s.num_tokens = static_cast<int32_t>(token_ids.shape(0));
-        s.num_requests = static_cast<int32_t>(seq_lens.shape(0));
-        s.num_outputs = static_cast<int32_t>(logits_indices.shape(0));
-        s.token_ids = token_ids.data();
-        s.positions = positions.data();
-        s.query_start_loc = query_start_loc.data();
-        s.seq_lens = seq_lens.data();
-        s.block_tables = block_tables.data();
-        s.block_table_stride = static_cast<int32_t>(block_tables.shape(1));
-        s.slot_mapping = slot_mapping.data();
-        s.logits_indices = logits_indices.data();
-        return s;
-    }
-};
 
 using ValueTuple = std::tuple<size_t, int32_t, int>;                         // offset, cols, row symbol
 using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
@@ -113,14 +78,31 @@ public:
         program_.add_record(spec);
     }
 
-    void run(nb::handle batch) {
+    // One step: all records, then the sampling of `batch.sampling` from the value `logits` into `output`.
+    void run(nb::handle batch, int32_t logits, nb::handle output, nb::handle errors) {
+        if (program_.closed()) throw std::runtime_error("the executor is closed");
         const StepArrays arrays(batch);
         const Step step = arrays.step();
+        std::optional<SamplingArrays> sampling;
+        Finale finale{};
+        const nb::object sampling_batch = batch.attr("sampling");
+        if (!sampling_batch.is_none()) {
+            const ProgramValue& value = program_.values().at(logits);
+            if (value.rows != RowSymbol::outputs) throw nb::value_error("only output rows are sampled");
+            const size_t rows = step.num_outputs;
+            sampling.emplace(sampling_batch, rows, value.cols);
+            finale.kernel = find_kernel("sample", program_.isa())->run;
+            finale.task = {program_.value_data(logits), step.num_outputs, value.cols, sampling->batch(),
+                           read_step_output(output, errors, rows)};
+            for (size_t r = 0; r < rows; ++r)
+                if (finale.task.batch.num_logprobs[r] > finale.task.output.num_top)
+                    throw nb::value_error("num_logprobs exceeds the columns of top_ids");
+        }
         nb::gil_scoped_release release;
         const auto lock = program_.lock();
         const std::string error = check_step(step, program_.limits());
         if (!error.empty()) throw std::invalid_argument(error);
-        program_.run(step, nullptr, nullptr);
+        program_.run(step, sampling ? &Finale::sample : nullptr, &finale);
     }
 
     // A view of a value in the workspace: what the last run left there.
@@ -148,6 +130,16 @@ public:
     Program& program() { return program_; }
 
 private:
+    struct Finale {
+        KernelFn kernel;
+        SamplingTask task;
+
+        static void sample(void* context, Worker& worker) {
+            const Finale& finale = *static_cast<Finale*>(context);
+            sample_rows(finale.kernel, finale.task, worker);
+        }
+    };
+
     Program program_;
     std::vector<nb::object> kept_;
 };
@@ -162,7 +154,7 @@ void bind_program(nb::module_& module) {
         .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "inputs"_a, "output"_a, "weights"_a,
              "attributes"_a, "cache"_a)
-        .def("finish", [](PyProgram& p) { p.program().finish(); })
+        .def("finish", [](PyProgram& p) { p.program().finish(sampling_scratch_bytes(p.program().limits().vocab_size)); })
         .def("cache_block_bytes", [](PyProgram& p, int32_t n) { return p.program().cache_block_bytes(n); }, "block_size"_a)
         .def("allocate_cache",
              [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
@@ -171,7 +163,7 @@ void bind_program(nb::module_& module) {
                  const auto lock = p.program().lock();
                  p.program().copy_block(source, destination);
              }, "source"_a, "destination"_a)
-        .def("run", &PyProgram::run, "batch"_a)
+        .def("run", &PyProgram::run, "batch"_a, "logits"_a, "output"_a.none(), "errors"_a.none())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("profile", &PyProgram::profile)
         .def("close", &PyProgram::close)

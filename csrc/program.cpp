@@ -108,7 +108,8 @@ void Program::bind(Record& record) {
     args.num_floats = static_cast<int32_t>(spec.floats.size());
 }
 
-void Program::finish() {
+void Program::finish(size_t scratch_bytes) {
+    scratch_bytes_ = scratch_bytes;
     size_t shared = 0;
     const Step largest = largest_step(options_.limits);
     for (const auto& record : records_) {

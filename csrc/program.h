@@ -50,8 +50,9 @@ public:
     int32_t add_weight(const Weight& weight);
     // Throws std::invalid_argument if the operation has no kernel or an index is out of range.
     void add_record(const RecordSpec& spec);
-    // Asks the kernels for their scratch and allocates it. Afterwards no record can be added.
-    void finish();
+    // Asks the kernels for their scratch and allocates it, at least `scratch_bytes` a worker. Afterwards no record
+    // can be added.
+    void finish(size_t scratch_bytes);
 
     // Bytes of one block over all layers.
     size_t cache_block_bytes(int32_t block_size) const;
@@ -69,6 +70,7 @@ public:
     float* value_data(int32_t value) const;
     int32_t value_rows(int32_t value, const Step& step) const;
     const std::vector<ProgramValue>& values() const { return values_; }
+    Isa isa() const { return options_.isa; }
     const StepLimits& limits() const { return options_.limits; }
     ThreadPool& pool() { return *pool_; }
     size_t workspace_bytes() const;

@@ -1,0 +1,39 @@
+// The arrays of one step as they come from Python: read without conversion, checked, alive while the step runs.
+#pragma once
+
+#include "bindings.h"
+#include "sampling.h"
+
+namespace octavo {
+
+// octavo.batch.Batch. The constructor throws ValueError naming the array whose type or length is wrong; what the
+// numbers may be is check_step's business.
+class StepArrays {
+public:
+    explicit StepArrays(nanobind::handle batch);
+    Step step() const;
+
+private:
+    Array<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, slot_mapping_, logits_indices_;
+    Array<int32_t, 2> block_tables_;
+};
+
+// octavo.batch.SamplingBatch, checked in the same way; `rows` is Batch.logits_indices' length.
+class SamplingArrays {
+public:
+    SamplingArrays(nanobind::handle sampling, size_t rows, int32_t vocab);
+    SamplingBatch batch() const;
+
+private:
+    Array<float, 1> temperature_, top_p_, min_p_, typical_p_, repetition_penalty_, presence_penalty_,
+        frequency_penalty_, bias_values_;
+    Array<int32_t, 1> top_k_, target_, num_logprobs_, history_start_, history_ids_, history_counts_, bias_start_,
+        bias_ids_;
+    Array<uint64_t, 1> seed_, counter_;
+    Array<uint32_t, 2> allowed_mask_;
+};
+
+// octavo.batch.StepOutput: arrays that the sampler fills. `errors` is one int32 a row.
+StepOutput read_step_output(nanobind::handle output, nanobind::handle errors, size_t rows);
+
+}  // namespace octavo
