@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -24,6 +24,8 @@ from octavo.quantization.packed import Weight
 logger = logging.getLogger(__name__)
 
 MAX_CONFIG_BYTES = 1 << 20
+MAX_ROPE_FACTORS = 1 << 12
+DENSE_TYPES = ("F32", "F16", "BF16")
 
 
 class Weights(Mapping[str, Weight]):
@@ -86,22 +88,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     return _open_gguf(path) if is_gguf(path) else _open_safetensors(path)
 
 
-def check_weights(checkpoint: Checkpoint, needed: Mapping[str, tuple[int, ...]]) -> None:
-    """Compares the weights with those that a graph needs, by name and shape.
-
-    Raises ModelLoadError naming what is missing or has the wrong shape; warns of what nobody needs.
-    """
-    shapes = checkpoint.weights.shapes
-    if missing := [name for name in needed if name not in shapes]:
-        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
-        raise ModelLoadError(f"{checkpoint.path}: {len(missing)} of {len(needed)} weights are missing: {shown}")
-    for name, shape in needed.items():
-        if shapes[name] != shape:
-            raise ModelLoadError(
-                f"{checkpoint.path}: weight {name!r} has shape {list(shapes[name])}, "
-                f"but the {checkpoint.architecture} model described here needs {list(shape)}"
-            )
-    _warn_unused(checkpoint.path, [name for name in shapes if name not in needed])
+def warn_unused_weights(checkpoint: Checkpoint, used: Container[str]) -> None:
+    """Warns of weights that a graph does not use; what it needs, it has checked itself."""
+    _warn_unused(checkpoint.path, [name for name in checkpoint.weights if name not in used])
 
 
 def _open_gguf(path: Path) -> Checkpoint:
@@ -120,6 +109,7 @@ def _open_gguf(path: Path) -> Checkpoint:
             elif gguf_name not in ROPE_FACTORS:
                 unknown.append(gguf_name)
         _warn_unused(path, unknown)
+        _check_vectors(file)
         shapes = MappingProxyType({known: file.tensors[g].shape for known, g in gguf_names.items()})
         check_vocabulary(path, file.metadata, shapes)
         # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
@@ -130,6 +120,18 @@ def _open_gguf(path: Path) -> Checkpoint:
         raise
     weights = Weights(shapes, lambda n: file.weight(gguf_names[n]), lambda n: file.release(gguf_names[n]))
     return Checkpoint(path, path.parent, "gguf", architecture, config, weights, file.metadata, file)
+
+
+def _check_vectors(file: GGUFFile) -> None:
+    """Norms and biases are plain numbers in every file; a quantized one is a damaged directory."""
+    for info in file.tensors.values():
+        if info.name in ROPE_FACTORS and (len(info.shape) != 1 or info.shape[0] > MAX_ROPE_FACTORS):
+            raise ModelLoadError(f"{info.file}: offset {info.offset}: tensor {info.name!r} has the shape {info.shape}")
+        if len(info.shape) == 1 and info.type_name not in DENSE_TYPES:
+            raise ModelLoadError(
+                f"{info.file}: offset {info.offset}: tensor {info.name!r} of shape {list(info.shape)} has type "
+                f"{info.type_name}; one of {', '.join(DENSE_TYPES)} is needed"
+            )
 
 
 def _open_safetensors(path: Path) -> Checkpoint:

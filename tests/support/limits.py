@@ -1,0 +1,31 @@
+"""What a hostile file may cost: time and memory, measured around a block of code."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+MAX_SECONDS = 2.0
+MAX_GROWTH_BYTES = 64 << 20
+
+
+@contextlib.contextmanager
+def bounded(seconds: float = MAX_SECONDS, growth_bytes: int = MAX_GROWTH_BYTES) -> Iterator[None]:
+    """Fails if the block takes longer, or if resident memory peaks higher above where it started."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the present
+    before = _status_bytes("VmRSS")
+    started = time.monotonic()
+    yield
+    took = time.monotonic() - started
+    grown = _status_bytes("VmHWM") - before
+    assert took < seconds, f"took {took:.2f} s"
+    assert grown < growth_bytes, f"grew by {grown / (1 << 20):.1f} MiB"
+
+
+def _status_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"no {field} in /proc/self/status")
