@@ -90,7 +90,7 @@ class ReferenceExecutor:
         else:
             output = sample(logits.astype(np.float32), batch.sampling)
         if batch.return_logits:
-            output.logits = logits  # type: ignore[assignment]  # float64 where the executor was asked for it
+            output.logits = logits  # float64 where the executor was asked for it
         return output
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -84,11 +84,8 @@ class Attention(Op):
     def infer_shape(self) -> tuple[Rows, int]:
         p = self.params
         require_attention(p, self.sinks)
-        for name, value, heads in (
-            ("q", self.q, p.num_heads),
-            ("k", self.k, p.num_kv_heads),
-            ("v", self.v, p.num_kv_heads),
-        ):
+        for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
+            value: Value = getattr(self, name)
             require(
                 value.rows is Rows.TOKENS and value.cols == heads * p.head_dim,
                 f"{name} {describe(value)} is not [tokens, {heads} heads * {p.head_dim}]",
@@ -103,7 +100,8 @@ class Attention(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         sinks = None if self.sinks is None else step.weight(self.sinks)
-        return paged_attention(step, *(step.value(v) for v in (self.q, self.k, self.v)), self.params, sinks)
+        q, k, v = step.value(self.q), step.value(self.k), step.value(self.v)
+        return paged_attention(step, q, k, v, self.params, sinks)
 
 
 def require_rope(rope: RopeParams, head_dim: int) -> None:
@@ -153,7 +151,7 @@ def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int3
     # The angles are taken in float64: at position 100,000 a float32 angle is off by 0.004 radians.
     angles = positions.astype(np.float64)[:, None] * np.asarray(rope.frequencies)
     cos, sin = ((f(angles) * rope.attention_factor).astype(x.dtype)[:, None] for f in (np.cos, np.sin))
-    out = x.reshape(x.shape[0], -1, head_dim).copy()
+    out: Array = x.reshape(x.shape[0], -1, head_dim).copy()
     if rope.interleaved:
         first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
     else:
@@ -175,8 +173,7 @@ def paged_attention(
     for request, length in enumerate(batch.seq_lens):
         tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
         slots = cache.slots(batch.block_tables[request], int(length))
-        scores_of = _attend(q[tokens], cache.keys[slots], cache.values[slots], batch.positions[tokens], p, sinks)
-        out[tokens] = scores_of
+        out[tokens] = _attend(q[tokens], cache.keys[slots], cache.values[slots], batch.positions[tokens], p, sinks)
     return out
 
 
@@ -206,5 +203,5 @@ def _attend(
     total = weights.sum(axis=-1, keepdims=True)
     if sinks is not None:
         total = total + np.exp(sink - top)
-    mixed = weights / total @ values.transpose(1, 0, 2)[:, None]
+    mixed: Array = weights / total @ values.transpose(1, 0, 2)[:, None]
     return mixed.transpose(2, 0, 1, 3).reshape(q.shape)

@@ -103,11 +103,11 @@ class Op(ABC):
     def evaluate(self, step: Evaluation) -> Array:
         """The meaning, in numpy: the output [rows, cols]."""
 
-    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
+    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:  # noqa: ARG002
         """The share of a weight's bytes that a step reads."""
         return 1.0
 
-    def cache_bytes(self, sizes: StepSizes) -> tuple[int, int]:
+    def cache_bytes(self, sizes: StepSizes) -> tuple[int, int]:  # noqa: ARG002
         """Bytes of the paged cache that a step (reads, writes)."""
         return 0, 0
 

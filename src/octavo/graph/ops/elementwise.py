@@ -16,12 +16,14 @@ _erf = np.frompyfunc(math.erf, 1, 1)
 
 def sigmoid(x: Array) -> Array:
     # tanh cannot overflow, exp(-x) can.
-    return 0.5 * (np.tanh(0.5 * x) + 1.0)
+    out: Array = 0.5 * (np.tanh(0.5 * x) + 1.0)
+    return out
 
 
 def gelu(x: Array) -> Array:
     """x * Phi(x), exact. Hendrycks and Gimpel, arXiv 1606.08415."""
-    return 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)).astype(x.dtype))
+    out: Array = 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0)).astype(x.dtype))
+    return out
 
 
 def gelu_tanh(x: Array) -> Array:
@@ -42,7 +44,8 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 def softcap(x: Array, cap: float) -> Array:
     """cap * tanh(x / cap): x, smoothly limited to (-cap, cap). Gemma 2, arXiv 2408.00118."""
-    return cap * np.tanh(x / cap)
+    out: Array = cap * np.tanh(x / cap)
+    return out
 
 
 def require_activation(kind: str) -> None:

@@ -21,7 +21,7 @@ class Embedding(Op):
         require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is no matrix")
         return Rows.TOKENS, self.weight.shape[1]
 
-    def flops(self, sizes: StepSizes) -> int:
+    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
         return 0
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
@@ -87,7 +87,7 @@ class SelectRows(Op):
         require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
         return Rows.OUTPUTS, self.x.cols
 
-    def flops(self, sizes: StepSizes) -> int:
+    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
         return 0
 
     def evaluate(self, step: Evaluation) -> Array:

@@ -1,0 +1,42 @@
+"""Bytes and FLOPs of a graph for any number of tokens, requests, outputs and context."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph, Node
+from octavo.graph.ops import StepSizes
+
+_ACTIVATION_BYTES = 4  # values are float32
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step moves and computes. Weights count once, activations and cache as often as an operation asks."""
+
+    bytes_read: int = 0
+    bytes_written: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.bytes_read + other.bytes_read,
+            self.bytes_written + other.bytes_written,
+            self.flops + other.flops,
+        )
+
+
+def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[str, int]) -> Cost:
+    """The cost of one operation. weight_bytes: of each weight by name, as stored."""
+    op = node.op
+    cache_read, cache_written = op.cache_bytes(sizes)
+    inputs = sum(sizes.rows(value.rows) * value.cols for value in op.inputs) * _ACTIVATION_BYTES
+    weights = sum(int(weight_bytes[p.name] * op.weight_fraction(p, sizes)) for p in op.parameters)
+    output = sizes.rows(node.output.rows) * node.output.cols * _ACTIVATION_BYTES
+    return Cost(inputs + weights + cache_read, output + cache_written, op.flops(sizes))
+
+
+def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[str, int]) -> Cost:
+    """The cost of a step: the sum over all operations."""
+    return sum((node_cost(node, sizes, weight_bytes) for node in graph.nodes), Cost())

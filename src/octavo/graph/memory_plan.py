@@ -1,0 +1,83 @@
+"""The workspace: where each value lies, from live ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Rows, Value
+
+ALIGNMENT = 64  # bytes, a cache line
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Offsets in bytes into one workspace, each a multiple of ALIGNMENT."""
+
+    offsets: Mapping[int, int]  # value id -> offset
+    total_bytes: int
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """Memory that one value, or a chain of values each made in place of the one before, takes."""
+
+    size: int
+    first: int  # index of the node that writes it first
+    last: int  # index of the node that reads it last
+    offset: int = 0
+
+
+def plan(graph: Graph, rows: Mapping[Rows, int]) -> MemoryPlan:
+    """Places all values, float32 [rows, cols], so that no two that live at the same time overlap.
+
+    rows: the largest number of each kind. An output takes the place of an input that nobody needs later where the
+    operation allows it (`Op.in_place`): a kernel then reads an element before it writes it.
+    """
+    buffers, buffer_of = _buffers(graph, rows)
+    total = _place(buffers)
+    return MemoryPlan({value: buffer_of[value].offset for value in buffer_of}, total)
+
+
+def _buffers(graph: Graph, rows: Mapping[Rows, int]) -> tuple[list[_Buffer], dict[int, _Buffer]]:
+    last_use = {node.output: index for index, node in enumerate(graph.nodes)}
+    for index, node in enumerate(graph.nodes):
+        last_use.update(dict.fromkeys(node.op.inputs, index))
+    last_use[graph.output] = len(graph.nodes)  # it outlives the step's last operation
+
+    buffers: list[_Buffer] = []
+    buffer_of: dict[int, _Buffer] = {}
+    for index, node in enumerate(graph.nodes):
+        value = node.output
+        reused = _reusable(node.op.in_place, value, last_use, index)
+        if reused is not None:
+            buffer = buffer_of[reused.id]
+            buffer.last = last_use[value]
+        else:
+            size = rows[value.rows] * value.cols * 4
+            buffer = _Buffer(-(-size // ALIGNMENT) * ALIGNMENT, index, last_use[value])
+            buffers.append(buffer)
+        buffer_of[value.id] = buffer
+    return buffers, buffer_of
+
+
+def _reusable(candidates: tuple[Value, ...], output: Value, last_use: Mapping[Value, int], index: int) -> Value | None:
+    """An input of the same shape that is read for the last time by node `index`."""
+    for value in candidates:
+        if (value.rows, value.cols) == (output.rows, output.cols) and last_use[value] == index:
+            return value
+    return None
+
+
+def _place(buffers: list[_Buffer]) -> int:
+    """Largest first, each at the lowest offset that is free during its life. Returns the bytes in all."""
+    placed: list[_Buffer] = []
+    for buffer in sorted(buffers, key=lambda b: (-b.size, b.first)):
+        neighbours = [b for b in placed if b.first <= buffer.last and buffer.first <= b.last]
+        for other in sorted(neighbours, key=lambda b: b.offset):
+            if buffer.offset + buffer.size <= other.offset:
+                break
+            buffer.offset = max(buffer.offset, other.offset + other.size)
+        placed.append(buffer)
+    return max((b.offset + b.size for b in buffers), default=0)

@@ -1,0 +1,224 @@
+"""Rewrites of a graph that keep its meaning: fusions, early row selection, removal of dead values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from octavo.graph.builder import Graph, Node
+from octavo.graph.ops import (
+    Activation,
+    Add,
+    Attention,
+    FusedAttention,
+    FusedLinear,
+    GatedActivation,
+    LayerNorm,
+    Linear,
+    MoE,
+    Mul,
+    Op,
+    RMSNorm,
+    Rope,
+    Scale,
+    SelectRows,
+    Softcap,
+)
+from octavo.graph.values import Rows, Value
+
+# Each output row depends on the same row of the inputs and on nothing else of the step.
+_ROW_WISE = (
+    Linear,
+    FusedLinear,
+    RMSNorm,
+    LayerNorm,
+    Add,
+    Mul,
+    Scale,
+    Activation,
+    GatedActivation,
+    Softcap,
+    MoE,
+)
+
+
+def optimize(graph: Graph) -> Graph:
+    """The same model in fewer, larger operations; value ids count from 0 in the order of the nodes."""
+    graph = remove_dead(graph)
+    for rule in (_fuse_attention, _fuse_gated_linears, _fuse_residual, _fuse_norm):
+        graph = _rewrite(graph, rule)
+    return _renumber(_select_rows_early(graph))
+
+
+def remove_dead(graph: Graph) -> Graph:
+    """Without the operations that the output does not depend on."""
+    needed = {graph.output}
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.output in needed:
+            needed.update(node.op.inputs)
+            kept.append(node)
+    return Graph.from_nodes(graph.weights, reversed(kept), graph.output)
+
+
+class _View:
+    """A graph with the questions that rules ask: who makes a value, and how often it is used."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._producer = {node.output: node.op for node in graph.nodes}
+        self._uses = Counter(value for node in graph.nodes for value in node.op.inputs)
+        self._uses[graph.output] += 1
+        self._next_id = max((value.id for value in self._producer), default=-1) + 1
+
+    def producer(self, value: Value) -> Op:
+        return self._producer[value]
+
+    def used_once(self, value: Value) -> bool:
+        return self._uses[value] == 1
+
+    def new_value(self, rows: Rows, cols: int) -> Value:
+        value = Value(self._next_id, rows, cols)
+        self._next_id += 1
+        return value
+
+
+# The nodes that replace one, the last of which makes the same value; None: nothing to do.
+_Rule = Callable[[Node, _View], "list[Node] | None"]
+
+
+def _rewrite(graph: Graph, rule: _Rule) -> Graph:
+    view = _View(graph)
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        nodes.extend(rule(node, view) or [node])
+    return remove_dead(Graph.from_nodes(graph.weights, nodes, graph.output))
+
+
+def _fuse_attention(node: Node, view: _View) -> list[Node] | None:
+    """q, k and v linears of one input, their head norms and rope -> FusedLinear, FusedAttention."""
+    op = node.op
+    if not isinstance(op, Attention):
+        return None
+    q_linear, q_norm, q_rope = _projection(op.q, op.params.head_dim, view)
+    k_linear, k_norm, k_rope = _projection(op.k, op.params.head_dim, view)
+    v_linear = view.producer(op.v)
+    linears = [linear for linear in (q_linear, k_linear, v_linear) if isinstance(linear, Linear)]
+    alike = (
+        len(linears) == 3
+        and view.used_once(op.v)
+        and len({linear.x for linear in linears}) == 1
+        and (q_rope and q_rope.rope) == (k_rope and k_rope.rope)
+        and (q_norm and (q_norm.eps, q_norm.weight_offset)) == (k_norm and (k_norm.eps, k_norm.weight_offset))
+    )
+    if not alike:
+        return None
+    product = FusedLinear(linears[0].x, None, tuple(x.weight for x in linears), tuple(x.bias for x in linears))
+    qkv = view.new_value(*product.infer_shape())
+    attention = FusedAttention(
+        qkv,
+        op.params,
+        q_rope.rope if q_rope else None,
+        op.sinks,
+        q_norm.weight if q_norm else None,
+        k_norm.weight if k_norm else None,
+        q_norm.eps if q_norm else 0.0,
+        q_norm.weight_offset if q_norm else 0.0,
+    )
+    return [Node(product, qkv, node.layer), replace(node, op=attention)]
+
+
+def _projection(value: Value, head_dim: int, view: _View) -> tuple[Op | None, RMSNorm | None, Rope | None]:
+    """Linear, norm of heads and rope that make `value` in this order, all used by nobody else."""
+    rope: Rope | None = None
+    norm: RMSNorm | None = None
+    op = view.producer(value)
+    if not view.used_once(value):
+        return None, None, None
+    if isinstance(op, Rope) and op.head_dim == head_dim and view.used_once(op.x):
+        rope, op = op, view.producer(op.x)
+    if isinstance(op, RMSNorm) and op.weight.shape == (head_dim,) and view.used_once(op.x):
+        norm, op = op, view.producer(op.x)
+    return op, norm, rope
+
+
+def _fuse_gated_linears(node: Node, view: _View) -> list[Node] | None:
+    """kind(gate) * up of two linears of one input -> FusedLinear."""
+    op = node.op
+    if not isinstance(op, GatedActivation) or not (view.used_once(op.gate) and view.used_once(op.up)):
+        return None
+    gate, up = view.producer(op.gate), view.producer(op.up)
+    if not (isinstance(gate, Linear) and isinstance(up, Linear) and gate.x == up.x):
+        return None
+    fused = FusedLinear(gate.x, None, (gate.weight, up.weight), (gate.bias, up.bias), kind=op.kind)
+    return [replace(node, op=fused)]
+
+
+def _fuse_residual(node: Node, view: _View) -> list[Node] | None:
+    """linear + value -> FusedLinear with a residual."""
+    op = node.op
+    if not isinstance(op, Add):
+        return None
+    for product, residual in ((op.b, op.a), (op.a, op.b)):
+        linear = view.producer(product)
+        if isinstance(linear, Linear) and view.used_once(product):
+            return [replace(node, op=FusedLinear(linear.x, residual, (linear.weight,), (linear.bias,)))]
+    return None
+
+
+def _fuse_norm(node: Node, view: _View) -> list[Node] | None:
+    """rms_norm -> linears, where nobody else needs the normed value."""
+    op = node.op
+    if not isinstance(op, (Linear, FusedLinear)) or not view.used_once(op.x):
+        return None
+    norm = view.producer(op.x)
+    if not isinstance(norm, RMSNorm) or norm.weight.shape != (norm.x.cols,):
+        return None
+    if isinstance(op, Linear):
+        op = FusedLinear(op.x, None, (op.weight,), (op.bias,))
+    fused = replace(op, x=norm.x, norm=norm.weight, eps=norm.eps, weight_offset=norm.weight_offset)
+    return [replace(node, op=fused)]
+
+
+def _select_rows_early(graph: Graph) -> Graph:
+    """Row-wise operations that only feed a row selection work on the selected rows alone.
+
+    It spares the last layer everything after its attention for tokens whose logits nobody wants.
+    """
+    while True:
+        moved = _share_selections(_rewrite(graph, _swap_selection))
+        if len(moved.nodes) == len(graph.nodes) and all(a == b for a, b in zip(moved.nodes, graph.nodes, strict=True)):
+            return moved
+        graph = moved
+
+
+def _swap_selection(node: Node, view: _View) -> list[Node] | None:
+    """select_rows(op(a, b)) -> op(select_rows(a), select_rows(b))"""
+    if not isinstance(node.op, SelectRows) or not view.used_once(node.op.x):
+        return None
+    op = view.producer(node.op.x)
+    if not isinstance(op, _ROW_WISE):
+        return None
+    selected = {value: view.new_value(Rows.OUTPUTS, value.cols) for value in op.inputs}
+    selections = [Node(SelectRows(value), output, node.layer) for value, output in selected.items()]
+    return [*selections, replace(node, op=op.with_inputs(selected.__getitem__))]
+
+
+def _share_selections(graph: Graph) -> Graph:
+    """One select_rows for each value."""
+    first: dict[Value, Value] = {}
+    same: dict[Value, Value] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        op = node.op.with_inputs(lambda value: same.get(value, value))
+        if isinstance(op, SelectRows):
+            same[node.output] = first.setdefault(op.x, node.output)
+        nodes.append(replace(node, op=op))
+    output = same.get(graph.output, graph.output)
+    return remove_dead(Graph.from_nodes(graph.weights, nodes, output))
+
+
+def _renumber(graph: Graph) -> Graph:
+    values = {node.output: replace(node.output, id=index) for index, node in enumerate(graph.nodes)}
+    nodes = [Node(n.op.with_inputs(values.__getitem__), values[n.output], n.layer) for n in graph.nodes]
+    return Graph.from_nodes(graph.weights, nodes, values[graph.output])
