@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import (
@@ -45,30 +46,43 @@ _ROW_WISE = (
 
 def optimize(graph: Graph) -> Graph:
     """The same model in fewer, larger operations; value ids count from 0 in the order of the nodes."""
-    graph = remove_dead(graph)
+    body = _live(_Body(graph.nodes, graph.output))
     for rule in (_fuse_attention, _fuse_gated_linears, _fuse_residual, _fuse_norm):
-        graph = _rewrite(graph, rule)
-    return _renumber(_select_rows_early(graph))
+        body = _rewrite(body, rule)
+    body = _renumber(_select_rows_early(body))
+    return Graph.from_nodes(graph.weights, body.nodes, body.output)
 
 
 def remove_dead(graph: Graph) -> Graph:
     """Without the operations that the output does not depend on."""
-    needed = {graph.output}
+    body = _live(_Body(graph.nodes, graph.output))
+    return Graph.from_nodes(graph.weights, body.nodes, body.output)
+
+
+class _Body(NamedTuple):
+    """What the passes work on; it becomes a graph, checked again, when they are done."""
+
+    nodes: list[Node]
+    output: Value
+
+
+def _live(body: _Body) -> _Body:
+    needed = {body.output}
     kept: list[Node] = []
-    for node in reversed(graph.nodes):
+    for node in reversed(body.nodes):
         if node.output in needed:
             needed.update(node.op.inputs)
             kept.append(node)
-    return Graph.from_nodes(graph.weights, reversed(kept), graph.output)
+    return _Body(kept[::-1], body.output)
 
 
 class _View:
-    """A graph with the questions that rules ask: who makes a value, and how often it is used."""
+    """The questions that rules ask: who makes a value, and how often it is used."""
 
-    def __init__(self, graph: Graph) -> None:
-        self._producer = {node.output: node.op for node in graph.nodes}
-        self._uses = Counter(value for node in graph.nodes for value in node.op.inputs)
-        self._uses[graph.output] += 1
+    def __init__(self, body: _Body) -> None:
+        self._producer = {node.output: node.op for node in body.nodes}
+        self._uses = Counter(value for node in body.nodes for value in node.op.inputs)
+        self._uses[body.output] += 1
         self._next_id = max((value.id for value in self._producer), default=-1) + 1
 
     def producer(self, value: Value) -> Op:
@@ -87,12 +101,12 @@ class _View:
 _Rule = Callable[[Node, _View], "list[Node] | None"]
 
 
-def _rewrite(graph: Graph, rule: _Rule) -> Graph:
-    view = _View(graph)
+def _rewrite(body: _Body, rule: _Rule) -> _Body:
+    view = _View(body)
     nodes: list[Node] = []
-    for node in graph.nodes:
+    for node in body.nodes:
         nodes.extend(rule(node, view) or [node])
-    return remove_dead(Graph.from_nodes(graph.weights, nodes, graph.output))
+    return _live(_Body(nodes, body.output))
 
 
 def _fuse_attention(node: Node, view: _View) -> list[Node] | None:
@@ -180,16 +194,14 @@ def _fuse_norm(node: Node, view: _View) -> list[Node] | None:
     return [replace(node, op=fused)]
 
 
-def _select_rows_early(graph: Graph) -> Graph:
+def _select_rows_early(body: _Body) -> _Body:
     """Row-wise operations that only feed a row selection work on the selected rows alone.
 
     It spares the last layer everything after its attention for tokens whose logits nobody wants.
     """
-    while True:
-        moved = _share_selections(_rewrite(graph, _swap_selection))
-        if len(moved.nodes) == len(graph.nodes) and all(a == b for a, b in zip(moved.nodes, graph.nodes, strict=True)):
-            return moved
-        graph = moved
+    while (moved := _share_selections(_rewrite(body, _swap_selection))) != body:
+        body = moved
+    return body
 
 
 def _swap_selection(node: Node, view: _View) -> list[Node] | None:
@@ -204,21 +216,22 @@ def _swap_selection(node: Node, view: _View) -> list[Node] | None:
     return [*selections, replace(node, op=op.with_inputs(selected.__getitem__))]
 
 
-def _share_selections(graph: Graph) -> Graph:
+def _share_selections(body: _Body) -> _Body:
     """One select_rows for each value."""
     first: dict[Value, Value] = {}
     same: dict[Value, Value] = {}
     nodes: list[Node] = []
-    for node in graph.nodes:
-        op = node.op.with_inputs(lambda value: same.get(value, value))
+    for node in body.nodes:
+        op = node.op
+        if any(value in same for value in op.inputs):
+            op = op.with_inputs(lambda value: same.get(value, value))
         if isinstance(op, SelectRows):
             same[node.output] = first.setdefault(op.x, node.output)
-        nodes.append(replace(node, op=op))
-    output = same.get(graph.output, graph.output)
-    return remove_dead(Graph.from_nodes(graph.weights, nodes, output))
+        nodes.append(Node(op, node.output, node.layer))
+    return _live(_Body(nodes, same.get(body.output, body.output)))
 
 
-def _renumber(graph: Graph) -> Graph:
-    values = {node.output: replace(node.output, id=index) for index, node in enumerate(graph.nodes)}
-    nodes = [Node(n.op.with_inputs(values.__getitem__), values[n.output], n.layer) for n in graph.nodes]
-    return Graph.from_nodes(graph.weights, nodes, values[graph.output])
+def _renumber(body: _Body) -> _Body:
+    values = {n.output: Value(index, n.output.rows, n.output.cols) for index, n in enumerate(body.nodes)}
+    nodes = [Node(n.op.with_inputs(values.__getitem__), values[n.output], n.layer) for n in body.nodes]
+    return _Body(nodes, values[body.output])

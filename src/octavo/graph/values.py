@@ -38,6 +38,9 @@ class Value:
     cols: int
     graph: Arithmetic | None = field(default=None, compare=False, repr=False)  # the builder, for the operators
 
+    def __hash__(self) -> int:
+        return self.id
+
     def __add__(self, other: Value) -> Value:
         return self._builder().add(self, other)
 

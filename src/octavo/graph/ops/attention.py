@@ -203,5 +203,6 @@ def _attend(
     total = weights.sum(axis=-1, keepdims=True)
     if sinks is not None:
         total = total + np.exp(sink - top)
-    mixed: Array = weights / total @ values.transpose(1, 0, 2)[:, None]
-    return mixed.transpose(2, 0, 1, 3).reshape(q.shape)
+    mixed = weights / total @ values.transpose(1, 0, 2)[:, None]
+    out: Array = mixed.transpose(2, 0, 1, 3).reshape(q.shape)
+    return out

@@ -7,6 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,16 +123,21 @@ class Op(ABC):
     def with_inputs(self, rename: Callable[[Value], Value]) -> Op:
         """The same operation on other values."""
         changes = {
-            f.name: rename(value) for f in dataclasses.fields(self) if isinstance(value := getattr(self, f.name), Value)
+            name: rename(value) for name in _field_names(type(self)) if isinstance(value := getattr(self, name), Value)
         }
         return dataclasses.replace(self, **changes)
 
     def _operands(self) -> list[object]:
         operands: list[object] = []
-        for f in dataclasses.fields(self):
-            operand = getattr(self, f.name)
+        for name in _field_names(type(self)):
+            operand = getattr(self, name)
             operands.extend(operand if isinstance(operand, tuple) else (operand,))
         return operands
+
+
+@cache
+def _field_names(op: type[Op]) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(op))
 
 
 def require(condition: bool, message: str) -> None:
