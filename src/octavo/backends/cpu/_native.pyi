@@ -1,0 +1,70 @@
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Batch, StepOutput
+
+def detected_isa() -> str:
+    """The widest instruction set of processor, operating system and build."""
+
+def known_isas() -> list[str]:
+    """All levels, each containing those before it."""
+
+def kernel_names() -> list[str]:
+    """The operations that have a kernel."""
+
+def kernel_isa(kernel: str, level: str) -> str | None:
+    """The instruction set of the kernel that runs at `level`; None: the operation has none."""
+
+class PackedWeight:
+    """A matrix in the layout of the linear kernels."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+def packable_types() -> list[str]:
+    """The weight types with kernels of their own."""
+
+def pack_weight(type_name: str, data: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
+    """Packs the bytes of a matrix [n, k]. Releases the interpreter lock. Raises ValueError if they do not fit."""
+
+class Program:
+    """A list of records that all threads walk together. See csrc/program.h."""
+
+    def __init__(
+        self,
+        isa: str,
+        num_threads: int,
+        spin_us: tuple[int, int],
+        limits: tuple[int, int, int, int, int],
+        values: list[tuple[int, int, int]],
+        workspace_bytes: int,
+        *,
+        checked: bool = False,
+        profiled: bool = False,
+    ) -> None:
+        """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, row symbol."""
+
+    def add_packed_weight(self, weight: PackedWeight) -> int: ...
+    def add_plain_weight(self, array: NDArray[np.float32]) -> int: ...
+    def add_record(
+        self,
+        kernel: str,
+        label: str,
+        inputs: list[int],
+        output: int,
+        weights: list[int],
+        attributes: tuple[list[int], list[float]],
+        cache: int,
+    ) -> None: ...
+    def finish(self) -> None: ...
+    def cache_block_bytes(self, block_size: int) -> int: ...
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None: ...
+    def copy_block(self, source: int, destination: int) -> None: ...
+    def run(self, batch: Batch, logits: int, output: StepOutput | None, errors: NDArray[np.int32] | None) -> None: ...
+    def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
+    def profile(self) -> list[tuple[str, str, int, int]]: ...
+    def close(self) -> None: ...
+    @property
+    def closed(self) -> bool: ...
+    @property
+    def workspace_bytes(self) -> int: ...

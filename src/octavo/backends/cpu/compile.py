@@ -1,0 +1,169 @@
+"""Turns a graph into a native program: values into places in the workspace, operations into records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo import env
+from octavo.backends.cpu import _native
+from octavo.backends.cpu.executor import CpuExecutor
+from octavo.backends.cpu.lowering import Operands, WeightOperand, lower
+from octavo.backends.cpu.threads import ThreadPlan, plan_threads
+from octavo.backends.cpu.weights import Progress, pack_matrices, plain_weight
+from octavo.errors import GraphError, UsageError
+from octavo.graph.builder import Graph, Node
+from octavo.graph.memory_plan import plan
+from octavo.graph.passes import optimize
+from octavo.graph.values import Parameter, Rows, Value
+
+if TYPE_CHECKING:
+    from octavo.backends import ExecutorLimits
+    from octavo.quantization.packed import Weight
+
+_ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.REQUESTS: 1, Rows.OUTPUTS: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class CompileOptions:
+    """What tests and measurements choose; users have OCTAVO_ISA and OCTAVO_NUM_THREADS.
+
+    isa: the level to run on; None: the widest, capped by OCTAVO_ISA.
+    optimized: the graph is rewritten into fused operations first.
+    checked: outputs are poisoned first and must be finite afterwards, memory is guarded (slow).
+    profiled: times of each operation are kept for `CpuExecutor.profile`.
+    """
+
+    isa: str | None = None
+    optimized: bool = True
+    checked: bool = False
+    profiled: bool = False
+
+
+def compile(  # noqa: A001 - the backend protocol's name
+    graph: Graph,
+    weights: Mapping[str, Weight],
+    limits: ExecutorLimits,
+    *,
+    num_threads: int = 0,
+    progress: Progress | None = None,
+    options: CompileOptions = CompileOptions(),
+) -> CpuExecutor:
+    """See `octavo.backends.Backend.compile`. Raises GraphError naming an operation without a native kernel."""
+    isa = choose_isa(options.isa)
+    if options.optimized:
+        graph = optimize(graph)
+    _check_kernels(graph)
+    threads = plan_threads(num_threads)
+    return _Compiler(graph, weights, limits, isa, threads, options).run(progress)
+
+
+def choose_isa(isa: str | None = None) -> str:
+    """The level that kernels run on: `isa`, else OCTAVO_ISA, never more than the machine has.
+
+    Raises UsageError for an unknown level.
+    """
+    known = _native.known_isas()
+    cap = isa or env.max_instruction_set() or known[-1]
+    if cap not in known:
+        raise UsageError(f"instruction set {cap!r} is unknown; known are {', '.join(known)}")
+    return min(cap, _native.detected_isa(), key=known.index)
+
+
+def _check_kernels(graph: Graph) -> None:
+    known = set(_native.kernel_names())
+    for node in graph.nodes:
+        if node.op.name not in known:
+            raise GraphError(f"{node.layer}: {node.op.name}: the cpu backend has no kernel for this operation")
+
+
+class _Compiler:
+    """The state of one compilation: which index of the program each value, weight and cache has."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Weight],
+        limits: ExecutorLimits,
+        isa: str,
+        threads: ThreadPlan,
+        options: CompileOptions,
+    ) -> None:
+        self._graph = graph
+        self._weights = weights
+        self._isa = isa
+        self._threads = threads
+        self._values: dict[Value, int] = {}
+        self._plain: dict[Parameter | tuple[float, ...], int] = {}
+        self._caches: dict[int, int] = {p.layer: i for i, p in enumerate(graph.attention_layers)}
+        self._matrices: dict[str, int] = {}
+        self._program = self._make_program(limits, options)
+
+    def run(self, progress: Progress | None) -> CpuExecutor:
+        lowered = [(node, lower(node.op)) for node in self._graph.nodes]
+        matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
+        packed = pack_matrices(self._weights, matrices, self._threads.count, progress)
+        self._matrices = {name: self._program.add_packed_weight(weight) for name, weight in packed.items()}
+        for node, operands in lowered:
+            self._add_record(node, operands)
+        self._program.finish()
+        weight_bytes = sum(w.nbytes for w in packed.values())
+        return CpuExecutor(self._program, self._values[self._graph.output], weight_bytes, self._isa, self._threads)
+
+    def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
+        rows = {
+            Rows.TOKENS: limits.max_num_batched_tokens,
+            Rows.REQUESTS: limits.max_num_seqs,
+            Rows.OUTPUTS: limits.max_num_outputs,
+        }
+        memory = plan(self._graph, rows)
+        places: list[tuple[int, int, int]] = []
+        for node in self._graph.nodes:
+            self._values[node.output] = len(places)
+            places.append((memory.offsets[node.output.id], node.output.cols, _ROW_SYMBOLS[node.output.rows]))
+        return _native.Program(
+            self._isa,
+            self._threads.count,
+            self._threads.spin_us,
+            (
+                limits.max_num_batched_tokens,
+                limits.max_num_seqs,
+                limits.max_num_outputs,
+                limits.max_model_len,
+                self._vocab_size(),
+            ),
+            places,
+            memory.total_bytes,
+            checked=options.checked,
+            profiled=options.profiled,
+        )
+
+    def _vocab_size(self) -> int:
+        """Token ids of a batch are below this: the rows of the embedding."""
+        tables = [p.shape[0] for n in self._graph.nodes if n.op.name == "embedding" for p in n.op.parameters]
+        return min(tables, default=self._graph.output.cols)
+
+    def _add_record(self, node: Node, operands: Operands) -> None:
+        label = f"{node.layer}: {node.op.name}"
+        inputs = [-1 if value is None else self._values[value] for value in operands.inputs]
+        weights = [self._weight(operand) for operand in operands.weights]
+        cache = -1 if operands.layer is None else self._caches[operands.layer]
+        attributes = (operands.ints, operands.floats)
+        output = self._values[node.output]
+        self._program.add_record(node.op.name, label, inputs, output, weights, attributes, cache)
+
+    def _weight(self, operand: WeightOperand) -> int:
+        if operand is None:
+            return -1
+        if isinstance(operand, Parameter) and len(operand.shape) > 1:
+            return self._matrices[operand.name]
+        if operand not in self._plain:
+            if isinstance(operand, Parameter):
+                array = plain_weight(self._weights, operand)
+            else:
+                array = np.array(operand, np.float32)
+            self._plain[operand] = self._program.add_plain_weight(array)
+        return self._plain[operand]

@@ -1,0 +1,99 @@
+"""A compiled graph on the CPU: hands each step to native code in one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from octavo.backends.sampling import raise_row_errors
+from octavo.batch import StepOutput
+from octavo.errors import UsageError
+
+if TYPE_CHECKING:
+    from octavo.backends.cpu import _native
+    from octavo.backends.cpu.threads import ThreadPlan
+    from octavo.batch import Batch
+
+# What the cache per token is computed from; a block's padding is spread over its tokens.
+_NOMINAL_BLOCK_SIZE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTime:
+    """What one operation of the program took so far, on the first thread, waiting for the others included."""
+
+    label: str  # layer and operation
+    kernel: str
+    calls: int
+    seconds: float
+
+
+class CpuExecutor:
+    """Implements `octavo.backends.Executor`. Safe to share between threads: steps run one after the other."""
+
+    def __init__(
+        self, program: _native.Program, logits: int, weight_bytes: int, isa: str, thread_plan: ThreadPlan
+    ) -> None:
+        """logits: index of the program's value [OUTPUTS, vocab]."""
+        self._program = program
+        self._logits = logits
+        self._weight_bytes = weight_bytes
+        self._workspace_bytes = program.workspace_bytes
+        self.isa = isa
+        self.thread_plan = thread_plan
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        return self._program.cache_block_bytes(_NOMINAL_BLOCK_SIZE) // _NOMINAL_BLOCK_SIZE
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self._workspace_bytes
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._weight_bytes
+
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+        """See `Executor`. Raises UsageError if the kernels cannot work with `block_size`."""
+        try:
+            self._program.allocate_cache(num_blocks, block_size)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def execute(self, batch: Batch) -> StepOutput:
+        """Runs one step. Raises ValueError for a batch whose arrays or numbers do not fit, before anything runs."""
+        rows = len(batch.logits_indices)
+        output = _empty_output(rows, batch)
+        errors = np.zeros(rows, np.int32)
+        self._program.run(batch, self._logits, output, errors)
+        if batch.sampling is not None:
+            raise_row_errors(errors)
+        if batch.return_logits:
+            output.logits = self._program.value(self._logits, rows).copy()
+        return output
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        for source, destination in pairs:
+            self._program.copy_block(source, destination)
+
+    def profile(self) -> list[RecordTime]:
+        """Times of all operations, in their order; zero unless compiled with `profiled`."""
+        return [RecordTime(label, kernel, calls, ns / 1e9) for label, kernel, calls, ns in self._program.profile()]
+
+    def close(self) -> None:
+        self._program.close()
+
+
+def _empty_output(rows: int, batch: Batch) -> StepOutput:
+    """As for a step without sampling: token -1, no probabilities. Sampling writes every element."""
+    num_top = 0 if batch.sampling is None else max(int(batch.sampling.num_logprobs.max(initial=0)), 0)
+    return StepOutput(
+        token_ids=np.full(rows, -1, np.int32),
+        logprobs=np.full(rows, np.nan, np.float32),
+        ranks=np.zeros(rows, np.int32),
+        top_ids=np.full((rows, num_top), -1, np.int32),
+        top_logprobs=np.full((rows, num_top), np.nan, np.float32),
+    )

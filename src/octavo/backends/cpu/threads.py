@@ -1,0 +1,114 @@
+"""How many threads the machine gives this process, and how long they may spin while they wait."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo import env
+
+_CGROUP = Path("/sys/fs/cgroup")
+_TOPOLOGY = Path("/sys/devices/system/cpu")
+
+# Spinning inside a step and between steps, in microseconds. A worker that spins under a quota uses up the time that
+# another needs, and is then stopped for tens of milliseconds.
+_SPIN_US = (50, 300)
+_SPIN_UNDER_QUOTA_US = (5, 20)
+_SPIN_OVERSUBSCRIBED_US = (0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadPlan:
+    """count: compute threads, the caller included. reasons: how it came about, one line each, for people."""
+
+    count: int
+    spin_us: tuple[int, int]  # inside a step, between steps
+    reasons: tuple[str, ...]
+
+
+def plan_threads(
+    requested: int = 0, *, cgroup: Path = _CGROUP, topology: Path = _TOPOLOGY, self_cgroup: Path | None = None
+) -> ThreadPlan:
+    """The number of threads: requested if > 0, else `OCTAVO_NUM_THREADS`, else the machine's.
+
+    The machine's is the smallest of the affinity mask's CPUs, the physical cores among them, and the whole CPUs
+    that the control group's quota allows; at least 1. Source: cgroup-v1 and cgroup-v2 in the kernel's documentation.
+    """
+    cpus = sorted(os.sched_getaffinity(0))
+    quota = _cpu_quota(cgroup, self_cgroup or Path("/proc/self/cgroup"))
+    reasons = [f"{len(cpus)} CPUs in the affinity mask"]
+    count = len(cpus)
+    cores = _physical_cores(cpus, topology)
+    if cores < count:
+        reasons.append(f"{cores} physical cores")
+        count = cores
+    if quota is not None:
+        reasons.append(f"a control group quota of {quota:.4g} CPUs")
+        count = min(count, int(quota))
+    count = max(count, 1)
+    chosen = requested or env.num_threads()
+    if chosen:
+        reasons.append(f"{chosen} asked for" if requested else f"OCTAVO_NUM_THREADS={chosen}")
+        count = chosen
+    return ThreadPlan(count, _spin(count, len(cpus), quota), tuple(reasons))
+
+
+def _spin(count: int, cpus: int, quota: float | None) -> tuple[int, int]:
+    if count > cpus:
+        return _SPIN_OVERSUBSCRIBED_US
+    # A quota of as many CPUs as there are threads leaves nothing to anybody else in the group.
+    if quota is not None and quota < cpus and (quota != int(quota) or quota <= count):
+        return _SPIN_UNDER_QUOTA_US
+    return _SPIN_US
+
+
+def _physical_cores(cpus: list[int], topology: Path) -> int:
+    """Distinct cores among `cpus`; all of them count if the topology cannot be read."""
+    cores = set()
+    for cpu in cpus:
+        siblings = _read(topology / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+        cores.add(siblings if siblings else f"cpu{cpu}")
+    return len(cores)
+
+
+def _cpu_quota(cgroup: Path, self_cgroup: Path) -> float | None:
+    """The smallest quota of the process's control group and its parents, in CPUs; None: no limit."""
+    quotas = []
+    for line in (_read(self_cgroup) or "").splitlines():
+        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
+        if controllers == "":
+            quotas += [_quota_v2(directory) for directory in _with_parents(cgroup, path)]
+        elif "cpu" in controllers.split(","):
+            roots = (cgroup / controllers, cgroup / "cpu")
+            quotas += [_quota_v1(directory) for root in roots for directory in _with_parents(root, path)]
+    known = [quota for quota in quotas if quota is not None]
+    return min(known) if known else None
+
+
+def _with_parents(root: Path, path: str) -> list[Path]:
+    """The group's directory and those above it. In a container the path may lie outside what is mounted."""
+    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+    return [root.joinpath(*parts[:i]) for i in range(len(parts), -1, -1)]
+
+
+def _quota_v2(directory: Path) -> float | None:
+    fields = (_read(directory / "cpu.max") or "").split()
+    return _ratio(fields[0], fields[1]) if len(fields) == 2 else None
+
+
+def _quota_v1(directory: Path) -> float | None:
+    return _ratio(_read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us"))
+
+
+def _ratio(quota: str | None, period: str | None) -> float | None:
+    if quota is None or period is None or not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None  # "max" and -1: no limit
+    return int(quota) / int(period)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None

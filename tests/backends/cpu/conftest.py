@@ -1,0 +1,173 @@
+"""Runs single operations on the cpu backend and in numpy, on the same operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo.backends.cpu import _native
+from octavo.backends.cpu.lowering import lower
+from octavo.backends.cpu.threads import plan_threads
+from octavo.batch import Batch
+from octavo.graph.ops import LayerCache, Op
+from octavo.graph.values import Parameter, Rows, Value
+from octavo.quantization.packed import Weight
+
+Array = NDArray[np.float32]
+
+
+def available_isas() -> list[str]:
+    """The levels that this machine (or an emulating build) can run."""
+    known = _native.known_isas()
+    return known[: known.index(_native.detected_isa()) + 1]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "isa" in metafunc.fixturenames:
+        metafunc.parametrize("isa", available_isas())
+
+
+def make_batch(num_tokens: int, outputs: list[int] | None = None, vocab: int = 1) -> Batch:
+    """One request of `num_tokens` tokens in consecutive slots of blocks of 16."""
+    tokens = np.arange(num_tokens, dtype=np.int32)
+    blocks = -(-num_tokens // 16)
+    return Batch(
+        token_ids=tokens % vocab,
+        positions=tokens,
+        query_start_loc=np.array([0, num_tokens], np.int32),
+        seq_lens=np.array([num_tokens], np.int32),
+        block_tables=np.arange(blocks, dtype=np.int32)[None],
+        slot_mapping=tokens,
+        logits_indices=np.array(outputs if outputs is not None else [num_tokens - 1], np.int32),
+    )
+
+
+@dataclass
+class NumpyStep:
+    """Implements `octavo.graph.ops.Evaluation` over given arrays, in float64."""
+
+    batch: Batch
+    values: Mapping[Value, Array]
+    weights: Mapping[str, Weight]
+    caches: dict[int, LayerCache] = field(default_factory=dict)
+    dtype: type[np.float64] = np.float64
+
+    def value(self, value: Value) -> NDArray[np.float64]:
+        return self.values[value].astype(np.float64)
+
+    def weight(self, parameter: Parameter) -> NDArray[np.float64]:
+        return self.weights[parameter.name].dequantize().astype(np.float64)
+
+    def cache(self, layer: int) -> LayerCache:
+        return self.caches[layer]
+
+
+def rows_of(rows: Rows, batch: Batch) -> int:
+    return {
+        Rows.TOKENS: len(batch.token_ids),
+        Rows.REQUESTS: len(batch.seq_lens),
+        Rows.OUTPUTS: len(batch.logits_indices),
+    }[rows]
+
+
+@dataclass
+class SingleOp:
+    """A program of one operation, in checked mode: poisoned output, guarded memory, finite results."""
+
+    op: Op
+    weights: Mapping[str, Weight]
+    isa: str
+    threads: int
+    limits: Batch  # the largest step
+    vocab: int = 1 << 20
+
+    def __post_init__(self) -> None:
+        operands = lower(self.op)
+        self.inputs: list[Value] = list(dict.fromkeys(v for v in operands.inputs if v is not None))
+        rows, cols = self.op.infer_shape()
+        values, offset = [], 0
+        for r, c in [*((v.rows, v.cols) for v in self.inputs), (rows, cols)]:
+            values.append((offset, c, list(Rows).index(r)))
+            offset += -(-rows_of(r, self.limits) * c * 4 // 64) * 64
+        self.output_rows = rows
+        batch = self.limits
+        limits = (len(batch.token_ids), len(batch.seq_lens), len(batch.logits_indices), int(batch.seq_lens.max()))
+        self.program = _native.Program(
+            self.isa,
+            self.threads,
+            plan_threads(self.threads).spin_us,
+            (*limits, self.vocab),
+            values,
+            offset,
+            checked=True,
+        )
+        indices = [-1 if v is None else self.inputs.index(v) for v in operands.inputs]
+        weights = [self._add_weight(w) for w in operands.weights]
+        cache = -1 if operands.layer is None else 0
+        attributes = (operands.ints, operands.floats)
+        self.program.add_record(self.op.name, self.op.name, indices, len(self.inputs), weights, attributes, cache)
+        self.program.finish()
+
+    def _add_weight(self, operand: Parameter | tuple[float, ...] | None) -> int:
+        if operand is None:
+            return -1
+        if isinstance(operand, tuple):
+            return self.program.add_plain_weight(np.array(operand, np.float32))
+        weight = self.weights[operand.name]
+        if len(operand.shape) == 1:
+            return self.program.add_plain_weight(weight.dequantize())
+        data = np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1)
+        n = int(np.prod(operand.shape[:-1]))
+        return self.program.add_packed_weight(_native.pack_weight(weight.type_name, data, n, operand.shape[-1]))
+
+    def __call__(self, batch: Batch, values: Mapping[Value, Array]) -> Array:
+        for index, value in enumerate(self.inputs):
+            self.program.value(index, rows_of(value.rows, batch))[:] = values[value]
+        self.program.run(batch, 0, None, None)
+        return self.program.value(len(self.inputs), rows_of(self.output_rows, batch)).copy()
+
+
+@pytest.fixture
+def cpu_batch() -> Callable[..., Batch]:
+    return make_batch
+
+
+@pytest.fixture
+def run_op() -> Callable[..., Array]:
+    """run_op(op, values, weights=..., batch=..., isa=..., threads=...) -> output of the native kernel."""
+
+    def run(
+        op: Op,
+        values: Mapping[Value, Array],
+        *,
+        weights: Mapping[str, Weight] | None = None,
+        batch: Batch | None = None,
+        isa: str = "",
+        threads: int = 1,
+    ) -> Array:
+        batch = batch or make_batch(next(iter(values.values())).shape[0])
+        return SingleOp(op, weights or {}, isa or _native.detected_isa(), threads, replace(batch))(batch, values)
+
+    return run
+
+
+@pytest.fixture
+def numpy_op() -> Callable[..., NDArray[np.float64]]:
+    """numpy_op(op, values, weights=..., batch=...) -> its meaning in float64."""
+
+    def evaluate(
+        op: Op,
+        values: Mapping[Value, Array],
+        *,
+        weights: Mapping[str, Weight] | None = None,
+        batch: Batch | None = None,
+        caches: dict[int, LayerCache] | None = None,
+    ) -> NDArray[np.float64]:
+        batch = batch or make_batch(next(iter(values.values())).shape[0])
+        return op.evaluate(NumpyStep(batch, values, weights or {}, caches or {}))
+
+    return evaluate
