@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization.ggml import BLOCK_SIZES, GGML_TYPES
-from octavo.quantization.packed import DenseWeight, Weight
+from octavo.quantization.packed import DenseWeight, GGMLWeight
 
 KINDS = {"u1": 0, "i1": 1, "u2": 2, "i2": 3, "u4": 4, "i4": 5, "f4": 6, "u8": 10, "i8": 11, "f8": 12, "b1": 7}
 BOOL, STRING, ARRAY = 7, 8, 9
@@ -115,10 +115,9 @@ def gguf(
     return header + bytes(-len(header) % alignment) + data if tensors else header
 
 
-def from_weight(name: str, weight: Weight) -> Tensor:
+def from_weight(name: str, weight: DenseWeight | GGMLWeight) -> Tensor:
     """A tensor with the content of `weight`."""
-    data = weight.data if isinstance(weight, DenseWeight) else getattr(weight, "data")
-    return Tensor(name, weight.type_name, weight.shape, np.ascontiguousarray(data).tobytes())
+    return Tensor(name, weight.type_name, weight.shape, np.ascontiguousarray(weight.data).tobytes())
 
 
 def write_split(
