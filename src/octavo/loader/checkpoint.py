@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import logging
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType, ModuleType
+from types import MappingProxyType
 from typing import Any, Literal
 
 from octavo import models
@@ -149,7 +148,7 @@ def _open_safetensors(path: Path) -> Checkpoint:
     return Checkpoint(path, path.parent, "safetensors", architecture, config, weights, MappingProxyType({}), file)
 
 
-def _architecture(path: Path, name: str) -> tuple[str, ModuleType]:
+def _architecture(path: Path, name: str) -> tuple[str, models.Architecture]:
     """The module under `octavo.models` for an architecture name of GGUF or config.json."""
     known = models.known_architectures()
     if name not in known:
@@ -158,7 +157,7 @@ def _architecture(path: Path, name: str) -> tuple[str, ModuleType]:
             f"{path}: architecture {name!r:.80} is not supported; nearest of the supported ones: {nearest[0]} "
             f"(all: {', '.join(sorted(known))})"
         )
-    return name, importlib.import_module(f"octavo.models.{name}")
+    return known[name], models.load_architecture(name)
 
 
 def _config(path: Path, read: Callable[[], Any]) -> Any:
