@@ -124,15 +124,25 @@ def hf_rope(reader: ConfigReader) -> ConfigReader:
 
 
 def hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """The sliding window of each layer by `layer_types`, or by `max_window_layers`; only if `use_sliding_window`."""
+    """Qwen's sliding windows, one a layer: off unless `use_sliding_window`, then from `max_window_layers` on."""
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     if not reader.flag("use_sliding_window", False):
         return (None,) * num_layers
     window = reader.integer("sliding_window", 4096)
     if reader.has("layer_types"):
-        return tuple(None if kind == "full_attention" else window for kind in reader.texts("layer_types", num_layers))
+        return windows_of_types(reader, num_layers, window)
     first = reader.integer("max_window_layers", 28, low=0)
     return tuple(window if layer >= first else None for layer in range(num_layers))
+
+
+def windows_of_types(reader: ConfigReader, num_layers: int, window: int) -> tuple[int | None, ...]:
+    """The window of each layer by `layer_types`. Raises ModelLoadError for a type that is no attention."""
+    windows = {"full_attention": None, "sliding_attention": window}
+    kinds = reader.texts("layer_types", num_layers)
+    for kind in kinds:
+        if kind not in windows:
+            raise reader.error("layer_types", kind, f"must be {' or '.join(windows)}")
+    return tuple(windows[kind] for kind in kinds)
 
 
 def _head_dim(reader: ConfigReader, key: str, hidden_size: int, num_heads: int) -> int:
