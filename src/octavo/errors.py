@@ -31,3 +31,7 @@ class InsufficientMemoryError(OctavoError):
     """A model or one request does not fit: the message shows the arithmetic."""
 
     exit_code = 3
+
+
+class EngineDeadError(OctavoError):
+    """The engine failed or was closed; every request that waited for it gets this."""

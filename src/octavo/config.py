@@ -1,0 +1,91 @@
+"""What an engine is built from. Flags and documentation are made from these fields."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.errors import UsageError
+
+_SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+
+def _option(default: Any, help: str) -> Any:  # noqa: A002 - the word that command line parsers use
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    """How to run a model. Every field is checked when the object is made; a wrong one raises UsageError."""
+
+    model: str = _option("smollm2", "path, hub id (org/name or org/name:Q4_K_M) or short name of the model")
+    backend: str = _option("cpu", "what computes: cpu, or reference (numpy, slow, the specification)")
+    max_model_len: int | None = _option(
+        None, "most tokens of prompt and answer of one request; default: the model's own, or what the memory holds"
+    )
+    max_num_seqs: int = _option(64, "most sequences that run at once")
+    max_num_batched_tokens: int = _option(512, "most tokens computed in one step: smaller steps answer more evenly")
+    kv_cache_memory: int | str | None = _option(
+        None, "memory of the KV cache, in bytes or as '2GiB'; default: by the free memory, half of it at most"
+    )
+    block_size: int = _option(16, "tokens of one block of the KV cache")
+    enable_prefix_caching: bool = _option(True, "keep the KV cache of finished requests for prompts that begin alike")
+    num_threads: int = _option(0, "compute threads; 0: as many as this process may use cores")
+
+    def __post_init__(self) -> None:
+        for name in ("model", "backend"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise UsageError(f"{name} must be a name, not {value!r}")
+        if not isinstance(self.enable_prefix_caching, bool):
+            raise UsageError(f"enable_prefix_caching must be True or False, not {self.enable_prefix_caching!r}")
+        _check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
+        _check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
+        _check_integer("block_size", self.block_size, 1, 1024)
+        _check_integer("num_threads", self.num_threads, 0, 1024)
+        if self.max_model_len is not None:
+            _check_integer("max_model_len", self.max_model_len, 2, 2**30)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise UsageError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs {self.max_num_seqs}; "
+                "a step must have room for one token of every sequence: raise the first or lower the second"
+            )
+        if self.kv_cache_memory is not None:
+            object.__setattr__(self, "kv_cache_memory", parse_bytes("kv_cache_memory", self.kv_cache_memory))
+
+    @classmethod
+    def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:
+        """A configuration from keyword arguments. Raises UsageError for an unknown one, with the nearest known."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+                raise UsageError(f"there is no option {name!r}{hint}")
+        return cls(model=model, **options)
+
+
+def parse_bytes(name: str, value: int | str) -> int:
+    """Bytes of `2147483648`, `"2GiB"` or `"2 GB"`. Raises UsageError."""
+    if isinstance(value, str):
+        text = value.strip().lower().replace(" ", "")
+        digits = text.rstrip("kmgib")
+        unit = text[len(digits) :]
+        try:
+            number = float(digits) * _SIZE_UNITS[unit] if digits.isascii() else -1.0
+        except (ValueError, KeyError, OverflowError):
+            number = -1.0
+        if not 0 < number < 2**63:
+            raise UsageError(f"{name} is {value!r}; write a size in bytes, or with a unit, such as '2GiB' or '500MB'")
+        return int(number)
+    return _check_integer(name, value, 1, 2**63 - 1)
+
+
+def _check_integer(name: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be an integer, not {value!r}")
+    if not low <= value <= high:
+        raise UsageError(f"{name} is {value}; it must be from {low} to {high}")
+    return value

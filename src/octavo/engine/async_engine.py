@@ -1,0 +1,119 @@
+"""One thread steps the engine for everybody; callers on any thread or event loop get their outputs from it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+from octavo.engine.engine import Engine
+from octavo.engine.request import Request
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.outputs import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+# Called on the engine's thread; it must only hand the item on. An exception is the last item of its request.
+Sink: TypeAlias = Callable[["RequestOutput | OctavoError"], None]
+
+
+class AsyncEngine:
+    """An `Engine` with a thread of its own. Every method may be called from any thread."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._wake = threading.Condition()
+        self._added: deque[tuple[Request, Sink]] = deque()
+        self._aborted: deque[str] = deque()
+        self._sinks: dict[str, Sink] = {}  # only the engine's thread touches it
+        self._is_closing = False
+        self._failure: OctavoError | None = None
+        self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: Request, sink: Sink) -> None:
+        """Queues a request of `Engine.create_request`. `sink` gets its outputs, the last one finished.
+
+        Raises EngineDeadError if the engine has failed or was closed.
+        """
+        with self._wake:
+            self._check_alive()
+            self._added.append((request, sink))
+            self._wake.notify()
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request within a step; its sink gets the output with finish_reason `abort`."""
+        with self._wake:
+            self._aborted.append(request_id)
+            self._wake.notify()
+
+    def close(self) -> None:
+        """Ends every request with an error and the thread. May be called twice."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def _check_alive(self) -> None:
+        if self._failure is not None:
+            raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
+        if self._is_closing:
+            raise EngineDeadError("the engine is closed; make a new LLM")
+
+    # --- the engine's thread ---
+
+    def _run(self) -> None:
+        try:
+            while self._take_commands():
+                for output in self.engine.step():
+                    self._deliver(output)
+            failure = EngineDeadError("the engine was closed while the request ran")
+        except Exception as error:  # whatever happens, nobody may wait for ever
+            logger.exception("the engine failed")
+            failure = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+        with self._wake:
+            self._failure = failure
+            sinks = [*self._sinks.values(), *(sink for _, sink in self._added)]
+            self._sinks.clear()
+            self._added.clear()
+        for sink in sinks:
+            self._hand_over(sink, failure)
+
+    def _take_commands(self) -> bool:
+        """Waits for work, then queues and aborts what callers asked for. False: it is time to end."""
+        with self._wake:
+            while not (self._added or self._aborted or self._is_closing or self.engine.has_work):
+                self._wake.wait()
+            if self._is_closing:
+                return False
+            added, self._added = self._added, deque()
+            aborted, self._aborted = self._aborted, deque()
+        for request, sink in added:
+            try:
+                self.engine.add_request(request)
+            except OctavoError as error:
+                self._hand_over(sink, error)
+            else:
+                self._sinks[request.request_id] = sink
+        for request_id in aborted:
+            output = self.engine.abort(request_id)
+            if output is not None:
+                self._deliver(output)
+        return True
+
+    def _deliver(self, output: RequestOutput) -> None:
+        sink = self._sinks[output.request_id]
+        if output.finished:
+            del self._sinks[output.request_id]
+        self._hand_over(sink, output)
+
+    @staticmethod
+    def _hand_over(sink: Sink, item: RequestOutput | OctavoError) -> None:
+        try:
+            sink(item)
+        except Exception:  # a caller whose event loop is gone must not take the others with it
+            logger.exception("an output could not be handed over")

@@ -1,0 +1,174 @@
+"""Turns a schedule into the arrays of `Batch`, with as little Python per token as possible."""
+
+from __future__ import annotations
+
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Batch, Float32, Int32, SamplingBatch
+from octavo.engine.request import Sequence
+from octavo.engine.sampling_state import SamplingState
+from octavo.engine.scheduler import ScheduledSequence
+
+
+_Values = TypeVar("_Values", Int32, Float32)
+
+
+class BatchBuilder:
+    """Keeps what does not change between steps in tables by `Sequence.row`, and gathers a step from them.
+
+    vocab_size: columns of the logits; it bounds masks and top_k.
+    """
+
+    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, vocab_size: int) -> None:
+        self._block_size = block_size
+        self._vocab_size = vocab_size
+        self._block_tables = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)
+        self._floats = np.zeros((7, max_num_seqs), np.float32)  # SamplingState.floats
+        self._ints = np.zeros((2, max_num_seqs), np.int32)  # SamplingState.ints
+        self._seeds = np.zeros(max_num_seqs, np.uint64)
+        self._owners: list[Sequence | None] = [None] * max_num_seqs
+        self._states: list[SamplingState | None] = [None] * max_num_seqs
+
+    def build(self, scheduled: list[ScheduledSequence]) -> Batch:
+        """The step's arrays; rows of logits in the order: prompt log-probabilities, then samplers, by sequence."""
+        for item in scheduled:
+            self._sync_blocks(item.sequence)
+        rows = np.array([item.sequence.row for item in scheduled], np.int32)
+        counts = np.array([item.num_tokens for item in scheduled], np.int32)
+        starts = np.array([item.sequence.num_computed_tokens for item in scheduled], np.int32)
+        query_start_loc = np.zeros(len(scheduled) + 1, np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        if counts.max() == 1:
+            token_ids = np.array(
+                [item.sequence.token_ids[item.sequence.num_computed_tokens] for item in scheduled], np.int32
+            )
+            positions, token_rows = starts, rows
+        else:
+            token_ids = self._gather_token_ids(scheduled, query_start_loc)
+            positions = np.arange(len(token_ids), dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], counts)
+            token_rows = np.repeat(rows, counts)
+        block, offset = np.divmod(positions, np.int32(self._block_size))
+        slots = self._block_tables[token_rows, block] * np.int32(self._block_size) + offset
+        seq_lens = starts + counts
+        num_blocks = -(-int(seq_lens.max()) // self._block_size)
+        logits_indices, sampling = self._build_sampling(scheduled, query_start_loc)
+        return Batch(
+            token_ids=token_ids,
+            positions=positions,
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_tables=self._block_tables[rows, :num_blocks],
+            slot_mapping=slots,
+            logits_indices=logits_indices,
+            sampling=sampling,
+        )
+
+    def _gather_token_ids(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32:
+        token_ids = np.empty(int(query_start_loc[-1]), np.int32)
+        for item, start in zip(scheduled, query_start_loc.tolist(), strict=False):
+            first = item.sequence.num_computed_tokens
+            token_ids[start : start + item.num_tokens] = item.sequence.token_ids[first : first + item.num_tokens]
+        return token_ids
+
+    def _sync_blocks(self, sequence: Sequence) -> None:
+        row, table = sequence.row, sequence.block_table
+        if self._owners[row] is not sequence:
+            self._adopt(sequence)
+        first = sequence.num_synced_blocks
+        if first < len(table):
+            self._block_tables[row, first : len(table)] = table[first:]
+            sequence.num_synced_blocks = len(table)
+
+    def _adopt(self, sequence: Sequence) -> None:
+        """Writes the sampling parameters of a sequence that is new in its row."""
+        row = sequence.row
+        self._owners[row] = sequence
+        sequence.num_synced_blocks = 0
+        self._states[row] = state = SamplingState(sequence, self._vocab_size)
+        self._floats[:, row] = state.floats()
+        self._ints[:, row] = state.ints()
+        self._seeds[row] = sequence.seed
+
+    # --- sampling ---
+
+    def _build_sampling(
+        self, scheduled: list[ScheduledSequence], query_start_loc: Int32
+    ) -> tuple[Int32, SamplingBatch]:
+        indices: list[int] = []
+        sequences: list[Sequence] = []
+        targets: list[int] = []
+        ends = query_start_loc.tolist()
+        for i, item in enumerate(scheduled):
+            sequence = item.sequence
+            if item.num_logprob_rows:
+                first = ends[i] + item.logprob_start - sequence.num_computed_tokens
+                indices.extend(range(first, first + item.num_logprob_rows))
+                sequences.extend([sequence] * item.num_logprob_rows)
+                after = item.logprob_start + 1
+                targets.extend(sequence.token_ids[after : after + item.num_logprob_rows])
+            for sampler in item.samplers:
+                if self._owners[sampler.row] is not sampler:
+                    self._adopt(sampler)
+                indices.append(ends[i + 1] - 1)
+                sequences.append(sampler)
+                targets.append(-1)
+        return np.array(indices, np.int32), self._gather_sampling(sequences, targets)
+
+    def _gather_sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
+        rows = np.array([sequence.row for sequence in sequences], np.intp)
+        temperature, top_p, min_p, typical_p, repetition, presence, frequency = self._floats[:, rows]
+        top_k, num_logprobs = self._ints[:, rows]
+        states: list[SamplingState | None] = []
+        for i, (sequence, target) in enumerate(zip(sequences, targets, strict=True)):
+            states.append(self._states[sequence.row] if target < 0 else None)
+            if target >= 0:
+                num_logprobs[i] = sequence.request.num_prompt_logprobs
+        history_start, history_ids, history_counts = _compress(
+            [None if state is None or not state.has_penalties else state.history() for state in states], np.int32
+        )
+        bias_start, bias_ids, bias_values = _compress(
+            [None if state is None or not state.has_bias else state.bias() for state in states], np.float32
+        )
+        return SamplingBatch(
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            repetition_penalty=repetition,
+            presence_penalty=presence,
+            frequency_penalty=frequency,
+            seed=self._seeds[rows],
+            counter=np.array([sequence.num_output_tokens for sequence in sequences], np.uint64),
+            target=np.array(targets, np.int32),
+            num_logprobs=num_logprobs,
+            history_start=history_start,
+            history_ids=history_ids,
+            history_counts=history_counts,
+            bias_start=bias_start,
+            bias_ids=bias_ids,
+            bias_values=bias_values,
+            allowed_mask=self._gather_masks(states),
+        )
+
+    def _gather_masks(self, samplers: list[SamplingState | None]) -> NDArray[np.uint32] | None:
+        if not any(state is not None and state.allowed_mask is not None for state in samplers):
+            return None
+        masks = np.full((len(samplers), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
+        for i, state in enumerate(samplers):
+            if state is not None and state.allowed_mask is not None:
+                masks[i] = state.allowed_mask
+        return masks
+
+
+def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:
+    """Compressed rows: where each row starts, and the ids and values of all rows together."""
+    starts = np.zeros(len(entries) + 1, np.int32)
+    present = [entry for entry in entries if entry is not None]
+    if not present:
+        return starts, np.zeros(0, np.int32), cast(_Values, np.zeros(0, dtype))
+    np.cumsum([0 if entry is None else len(entry[0]) for entry in entries], out=starts[1:])
+    return starts, np.concatenate([ids for ids, _ in present]), cast(_Values, np.concatenate([v for _, v in present]))

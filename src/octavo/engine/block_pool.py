@@ -1,0 +1,104 @@
+"""The blocks of the KV cache: free ones, shared ones, and finished ones kept for their prefix."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Reference counts for `num_blocks` blocks, and which of them hold a known prefix.
+
+    A block is free (content worthless), in use (reference count above 0) or evictable (count 0, but its
+    content is registered under a hash and may be asked for again; the longest unused goes first).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._ref_counts = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._block_of_hash: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._evictable: OrderedDict[int, None] = OrderedDict()
+        self.num_evictions = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be allocated now, evictable ones included."""
+        return len(self._free) + len(self._evictable)
+
+    @property
+    def num_used_blocks(self) -> int:
+        return self.num_blocks - self.num_free_blocks
+
+    def allocate(self) -> int:
+        """Takes a block with reference count 1. The caller has made sure that one is free."""
+        if self._free:
+            block_id = self._free.pop()
+        else:
+            block_id, _ = self._evictable.popitem(last=False)
+            self.forget(block_id)
+            self.num_evictions += 1
+        self._ref_counts[block_id] = 1
+        return block_id
+
+    def share(self, block_id: int) -> None:
+        """One more reference; revives an evictable block."""
+        if self._ref_counts[block_id] == 0:
+            del self._evictable[block_id]
+        self._ref_counts[block_id] += 1
+
+    def free(self, block_id: int) -> None:
+        """One reference less; with the last one the block becomes evictable if it is registered, else free."""
+        self._ref_counts[block_id] -= 1
+        if self._ref_counts[block_id] == 0:
+            if self._hashes[block_id] is None:
+                self._free.append(block_id)
+            else:
+                self._evictable[block_id] = None
+
+    def ref_count(self, block_id: int) -> int:
+        return self._ref_counts[block_id]
+
+    def is_shared(self, block_id: int) -> bool:
+        return self._ref_counts[block_id] > 1
+
+    def register(self, block_id: int, block_hash: bytes) -> None:
+        """Makes a full block findable. The first block with a content keeps the hash, copies stay private."""
+        if block_hash not in self._block_of_hash and self._hashes[block_id] is None:
+            self._hashes[block_id] = block_hash
+            self._block_of_hash[block_hash] = block_id
+
+    def find(self, block_hash: bytes) -> int | None:
+        return self._block_of_hash.get(block_hash)
+
+    def clear_cached(self) -> None:
+        """Forgets every registered prefix; blocks in use stay in use."""
+        for block_id in range(self.num_blocks):
+            self.forget(block_id)
+        self._free.extend(self._evictable)
+        self._evictable.clear()
+
+    def forget(self, block_id: int) -> None:
+        """The block's content is about to change: it can no longer be found."""
+        block_hash = self._hashes[block_id]
+        if block_hash is not None:
+            del self._block_of_hash[block_hash]
+            self._hashes[block_id] = None
+
+    def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
+        """Raises AssertionError unless the counts are exactly those of `block_tables` and no block is lost."""
+        references = Counter(block_id for table in block_tables for block_id in table)
+        for block_id, count in enumerate(self._ref_counts):
+            if references[block_id] != count:
+                raise AssertionError(f"block {block_id} has {references[block_id]} owners but counts {count}")
+        unused = {block_id for block_id, count in enumerate(self._ref_counts) if count == 0}
+        listed = Counter(self._free) + Counter(self._evictable.keys())
+        if set(listed) != unused or max(listed.values(), default=1) > 1:
+            raise AssertionError(f"unused blocks {sorted(unused)} are listed as {sorted(listed.elements())}")
+        registered = {self._hashes[block_id]: block_id for block_id in range(self.num_blocks)}
+        registered.pop(None, None)
+        if registered != self._block_of_hash:
+            raise AssertionError("the hashes of blocks and the blocks of hashes differ")
+        if any(self._hashes[block_id] is not None for block_id in self._free):
+            raise AssertionError("a free block is registered")

@@ -1,0 +1,293 @@
+"""The engine: requests in, one step after another, outputs out. Not thread-safe; see `async_engine`."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Sequence as Sequence_
+from dataclasses import dataclass
+
+from octavo.backends import Executor
+from octavo.batch import StepOutput
+from octavo.engine.batch_builder import BatchBuilder
+from octavo.engine.beam_search import BeamSearch, Candidate
+from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.model_runner import ModelRunner
+from octavo.engine.output_builder import OutputBuilder
+from octavo.engine.request import FinishReason, Request, RequestStatus, Sequence, TokenLogprobs, derive_seed
+from octavo.engine.request_checks import check_prompt, check_token_ids, find_bad_words
+from octavo.engine.scheduler import Schedule, Scheduler
+from octavo.engine.text_stream import TextStream
+from octavo.errors import UsageError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """What the engine may use. max_model_len: prompt and output of one sequence, in tokens."""
+
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_num_outputs: int
+    block_size: int
+    num_blocks: int
+    vocab_size: int  # columns of the logits
+    enable_prefix_caching: bool = True
+
+
+class Engine:
+    """Schedules, executes, updates. The executor has its cache already."""
+
+    def __init__(self, executor: Executor, tokenizer: Tokenizer, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.tokenizer = tokenizer
+        self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
+        self.scheduler = Scheduler(
+            KVCacheManager(limits.num_blocks, limits.block_size, limits.enable_prefix_caching),
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_outputs=limits.max_num_outputs,
+        )
+        max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
+        self._model_runner = ModelRunner(
+            executor,
+            BatchBuilder(limits.max_num_seqs, max_blocks_per_seq, limits.block_size, limits.vocab_size),
+        )
+        self._output_builder = OutputBuilder(tokenizer)
+        self._requests: dict[str, Request] = {}
+        self._arrivals = itertools.count()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._requests)
+
+    # --- requests ---
+
+    def create_request(
+        self,
+        request_id: str,
+        prompt_token_ids: Sequence_[int],
+        params: SamplingParams | BeamSearchParams,
+        *,
+        prompt: str | None = None,
+        priority: int = 0,
+    ) -> Request:
+        """A checked request, not yet queued. Safe to call from any thread.
+
+        priority: lower goes first. Raises UsageError with the numbers if it is wrong or could never fit.
+        """
+        limits = self.limits
+        token_ids = check_prompt(prompt_token_ids, limits.vocab_size, limits.max_model_len)
+        check_token_ids(params, limits.vocab_size)
+        room = limits.max_model_len - len(token_ids)
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=token_ids,
+            params=params,
+            arrival=next(self._arrivals),
+            max_total_tokens=len(token_ids) + max_tokens,
+            eos_token_ids=frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids,
+            prompt=prompt,
+            priority=priority,
+            bad_words_ids=find_bad_words(params, self.tokenizer, limits.vocab_size),
+            arrival_time=time.perf_counter(),
+        )
+        self.scheduler.check_fits(request)
+        self._create_sequences(request, max_tokens)
+        return request
+
+    def _create_sequences(self, request: Request, max_tokens: int) -> None:
+        params = request.params
+        if isinstance(params, BeamSearchParams):
+            request.beam_search = BeamSearch(params, max_tokens, request.eos_token_ids)
+            request.sequences = [Sequence(request, 0, list(request.prompt_token_ids))]
+            return
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        request.sequences = [
+            Sequence(
+                request,
+                index,
+                list(request.prompt_token_ids),
+                seed=derive_seed(seed, index),
+                text_stream=TextStream(self.tokenizer, params) if params.detokenize else None,
+            )
+            for index in range(params.n)
+        ]
+
+    def add_request(self, request: Request) -> None:
+        """Queues a request. Raises UsageError if its id is in use."""
+        if request.request_id in self._requests:
+            raise UsageError(f"request id {request.request_id!r} is in use; give each running request its own")
+        self.scheduler.add(request)
+        self._requests[request.request_id] = request
+        self.metrics.num_requests_total += 1
+        self.metrics.num_prompt_tokens_total += request.num_prompt_tokens
+
+    def abort(self, request_id: str) -> RequestOutput | None:
+        """Ends a request at once; returns what it had, with finish_reason `abort`. None: it is not here."""
+        request = self._requests.pop(request_id, None)
+        if request is None:
+            return None
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                self._note_end(sequence, FinishReason.ABORT)
+        self.scheduler.finish_request(request)
+        return self._output_builder.build(request, _output_kind(request), finished=True)
+
+    # --- a step ---
+
+    def step(self) -> list[RequestOutput]:
+        """One step for all; returns the outputs of the requests that have news to show."""
+        start = time.perf_counter()
+        schedule = self.scheduler.schedule()
+        if not schedule.scheduled:
+            return []
+        output = self._model_runner.execute(schedule)
+        outputs = self._update(schedule, output, start)
+        self._measure(schedule, time.perf_counter() - start)
+        return outputs
+
+    def _update(self, schedule: Schedule, output: StepOutput, start: float) -> list[RequestOutput]:
+        """Takes the tokens of a step into their sequences."""
+        self.scheduler.mark_computed(schedule)
+        now = time.perf_counter()
+        token_ids = output.token_ids.tolist()
+        sampled: dict[Request, list[tuple[Sequence, int]]] = {}  # with the row of its logits
+        row = 0
+        for item in schedule.scheduled.values():
+            request = item.sequence.request
+            if not request.scheduled_time:
+                request.scheduled_time = start
+            for _ in range(item.num_logprob_rows):
+                request.prompt_logprobs.append(_token_logprobs(output, row, request.num_prompt_logprobs))
+                row += 1
+            if item.samplers:
+                rows = sampled.setdefault(request, [])
+                for sampler in item.samplers:
+                    rows.append((sampler, row))
+                    row += 1
+        for request, rows in sampled.items():
+            request.first_token_time = request.first_token_time or now
+            request.last_token_time = now
+            request.num_generated_tokens += len(rows)
+            if request.beam_search is None:
+                for sequence, row in rows:
+                    self._accept(sequence, token_ids[row], output, row)
+            else:
+                self._advance_beams(request, request.beam_search, rows, output)
+        return self._collect_outputs(list(sampled))
+
+    def _accept(self, sequence: Sequence, token_id: int, output: StepOutput, row: int) -> None:
+        """One more token of a plain sequence, and perhaps its end."""
+        params = sequence.request.params
+        sequence.token_ids.append(token_id)
+        if isinstance(params, SamplingParams) and params.logprobs is not None:
+            logprobs = _token_logprobs(output, row, params.logprobs)
+            sequence.logprobs.append(logprobs)
+            sequence.cumulative_logprob += logprobs.logprob
+        reason = self._find_end(sequence, token_id)
+        if reason is not None:
+            self._note_end(sequence, reason)
+            self.scheduler.finish(sequence)
+
+    def _find_end(self, sequence: Sequence, token_id: int) -> FinishReason | None:
+        request, params, stream = sequence.request, sequence.request.params, sequence.text_stream
+        assert isinstance(params, SamplingParams)
+        if token_id in params.stop_token_ids:
+            sequence.stop_reason = token_id
+            return FinishReason.STOP
+        if token_id in request.eos_token_ids:
+            return FinishReason.STOP
+        if stream is not None and (stream.watches_text or params.output_kind is not RequestOutputKind.FINAL_ONLY):
+            may_stop = sequence.num_output_tokens > params.min_tokens
+            sequence.stop_reason = stream.push(_unseen(sequence), may_stop)
+            if sequence.stop_reason is not None:
+                return FinishReason.STOP
+        return FinishReason.LENGTH if len(sequence.token_ids) >= request.max_total_tokens else None
+
+    def _note_end(self, sequence: Sequence, reason: FinishReason) -> None:
+        sequence.finish_reason = reason
+        key = reason.value
+        self.metrics.num_finished_total[key] = self.metrics.num_finished_total.get(key, 0) + 1
+        stream, params = sequence.text_stream, sequence.request.params
+        if stream is None:
+            return
+        token_ids = _unseen(sequence)
+        ends_by_token = reason is FinishReason.STOP and not isinstance(sequence.stop_reason, str)
+        if ends_by_token and isinstance(params, SamplingParams) and not params.include_stop_str_in_output:
+            token_ids = token_ids[:-1]
+        stream.push(token_ids)
+        stream.flush()
+
+    def _advance_beams(
+        self, request: Request, search: BeamSearch, rows: list[tuple[Sequence, int]], output: StepOutput
+    ) -> None:
+        """All beams of a search have their candidates: the best go on in place of the old ones."""
+        num_prompt_tokens = request.num_prompt_tokens
+        candidates = [
+            Candidate(beam, token_id, sequence.cumulative_logprob + logprob)
+            for beam, (sequence, row) in enumerate(rows)
+            for token_id, logprob in zip(output.top_ids[row].tolist(), output.top_logprobs[row].tolist(), strict=True)
+            if token_id >= 0
+        ]
+        chosen = search.advance([sequence.token_ids[num_prompt_tokens:] for sequence, _ in rows], candidates)
+        if search.is_finished:
+            self.scheduler.finish_request(request)
+            for sequence, hypothesis in zip(request.sequences, search.hypotheses, strict=False):
+                self._note_end(sequence, hypothesis.finish_reason)
+            return
+        beams = []
+        for index, (beam, token_id, cumulative_logprob) in enumerate(chosen):
+            parent = rows[beam][0]
+            child = Sequence(request, index, [*parent.token_ids, token_id], cumulative_logprob=cumulative_logprob)
+            beams.append((parent, child))
+        self.scheduler.replace_beams(request, beams)
+
+    def _collect_outputs(self, requests: list[Request]) -> list[RequestOutput]:
+        outputs = []
+        for request in requests:
+            kind = _output_kind(request)
+            finished = request.is_finished
+            if finished:
+                del self._requests[request.request_id]
+            if finished or kind is not RequestOutputKind.FINAL_ONLY:
+                outputs.append(self._output_builder.build(request, kind, finished))
+        return outputs
+
+    def _measure(self, schedule: Schedule, elapsed_s: float) -> None:
+        metrics, scheduler = self.metrics, self.scheduler
+        pool = scheduler.kv_cache.pool
+        metrics.num_steps_total += 1
+        metrics.step_s.observe(elapsed_s)
+        metrics.batched_tokens.observe(self.limits.max_num_batched_tokens - schedule.num_tokens_left)
+        metrics.num_running = len(scheduler.running)
+        metrics.num_preemptions_total = scheduler.num_preemptions
+        metrics.num_evictions_total = pool.num_evictions
+        metrics.num_used_blocks = pool.num_used_blocks
+
+
+def _output_kind(request: Request) -> RequestOutputKind:
+    return request.params.output_kind if isinstance(request.params, SamplingParams) else RequestOutputKind.FINAL_ONLY
+
+
+def _unseen(sequence: Sequence) -> list[int]:
+    """Generated tokens whose text has not been made yet."""
+    stream = sequence.text_stream
+    assert stream is not None
+    return sequence.token_ids[sequence.request.num_prompt_tokens + stream.num_tokens_pushed :]
+
+
+def _token_logprobs(output: StepOutput, row: int, num_top: int | None) -> TokenLogprobs:
+    return TokenLogprobs(
+        token_id=int(output.token_ids[row]),
+        logprob=float(output.logprobs[row]),
+        rank=int(output.ranks[row]),
+        top_ids=output.top_ids[row, :num_top].tolist(),
+        top_logprobs=output.top_logprobs[row, :num_top].tolist(),
+    )

@@ -1,0 +1,168 @@
+"""From the name of a model to an engine that is ready."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from octavo.backends import Executor, ExecutorLimits, get_backend
+from octavo.config import EngineConfig
+from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.memory import available_memory_bytes
+from octavo.errors import InsufficientMemoryError
+from octavo.graph.passes import optimize
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
+from octavo.loader.hub import resolve_model
+from octavo.models import ModelConfig, build_graph
+from octavo.tokenizer.tokenizer import load_tokenizer
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[int, int], None]
+
+# Rows of logits beside those of the running sequences, for prompt log-probabilities.
+_EXTRA_OUTPUTS = 16
+# A context below this is of no use to anybody; rather an error that says what is missing.
+MIN_MODEL_LEN = 256
+# Kept free for the rest of the machine: a tenth of what is there, but not less than this.
+_MIN_HEADROOM_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """The size of the KV cache and the context that it allows."""
+
+    num_blocks: int
+    max_model_len: int
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """An engine with what belongs to it."""
+
+    engine: Engine
+    executor: Executor
+    name: str
+    architecture: str
+    model_config: ModelConfig
+
+
+def load_engine(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+    """Finds, opens and compiles the model, and gives it a cache.
+
+    progress: called with (bytes loaded, bytes in all) while weights are packed.
+    Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
+    """
+    path = resolve_model(config.model)
+    checkpoint = open_checkpoint(path)
+    executor = None
+    try:
+        model_len = _check_model_len(config, checkpoint)
+        limits = ExecutorLimits(
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
+            max_model_len=model_len,
+        )
+        executor = _compile(config, checkpoint, limits, progress)
+        plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available_memory_bytes())
+        executor.allocate_cache(plan.num_blocks, config.block_size)
+        engine = Engine(executor, load_tokenizer(checkpoint), _engine_limits(config, limits, plan, checkpoint))
+    except BaseException:
+        if executor is not None:
+            executor.close()
+        raise
+    finally:
+        checkpoint.close()
+    return LoadedModel(engine, executor, config.model, checkpoint.architecture, checkpoint.config)
+
+
+def _engine_limits(
+    config: EngineConfig, limits: ExecutorLimits, plan: CachePlan, checkpoint: Checkpoint
+) -> EngineLimits:
+    return EngineLimits(
+        max_model_len=plan.max_model_len,
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_outputs=limits.max_num_outputs,
+        block_size=config.block_size,
+        num_blocks=plan.num_blocks,
+        vocab_size=checkpoint.config.vocab_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+    )
+
+
+def _compile(
+    config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: Progress | None
+) -> Executor:
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
+    weight_bytes = sum(checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters)
+    available = available_memory_bytes()
+    if weight_bytes > available:
+        raise InsufficientMemoryError(
+            f"{checkpoint.path}: the weights take {_gib(weight_bytes)}, but only {_gib(available)} of memory is free. "
+            "Free some, or take a smaller model or quantization"
+        )
+    backend = get_backend(config.backend)
+    return backend.compile(
+        optimize(graph), checkpoint.weights, limits, num_threads=config.num_threads, progress=progress
+    )
+
+
+def _check_model_len(config: EngineConfig, checkpoint: Checkpoint) -> int:
+    trained: int = checkpoint.config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > trained:
+        logger.warning("max_model_len %d exceeds the %d that the model was made for", config.max_model_len, trained)
+    return config.max_model_len or trained
+
+
+def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, available_bytes: int) -> CachePlan:
+    """How many blocks the cache gets, and the context that fits.
+
+    model_len: the context wanted. available_bytes: what the process may still take. With kv_cache_memory the
+    cache takes just that. Else it takes half of what is free, or more if one request of full length needs it and
+    leaves the headroom, but no more than max_num_seqs full requests could use.
+    Raises InsufficientMemoryError with the arithmetic.
+    """
+    block_bytes = max(kv_bytes_per_token, 1) * config.block_size
+    blocks_per_request = -(-model_len // config.block_size)
+    usable = max(available_bytes - max(available_bytes // 10, _MIN_HEADROOM_BYTES), 0)
+    if config.kv_cache_memory is not None:
+        budget = int(config.kv_cache_memory)
+        if budget > usable:
+            raise InsufficientMemoryError(
+                f"kv_cache_memory is {_gib(budget)}, but of the {_gib(available_bytes)} that are free after loading "
+                f"only {_gib(usable)} can be used; lower it"
+            )
+    else:
+        budget = max(usable // 2, min(blocks_per_request * block_bytes, usable))
+    num_blocks = min(budget // block_bytes, blocks_per_request * config.max_num_seqs)
+    fitting = num_blocks * config.block_size
+    arithmetic = f"one token takes {kv_bytes_per_token / 1024:g} KiB of cache, and {_gib(budget)} hold {fitting} tokens"
+    if config.max_model_len is not None and fitting < model_len:
+        raise InsufficientMemoryError(
+            f"max_model_len {model_len} does not fit: {arithmetic}. Lower max_model_len to {fitting}, or free "
+            f"{_gib(model_len * kv_bytes_per_token - budget)} more"
+        )
+    if fitting < min(MIN_MODEL_LEN, model_len):
+        raise InsufficientMemoryError(
+            f"not even a short request fits: {arithmetic}, the least useful number is {min(MIN_MODEL_LEN, model_len)}. "
+            f"Free {_gib(min(MIN_MODEL_LEN, model_len) * kv_bytes_per_token - budget)} more, or take a smaller model"
+        )
+    if fitting < model_len:
+        logger.warning(
+            "the context is %d tokens instead of the model's %d: %s. Give kv_cache_memory %s for the full length",
+            fitting,
+            model_len,
+            arithmetic,
+            _gib(blocks_per_request * block_bytes),
+        )
+    plan = CachePlan(num_blocks, min(model_len, fitting))
+    logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, _gib(num_blocks * block_bytes))
+    return plan
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

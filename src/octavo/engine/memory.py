@@ -1,0 +1,63 @@
+"""How much memory this process may still take: the machine's free memory, or what its container leaves."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+_UNLIMITED = 2**60  # cgroup v1 writes a huge number for "no limit"
+
+
+def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """The smallest of the system's available memory and what each enclosing control group leaves.
+
+    Memory that only caches files counts as available, in a group as on the machine. proc, cgroups: where those
+    file systems are mounted. Raises OSError where there is no `meminfo`.
+    """
+    available = _meminfo(proc)["MemAvailable"]
+    for group, limit_name, usage_name in _groups(proc, cgroups):
+        limit, usage = _number(group / limit_name), _number(group / usage_name)
+        if limit is not None and usage is not None and limit < _UNLIMITED:
+            available = min(available, max(limit - usage + _reclaimable(group), 0))
+    return available
+
+
+def _meminfo(proc: Path) -> dict[str, int]:
+    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
+
+
+def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
+    """This process's memory groups from the innermost out, with the names of their limit and usage files."""
+    found = []
+    with suppress(OSError):
+        for line in (proc / "self" / "cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers == "":
+                root, names = cgroups, ("memory.max", "memory.current")
+            elif "memory" in controllers.split(","):
+                root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            else:
+                continue
+            # In a container the path may be that of the host, which is not visible; its own group is the root then.
+            inner = root / path.lstrip("/")
+            while True:
+                found.append((inner, *names))
+                if inner == root or root not in inner.parents:
+                    break
+                inner = inner.parent
+    return found
+
+
+def _number(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+def _reclaimable(group: Path) -> int:
+    """File cache that the kernel gives up under pressure, counted in the group's usage."""
+    with suppress(OSError, ValueError):
+        pairs = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        return int(pairs.get("total_inactive_file", pairs.get("inactive_file", "0")))
+    return 0

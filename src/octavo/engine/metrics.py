@@ -1,0 +1,66 @@
+"""What the engine counts about itself. Reading is free; nothing here exports anything."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+# Seconds, about three a decade: fine enough for percentiles, small enough to keep for ever.
+TIME_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+
+
+class Histogram:
+    """Counts of observations by bucket. bounds: inclusive upper ends, ascending; beyond the last is one more."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    @property
+    def num_observations(self) -> int:
+        return sum(self.counts)
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+
+def _times() -> Histogram:
+    return Histogram(TIME_BUCKETS_S)
+
+
+def _sizes() -> Histogram:
+    return Histogram(SIZE_BUCKETS)
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """Counters since the start (`num_*_total`), histograms, and the state after the last step."""
+
+    num_requests_total: int = 0
+    num_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason, one a choice
+    num_prompt_tokens_total: int = 0
+    num_cached_tokens_total: int = 0
+    num_generated_tokens_total: int = 0
+    num_steps_total: int = 0
+    num_preemptions_total: int = 0
+    num_evictions_total: int = 0
+    queue_s: Histogram = field(default_factory=_times)
+    time_to_first_token_s: Histogram = field(default_factory=_times)
+    time_per_output_token_s: Histogram = field(default_factory=_times)
+    step_s: Histogram = field(default_factory=_times)
+    batched_tokens: Histogram = field(default_factory=_sizes)
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    # Slots of blocks in use that hold no token, over all slots in use: what paging wastes.
+    num_allocated_slots_total: int = 0
+    num_wasted_slots_total: int = 0
+
+    @property
+    def kv_waste(self) -> float:
+        """Share of the allocated cache slots that held no token, averaged over all steps."""
+        return self.num_wasted_slots_total / max(self.num_allocated_slots_total, 1)

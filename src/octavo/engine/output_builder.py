@@ -1,0 +1,119 @@
+"""From a request's state to what its user sees."""
+
+from __future__ import annotations
+
+from octavo.engine.request import FinishReason, Request, Sequence, TokenLogprobs
+from octavo.engine.text_stream import TextStream
+from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class OutputBuilder:
+    """Builds `RequestOutput`s. tokenizer: gives the text of answers and of single tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def build(self, request: Request, kind: RequestOutputKind, finished: bool) -> RequestOutput:
+        """All that there is now, or with DELTA what has come since the last time."""
+        if isinstance(request.params, BeamSearchParams):
+            outputs = self._beams(request, request.params)
+        elif kind is RequestOutputKind.DELTA:
+            outputs = [self._delta(sequence) for sequence in request.sequences if _has_news(sequence)]
+        else:
+            outputs = [self._cumulative(sequence) for sequence in request.sequences]
+        prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        if request.num_prompt_logprobs is not None:
+            prompt_logprobs = [None, *map(self._logprobs, request.prompt_logprobs)]
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=outputs,
+            finished=finished,
+            prompt_logprobs=prompt_logprobs,
+            metrics=_metrics(request),
+        )
+
+    def _cumulative(self, sequence: Sequence) -> CompletionOutput:
+        text = sequence.text_stream.text if sequence.text_stream is not None else ""
+        return self._completion(sequence, text, sequence.output_token_ids, sequence.logprobs)
+
+    def _delta(self, sequence: Sequence) -> CompletionOutput:
+        first, sequence.num_reported_tokens = sequence.num_reported_tokens, sequence.num_output_tokens
+        sequence.is_end_reported = sequence.finish_reason is not None
+        text = sequence.text_stream.take() if sequence.text_stream is not None else ""
+        token_ids = sequence.token_ids[sequence.request.num_prompt_tokens + first :]
+        return self._completion(sequence, text, token_ids, sequence.logprobs[first:])
+
+    def _completion(
+        self, sequence: Sequence, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]
+    ) -> CompletionOutput:
+        wanted = not isinstance(sequence.request.params, BeamSearchParams) and sequence.request.params.logprobs
+        return CompletionOutput(
+            index=sequence.index,
+            text=text,
+            token_ids=token_ids,
+            cumulative_logprob=sequence.cumulative_logprob if wanted is not None else None,
+            logprobs=[self._logprobs(entry) for entry in logprobs] if wanted is not None else None,
+            finish_reason=sequence.finish_reason.value if sequence.finish_reason is not None else None,
+            stop_reason=sequence.stop_reason,
+        )
+
+    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
+        """The most likely tokens in their order and the token itself, as vLLM orders them: itself first."""
+        logprobs = {entry.token_id: self._logprob(entry.token_id, entry.logprob, entry.rank)}
+        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
+            logprobs.setdefault(token_id, self._logprob(token_id, logprob, rank))
+        return logprobs
+
+    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
+        is_known = token_id < self._tokenizer.vocab_size
+        text = self._tokenizer.token_bytes(token_id).decode("utf-8", "replace") if is_known else ""
+        return Logprob(logprob, rank, text)
+
+    def _beams(self, request: Request, params: BeamSearchParams) -> list[CompletionOutput]:
+        """The finished hypotheses, best first; while the search runs there is nothing to show."""
+        search = request.beam_search
+        if search is None or not search.is_finished:
+            return [
+                CompletionOutput(index=i, text="", token_ids=[], finish_reason=FinishReason.ABORT.value)
+                for i in range(params.num_returned)
+                if request.sequences[0].finish_reason is FinishReason.ABORT
+            ]
+        outputs = []
+        for index, hypothesis in enumerate(search.hypotheses[: params.num_returned]):
+            token_ids = hypothesis.output_token_ids
+            stream = TextStream(self._tokenizer, params)
+            stream.push(token_ids[:-1] if hypothesis.finish_reason is FinishReason.STOP else token_ids)
+            stream.flush()
+            outputs.append(
+                CompletionOutput(
+                    index=index,
+                    text=stream.text,
+                    token_ids=token_ids,
+                    cumulative_logprob=hypothesis.cumulative_logprob,
+                    finish_reason=hypothesis.finish_reason.value,
+                )
+            )
+        return outputs
+
+
+def _has_news(sequence: Sequence) -> bool:
+    ended = sequence.finish_reason is not None and not sequence.is_end_reported
+    return ended or sequence.num_output_tokens > sequence.num_reported_tokens
+
+
+def _metrics(request: Request) -> RequestMetrics:
+    scheduled, first, last = request.scheduled_time, request.first_token_time, request.last_token_time
+    return RequestMetrics(
+        queue_s=max(scheduled - request.arrival_time, 0.0),
+        prefill_s=max(first - scheduled, 0.0),
+        decode_s=max(last - first, 0.0),
+        time_to_first_token_s=first - request.arrival_time if first else None,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_generated_tokens=request.num_generated_tokens,
+        num_preemptions=request.num_preemptions,
+    )

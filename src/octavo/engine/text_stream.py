@@ -1,0 +1,50 @@
+"""The text of one sequence while it grows: whole characters only, stop strings held back."""
+
+from __future__ import annotations
+
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.stop_strings import StopStrings
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class TextStream:
+    """Tokens in, text out. `take` gives each character once; all of them together are `text`."""
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams | BeamSearchParams) -> None:
+        stops = params.stop_strings if isinstance(params, SamplingParams) else ()
+        include_stop = isinstance(params, SamplingParams) and params.include_stop_str_in_output
+        # A model may have more rows of logits than the tokenizer has tokens; those have no text.
+        self._num_tokens = tokenizer.vocab_size
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stop_strings = StopStrings(stops, include_stop)
+        self._pieces: list[str] = []
+        self._num_taken = 0
+        self.num_tokens_pushed = 0
+        self.watches_text = bool(stops)
+
+    @property
+    def text(self) -> str:
+        """All text so far that no stop string can take back."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def push(self, token_ids: list[int], may_stop: bool = True) -> str | None:
+        """Takes the next tokens; returns the stop string that they complete, if any."""
+        self.num_tokens_pushed += len(token_ids)
+        piece = self._detokenizer.push([token_id for token_id in token_ids if token_id < self._num_tokens])
+        self._pieces.append(self._stop_strings.push(piece) if may_stop else piece)
+        return self._stop_strings.stopped
+
+    def flush(self) -> None:
+        """Ends the text: nothing more comes that could complete a character or a stop string."""
+        if self._stop_strings.stopped is None:
+            self._pieces.append(self._stop_strings.push(self._detokenizer.flush()))
+        self._pieces.append(self._stop_strings.flush())
+
+    def take(self) -> str:
+        """The text that has come since the last call."""
+        text = self.text
+        new, self._num_taken = text[self._num_taken :], len(text)
+        return new

@@ -1,0 +1,78 @@
+"""What leaves the engine: `RequestOutput` and its parts, in vLLM's shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from octavo.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """One token's log-probability under the model itself, before bias, penalties and temperature."""
+
+    logprob: float
+    rank: int  # 1 = most likely
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One choice. In a stream of deltas `text`, `token_ids` and `logprobs` hold only what is new."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None  # of all tokens so far; None unless logprobs were asked for
+    logprobs: list[dict[int, Logprob]] | None = None  # one entry a token of token_ids
+    finish_reason: str | None = None  # None while it runs; stop, length or abort
+    stop_reason: int | str | None = None  # the stop token id or stop string; None for the model's own end of text
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """Where a request's time went, in seconds, and how much of its prompt was already in the cache."""
+
+    queue_s: float = 0.0  # arrival to first being scheduled
+    prefill_s: float = 0.0  # first being scheduled to first token
+    decode_s: float = 0.0  # first token to last token
+    time_to_first_token_s: float | None = None  # arrival to first token
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A request's answer, or the part of it that a stream delivers."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None  # the first position has none
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens whose keys and values came from the prefix cache."""
+        return self.metrics.num_cached_tokens
+
+
+class RejectedPromptsError(UsageError):
+    """Some prompts of one call were refused; all others were answered and are here.
+
+    outputs: one entry a prompt, None where it was refused. errors: index of the prompt -> why.
+    """
+
+    def __init__(self, outputs: list[RequestOutput | None], errors: dict[int, UsageError]) -> None:
+        first = min(errors)
+        others = f" (and {len(errors) - 1} more: see .errors)" if len(errors) > 1 else ""
+        super().__init__(
+            f"prompt {first} was refused: {errors[first]}{others}; "
+            f"the other {len(outputs) - len(errors)} answers are in .outputs of this error"
+        )
+        self.outputs = outputs
+        self.errors = errors

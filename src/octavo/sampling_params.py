@@ -1,0 +1,248 @@
+"""How a request becomes tokens: `SamplingParams` and `BeamSearchParams`, checked when they are made.
+
+Names and defaults are those of vLLM, so that a script moves over unchanged.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from octavo.errors import UsageError
+
+MAX_CHOICES = 128
+MAX_LOGPROBS = 20
+MAX_LOGIT_BIAS = 1024
+MAX_STOP_STRINGS = 16
+MAX_STRING_CHARS = 1024
+MAX_LIST_ITEMS = 1024
+# Below this a division of the logits overflows float32 for some models; the limit of the softmax is greedy anyway.
+GREEDY_TEMPERATURE = 1e-5
+
+_INT32_MAX = 2**31 - 1
+
+
+class RequestOutputKind(enum.Enum):
+    """What each item of a stream carries: everything so far, only what is new, or only the end."""
+
+    CUMULATIVE = "cumulative"
+    DELTA = "delta"
+    FINAL_ONLY = "final_only"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """One request's sampling. Every field is checked; a wrong one raises `UsageError`.
+
+    n: choices to generate from one prompt, which is computed once.
+    temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, typical_p: 1 is off. min_p: 0 is off.
+    repetition_penalty: over prompt and output, 1 is off (Keskar et al. 2019).
+    presence_penalty, frequency_penalty: over the output only, 0 is off (OpenAI).
+    logit_bias: token id -> value added to its logit, -100 to 100.
+    allowed_token_ids: nothing else can be chosen. bad_words: strings that are never completed.
+    seed: with the number of the choice and of the token it fixes all randomness; None: drawn per request.
+    stop: strings that end the text and are cut off it, unless include_stop_str_in_output.
+    stop_token_ids: ids that end the sequence, beside the model's own unless ignore_eos.
+    min_tokens: no end-of-text and no stop token before. max_tokens: None is the end of the context.
+    logprobs, prompt_logprobs: number of most likely tokens reported beside the chosen one; 0 is only the chosen one.
+    detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Iterable[int] | None = None
+    bad_words: Iterable[str] = ()
+    seed: int | None = None
+    stop: str | Iterable[str] = ()
+    stop_token_ids: Iterable[int] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    max_tokens: int | None = 16
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+
+    def __post_init__(self) -> None:
+        self._set("n", _integer("n", self.n, 1, MAX_CHOICES))
+        self._check_distribution()
+        self._check_tokens()
+        self._check_strings()
+        self._check_lengths()
+        for name in ("logprobs", "prompt_logprobs"):
+            value = getattr(self, name)
+            if value is not None:
+                self._set(name, _integer(name, value, 0, MAX_LOGPROBS))
+        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
+            _boolean(name, getattr(self, name))
+        if not isinstance(self.output_kind, RequestOutputKind):
+            raise UsageError(f"output_kind must be a RequestOutputKind, not {self.output_kind!r}")
+
+    def _check_distribution(self) -> None:
+        self._set("temperature", _number("temperature", self.temperature, 0.0, 2.0))
+        self._set("top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True))
+        self._set("top_k", _integer("top_k", self.top_k, -1, None))
+        self._set("min_p", _number("min_p", self.min_p, 0.0, 1.0))
+        self._set("typical_p", _number("typical_p", self.typical_p, 0.0, 1.0, above=True))
+        self._set("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, above=True))
+        self._set("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
+        self._set("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
+        if self.seed is not None:
+            self._set("seed", _integer("seed", self.seed, -(2**63), 2**64 - 1))
+
+    def _check_tokens(self) -> None:
+        if self.logit_bias is not None:
+            self._set("logit_bias", _logit_bias(self.logit_bias))
+        if self.allowed_token_ids is not None:
+            ids = _token_ids("allowed_token_ids", self.allowed_token_ids, limit=None)
+            if not ids:
+                raise UsageError("allowed_token_ids is empty, so no token could be chosen; leave it out to allow all")
+            self._set("allowed_token_ids", ids)
+        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, MAX_LIST_ITEMS))
+
+    def _check_strings(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        self._set("stop", _strings("stop", () if stop is None else stop, MAX_STOP_STRINGS))
+        if isinstance(self.bad_words, str):
+            raise UsageError(f"bad_words must be a list of strings, not the string {self.bad_words!r}")
+        self._set("bad_words", _strings("bad_words", self.bad_words or (), MAX_LIST_ITEMS))
+        if self.stop and not self.detokenize:
+            raise UsageError("stop needs text to look at: leave detokenize=True, or use stop_token_ids")
+
+    def _check_lengths(self) -> None:
+        self._set("min_tokens", _integer("min_tokens", self.min_tokens, 0, _INT32_MAX))
+        if self.max_tokens is None:
+            return
+        self._set("max_tokens", _integer("max_tokens", self.max_tokens, 1, _INT32_MAX))
+        if self.min_tokens > self.max_tokens:
+            raise UsageError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it")
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(self.stop)
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Beam search: the `beam_width` best sequences by log-probability / length ** length_penalty.
+
+    early_stopping, as in transformers: True ends when beam_width sequences are finished, False when no running
+    beam can be expected to win any more, "never" when none can win even at full length.
+    n: how many of the finished sequences are returned; None: all beam_width.
+    """
+
+    beam_width: int
+    max_tokens: int = 16
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    ignore_eos: bool = False
+    n: int | None = None
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "beam_width", _integer("beam_width", self.beam_width, 1, MAX_CHOICES))
+        object.__setattr__(self, "max_tokens", _integer("max_tokens", self.max_tokens, 1, _INT32_MAX))
+        object.__setattr__(self, "length_penalty", _number("length_penalty", self.length_penalty, -10.0, 10.0))
+        if self.early_stopping != "never":
+            _boolean("early_stopping", self.early_stopping)
+        _boolean("ignore_eos", self.ignore_eos)
+        _boolean("skip_special_tokens", self.skip_special_tokens)
+        if self.n is not None:
+            object.__setattr__(self, "n", _integer("n", self.n, 1, self.beam_width))
+
+    @property
+    def num_returned(self) -> int:
+        return self.beam_width if self.n is None else self.n
+
+
+def _integer(name: str, value: object, low: int, high: int | None) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise UsageError(f"{name} must be an integer, not {value!r}")
+    number = int(value)
+    if number < low:
+        raise UsageError(f"{name} is {number}; the smallest value is {low}")
+    if high is not None and number > high:
+        raise UsageError(f"{name} is {number}; the largest value is {high}")
+    return number
+
+
+def _number(name: str, value: object, low: float, high: float, above: bool = False) -> float:
+    """The value as float, within [low, high], or (low, high] with `above`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise UsageError(f"{name} is {number}; it must be a finite number")
+    if number < low or number > high or (above and number == low):
+        interval = f"above {low:g}" if above else f"at least {low:g}"
+        raise UsageError(f"{name} is {number:g}; it must be {interval} and at most {high:g}")
+    return number
+
+
+def _boolean(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise UsageError(f"{name} must be True or False, not {value!r}")
+
+
+def _items(name: str, values: object, limit: int | None) -> list[object]:
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise UsageError(f"{name} must be a list, not {values!r}")
+    items = list(values)
+    if limit is not None and len(items) > limit:
+        raise UsageError(f"{name} has {len(items)} items; at most {limit} are allowed")
+    return items
+
+
+def _token_ids(name: str, values: object, limit: int | None) -> tuple[int, ...]:
+    return tuple(_integer(f"{name}[{i}]", item, 0, _INT32_MAX) for i, item in enumerate(_items(name, values, limit)))
+
+
+def _strings(name: str, values: object, limit: int) -> tuple[str, ...]:
+    strings = []
+    for i, item in enumerate(_items(name, values, limit)):
+        if not isinstance(item, str):
+            raise UsageError(f"{name}[{i}] must be a string, not {item!r}")
+        if not item:
+            raise UsageError(f"{name}[{i}] is empty, which would match everywhere; leave it out")
+        if len(item) > MAX_STRING_CHARS:
+            raise UsageError(f"{name}[{i}] has {len(item)} characters; at most {MAX_STRING_CHARS} are allowed")
+        if any("\ud800" <= char <= "\udfff" for char in item):
+            raise UsageError(f"{name}[{i}] holds half of a surrogate pair, which is no character: {item!r}")
+        strings.append(item)
+    return tuple(strings)
+
+
+def _logit_bias(bias: object) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise UsageError(f"logit_bias must map token ids to numbers, not {bias!r}")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise UsageError(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
+    wrong = [key for key in bias if isinstance(key, bool) or not isinstance(key, numbers.Integral) or key < 0]
+    if wrong:
+        raise UsageError(f"logit_bias keys must be token ids, not {', '.join(repr(key) for key in wrong)}")
+    return {int(key): _number(f"logit_bias[{key}]", value, -100.0, 100.0) for key, value in bias.items()}
