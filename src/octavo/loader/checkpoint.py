@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from octavo import models
 from octavo.errors import ModelLoadError
@@ -18,6 +18,7 @@ from octavo.loader.gguf_names import ROPE_FACTORS, checkpoint_name
 from octavo.loader.json_file import read_json_object
 from octavo.loader.model_files import find_model_file, is_gguf
 from octavo.loader.safetensors import SafetensorsModel
+from octavo.models import Architecture, ModelConfig
 from octavo.quantization.packed import Weight
 
 logger = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Checkpoint:
     directory: Path
     format: Literal["gguf", "safetensors"]
     architecture: str  # module under `octavo.models`
-    config: Any  # the `Config` of that module
+    config: ModelConfig  # the `Config` of that module
     weights: Weights
     metadata: Mapping[str, object]  # of a GGUF file; else empty
     file: GGUFFile | SafetensorsModel
@@ -148,19 +149,19 @@ def _open_safetensors(path: Path) -> Checkpoint:
     return Checkpoint(path, path.parent, "safetensors", architecture, config, weights, MappingProxyType({}), file)
 
 
-def _architecture(path: Path, name: str) -> tuple[str, models.Architecture]:
-    """The module under `octavo.models` for an architecture name of GGUF or config.json."""
+def _architecture(path: Path, name: str) -> tuple[str, Architecture]:
+    """The module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
     known = models.known_architectures()
     if name not in known:
         nearest = difflib.get_close_matches(name[:80], known, 1, 0.0)
         raise ModelLoadError(
-            f"{path}: architecture {name!r:.80} is not supported; nearest of the supported ones: {nearest[0]} "
-            f"(all: {', '.join(sorted(known))})"
+            f"{path}: architecture {name!r:.80} is not supported; nearest of the supported ones: "
+            f"{', '.join(nearest) or 'none'} (all: {', '.join(sorted(known))})"
         )
     return known[name], models.load_architecture(name)
 
 
-def _config(path: Path, read: Callable[[], Any]) -> Any:
+def _config(path: Path, read: Callable[[], ModelConfig]) -> ModelConfig:
     """The configuration that `read` makes; whatever it stumbles over names the file."""
     try:
         return read()
