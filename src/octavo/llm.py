@@ -2,58 +2,239 @@
 
 from __future__ import annotations
 
-import gc
-import itertools
+import logging
 import queue
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.load import load_engine
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.progress import ProgressBar
 from octavo.engine.request import Request
+from octavo.engine.session import Message, Params, Prompt, Session
 from octavo.errors import OctavoError, UsageError
 from octavo.outputs import RejectedPromptsError, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.tokenizer import Tokenizer
 
-Prompt: TypeAlias = "str | Sequence[int]"
-Conversation: TypeAlias = "Sequence[Mapping[str, Any]]"
-Params: TypeAlias = "SamplingParams | BeamSearchParams"
+logger = logging.getLogger(__name__)
+
+
+class OutputStream:
+    """The answer to one request while it comes: an iterator of deltas. Closing it early ends the request.
+
+    Each item is a `RequestOutput` whose outputs hold only what is new, so that joined texts are the whole text.
+    """
+
+    def __init__(self, session: Session, request: Request) -> None:
+        self._session = session
+        self._request_id = request.request_id
+        self._items: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
+        self._is_finished = False
+        session.submit(request, self._items.put)
+        # A stream that is dropped half read must not compute for nobody.
+        weakref.finalize(self, session.abort, request.request_id).atexit = False
+
+    def __iter__(self) -> OutputStream:
+        return self
+
+    def __next__(self) -> RequestOutput:
+        if self._is_finished:
+            raise StopIteration
+        item = self._items.get()
+        if isinstance(item, OctavoError):
+            self._is_finished = True
+            raise item
+        self._is_finished = item.finished
+        return item
+
+    def close(self) -> None:
+        """Ends the request within a step. May be called twice."""
+        if not self._is_finished:
+            self._is_finished = True
+            self._session.abort(self._request_id)
+
+    def __enter__(self) -> OutputStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 class LLM:
     """A loaded model. Safe to use from several threads: they share one engine, one cache and each step."""
 
-    def __init__(self, model: str = "smollm2", **options: Any) -> None:
-        """options: the other fields of `EngineConfig`."""
-        self._loaded = load_engine(EngineConfig.resolve(model, options))
-        self._engine = AsyncEngine(self._loaded.engine)
-        self._ids = itertools.count()
+    def __init__(
+        self, model: str = "smollm2", *, load_progress: Callable[[int, int], None] | None = None, **options: Any
+    ) -> None:
+        """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
 
-    def generate(self, prompts: Any, sampling_params: Any = None) -> list[RequestOutput]:
-        items = [prompts] if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)) else list(prompts)
-        results: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
-        order = {}
-        for i, prompt in enumerate(items):
-            ids = self._loaded.engine.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
-            params = replace(sampling_params or SamplingParams(), output_kind=RequestOutputKind.FINAL_ONLY)
-            request = self._loaded.engine.create_request(
-                str(next(self._ids)), ids, params, prompt=prompt if isinstance(prompt, str) else None
-            )
-            order[request.request_id] = i
-            self._engine.submit(request, results.put)
-        outputs: dict[int, RequestOutput] = {}
-        while len(outputs) < len(items):
-            item = results.get()
-            if isinstance(item, OctavoError):
-                raise item
-            outputs[order[item.request_id]] = item
-        return [outputs[i] for i in range(len(items))]
+        load_progress: called with (bytes loaded, bytes in all) while the weights are prepared.
+        Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
+        """
+        self._session = Session(EngineConfig.resolve(model, options), load_progress)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        priority: int | Sequence[int] = 0,
+    ) -> list[RequestOutput]:
+        """Answers prompts (texts or token ids, one or many), all at once, in their order.
+
+        sampling_params: one for all, or one a prompt. priority: likewise; lower goes first.
+        use_tqdm: vLLM's name; False: no progress bar. There is one only on a terminal, after a second.
+        Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
+        others, if some of many are wrong.
+        """
+        is_single = _is_single(prompts)
+        items = [prompts] if is_single else list(prompts)
+        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(items))
+        return self._run(items, params, priority, use_tqdm, single=is_single)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """Answers conversations, one or many, each a list of messages with `role` and `content`.
+
+        chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
+        add_generation_prompt, and what the template knows besides. Errors as in `generate`.
+        """
+        is_single = not messages or not isinstance(messages[0], Sequence)
+        conversations: list[Any] = [messages] if is_single else list(messages)
+        prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
+        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
+        return self._run(prompts, params, 0, use_tqdm, single=is_single)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """The most likely answers: each output's `outputs` are the finished beams, best first."""
+        is_single = _is_single(prompts)
+        items = [prompts] if is_single else list(prompts)
+        return self._run(items, [params] * len(items), 0, use_tqdm, single=is_single)
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
+    ) -> OutputStream:
+        """Answers one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
+
+        Raises UsageError before the first piece if the request is wrong.
+        """
+        request = self._session.create_request(
+            prompt, sampling_params or SamplingParams(), output_kind=RequestOutputKind.DELTA, priority=priority
+        )
+        return OutputStream(self._session, request)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The token ids that `generate` makes of a text."""
+        return self._session.encode(prompt)
+
+    def encode_chat(
+        self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
+    ) -> list[int]:
+        """The token ids that `chat` makes of a conversation; `stream` takes them too."""
+        return self._session.encode_chat(messages, chat_template, **template_arguments)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._session.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer of one request."""
+        return self._session.max_model_len
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """The engine's counters since the model was loaded."""
+        return self._session.metrics
 
     def close(self) -> None:
-        self._engine.close()
-        self._loaded.executor.close()
+        """Ends running requests with an error and gives the memory back. May be called twice."""
+        self._session.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(
+        self,
+        prompts: Sequence[Any],
+        params: Sequence[Params],
+        priority: int | Sequence[int],
+        show_progress: bool,
+        single: bool = False,
+    ) -> list[RequestOutput]:
+        """Submits all, waits for all. single: a refused prompt raises its own error."""
+        priorities = _one_each("priority", priority, len(prompts))
+        results: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
+        errors: dict[int, UsageError] = {}
+        places: dict[str, int] = {}
+        outputs: list[RequestOutput | None] = [None] * len(prompts)
+        try:
+            for i, prompt in enumerate(prompts):
+                request = self._create(prompt, params[i], priorities[i], errors, i)
+                if request is not None:
+                    places[request.request_id] = i
+                    self._session.submit(request, results.put)
+            if single and errors:
+                raise errors[0]
+            with ProgressBar(len(prompts), "requests", enabled=show_progress) as bar:
+                while places:
+                    item = results.get()
+                    if isinstance(item, OctavoError):
+                        raise item
+                    outputs[places.pop(item.request_id)] = item
+                    bar.advance()
+        finally:
+            for request_id in places:
+                self._session.abort(request_id)
+        if errors:
+            raise RejectedPromptsError(outputs, errors)
+        return [output for output in outputs if output is not None]
+
+    def _create(
+        self, prompt: Prompt, params: Params, priority: int, errors: dict[int, UsageError], index: int
+    ) -> Request | None:
+        try:
+            return self._session.create_request(
+                prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, priority=priority
+            )
+        except UsageError as error:
+            if not errors:
+                logger.warning("prompt %d is refused: %s", index, error)
+            errors[index] = error
+            return None
+
+
+def _is_single(prompts: object) -> bool:
+    """A text or a list of token ids, not a list of prompts."""
+    if isinstance(prompts, str):
+        return True
+    if not isinstance(prompts, Sequence):
+        raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r}")
+    return bool(prompts) and not isinstance(prompts[0], (str, Sequence))
+
+
+def _one_each(name: str, values: Any, count: int) -> list[Any]:
+    if not isinstance(values, Iterable):
+        return [values] * count
+    items = list(values)
+    if len(items) != count:
+        raise UsageError(f"{name} has {len(items)} items for {count} prompts; give one for all, or one for each")
+    return items

@@ -93,27 +93,34 @@ class AsyncEngine:
             added, self._added = self._added, deque()
             aborted, self._aborted = self._aborted, deque()
         for request, sink in added:
-            try:
-                self.engine.add_request(request)
-            except OctavoError as error:
-                self._hand_over(sink, error)
-            else:
-                self._sinks[request.request_id] = sink
+            self._add(request, sink)
         for request_id in aborted:
             output = self.engine.abort(request_id)
             if output is not None:
                 self._deliver(output)
         return True
 
+    def _add(self, request: Request, sink: Sink) -> None:
+        try:
+            self.engine.add_request(request)
+        except OctavoError as error:
+            self._hand_over(sink, error)
+        else:
+            self._sinks[request.request_id] = sink
+
     def _deliver(self, output: RequestOutput) -> None:
         sink = self._sinks[output.request_id]
-        if output.finished:
+        is_taken = self._hand_over(sink, output)
+        if output.finished or not is_taken:
             del self._sinks[output.request_id]
-        self._hand_over(sink, output)
+            self.engine.abort(output.request_id)
 
     @staticmethod
-    def _hand_over(sink: Sink, item: RequestOutput | OctavoError) -> None:
+    def _hand_over(sink: Sink, item: RequestOutput | OctavoError) -> bool:
+        """Whether the caller took the item. One whose event loop is gone must not take the others with it."""
         try:
             sink(item)
-        except Exception:  # a caller whose event loop is gone must not take the others with it
+        except Exception:
             logger.exception("an output could not be handed over")
+            return False
+        return True

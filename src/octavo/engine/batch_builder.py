@@ -12,7 +12,6 @@ from octavo.engine.request import Sequence
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.scheduler import ScheduledSequence
 
-
 _Values = TypeVar("_Values", Int32, Float32)
 
 

@@ -49,7 +49,8 @@ class BeamSearch:
         """One step: takes the candidates of all beams and returns the next beams, best first.
 
         outputs: generated tokens of each beam so far, all of the same length.
-        candidates: of each beam its beam_width + number of eos ids most likely continuations, with the sum of log-probabilities.
+        candidates: of each beam its beam_width + number of eos ids most likely continuations, with the sum of
+        log-probabilities.
         """
         # Stable, so that equal scores keep the order of beam and likelihood.
         ranked = sorted(candidates, key=lambda candidate: -candidate.cumulative_logprob)
@@ -83,4 +84,5 @@ class BeamSearch:
             return True
         if self._early_stopping == "never" and self._length_penalty > 0:
             length = self._max_output_tokens
-        return best_running / length**self._length_penalty <= self.hypotheses[-1].score
+        best_possible: float = best_running / length**self._length_penalty
+        return best_possible <= self.hypotheses[-1].score

@@ -16,7 +16,7 @@ from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_builder import OutputBuilder
-from octavo.engine.request import FinishReason, Request, RequestStatus, Sequence, TokenLogprobs, derive_seed
+from octavo.engine.request import FinishReason, Request, Sequence, TokenLogprobs, derive_seed
 from octavo.engine.request_checks import check_prompt, check_token_ids, find_bad_words
 from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.engine.text_stream import TextStream

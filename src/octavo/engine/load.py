@@ -15,7 +15,7 @@ from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
 from octavo.models import ModelConfig, build_graph
-from octavo.tokenizer.tokenizer import load_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class LoadedModel:
     name: str
     architecture: str
     model_config: ModelConfig
+    eos_token_id: int | None  # the one that a chat template writes
 
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
@@ -68,14 +69,27 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
         executor = _compile(config, checkpoint, limits, progress)
         plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available_memory_bytes())
         executor.allocate_cache(plan.num_blocks, config.block_size)
-        engine = Engine(executor, load_tokenizer(checkpoint), _engine_limits(config, limits, plan, checkpoint))
+        tokenizer = load_tokenizer(checkpoint)
+        engine = Engine(executor, tokenizer, _engine_limits(config, limits, plan, checkpoint))
     except BaseException:
         if executor is not None:
             executor.close()
         raise
     finally:
         checkpoint.close()
-    return LoadedModel(engine, executor, config.model, checkpoint.architecture, checkpoint.config)
+    return LoadedModel(
+        engine=engine,
+        executor=executor,
+        name=config.model,
+        architecture=checkpoint.architecture,
+        model_config=checkpoint.config,
+        eos_token_id=_eos_token_id(checkpoint, tokenizer),
+    )
+
+
+def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
+    named = checkpoint.metadata.get("tokenizer.ggml.eos_token_id")
+    return named if isinstance(named, int) else min(tokenizer.eos_token_ids, default=None)
 
 
 def _engine_limits(

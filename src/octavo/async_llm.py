@@ -1,0 +1,116 @@
+"""`AsyncLLM`: a model in this process, for asyncio programs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.engine.metrics import EngineMetrics
+from octavo.engine.request import Request
+from octavo.engine.session import Message, Params, Prompt, Session
+from octavo.errors import OctavoError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class AsyncLLM:
+    """A loaded model for event loops, and threads with loops of their own: all share one engine."""
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        """As `LLM`. Loading takes its time: do it before the loop runs, or in `asyncio.to_thread`."""
+        self._session = Session(EngineConfig.resolve(model, options))
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers one prompt: `async for output in llm.generate(...)`; each output holds all so far.
+
+        With `output_kind` DELTA in the parameters it holds what is new, with FINAL_ONLY there is one output.
+        The request ends when the iterator is closed or its task is cancelled. request_id: unique while it runs.
+        Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        # Tokenizing a book takes a while; other requests of this loop go on meanwhile.
+        request = await asyncio.to_thread(
+            self._session.create_request, prompt, params, request_id=request_id, priority=priority
+        )
+        async with aclosing(self._stream(request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        chat_template: str | None = None,
+        **template_arguments: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
+        token_ids = await asyncio.to_thread(self._session.encode_chat, messages, chat_template, **template_arguments)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        request = self._session.create_request(token_ids, params, request_id=request_id, priority=priority)
+        async with aclosing(self._stream(request)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[RequestOutput | OctavoError] = asyncio.Queue()
+
+        def hand_over(item: RequestOutput | OctavoError) -> None:
+            # From the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        self._session.submit(request, hand_over)
+        finished = False
+        try:
+            while not finished:
+                item = await items.get()
+                if isinstance(item, OctavoError):
+                    finished = True
+                    raise item
+                finished = item.finished
+                yield item
+        finally:
+            if not finished:
+                self._session.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request within a step; its iterator gets a last output with finish_reason `abort`."""
+        self._session.abort(request_id)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._session.tokenizer
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer of one request."""
+        return self._session.max_model_len
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        """The engine's counters since the model was loaded."""
+        return self._session.metrics
+
+    def close(self) -> None:
+        """Ends running requests with an error and gives the memory back. May be called twice."""
+        self._session.close()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)
