@@ -30,6 +30,7 @@ _DEFAULTS = {
 }
 _PATTERN = 6  # every sixth layer is global
 _LOCAL_THETA = 10_000.0
+_NO_ROPE = RopeParams(())
 _GLOBAL_THETA = 1_000_000.0
 
 
@@ -37,15 +38,13 @@ _GLOBAL_THETA = 1_000_000.0
 class Config(DecoderConfig):
     """`rope` is that of the global layers, those without a window."""
 
-    local_rope: RopeParams = RopeParams(())
+    local_rope: RopeParams = _NO_ROPE
     attention_scale: float = 0.0
-    attention_softcap: float | None = None
     logit_softcap: float | None = None
     norm_offset: float = 0.0  # norms multiply by weight + norm_offset
 
     def attention(self, layer: int) -> AttentionParams:
-        plain = DecoderConfig.attention(self, layer)
-        return replace(plain, scale=self.attention_scale, softcap=self.attention_softcap)
+        return replace(DecoderConfig.attention(self, layer), scale=self.attention_scale)
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -60,7 +59,6 @@ class Config(DecoderConfig):
             windows=tuple(None if (layer + 1) % pattern == 0 else window for layer in range(plain.num_layers)),
             local_rope=rope.default(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
             attention_scale=query_dim**-0.5,
-            attention_softcap=reader.optional_number("attn_logit_softcapping"),
             logit_softcap=reader.optional_number("final_logit_softcapping"),
             # The converter has added the one.
             norm_offset=0.0,
@@ -74,6 +72,8 @@ class Config(DecoderConfig):
         reader = ConfigReader({**defaults, **reader.values}, reader.prefix)
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
+        if cap := reader.optional_number("attn_logit_softcapping"):
+            raise reader.error("attn_logit_softcapping", cap, "Gemma 3 has no cap in its attention")
         # Newer files describe both ropes in one place, older ones scale the global one only.
         ropes = reader.section("rope_parameters")
         plain = cls.read_hf(
@@ -89,7 +89,6 @@ class Config(DecoderConfig):
             plain,
             local_rope=rope_from_hf(local_rope, plain.head_dim, local_theta, plain.max_position_embeddings),
             attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5,
-            attention_softcap=reader.optional_number("attn_logit_softcapping"),
             logit_softcap=reader.optional_number("final_logit_softcapping"),
             norm_offset=1.0,
         )

@@ -1,0 +1,47 @@
+"""Every architecture against transformers, from safetensors and from GGUF, in the reference backend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo.backends import ExecutorLimits, reference
+from octavo.graph.passes import optimize
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.models import build_graph
+from tests.support import tiny_models
+from tests.support.batches import Request, step
+
+TOKENS = np.random.default_rng(0).integers(0, 96, 30).tolist()
+LIMITS = ExecutorLimits(64, 4, 64, 64)
+
+
+@pytest.mark.parametrize("name", tiny_models.CONFIGS)
+def test_safetensors(name: str, tmp_path: Path) -> None:
+    model = tiny_models.tiny_model(name)
+    checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path))
+    assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
+
+
+@pytest.mark.parametrize("name", tiny_models.GGUF_CONFIGS)
+def test_gguf(name: str, tmp_path: Path) -> None:
+    model = tiny_models.tiny_model(name)
+    checkpoint = open_checkpoint(tiny_models.save_gguf(model, tmp_path / "model.gguf"))
+    assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
+
+
+def logits_of(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    executor = reference.compile(graph, checkpoint.weights, LIMITS)
+    executor.allocate_cache(10, 4)
+    output = executor.execute(step([(Request(TOKENS, [9, 2, 3, 4, 5, 6, 7, 8]), len(TOKENS))]))
+    assert output.logits is not None
+    return output.logits
+
+
+def assert_close(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    assert logits.std() > 0.1
+    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()

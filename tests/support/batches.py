@@ -1,0 +1,45 @@
+"""Steps for tests: sequences with their blocks, turned into a `Batch`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from octavo.batch import Batch
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Request:
+    """One request's tokens and cache blocks; `computed` counts the tokens already in the cache."""
+
+    token_ids: list[int]
+    blocks: list[int]
+    computed: int = 0
+
+
+def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
+    """How many blocks so many tokens need."""
+    return -(-num_tokens // block_size)
+
+
+def step(scheduled: Sequence[tuple[Request, int]], *, all_logits: bool = True, block_size: int = BLOCK_SIZE) -> Batch:
+    """The next `count` tokens of each sequence, which then count as computed; logits of all, or of the last of each."""
+    tokens, positions, starts, lengths, slots = [], [], [0], [], []
+    width = max(len(sequence.blocks) for sequence, _ in scheduled)
+    tables = np.zeros((len(scheduled), width), np.int32)
+    for row, (sequence, count) in enumerate(scheduled):
+        span = range(sequence.computed, sequence.computed + count)
+        tokens += [sequence.token_ids[i] for i in span]
+        positions += list(span)
+        slots += [sequence.blocks[i // block_size] * block_size + i % block_size for i in span]
+        tables[row, : len(sequence.blocks)] = sequence.blocks
+        sequence.computed += count
+        starts.append(starts[-1] + count)
+        lengths.append(sequence.computed)
+    outputs = list(range(len(tokens))) if all_logits else [start - 1 for start in starts[1:]]
+    arrays = (np.array(a, np.int32) for a in (tokens, positions, starts, lengths))
+    return Batch(*arrays, tables, np.array(slots, np.int32), np.array(outputs, np.int32), return_logits=True)
