@@ -1,0 +1,102 @@
+"""Agreement of Octavo and other engines with transformers in float32, on the same GGUF file and tokens.
+
+    python benchmarks/accuracy.py MODEL.gguf --reference PYTHON --peer octavo=PYTHON --peer llama.cpp=PYTHON
+
+For every position of the text: KL(reference || engine) of the next-token distribution, whether both prefer
+the same token, and the perplexity of the text that follows. The reference runs once for each file and text;
+its logits stay in the cache folder (about 0.6 MB for each position of a vocabulary of 150,000).
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from protocol import Peer, PeerError
+from report import commit, table
+
+HERE = Path(__file__).resolve().parent
+TEXT = [HERE / "data" / "prose.txt", HERE / "data" / "code.txt"]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.gguf")
+    parser.add_argument("--reference", required=True, metavar="PYTHON", help="a Python with torch and transformers")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="octavo or llama.cpp")
+    parser.add_argument("--positions", type=int, default=2048)
+    parser.add_argument("--window", type=int, default=512, help="tokens in a window; each starts from an empty cache")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache" / "octavo-benchmarks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    return parser.parse_args()
+
+
+def reference_folder(model: Path, options: argparse.Namespace) -> Path:
+    """Where the reference's logits for this file, text and windows lie; computed now if they do not yet."""
+    digest = hashlib.sha256()
+    with model.open("rb") as file:
+        digest.update(file.read(1 << 22))  # the header and the first tensors tell one file from another
+    for path in TEXT:
+        digest.update(path.read_bytes())
+    digest.update(f"{model.stat().st_size} {options.positions} {options.window}".encode())
+    folder = options.cache / f"{model.stem}-{digest.hexdigest()[:16]}"
+    if not (folder / "logits.npy").exists():
+        print(f"{model.name}: running the reference (once)", flush=True)
+        windows = -(-options.positions // options.window)
+        command = [options.reference, str(HERE / "reference_transformers.py"), str(model), *map(str, TEXT)]
+        command += ["--folder", str(folder), "--windows", str(windows), "--length", str(options.window)]
+        subprocess.run([*command, "--threads", str(options.threads)], check=True, stderr=subprocess.DEVNULL)
+    return folder
+
+
+def measure(name: str, python: str, model: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """One engine's figures for one model."""
+    log = Path(tempfile.gettempdir()) / f"octavo-accuracy-{name}.log"
+    peer = Peer(name, python, log)
+    try:
+        loaded = peer.ask("load", model=str(model), threads=options.threads, context=options.window)
+        figures = peer.ask("agreement", folder=str(folder))
+    finally:
+        peer.close()
+    return {"model": model.name, "engine": name, "version": loaded["version"], **figures}
+
+
+def main() -> int:
+    options = arguments()
+    results = []
+    for model in options.models:
+        folder = reference_folder(model, options)
+        for pair in options.peer:
+            name, _, python = pair.partition("=")
+            try:
+                results.append(measure(name, python, model, folder, options))
+            except PeerError as error:
+                print(f"{model.name}: {name} skipped: {error}", file=sys.stderr)
+    columns = {
+        "model": "model",
+        "engine": "engine",
+        "positions": "positions",
+        "greedy agreement": "greedy_agreement",
+        "mean KL": "mean_kl",
+        "± (s.e.)": "mean_kl_standard_error",
+        "p99 KL": "p99_kl",
+        "perplexity": "perplexity",
+        "reference": "reference_perplexity",
+    }
+    print(table(columns, results))
+    if options.json:
+        header = {"commit": commit(), "machine": platform.processor() or platform.machine(), "window": options.window}
+        options.json.write_text(json.dumps({**header, "results": results}, indent=2) + "\n")
+    return 0 if results else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,53 @@
+"""What every report needs: a Markdown table, the machine, the commit."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+
+def table(columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> str:
+    """A Markdown table: column title -> key in each row."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    lines += ["| " + " | ".join(_cell(row.get(key, "")) for key in columns.values()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
+
+
+def commit() -> str:
+    """The checked-out commit, marked if tracked files differ from it."""
+    here = Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=10"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+
+
+def machine() -> dict[str, Any]:
+    """The processor as the kernel names it, its vector extensions, cores, memory and load."""
+    fields = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    flags = set(fields.get("flags", "").split())
+    extensions = ("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+    return {
+        "processor": fields.get("model name", "unknown"),
+        "family": f"{fields.get('cpu family')}/{fields.get('model')}",
+        "extensions": [name for name in extensions if name in flags],
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_average": os.getloadavg()[0],
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, smallest and largest."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
