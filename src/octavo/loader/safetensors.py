@@ -60,7 +60,7 @@ class SafetensorsModel:
         Raises ModelLoadError naming file, offset and reason.
         """
         is_index = path.name.endswith(".index.json")
-        shard_of = read_index(path) if is_index else {}
+        shard_of, declared = read_index(path) if is_index else ({}, None)
         files: dict[Path, MappedFile] = {}
         tensors: dict[str, SafetensorsTensor] = {}
         try:
@@ -79,6 +79,9 @@ class SafetensorsModel:
             for file in files.values():
                 file.close()
             raise
+        stored = sum(tensor.nbytes for tensor in tensors.values())
+        if declared not in (None, stored):
+            logger.warning("%s: total_size is %.40r, but the shards hold %d bytes", path, declared, stored)
         return cls(files, tensors)
 
     def weight(self, name: str) -> Weight:
@@ -118,8 +121,11 @@ class SafetensorsModel:
         return self.tensors[name]
 
 
-def read_index(path: Path) -> dict[str, Path]:
-    """The shard of every tensor. Shards lie beside the index, or in the store of a hub cache."""
+def read_index(path: Path) -> tuple[dict[str, Path], object]:
+    """The shard of every tensor, and the bytes that all shards are said to hold.
+
+    Shards lie beside the index, or in the store of a hub cache.
+    """
     index = read_json_object(path, MAX_INDEX_BYTES)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -135,7 +141,9 @@ def read_index(path: Path) -> dict[str, Path]:
             raise ModelLoadError(f"{path}: more than {MAX_SHARDS} shards")
     for shard in shards.values():
         _check_link(shard)
-    return {tensor: shards[name] for tensor, name in weight_map.items()}
+    notes = index.get("metadata")
+    total_size = notes.get("total_size") if isinstance(notes, dict) else None
+    return {tensor: shards[name] for tensor, name in weight_map.items()}, total_size
 
 
 def read_header(file: MappedFile) -> dict[str, SafetensorsTensor]:
