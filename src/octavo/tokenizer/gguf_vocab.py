@@ -69,7 +69,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
 
 def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
     kind = get_pre_tokenizer(_string(metadata, _KEY + "pre"))
-    merges = _strings(metadata, "merges", MAX_MERGES)
+    merges = _without_control(_strings(metadata, "merges", MAX_MERGES), tokens.of_type(TokenType.CONTROL))
     try:
         model = models.BPE(tokens.vocab, _split_merges(merges), ignore_merges=kind.ignore_merges)
     except ModelLoadError:
@@ -82,9 +82,7 @@ def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    # Spaces before the first word belong to it, as everywhere in the text: there is nothing to normalize.
-    prefix = normalizers.Prepend(" ") if _bool(metadata, _KEY + "add_space_prefix", False) else None
-    return _finish(metadata, tokens, TokenCoding.BYTE_LEVEL, model, prefix, pre_tokenizer, kind.add_bos)
+    return _finish(metadata, tokens, TokenCoding.BYTE_LEVEL, model, None, pre_tokenizer, kind.add_bos)
 
 
 def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
@@ -116,11 +114,14 @@ def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Nor
             steps.append(normalizers.Precompiled(np.asarray(charsmap, np.uint8).tobytes()))
         except Exception as error:
             raise ModelLoadError(f"{_KEY}precompiled_charsmap cannot be read: {error}") from error
-    if _bool(metadata, _KEY + "remove_extra_whitespaces", False):
-        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A | \z"), "")]
+    remove_extra = _bool(metadata, _KEY + "remove_extra_whitespaces", False)
+    if remove_extra:
+        steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A "), "")]
     if _bool(metadata, _KEY + "add_space_prefix", True):
         steps.append(normalizers.Prepend("▁"))
     steps.append(normalizers.Replace(" ", "▁"))
+    if remove_extra:
+        steps.append(normalizers.Replace(Regex(r"▁+\z"), ""))
     return normalizers.Sequence(steps)
 
 
@@ -158,7 +159,7 @@ def _finish(
         special_token_ids=frozenset(control.values()),
         prefix_ids=(bos,) if add_bos and bos is not None else (),
         suffix_ids=(eos,) if add_eos and eos is not None else (),
-        strip_leading_space=_bool(metadata, _KEY + "add_space_prefix", coding is TokenCoding.SENTENCEPIECE),
+        strip_leading_space=coding is TokenCoding.SENTENCEPIECE and _bool(metadata, _KEY + "add_space_prefix", True),
         bos_token_id=bos,
         eos_token_ids=end_of_turn_ids(
             {**user, **control}, [tokens.ids[n] for n in ("eos", "eot", "eom") if n in tokens.ids]
@@ -206,6 +207,13 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
             if i < len(types) and types[i] == kind:
                 ids.setdefault(name, i)
     return ids
+
+
+def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]:
+    """Leaves out the merges that would make a control token of text that only looks like one."""
+    known = frozenset(merges)
+    making = {f"{token[:cut]} {token[cut:]}" for token in control for cut in range(1, len(token))} & known
+    return [merge for merge in merges if merge not in making] if making else merges
 
 
 def _split_merges(merges: list[str]) -> list[tuple[str, str]]:

@@ -22,23 +22,17 @@ _QWEN2 = rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\
 _QWEN35 = (
     rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*|{_TAIL}"
 )
-_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 
 
-def _cased_words(suffix: str, exclude: str = "") -> str:
+def _cased_words(suffix: str) -> str:
     """A word is capitals and then small letters, so that camelCase falls apart; `suffix` may follow."""
-    upper, lower = f"[{_UPPER}{exclude}]", f"[{_LOWER}{exclude}]"
+    upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
     return rf"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
 
 
 _GPT4O = rf"{_cased_words(_CONTRACTION + '?')}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
 _TEKKEN = rf"{_cased_words('')}|\p{{N}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n/]*|{_TAIL}"
-_NOT_HAN = r"&&[^\p{Han}]"
-_KIMI_K2 = (
-    rf"[\p{{Han}}]+|{_cased_words(_CONTRACTION + '?', _NOT_HAN)}|\p{{N}}{{1,3}}"
-    rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_TAIL}"
-)
 _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 _DEEPSEEK3 = (
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}"
@@ -72,7 +66,6 @@ _BAILING_KIND = PreTokenizer(
         r"|\s*[\r\n]|\s+(?!\S)|\s+",
     )
 )
-_TINY_AYA_KIND = PreTokenizer((r"\d{1,3}(?=(?:\d{3})*\b)", _GPT4O))
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "default": _DEFAULT,
@@ -97,7 +90,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-llm": PreTokenizer(
         (
             r"[\r\n]",
-            r"\s?[\p{Lu}\p{Ll}\p{Lt}]+",
+            r"\s?[\p{Lu}\p{Ll}\p{Lt}&&[^\x{1D400}-\x{1D7FF}]]+",
             r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
             r"\s+$",
             _HAN_HANGUL,
@@ -111,12 +104,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "viking": PreTokenizer((_BLOOM, r"\p{N}")),
     "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
     **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O_KIND),
-    "kimi-k2": PreTokenizer((_KIMI_K2,)),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING_KIND),
     "seed-coder": PreTokenizer(
         (rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}",)
     ),
-    **dict.fromkeys(("tiny_aya", "cohere2moe"), _TINY_AYA_KIND),
 }
 
 
