@@ -1,0 +1,178 @@
+// Packed weights as Python objects, and single kernels for tests and benchmarks.
+#include "bindings.h"
+#include "isa.h"
+#include "memory.h"
+#include "pack.h"
+#include "thread_pool.h"
+
+#include <algorithm>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <thread>
+#include <vector>
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace octavo {
+namespace {
+
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
+
+// A matrix in panels and the memory it lies in.
+class OwnedWeight {
+public:
+    OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k) {
+        const WeightType type = parse_weight_type(type_name);
+        const PanelLayout layout = panel_layout(type);
+        if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
+            throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) + " cannot be packed");
+        if (k % layout.block_k != 0)
+            throw std::invalid_argument(type_name + " has blocks of " + std::to_string(layout.block_k) +
+                                        " values; rows of " + std::to_string(k) + " do not divide into them");
+        const int64_t wanted = n * (k / layout.block_k) * layout.file_bytes;
+        if (static_cast<int64_t>(data.shape(0)) != wanted)
+            throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
+                                        std::to_string(wanted) + " bytes, not " + std::to_string(data.shape(0)));
+        weight_ = {type, static_cast<int32_t>(n), static_cast<int32_t>(k), packed_panel_bytes(type, static_cast<int32_t>(k)),
+                   nullptr};
+        memory_ = Memory(static_cast<size_t>(weight_.panel_bytes * num_panels(weight_)));
+        weight_.data = reinterpret_cast<const uint8_t*>(memory_.data());
+        pack(data.data());
+    }
+
+    const PackedWeight& weight() const { return weight_; }
+    size_t nbytes() const { return memory_.size(); }
+    std::string type_name() const { return weight_type_name(weight_.type); }
+
+private:
+    void pack(const uint8_t* source) {
+        const nb::gil_scoped_release release;
+        constexpr int64_t WORTH_A_THREAD = 1 << 20;  // bytes
+        const int32_t panels = num_panels(weight_);
+        const int64_t most = std::min<int64_t>(panels, weight_.panel_bytes * panels / WORTH_A_THREAD + 1);
+        const int64_t count = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, most);
+        const auto part = [&](int64_t i) {
+            pack_panels(weight_, source, reinterpret_cast<uint8_t*>(memory_.data()), static_cast<int32_t>(panels * i / count),
+                        static_cast<int32_t>(panels * (i + 1) / count));
+        };
+        std::vector<std::thread> threads;
+        for (int64_t i = 1; i < count; ++i) threads.emplace_back(part, i);
+        part(0);
+        for (std::thread& thread : threads) thread.join();
+    }
+
+    PackedWeight weight_{};
+    Memory memory_;
+};
+
+// One kernel with its own threads and scratch, called as a program would call it.
+class KernelRun {
+public:
+    KernelRun(const std::string& kernel, const std::string& isa, int num_threads) : pool_(options(isa, num_threads)) {
+        const Isa level = parse_isa(isa);
+        if (level > detect_isa())
+            throw std::invalid_argument("this machine has no " + isa + "; its highest level is " + isa_name(detect_isa()));
+        entry_ = find_kernel(kernel, level);
+        if (!entry_) throw std::invalid_argument("there is no kernel '" + kernel + "'");
+    }
+
+    // inputs and output are float32 matrices (None: absent), weights packed or float32 vectors (None: absent).
+    void operator()(const nb::list& inputs, const nb::list& weights, const std::vector<int64_t>& ints,
+                    const std::vector<float>& floats, const Floats& output, const std::vector<int32_t>& token_ids) {
+        std::vector<View> views;
+        for (const nb::handle input : inputs) views.push_back(view_of(input));
+        std::vector<Weight> operands;
+        for (const nb::handle weight : weights) operands.push_back(weight_of(weight));
+        Args args{};
+        args.inputs = views.data();
+        args.num_inputs = static_cast<int32_t>(views.size());
+        args.output = view_of(output);
+        args.weights = operands.data();
+        args.num_weights = static_cast<int32_t>(operands.size());
+        args.ints = ints.data();
+        args.num_ints = static_cast<int32_t>(ints.size());
+        args.floats = floats.data();
+        args.num_floats = static_cast<int32_t>(floats.size());
+        Step step{};
+        step.num_tokens = static_cast<int32_t>(token_ids.size());
+        step.token_ids = token_ids.data();
+        const nb::gil_scoped_release release;
+        run(args, step);
+    }
+
+private:
+    static PoolOptions options(const std::string& isa, int num_threads) {
+        if (num_threads < 1 || num_threads > 1024) throw std::invalid_argument("num_threads must be from 1 to 1024");
+        PoolOptions options;
+        options.count = num_threads;
+        options.tiles = parse_isa(isa) == Isa::amx;
+        return options;
+    }
+    static View view_of(const Floats& array) {
+        if (array.ndim() != 2) throw std::invalid_argument("a matrix of two dimensions is wanted");
+        return {array.data(), static_cast<int32_t>(array.shape(0)), static_cast<int32_t>(array.shape(1))};
+    }
+    static View view_of(nb::handle input) { return input.is_none() ? View{} : view_of(nb::cast<Floats>(input, false)); }
+    static Weight weight_of(nb::handle weight) {
+        if (weight.is_none()) return {};
+        if (nb::isinstance<OwnedWeight>(weight)) return {&nb::cast<const OwnedWeight&>(weight).weight(), nullptr, 0};
+        const Floats array = nb::cast<Floats>(weight, false);
+        return {nullptr, array.data(), static_cast<int64_t>(array.size())};
+    }
+
+    void run(Args& args, const Step& step) {
+        const ScratchSizes sizes = entry_->scratch ? entry_->scratch(args, step, pool_.count()) : ScratchSizes{};
+        pool_.reserve_scratch(sizes.per_worker);
+        if (shared_.size() < sizes.shared) shared_ = Memory(sizes.shared);
+        args.shared_scratch = shared_.data();
+        struct Context {
+            const KernelEntry* entry;
+            const Args& args;
+            const Step& step;
+        } context{entry_, args, step};
+        pool_.run(
+            [](void* opaque, Worker& worker) {
+                const Context& c = *static_cast<Context*>(opaque);
+                c.entry->run(c.args, c.step, worker);
+            },
+            &context);
+    }
+
+    ThreadPool pool_;
+    const KernelEntry* entry_;
+    Memory shared_;
+};
+
+}  // namespace
+
+const PackedWeight* packed_weight_of(nb::handle object) {
+    if (!nb::isinstance<OwnedWeight>(object)) throw nb::type_error("a PackedWeight is wanted");
+    return &nb::cast<const OwnedWeight&>(object).weight();
+}
+
+void bind_weights(nb::module_& module) {
+    nb::class_<OwnedWeight>(module, "PackedWeight", "A matrix packed for the linear kernels.")
+        .def_prop_ro("nbytes", &OwnedWeight::nbytes)
+        .def_prop_ro("type_name", &OwnedWeight::type_name)
+        .def_prop_ro("shape", [](const OwnedWeight& w) { return nb::make_tuple(w.weight().n, w.weight().k); });
+    module.def(
+        "pack_weight",
+        [](const std::string& type_name, const Bytes& data, int64_t n, int64_t k) {
+            return new OwnedWeight(type_name, data, n, k);
+        },
+        "type_name"_a, "data"_a.noconvert(), "n"_a, "k"_a,
+        "Packs a matrix [n, k] from its GGUF blocks. Raises ValueError for a type or size that cannot be packed.");
+    module.def("packable_types", [] {
+        std::vector<std::string> names;
+        for (int i = 0; i < NUM_WEIGHT_TYPES; ++i) names.emplace_back(weight_type_name(static_cast<WeightType>(i)));
+        return names;
+    });
+    nb::class_<KernelRun>(module, "KernelRun", "One kernel alone, for tests and benchmarks.")
+        .def(nb::init<const std::string&, const std::string&, int>(), "kernel"_a, "isa"_a, "num_threads"_a)
+        .def("__call__", &KernelRun::operator(), "inputs"_a, "weights"_a, "ints"_a, "floats"_a, "output"_a.noconvert(),
+             "token_ids"_a = std::vector<int32_t>());
+}
+
+}  // namespace octavo

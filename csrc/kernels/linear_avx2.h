@@ -1,0 +1,284 @@
+// Products of quantized panels with AVX2: vpmaddubsw (unsigned codes x signed activations), sums in int16 as long as
+// they fit. A pair of products is at most 2 * code * 127, and a sum over n quads n times that: 8 quads of codes below
+// 16, 4 of codes below 32, 2 of codes below 64. Where a zero point is subtracted the sum may pass beyond int16 on the
+// way, as additions wrap around and the end fits: 16 * 16 * 127 and 8 * 32 * 127 are below 2^15.
+// Byte codes are cut into two nibbles (many rows), or multiplied as |w| * sign(w) a (few rows).
+#pragma once
+
+#include "linear_image.h"
+
+namespace octavo {
+namespace {
+
+template <WeightType T>
+constexpr bool IN_HALVES = Format<T>::has_half_scales || (Format<T>::max_code > 15 && !Format<T>::zero);
+
+inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline __m256i broadcast_i32(const void* p) {
+    int32_t x;
+    std::memcpy(&x, p, 4);
+    return _mm256_set1_epi32(x);
+}
+inline __m256i table16(const int8_t* values) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+}
+// Moves the bits at `from` of every byte to `to` and masks them; other bits of the 16-bit lanes fall away.
+template <int from, int to>
+inline __m256i move_bits(__m256i x, int mask) {
+    if constexpr (from < to) x = _mm256_slli_epi16(x, to - from);
+    if constexpr (from > to) x = _mm256_srli_epi16(x, from - to);
+    return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask)));
+}
+
+// The 32 codes of quad Q, half H of the columns.
+template <WeightType T, int Q, int H>
+inline __m256i unpack_quad(const uint8_t* codes) {
+    using F = Format<T>;
+    if constexpr (T == WeightType::Q8_0) return load_bytes(codes + 64 * Q + 32 * H);
+    __m256i u = _mm256_setzero_si256();
+    if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2) + 32 * H), 15);
+    if constexpr (F::is_iq4) u = _mm256_shuffle_epi8(table16(IQ4_VALUES), u);
+    if constexpr (T == WeightType::MXFP4) u = _mm256_shuffle_epi8(table16(MXFP4_VALUES), u);
+    if constexpr (F::pairs_offset >= 0) {
+        const __m256i pairs = load_bytes(codes + F::pairs_offset + 64 * (Q / 4) + 32 * H);
+        u = _mm256_or_si256(u, move_bits<2 * (Q % 4), F::pairs_place>(pairs, 3 << F::pairs_place));
+    }
+    if constexpr (F::bits_offset >= 0) {
+        const __m256i bits = load_bytes(codes + F::bits_offset + 32 * H);
+        u = _mm256_or_si256(u, move_bits<Q, F::bits_place>(bits, 1 << F::bits_place));
+    }
+    return u;
+}
+
+// scale_j of 16 columns, each twice: the factors of vpmaddwd.
+struct I32x16 {
+    __m256i lo, hi;
+};
+template <WeightType T>
+inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
+    if constexpr (!Format<T>::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
+    __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(half_scales<T>(header, unit, half)));
+    if constexpr (T == WeightType::Q2_K) bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_cvtepi8_epi16(bytes), 0xd8);
+    const __m256i lo = _mm256_unpacklo_epi16(words, words), hi = _mm256_unpackhi_epi16(words, words);
+    return {lo, hi};  // columns 0 .. 7 and 8 .. 15
+}
+
+// Weights straight from the packed panel.
+template <WeightType T>
+struct PackedSource {
+    UnitCursor<T> cursor;
+    explicit PackedSource(const uint8_t* panel) : cursor(panel, 0) {}
+    template <int Q, int H>
+    __m256i quad() const { return unpack_quad<T, Q, H>(cursor.codes()); }
+    F32x16 scales() const { return unit_scales<T>(cursor.header, cursor.unit); }
+    F32x16 mins(int half) const { return unit_mins<T>(cursor.header, cursor.unit, half); }
+    I32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
+    void prefetch() const {
+        const uint8_t* const ahead = cursor.codes() + 2048;
+        for (int i = 0; i < Format<T>::layout.unit_bytes; i += 64) _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T0);
+    }
+    void next() { cursor.next(); }
+};
+
+// One unit unpacked, reused for many rows. Wide types: the low nibbles of all quads, then the high ones.
+template <WeightType T>
+struct alignas(64) UnitTile {
+    uint8_t codes[(Format<T>::is_wide ? 2 : 1) * QUADS * QUAD_BYTES];
+    float scales[PANEL_COLS];
+    float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
+    int32_t half_scales[IN_HALVES<T> ? 2 : 1][PANEL_COLS];
+};
+
+template <WeightType T>
+struct TileSource {
+    const UnitTile<T>* tile;
+    template <int Q, int H>
+    __m256i quad() const { return load_bytes(tile->codes + 64 * Q + 32 * H); }
+    F32x16 scales() const { return load(tile->scales); }
+    F32x16 mins(int half) const { return load(tile->mins[half]); }
+    I32x16 half_scales(int half) const {
+        return {load_bytes(tile->half_scales[half]), load_bytes(tile->half_scales[half] + 8)};
+    }
+    void prefetch() const {}
+    void next() { ++tile; }
+};
+
+template <WeightType T>
+void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
+    const uint8_t* const codes = cursor.codes();
+    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
+        unroll<2>([&](auto h) __attribute__((always_inline)) {
+            constexpr int Q = decltype(q)::value, H = decltype(h)::value;
+            __m256i u = unpack_quad<T, Q, H>(codes);
+            uint8_t* const out = tile.codes + 64 * Q + 32 * H;
+            if constexpr (Format<T>::is_wide) {
+                u = _mm256_xor_si256(u, _mm256_set1_epi8(-128));
+                _mm256_store_si256(reinterpret_cast<__m256i*>(out + 512), move_bits<4, 0>(u, 15));
+                u = _mm256_and_si256(u, _mm256_set1_epi8(15));
+            }
+            _mm256_store_si256(reinterpret_cast<__m256i*>(out), u);
+        });
+    });
+    store(tile.scales, unit_scales<T>(cursor.header, cursor.unit));
+    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], unit_mins<T>(cursor.header, cursor.unit, j));
+    if constexpr (IN_HALVES<T>)
+        for (int j = 0; j < 2; ++j) {
+            const I32x16 s = load_half_scales<T>(cursor.header, cursor.unit, j);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[j]), s.lo);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[j] + 8), s.hi);
+        }
+}
+
+// acc[r][h] += codes of quads [First, First + Count) x activations, int16; starts at zero.
+template <int R, int First, int Count, typename Source>
+inline void add_quads(const Source& source, const int8_t* a, __m256i (&acc)[R][2]) {
+    unroll<Count>([&](auto i) __attribute__((always_inline)) {
+        constexpr int Q = First + decltype(i)::value;
+        const __m256i w0 = source.template quad<Q, 0>(), w1 = source.template quad<Q, 1>();
+        unroll<R>([&](auto row) __attribute__((always_inline)) {
+            constexpr int r = decltype(row)::value;
+            const __m256i x = broadcast_i32(a + 32 * r + 4 * Q);
+            const __m256i p0 = _mm256_maddubs_epi16(w0, x), p1 = _mm256_maddubs_epi16(w1, x);
+            acc[r][0] = Q == First ? p0 : _mm256_add_epi16(acc[r][0], p0);
+            acc[r][1] = Q == First ? p1 : _mm256_add_epi16(acc[r][1], p1);
+        });
+    });
+}
+
+template <int R>
+inline void add_terms(const int32_t* terms, __m256i (&acc)[R][2]) {
+    unroll<R>([&](auto row) __attribute__((always_inline)) {
+        constexpr int r = decltype(row)::value;
+        const __m256i t = broadcast_i32(terms + r);
+        acc[r][0] = _mm256_add_epi16(acc[r][0], t);
+        acc[r][1] = _mm256_add_epi16(acc[r][1], t);
+    });
+}
+
+// acc[r][h] (int16) becomes the exact int32 sums of the unit.
+template <WeightType T, int R, typename Source>
+inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, __m256i (&acc)[R][2]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    if constexpr (!IN_HALVES<T>) {
+        add_quads<R, 0, 8>(source, a, acc);
+        if constexpr (ZERO_POINT<T> != 0) add_terms<R>(terms, acc);
+        for (int r = 0; r < R; ++r)
+            for (int h = 0; h < 2; ++h) acc[r][h] = _mm256_madd_epi16(acc[r][h], ones);
+    } else {
+        __m256i first[R][2];
+        unroll<2>([&](auto half) __attribute__((always_inline)) {
+            constexpr int J = decltype(half)::value;
+            // Codes below 64 without a zero point do not occur, so four quads always fit.
+            add_quads<R, 4 * J, 4>(source, a, acc);
+            if constexpr (ZERO_POINT<T> != 0) add_terms<R>(terms + J * R, acc);
+            const I32x16 s = source.half_scales(J);
+            for (int r = 0; r < R; ++r) {
+                acc[r][0] = _mm256_madd_epi16(acc[r][0], s.lo);
+                acc[r][1] = _mm256_madd_epi16(acc[r][1], s.hi);
+                for (int h = 0; h < 2; ++h)
+                    if (J == 0) first[r][h] = acc[r][h];
+                    else acc[r][h] = _mm256_add_epi32(acc[r][h], first[r][h]);
+            }
+        });
+    }
+}
+
+// The same for byte codes from a packed panel: |w| * (sign(w) a) fits a pair of products into int16.
+template <WeightType T, int R>
+inline void unit_sums_signed(const PackedSource<T>& source, const int8_t* a, __m256i (&acc)[R][2]) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
+    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
+        constexpr int Q = decltype(q)::value;
+        const __m256i w[2] = {source.template quad<Q, 0>(), source.template quad<Q, 1>()};
+        for (int r = 0; r < R; ++r) {
+            const __m256i x = broadcast_i32(a + 32 * r + 4 * Q);
+            for (int h = 0; h < 2; ++h) {
+                const __m256i p = _mm256_maddubs_epi16(_mm256_abs_epi8(w[h]), _mm256_sign_epi8(x, w[h]));
+                acc[r][h] = _mm256_add_epi32(acc[r][h], _mm256_madd_epi16(p, ones));
+            }
+        }
+    });
+}
+
+// And from a tile, where they are two nibbles; half H of the columns.
+template <WeightType T, int R>
+inline void unit_sums_nibbles(const TileSource<T>& source, const int8_t* a, const int32_t* terms, __m256i (&acc)[R][2]) {
+    const __m256i ones = _mm256_set1_epi16(1), sixteens = _mm256_set1_epi16(16);
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+        constexpr int H = decltype(half)::value;
+        __m256i low[R], high[R];
+        unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
+            constexpr int Q = decltype(q)::value;
+            const __m256i wl = source.template quad<Q, H>(), wh = source.template quad<Q + QUADS, H>();
+            for (int r = 0; r < R; ++r) {
+                const __m256i x = broadcast_i32(a + 32 * r + 4 * Q);
+                const __m256i pl = _mm256_maddubs_epi16(wl, x), ph = _mm256_maddubs_epi16(wh, x);
+                low[r] = Q == 0 ? pl : _mm256_add_epi16(low[r], pl);
+                high[r] = Q == 0 ? ph : _mm256_add_epi16(high[r], ph);
+            }
+        });
+        for (int r = 0; r < R; ++r) {
+            high[r] = _mm256_add_epi16(high[r], broadcast_i32(terms + r));
+            acc[r][H] = _mm256_add_epi32(_mm256_madd_epi16(low[r], ones), _mm256_madd_epi16(high[r], sixteens));
+        }
+    });
+}
+
+template <WeightType T, int R>
+inline void all_sums(const PackedSource<T>& source, const int8_t* a, const int32_t* terms, __m256i (&acc)[R][2]) {
+    if constexpr (Format<T>::is_wide) unit_sums_signed<T, R>(source, a, acc);
+    else unit_sums<T, R>(source, a, terms, acc);
+}
+template <WeightType T, int R>
+inline void all_sums(const TileSource<T>& source, const int8_t* a, const int32_t* terms, __m256i (&acc)[R][2]) {
+    if constexpr (Format<T>::is_wide) unit_sums_nibbles<T, R>(source, a, terms, acc);
+    else unit_sums<T, R>(source, a, terms, acc);
+}
+
+// c [R][16] += a * weights over `units` units.
+template <WeightType T, int R, typename Source>
+void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
+        source.prefetch();
+        __m256i sum[R][2];
+        all_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
+        const F32x16 s = source.scales();
+        for (int r = 0; r < R; ++r) {
+            const F32x16 i = {_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
+            F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
+            if constexpr (Format<T>::mins == 1) y = fma(source.mins(0), broadcast(scales[R + r]), y);
+            if constexpr (Format<T>::mins == 2)
+                for (int j = 0; j < 2; ++j)
+                    y = fma(source.mins(j), broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
+            store(c + PANEL_COLS * r, y);
+        }
+    }
+}
+
+template <WeightType T, typename Source>
+inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
+    switch (a.rows) {
+        case 1: return multiply_units<T, 1>(source, units, a.data, terms, c);
+        case 2: return multiply_units<T, 2>(source, units, a.data, terms, c);
+        case 3: return multiply_units<T, 3>(source, units, a.data, terms, c);
+        default: return multiply_units<T, 4>(source, units, a.data, terms, c);
+    }
+}
+
+// c [rows][16] += a * panel
+template <WeightType T>
+void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<T>(PackedSource<T>(panel), units, a, terms, c);
+}
+
+// c [rows][16] += a * tiles
+template <WeightType T>
+void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<T>(TileSource<T>{tiles}, units, a, terms, c);
+}
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,181 @@
+// The activations as the linear kernels read them: int8 with a scale a unit of 32 k, in groups of rows.
+//
+// A group of r rows (ROW_GROUP, the last group what is left) is one stream over the units; a unit has
+//   codes  int8 [r][32]      scales float [r]      sums float [r]: A of linear_format.h
+//   pairs  int16 [2][r][2]   for each half unit the sums of a over k % 4 in {0, 1} and in {2, 3}
+#pragma once
+
+#include "linear_format.h"
+
+namespace octavo {
+namespace {
+
+// ROW_GROUP: rows that a kernel takes at once. PACKED_ROWS: up to so many it reads the packed panel directly, beyond it
+// unpacks. ZERO_POINT: what the kernel subtracts from its codes by terms; TERM_PAIRS: as pairs of int16 (the sums of a
+// over k % 4 in {0, 1} and {2, 3}), else as int32.
+#if defined(OCTAVO_ISA_amx)
+constexpr int ROW_GROUP = 16, PACKED_ROWS = 4;
+#elif defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
+constexpr int ROW_GROUP = 8, PACKED_ROWS = 8;
+#elif defined(OCTAVO_ISA_avx2)
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 4;
+#else
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 0;
+#endif
+
+#if defined(OCTAVO_ISA_amx) || defined(OCTAVO_ISA_avx512vnni)
+constexpr bool TERM_PAIRS = false;
+template <WeightType T>
+constexpr int ZERO_POINT = Format<T>::is_wide ? 128 : Format<T>::zero;
+#elif defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
+constexpr bool TERM_PAIRS = true;
+template <WeightType T>
+constexpr int ZERO_POINT = Format<T>::is_wide ? 8 : Format<T>::zero;  // wide: of the high nibble
+#else
+constexpr bool TERM_PAIRS = false;
+template <WeightType T>
+constexpr int ZERO_POINT = 0;  // unpacked codes are centred
+#endif
+
+constexpr int ROW_UNIT_BYTES = 48;  // of one row in one unit
+
+struct ImageGroup {
+    uint8_t* data;
+    int rows;
+
+    uint8_t* unit(int u) const { return data + static_cast<int64_t>(u) * rows * ROW_UNIT_BYTES; }
+    ImageGroup from(int u) const { return {unit(u), rows}; }
+};
+// The parts of a unit with r rows.
+inline int8_t* image_codes(uint8_t* unit) { return reinterpret_cast<int8_t*>(unit); }
+inline float* image_scales(uint8_t* unit, int r) { return reinterpret_cast<float*>(unit + 32 * r); }
+inline float* image_sums(uint8_t* unit, int r) { return reinterpret_cast<float*>(unit + 36 * r); }
+inline int16_t* image_pairs(uint8_t* unit, int r, int half) {
+    return reinterpret_cast<int16_t*>(unit + (40 + 4 * half) * r);
+}
+
+// Largest magnitude as bits, so that a NaN is the largest of all and reaches the scale.
+struct UnitScale {
+    float scale, inverse;
+};
+inline UnitScale unit_scale(uint32_t largest_bits) {
+    float largest;
+    std::memcpy(&largest, &largest_bits, 4);
+    if (largest < 1e-30f) return {0.0f, 0.0f};  // its inverse might be infinite
+    return {largest / 127.0f, 127.0f / largest};
+}
+
+#if defined(__AVX2__)
+
+inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    __m256 v[4];
+    for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 8 * i);
+    const auto magnitude = [&](int i) { return _mm256_castps_si256(_mm256_and_ps(v[i], mask)); };
+    const __m256i m = _mm256_max_epi32(_mm256_max_epi32(magnitude(0), magnitude(1)),
+                                       _mm256_max_epi32(magnitude(2), magnitude(3)));
+    __m128i n = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+    n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0x4e));
+    n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0xb1));
+    const UnitScale s = unit_scale(static_cast<uint32_t>(_mm_cvtsi128_si32(n)));
+    const __m256 inverse = _mm256_set1_ps(s.inverse);
+    __m256i q[4];
+    for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
+    const __m256i ab = _mm256_packs_epi32(q[0], q[1]), cd = _mm256_packs_epi32(q[2], q[3]);
+    const __m256i a = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(unit + 32 * row), a);
+    // 16-bit lanes: quad 0 low pair, high pair, quad 1 ...; one half unit a 128-bit lane
+    __m256i p = _mm256_maddubs_epi16(_mm256_set1_epi8(1), a);
+    p = _mm256_add_epi16(p, _mm256_shuffle_epi32(p, 0x4e));
+    p = _mm256_add_epi16(p, _mm256_shuffle_epi32(p, 0xb1));
+    const int half0 = _mm256_extract_epi32(p, 0), half1 = _mm256_extract_epi32(p, 4);
+    std::memcpy(image_pairs(unit, r, 0) + 2 * row, &half0, 4);
+    std::memcpy(image_pairs(unit, r, 1) + 2 * row, &half1, 4);
+    const int sum = static_cast<int16_t>(half0) + (half0 >> 16) + static_cast<int16_t>(half1) + (half1 >> 16);
+    image_scales(unit, r)[row] = s.scale;
+    image_sums(unit, r)[row] = s.scale * static_cast<float>(sum);
+}
+
+#else
+
+inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
+    uint32_t largest = 0;
+    for (int i = 0; i < UNIT_K; ++i) {
+        uint32_t bits;
+        std::memcpy(&bits, x + i, 4);
+        bits &= 0x7fffffffu;
+        largest = bits > largest ? bits : largest;
+    }
+    const UnitScale s = unit_scale(largest);
+    int sums[4] = {};
+    for (int i = 0; i < UNIT_K; ++i) {
+        const float v = x[i] * s.inverse;
+        const int a = v >= -127.5f && v <= 127.5f ? static_cast<int>(__builtin_rintf(v)) : -128;  // -128: not a number
+        image_codes(unit)[32 * row + i] = static_cast<int8_t>(a);
+        sums[i / 16 * 2 + i / 2 % 2] += a;
+    }
+    for (int i = 0; i < 4; ++i) image_pairs(unit, r, i / 2)[2 * row + i % 2] = static_cast<int16_t>(sums[i]);
+    image_scales(unit, r)[row] = s.scale;
+    image_sums(unit, r)[row] = s.scale * static_cast<float>(sums[0] + sums[1] + sums[2] + sums[3]);
+}
+
+#endif
+
+// All rows of a step's activations. Group g starts at a fixed distance.
+struct Image {
+    uint8_t* data;
+    int32_t rows, units;
+
+    static size_t bytes(int64_t rows, int64_t k) { return static_cast<size_t>(rows * (k / UNIT_K) * ROW_UNIT_BYTES); }
+    ImageGroup group(int32_t g) const {
+        const int32_t first = g * ROW_GROUP;
+        const int count = rows - first < ROW_GROUP ? rows - first : ROW_GROUP;
+        return {data + static_cast<int64_t>(first) * units * ROW_UNIT_BYTES, count};
+    }
+    void quantize_row(const float* x, int32_t row) const {
+        const ImageGroup g = group(row / ROW_GROUP);
+        for (int u = 0; u < units; ++u) quantize_unit(x + u * UNIT_K, g.unit(u), row % ROW_GROUP, g.rows);
+    }
+};
+
+// What a type needs of each row and unit beside codes, scales and sums: 32-bit terms, [unit][TERM_COUNT][r].
+//   zero points: -ZERO_POINT * sum of a, for the unit or its two halves
+//   Q2_K: A_j as floats
+template <WeightType T>
+constexpr int TERM_COUNT = Format<T>::mins == 2      ? 2
+                           : ZERO_POINT<T> == 0       ? 0
+                           : Format<T>::has_half_scales ? 2
+                                                      : 1;
+
+inline int32_t zero_term(int zero, int low, int high) {
+    if (!TERM_PAIRS) return -zero * (low + high);
+    return static_cast<int32_t>((static_cast<uint32_t>(-zero * low) & 0xffffu) | static_cast<uint32_t>(-zero * high) << 16);
+}
+
+// The terms of one group. Returns the end.
+template <WeightType T>
+inline int32_t* write_terms(ImageGroup g, int units, int32_t* out) {
+    const int r = g.rows;
+    for (int u = 0; u < units && TERM_COUNT<T> > 0; ++u, out += TERM_COUNT<T> * r) {
+        uint8_t* const unit = g.unit(u);
+        const int16_t *p0 = image_pairs(unit, r, 0), *p1 = image_pairs(unit, r, 1);
+        for (int i = 0; i < r; ++i) {
+            if constexpr (Format<T>::mins == 2) {
+                const float scale = image_scales(unit, r)[i];
+                const float sums[2] = {scale * static_cast<float>(p0[2 * i] + p0[2 * i + 1]),
+                                       scale * static_cast<float>(p1[2 * i] + p1[2 * i + 1])};
+                std::memcpy(out + i, sums, 4);
+                std::memcpy(out + r + i, sums + 1, 4);
+            } else if constexpr (TERM_COUNT<T> == 2) {
+                out[i] = zero_term(ZERO_POINT<T>, p0[2 * i], p0[2 * i + 1]);
+                out[r + i] = zero_term(ZERO_POINT<T>, p1[2 * i], p1[2 * i + 1]);
+            } else {
+                out[i] = zero_term(ZERO_POINT<T>, p0[2 * i] + p1[2 * i], p0[2 * i + 1] + p1[2 * i + 1]);
+            }
+        }
+    }
+    return out;
+}
+
+}  // namespace
+}  // namespace octavo

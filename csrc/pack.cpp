@@ -1,0 +1,128 @@
+#include "pack.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace octavo {
+namespace {
+
+constexpr const char* TYPE_NAMES[NUM_WEIGHT_TYPES] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",   "Q8_0",
+                                                      "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"};
+
+using Tile = uint8_t[QUADS * QUAD_BYTES];  // the codes of one unit, one a byte, in quads
+
+void write_nibbles(const Tile tile, uint8_t* out) {
+    for (int c = 0; c < 4; ++c)
+        for (int j = 0; j < 64; ++j)
+            out[64 * c + j] = static_cast<uint8_t>((tile[128 * c + j] & 15) | tile[128 * c + 64 + j] << 4);
+}
+
+void write_pairs(const Tile tile, int shift, uint8_t* out) {
+    for (int c = 0; c < 2; ++c)
+        for (int j = 0; j < 64; ++j) {
+            int byte = 0;
+            for (int i = 0; i < 4; ++i) byte |= (tile[256 * c + 64 * i + j] >> shift & 3) << (2 * i);
+            out[64 * c + j] = static_cast<uint8_t>(byte);
+        }
+}
+
+void write_bits(const Tile tile, int shift, uint8_t* out) {
+    for (int j = 0; j < 64; ++j) {
+        int byte = 0;
+        for (int q = 0; q < 8; ++q) byte |= (tile[64 * q + j] >> shift & 1) << q;
+        out[j] = static_cast<uint8_t>(byte);
+    }
+}
+
+void write_unit(WeightType type, const Tile tile, uint8_t* out) {
+    switch (type) {
+        case WeightType::Q8_0: std::memcpy(out, tile, sizeof(Tile)); return;
+        case WeightType::Q2_K: return write_pairs(tile, 0, out);
+        case WeightType::Q3_K:
+            write_pairs(tile, 0, out);
+            return write_bits(tile, 2, out + 128);
+        default: write_nibbles(tile, out);
+    }
+    if (type == WeightType::Q6_K) write_pairs(tile, 4, out + 256);
+    if (type == WeightType::Q5_0 || type == WeightType::Q5_1 || type == WeightType::Q5_K)
+        write_bits(tile, 4, out + 256);
+}
+
+template <typename T>
+uint8_t* write_column(uint8_t* out, int column, T value) {
+    std::memcpy(out + column * sizeof(T), &value, sizeof(T));
+    return out + PANEL_COLS * sizeof(T);
+}
+
+void write_header(WeightType type, const BlockCodes& block, int column, uint8_t* out) {
+    if (type == WeightType::MXFP4) {
+        write_column(out, column, static_cast<uint8_t>(block.d));
+        return;
+    }
+    out = write_column(out, column, block.d);
+    const bool k_mins = type == WeightType::Q4_K || type == WeightType::Q5_K;
+    if (k_mins || type == WeightType::Q4_1 || type == WeightType::Q5_1 || type == WeightType::Q2_K)
+        out = write_column(out, column, block.m);
+    int scales = 0;
+    if (type == WeightType::Q2_K || type == WeightType::Q3_K || type == WeightType::Q6_K) scales = 16;
+    if (k_mins || type == WeightType::IQ4_XS) scales = 8;
+    for (int i = 0; i < scales; ++i) out = write_column(out, column, block.scales[i]);
+    for (int i = 0; k_mins && i < 8; ++i) out = write_column(out, column, block.mins[i]);
+}
+
+void pack_quantized(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t panel) {
+    const PanelLayout layout = panel_layout(w.type);
+    const int64_t row_bytes = static_cast<int64_t>(w.k / layout.block_k) * layout.file_bytes;
+    const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
+    BlockCodes block{};
+    Tile tiles[8] = {};
+    for (int64_t b = 0; b < w.k / layout.block_k; ++b) {
+        if (columns < PANEL_COLS) std::memset(out, 0, layout.header_bytes);
+        for (int32_t c = 0; c < columns; ++c) {
+            decode_block(w.type, source + (first + c) * row_bytes + b * layout.file_bytes, block);
+            write_header(w.type, block, c, out);
+            for (int i = 0; i < layout.block_k / 4; ++i)
+                std::memcpy(&tiles[i / QUADS][i % QUADS * QUAD_BYTES + 4 * c], block.codes + 4 * i, 4);
+        }
+        out += layout.header_bytes;
+        for (int u = 0; u < layout.units(); ++u, out += layout.unit_bytes) write_unit(w.type, tiles[u], out);
+    }
+}
+
+template <typename T>
+void pack_dense(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t panel) {
+    const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
+    if (columns < PANEL_COLS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes));
+    constexpr int32_t CHUNK = 64;  // values of k at a time: 16 short pieces of rows stay in the cache
+    for (int32_t k0 = 0; k0 < w.k; k0 += CHUNK)
+        for (int32_t c = 0; c < columns; ++c) {
+            const uint8_t* const row = source + static_cast<int64_t>(first + c) * w.k * sizeof(T);
+            for (int32_t k = k0; k < std::min(k0 + CHUNK, w.k); ++k)
+                std::memcpy(out + (static_cast<int64_t>(k) * PANEL_COLS + c) * sizeof(T), row + k * sizeof(T), sizeof(T));
+        }
+}
+
+}  // namespace
+
+const char* weight_type_name(WeightType type) { return TYPE_NAMES[static_cast<int>(type)]; }
+
+WeightType parse_weight_type(const std::string& name) {
+    std::string known;
+    for (int i = 0; i < NUM_WEIGHT_TYPES; ++i) {
+        if (name == TYPE_NAMES[i]) return static_cast<WeightType>(i);
+        known += (i ? ", " : "") + std::string(TYPE_NAMES[i]);
+    }
+    throw std::invalid_argument("weight type '" + name + "' cannot be packed; known: " + known);
+}
+
+void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end) {
+    for (int32_t panel = begin; panel < end; ++panel) {
+        uint8_t* const target = out + panel * w.panel_bytes;
+        if (w.type == WeightType::F32) pack_dense<uint32_t>(w, source, target, panel);
+        else if (is_dense(w.type)) pack_dense<uint16_t>(w, source, target, panel);
+        else pack_quantized(w, source, target, panel);
+    }
+}
+
+}  // namespace octavo

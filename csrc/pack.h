@@ -1,0 +1,30 @@
+// Packs matrices from their GGUF blocks into panels (packed_weight.h).
+#pragma once
+
+#include "packed_weight.h"
+
+#include <string>
+#include <vector>
+
+namespace octavo {
+
+const char* weight_type_name(WeightType type);
+
+// Throws std::invalid_argument naming the known types.
+WeightType parse_weight_type(const std::string& name);
+
+// What a quantized block of one column means, spread out: codes one a byte, scales in header order.
+struct BlockCodes {
+    uint8_t codes[256];   // signed bytes for Q8_0
+    uint16_t d, m;        // halves; m: minimum or dmin. MXFP4: the exponent in d
+    uint8_t scales[16];   // of units or half units
+    uint8_t mins[8];
+};
+
+// Reads one block in the file's layout (pack_blocks.cpp).
+void decode_block(WeightType type, const uint8_t* block, BlockCodes& out);
+
+// Packs the panels [begin, end) of a matrix [w.n, w.k] from `source` (rows of blocks, contiguous) into `out`.
+void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end);
+
+}  // namespace octavo

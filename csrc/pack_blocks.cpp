@@ -1,0 +1,131 @@
+// The blocks of the GGUF types, as ggml defines them (ggml-common.h), spread out to one code a byte.
+#include "pack.h"
+
+#include <cstring>
+
+namespace octavo {
+namespace {
+
+uint16_t read_u16(const uint8_t* p) { return static_cast<uint16_t>(p[0] | p[1] << 8); }
+
+// 32 codes: low nibbles first, then high nibbles.
+void split_nibbles(const uint8_t* q, uint8_t* codes) {
+    for (int i = 0; i < 16; ++i) {
+        codes[i] = q[i] & 15;
+        codes[i + 16] = q[i] >> 4;
+    }
+}
+
+void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
+    uint32_t word;
+    std::memcpy(&word, bits, 4);
+    for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((word >> i & 1) << 4);
+}
+
+// Eight scales and eight minimums of 6 bits in 12 bytes (Q4_K, Q5_K).
+void unpack_6bit_scales(const uint8_t* s, uint8_t* scales, uint8_t* mins) {
+    for (int i = 0; i < 4; ++i) {
+        scales[i] = s[i] & 63;
+        mins[i] = s[i + 4] & 63;
+        scales[i + 4] = static_cast<uint8_t>((s[i + 8] & 15) | (s[i] >> 6 << 4));
+        mins[i + 4] = static_cast<uint8_t>((s[i + 8] >> 4) | (s[i + 4] >> 6 << 4));
+    }
+}
+
+void decode_q4_k(const uint8_t* b, BlockCodes& out, bool fifth_bit) {
+    out.d = read_u16(b);
+    out.m = read_u16(b + 2);
+    unpack_6bit_scales(b + 4, out.scales, out.mins);
+    const uint8_t* const high = b + 16;
+    const uint8_t* const q = b + (fifth_bit ? 48 : 16);
+    for (int c = 0; c < 4; ++c)
+        for (int i = 0; i < 32; ++i) {
+            out.codes[64 * c + i] = q[32 * c + i] & 15;
+            out.codes[64 * c + 32 + i] = q[32 * c + i] >> 4;
+        }
+    if (!fifth_bit) return;
+    for (int u = 0; u < 8; ++u)
+        for (int i = 0; i < 32; ++i) out.codes[32 * u + i] |= static_cast<uint8_t>((high[i] >> u & 1) << 4);
+}
+
+void decode_q6_k(const uint8_t* b, BlockCodes& out) {
+    std::memcpy(out.scales, b + 192, 16);
+    out.d = read_u16(b + 208);
+    for (int half = 0; half < 2; ++half) {
+        const uint8_t *low = b + 64 * half, *high = b + 128 + 32 * half;
+        uint8_t* const codes = out.codes + 128 * half;
+        for (int i = 0; i < 32; ++i) {
+            codes[i] = static_cast<uint8_t>((low[i] & 15) | (high[i] & 3) << 4);
+            codes[i + 32] = static_cast<uint8_t>((low[i + 32] & 15) | (high[i] >> 2 & 3) << 4);
+            codes[i + 64] = static_cast<uint8_t>((low[i] >> 4) | (high[i] >> 4 & 3) << 4);
+            codes[i + 96] = static_cast<uint8_t>((low[i + 32] >> 4) | (high[i] >> 6) << 4);
+        }
+    }
+}
+
+// Two-bit codes of 256 values in 64 bytes (Q2_K, Q3_K).
+void split_pairs(const uint8_t* q, uint8_t* codes) {
+    for (int half = 0; half < 2; ++half)
+        for (int j = 0; j < 4; ++j)
+            for (int i = 0; i < 32; ++i) codes[128 * half + 32 * j + i] = q[32 * half + i] >> (2 * j) & 3;
+}
+
+void decode_q3_k(const uint8_t* b, BlockCodes& out) {
+    split_pairs(b + 32, out.codes);
+    for (int u = 0; u < 8; ++u)
+        for (int i = 0; i < 32; ++i) out.codes[32 * u + i] |= static_cast<uint8_t>((b[i] >> u & 1) << 2);
+    const uint8_t* const s = b + 96;
+    for (int i = 0; i < 16; ++i) {
+        const int low = i < 8 ? s[i] & 15 : s[i - 8] >> 4;
+        const int high = s[8 + i % 4] >> (2 * (i / 4)) & 3;
+        out.scales[i] = static_cast<uint8_t>((low | high << 4) - 32);
+    }
+    out.d = read_u16(b + 108);
+}
+
+void decode_iq4_xs(const uint8_t* b, BlockCodes& out) {
+    out.d = read_u16(b);
+    const uint16_t high = read_u16(b + 2);
+    for (int u = 0; u < 8; ++u) {
+        const int low = b[4 + u / 2] >> (4 * (u % 2)) & 15;
+        out.scales[u] = static_cast<uint8_t>((low | (high >> (2 * u) & 3) << 4) - 32);
+        split_nibbles(b + 8 + 16 * u, out.codes + 32 * u);
+    }
+}
+
+}  // namespace
+
+void decode_block(WeightType type, const uint8_t* b, BlockCodes& out) {
+    const bool has_min = type == WeightType::Q4_1 || type == WeightType::Q5_1;
+    switch (type) {
+        case WeightType::Q2_K:
+            std::memcpy(out.scales, b, 16);
+            split_pairs(b + 16, out.codes);
+            out.d = read_u16(b + 80);
+            out.m = read_u16(b + 82);
+            return;
+        case WeightType::Q3_K: return decode_q3_k(b, out);
+        case WeightType::Q4_K: return decode_q4_k(b, out, false);
+        case WeightType::Q5_K: return decode_q4_k(b, out, true);
+        case WeightType::Q6_K: return decode_q6_k(b, out);
+        case WeightType::IQ4_XS: return decode_iq4_xs(b, out);
+        case WeightType::MXFP4:
+            out.d = b[0];
+            return split_nibbles(b + 1, out.codes);
+        default: break;
+    }
+    out.d = read_u16(b);
+    out.m = has_min ? read_u16(b + 2) : 0;
+    const uint8_t* const q = b + (has_min ? 4 : 2);
+    switch (type) {
+        case WeightType::Q8_0: std::memcpy(out.codes, q, 32); break;
+        case WeightType::Q5_0:
+        case WeightType::Q5_1:
+            split_nibbles(q + 4, out.codes);
+            add_fifth_bits(q, out.codes);
+            break;
+        default: split_nibbles(q, out.codes);
+    }
+}
+
+}  // namespace octavo
