@@ -21,8 +21,10 @@ from transformers import (
     Qwen3Config,
 )
 
+from octavo.graph.builder import Graph
 from octavo.loader.gguf_names import checkpoint_name
-from octavo.models import load_architecture
+from octavo.models import build_graph, load_architecture
+from octavo.quantization.packed import DenseWeight
 
 _SIZES = {
     "vocab_size": 96,
@@ -98,6 +100,15 @@ def expected_logits(model: PreTrainedModel, token_ids: list[int]) -> NDArray[np.
     """[tokens, vocab], in float32."""
     with torch.no_grad():
         return model(input_ids=torch.tensor([token_ids])).logits[0].numpy()
+
+
+def tiny_graph(name: str, seed: int = 0) -> tuple[Graph, dict[str, DenseWeight]]:
+    """The model as our graph, not optimized, with its weights by checkpoint name; nothing touches the disk."""
+    model = tiny_model(name, seed)
+    tensors = {n.removeprefix("model."): DenseWeight(t.numpy()) for n, t in model.state_dict().items()}
+    module = load_architecture(model.config.model_type)
+    config = module.Config.from_hf(model.config.to_dict())
+    return build_graph(model.config.model_type, config, {n: w.shape for n, w in tensors.items()}), tensors
 
 
 def save_safetensors(model: PreTrainedModel, directory: Path) -> Path:

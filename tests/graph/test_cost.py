@@ -1,0 +1,63 @@
+"""Costs against counts by hand and by brute force."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.graph.builder import Graph
+from octavo.graph.cost import Cost, graph_cost, node_cost
+from octavo.graph.ops import AttentionParams, StepSizes
+from octavo.graph.passes import optimize
+from tests.support.tiny_models import CONFIGS, tiny_graph
+
+STEP = StepSizes(tokens=6, requests=2, outputs=2, context=9)
+
+
+def test_linear() -> None:
+    g = Graph({"embed.weight": (10, 8), "up.weight": (12, 8), "up.bias": (12,)})
+    g.linear(g.embedding("embed"), "up")
+    weight_bytes = {"embed.weight": 400, "up.weight": 100, "up.bias": 48}
+    # Six of ten rows of the embedding are read.
+    assert node_cost(g.nodes[0], STEP, weight_bytes) == Cost(240, 6 * 8 * 4, 0)
+    assert node_cost(g.nodes[1], STEP, weight_bytes) == Cost(6 * 8 * 4 + 148, 6 * 12 * 4, 6 * 12 * (2 * 8 + 1))
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 100])
+@pytest.mark.parametrize(("queries", "context"), [(1, 9), (3, 9), (9, 9), (9, 12)])
+def test_attention_counts_pairs_and_cache(window: int | None, queries: int, context: int) -> None:
+    g = Graph({"embed.weight": (10, 8)})
+    x = g.embedding("embed")
+    g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5, window=window))
+    sizes = StepSizes(queries * 2, 2, 2, context)
+    visible = [[j for j in range(i + 1) if window is None or j > i - window] for i in range(context)][-queries:]
+    pairs = 2 * sum(map(len, visible))
+    seen = 2 * len({j for keys in visible for j in keys})
+    cost = node_cost(g.nodes[1], sizes, {})
+    activations = queries * 2 * 8 * 4
+    per_token = 2 * 2 * 4 * 2
+    assert cost.flops == pairs * 2 * (4 * 4 + 5)
+    assert cost.bytes_read == 3 * activations + seen * per_token
+    assert cost.bytes_written == activations + queries * 2 * per_token
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
+    graph, weights = tiny_graph(name)
+    weight_bytes = {n: w.nbytes for n, w in weights.items()}
+    all_rows = StepSizes(tokens=64, requests=1, outputs=64, context=64)
+    plain, fused = (graph_cost(g, all_rows, weight_bytes) for g in (graph, optimize(graph)))
+    matrices = sum(w.shape[0] * w.shape[1] for n, w in weights.items() if len(w.shape) == 2 and "embed" not in n)
+    if "lm_head.weight" not in weights:
+        matrices += weights["embed_tokens.weight"].data.size
+    assert 2 * 64 * matrices < plain.flops < 2 * 64 * matrices * 1.5
+    # Fused attention takes sines and cosines once for q and k.
+    assert 0.99 * plain.flops < fused.flops < plain.flops
+    assert fused.bytes_read + fused.bytes_written < 0.95 * (plain.bytes_read + plain.bytes_written)
+
+
+def test_fewer_outputs_cost_less() -> None:
+    graph = optimize(tiny_graph("llama")[0])
+    weight_bytes = dict.fromkeys((p.name for p in graph.parameters), 0)
+    few, many = (graph_cost(graph, StepSizes(64, 1, n, 64), weight_bytes).flops for n in (1, 64))
+    # The head, and the last layer after its attention.
+    assert few < 0.8 * many

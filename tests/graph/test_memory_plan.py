@@ -1,0 +1,61 @@
+"""No two values that live at the same time overlap, and the workspace is near its lower bound."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.graph.builder import Graph
+from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
+from octavo.graph.passes import optimize
+from octavo.graph.values import Rows
+from tests.graph.test_passes import random_graph
+from tests.support.tiny_models import CONFIGS, tiny_graph
+
+ROWS = {Rows.TOKENS: 24, Rows.REQUESTS: 3, Rows.OUTPUTS: 5}
+
+
+def check(graph: Graph, memory: MemoryPlan) -> int:
+    """Replays the plan: every byte holds the value that was written last. Returns the most bytes alive at once."""
+    size = {n.output: ROWS[n.output.rows] * n.output.cols * 4 for n in graph.nodes}
+    last = {n.output: i for i, n in enumerate(graph.nodes)}
+    for index, node in enumerate(graph.nodes):
+        last.update(dict.fromkeys(node.op.inputs, index))
+    last[graph.output] = len(graph.nodes)
+    alive: list = []
+    most = 0
+    for index, node in enumerate(graph.nodes):
+        start = memory.offsets[node.output.id]
+        assert start % ALIGNMENT == 0
+        assert start + size[node.output] <= memory.total_bytes
+        for other in alive:
+            other_start = memory.offsets[other.id]
+            apart = start + size[node.output] <= other_start or other_start + size[other] <= start
+            in_place = other in node.op.in_place and last[other] == index and start == other_start
+            assert apart or in_place, f"{node.op.name} overwrites value {other.id}"
+        most = max(most, sum(size[v] for v in alive) + size[node.output])
+        alive = [v for v in [*alive, node.output] if last[v] > index]
+    return most
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_models(name: str) -> None:
+    for graph in (tiny_graph(name)[0], optimize(tiny_graph(name)[0])):
+        memory = plan(graph, ROWS)
+        assert memory.total_bytes <= 1.2 * check(graph, memory)
+
+
+@given(st.lists(st.tuples(st.integers(0, 11), st.integers(0, 9), st.integers(0, 9)), max_size=20))
+@settings(max_examples=100, deadline=None)
+def test_random_graphs(choices: list[tuple[int, int, int]]) -> None:
+    graph, _ = random_graph(choices)
+    check(graph, plan(graph, ROWS))
+
+
+def test_residual_stream_stays_in_place() -> None:
+    graph = optimize(tiny_graph("llama")[0])
+    offsets = plan(graph, ROWS).offsets
+    residuals = [n for n in graph.nodes if n.op.name == "fused_linear" and n.op.in_place]
+    assert all(offsets[n.output.id] == offsets[n.op.in_place[0].id] for n in residuals if n.op.in_place)
+    assert len(residuals) == 6

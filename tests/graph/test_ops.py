@@ -1,0 +1,281 @@
+"""Every operation on random shapes against an independent formula, torch's where it has one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from octavo.errors import GraphError
+from octavo.graph import ops
+from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.values import Parameter, Rows, Value
+from tests.support.batches import Request, step
+from tests.support.evaluation import evaluate
+
+SEEDS = range(4)
+TORCH_ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": lambda x: functional.gelu(x, approximate="tanh"),
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x) ** 2,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+}
+
+
+class Arrays:
+    """Random values and weights of random sizes."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+        self.rows = int(self.rng.integers(1, 9))
+        self.cols = int(self.rng.integers(1, 5)) * 8
+        self.values: dict[Value, np.ndarray] = {}
+        self.weights: dict[Parameter, np.ndarray] = {}
+
+    def value(self, cols: int | None = None, rows: Rows = Rows.TOKENS) -> Value:
+        value = Value(len(self.values), rows, cols or self.cols)
+        self.values[value] = self.rng.normal(size=(self.rows, value.cols))
+        return value
+
+    def weight(self, *shape: int) -> Parameter:
+        parameter = Parameter(f"layers.0.w{len(self.weights)}", shape)
+        self.weights[parameter] = self.rng.normal(size=shape)
+        return parameter
+
+    def check(self, op: ops.Op, expected: torch.Tensor | np.ndarray) -> None:
+        np.testing.assert_allclose(evaluate(op, self.values, self.weights), np.asarray(expected), atol=1e-10)
+
+    def __getitem__(self, operand: Value | Parameter) -> torch.Tensor:
+        return torch.from_numpy(self.values[operand] if isinstance(operand, Value) else self.weights[operand])
+
+
+@pytest.fixture(params=SEEDS)
+def a(request: pytest.FixtureRequest) -> Arrays:
+    return Arrays(request.param)
+
+
+def test_all_operations_are_listed() -> None:
+    assert set(ops.ALL_OPS) == {c for c in vars(ops).values() if isinstance(c, type) and issubclass(c, ops.Op)} - {
+        ops.Op
+    }
+    names = [op.__name__ for op in ops.ALL_OPS]
+    assert len(names) == len(set(names))
+
+
+def test_names() -> None:
+    x = Value(0, Rows.TOKENS, 4)
+    assert ops.RMSNorm(x, Parameter("w", (4,)), 1e-5).name == "rms_norm"
+    assert ops.SelectRows(x).name == "select_rows"
+    w = Parameter("w", (2, 2, 4))
+    assert ops.MoE(x, w, w, w, w, 1).name == "moe"
+
+
+def test_embedding() -> None:
+    a = Arrays(0)
+    table = a.weight(10, 6)
+    batch = step([(Request([3, 9, 3], [0]), 3)])
+    out = evaluate(ops.Embedding(table), {}, a.weights, batch)
+    np.testing.assert_array_equal(out, a.weights[table][[3, 9, 3]])
+
+
+def test_linear(a: Arrays) -> None:
+    x, w, b = a.value(), a.weight(5, a.cols), a.weight(5)
+    a.check(ops.Linear(x, w, b), functional.linear(a[x], a[w], a[b]))
+    a.check(ops.Linear(x, w), functional.linear(a[x], a[w]))
+
+
+def test_logits(a: Arrays) -> None:
+    x, w, b = a.value(rows=Rows.OUTPUTS), a.weight(7, a.cols), a.weight(7)
+    plain = functional.linear(a[x], a[w], a[b])
+    a.check(ops.Logits(x, w, b), plain)
+    a.check(ops.Logits(x, w, b, softcap=2.0, scale=0.5), 2.0 * torch.tanh(plain * 0.5 / 2.0))
+
+
+def test_rms_norm(a: Arrays) -> None:
+    x, w, head = a.value(), a.weight(a.cols), a.weight(8)
+    a.check(ops.RMSNorm(x, w, 1e-2), functional.rms_norm(a[x], (a.cols,), a[w], 1e-2))
+    a.check(ops.RMSNorm(x, w, 1e-2, 1.0), functional.rms_norm(a[x], (a.cols,), a[w] + 1, 1e-2))
+    heads = functional.rms_norm(a[x].reshape(a.rows, -1, 8), (8,), a[head], 1e-2)
+    a.check(ops.RMSNorm(x, head, 1e-2), heads.reshape(a.rows, -1))
+
+
+def test_layer_norm(a: Arrays) -> None:
+    x, w, b = a.value(), a.weight(a.cols), a.weight(a.cols)
+    a.check(ops.LayerNorm(x, w, b, 1e-2), functional.layer_norm(a[x], (a.cols,), a[w], a[b], 1e-2))
+    a.check(ops.LayerNorm(x, w, None, 1e-2), functional.layer_norm(a[x], (a.cols,), a[w], None, 1e-2))
+
+
+def test_arithmetic(a: Arrays) -> None:
+    x, y = a.value(), a.value()
+    a.check(ops.Add(x, y), a[x] + a[y])
+    a.check(ops.Mul(x, y), a[x] * a[y])
+    a.check(ops.Scale(x, -0.3), a[x] * -0.3)
+    a.check(ops.Softcap(x, 1.5), 1.5 * torch.tanh(a[x] / 1.5))
+
+
+@pytest.mark.parametrize("kind", TORCH_ACTIVATIONS)
+def test_activations(kind: str) -> None:
+    a = Arrays(1)
+    x, y = a.value(), a.value()
+    a.values[x] *= 10
+    a.check(ops.Activation(x, kind), TORCH_ACTIVATIONS[kind](a[x]))
+    a.check(ops.GatedActivation(x, y, kind), TORCH_ACTIVATIONS[kind](a[x]) * a[y])
+
+
+def test_activations_do_not_overflow() -> None:
+    with np.errstate(all="raise", under="ignore"):
+        for activation in TORCH_ACTIVATIONS:
+            out = ops.elementwise.ACTIVATIONS[activation](np.array([-1e4, 1e4], np.float32))
+            assert np.isfinite(out).all()
+
+
+def test_select_rows(a: Arrays) -> None:
+    x = a.value()
+    batch = step([(Request(list(range(a.rows)), [1, 2, 3]), a.rows)], all_logits=False)
+    out = evaluate(ops.SelectRows(x), a.values, a.weights, batch)
+    np.testing.assert_array_equal(out, a.values[x][-1:])
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope_turns_pairs(a: Arrays, interleaved: bool) -> None:
+    """As multiplication of complex numbers; columns beyond the rotated ones stay."""
+    x = a.value(3 * 12)
+    frequencies = a.rng.uniform(0, 2, 4)
+    op = ops.Rope(x, 12, RopeParams(tuple(frequencies), attention_factor=1.3, interleaved=interleaved))
+    heads = a.values[x].reshape(a.rows, 3, 12)
+    first, second = (heads[..., 0:8:2], heads[..., 1:8:2]) if interleaved else (heads[..., :4], heads[..., 4:8])
+    turned = (first + 1j * second) * 1.3 * np.exp(1j * np.arange(a.rows)[:, None, None] * frequencies)
+    expected = heads.copy()
+    if interleaved:
+        expected[..., 0:8:2], expected[..., 1:8:2] = turned.real, turned.imag
+    else:
+        expected[..., :4], expected[..., 4:8] = turned.real, turned.imag
+    a.check(op, expected.reshape(a.rows, -1))
+
+
+def torch_attention(a: Arrays, q: Value, k: Value, v: Value, p: AttentionParams) -> torch.Tensor:
+    """[rows, heads * head_dim], by torch, with everything that is no product in its mask."""
+    queries, keys, values = (a[x].reshape(a.rows, -1, p.head_dim).transpose(0, 1) for x in (q, k, v))
+    distance = torch.arange(a.rows)[None, :] - torch.arange(a.rows)[:, None]
+    mask = torch.zeros(p.num_heads, a.rows, a.rows, dtype=torch.float64)
+    if p.alibi_slopes is not None:
+        mask = mask + torch.tensor(p.alibi_slopes, dtype=torch.float64)[:, None, None] * distance
+    hidden = distance > 0 if p.window is None else (distance > 0) | (distance <= -p.window)
+    mask = mask.masked_fill(hidden, -torch.inf)
+    out = functional.scaled_dot_product_attention(queries, keys, values, mask, scale=p.scale, enable_gqa=True)
+    return out.transpose(0, 1).reshape(a.rows, -1)
+
+
+@pytest.mark.parametrize("window", [None, 1, 3])
+@pytest.mark.parametrize("slopes", [None, (0.5, 0.25, 0.125, 0.0625)])
+def test_attention(a: Arrays, window: int | None, slopes: tuple[float, ...] | None) -> None:
+    p = AttentionParams(0, 4, 2, 6, 0.4, window=window, alibi_slopes=slopes)
+    q, k, v = a.value(24), a.value(12), a.value(12)
+    a.check(ops.Attention(q, k, v, p), torch_attention(a, q, k, v, p))
+
+
+def test_attention_softcap_and_sinks(a: Arrays) -> None:
+    p = AttentionParams(0, 4, 2, 6, 0.4, softcap=0.7)
+    q, k, v, sinks = a.value(24), a.value(12), a.value(12), a.weight(4)
+    expected = torch.empty(a.rows, 4, 6, dtype=torch.float64)
+    for head in range(4):
+        query = a[q].reshape(a.rows, 4, 6)[:, head]
+        key, value = (a[x].reshape(a.rows, 2, 6)[:, head // 2] for x in (k, v))
+        scores = 0.7 * torch.tanh(query @ key.T * 0.4 / 0.7)
+        scores = scores.masked_fill(torch.ones(a.rows, a.rows).triu(1).bool(), -torch.inf)
+        logits = torch.cat([scores, a[sinks][head].expand(a.rows, 1)], dim=1)
+        expected[:, head] = logits.softmax(dim=1)[:, :-1] @ value
+    a.check(ops.Attention(q, k, v, p, sinks), expected.reshape(a.rows, -1))
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_moe(a: Arrays, scoring: str, normalize: bool) -> None:
+    x = a.value()
+    router, gate, up = a.weight(5, a.cols), a.weight(5, 6, a.cols), a.weight(5, 6, a.cols)
+    down = a.weight(5, a.cols, 6)
+    op = ops.MoE(x, router, gate, up, down, 2, scoring=scoring, normalize=normalize, routed_scale=1.5)
+    logits = a[x] @ a[router].T
+    scores = logits.softmax(-1) if scoring == "softmax" else logits.sigmoid()
+    chosen = scores.topk(2)
+    weights = 1.5 * (chosen.values / chosen.values.sum(-1, keepdim=True) if normalize else chosen.values)
+    expected = torch.zeros_like(a[x])
+    for row in range(a.rows):
+        for weight, expert in zip(weights[row], chosen.indices[row], strict=True):
+            hidden = functional.silu(a[gate][expert] @ a[x][row]) * (a[up][expert] @ a[x][row])
+            expected[row] += weight * (a[down][expert] @ hidden)
+    a.check(op, expected)
+
+
+def test_fused_linear(a: Arrays) -> None:
+    x, residual, norm = a.value(), a.value(7), a.weight(a.cols)
+    w1, w2, b2, w3 = a.weight(3, a.cols), a.weight(4, a.cols), a.weight(4), a.weight(4, a.cols)
+    normed = functional.rms_norm(a[x], (a.cols,), a[norm] + 1, 1e-2)
+    side_by_side = torch.cat([normed @ a[w1].T, functional.linear(normed, a[w2], a[b2])], dim=1) + a[residual]
+    op = ops.FusedLinear(x, residual, (w1, w2), (None, b2), norm, 1e-2, 1.0)
+    a.check(op, side_by_side)
+    assert op.in_place == (residual,)
+    gated = functional.silu(functional.linear(a[x], a[w2], a[b2])) * (a[x] @ a[w3].T)
+    a.check(ops.FusedLinear(x, None, (w2, w3), (b2, None), kind="silu"), gated)
+
+
+def test_fused_attention(a: Arrays) -> None:
+    p = AttentionParams(0, 4, 2, 6, 0.4, window=3)
+    qkv, q_norm, k_norm = a.value(48), a.weight(6), a.weight(6)
+    rope = RopeParams((1.0, 0.3, 0.1))
+    parts = {}
+    for name, columns, norm in (("q", slice(0, 24), q_norm), ("k", slice(24, 36), k_norm), ("v", slice(36, 48), None)):
+        value = Value(100 + len(parts), Rows.TOKENS, columns.stop - columns.start)
+        array = a.values[qkv][:, columns]
+        if norm is not None:
+            array = evaluate(ops.RMSNorm(value, norm, 1e-2, 1.0), {value: array}, a.weights)
+            array = evaluate(ops.Rope(value, 6, rope), {value: array}, a.weights)
+        parts[name] = value
+        a.values[value] = array
+    expected = torch_attention(a, parts["q"], parts["k"], parts["v"], p)
+    a.check(ops.FusedAttention(qkv, p, rope, None, q_norm, k_norm, 1e-2, 1.0), expected)
+
+
+X = Value(0, Rows.TOKENS, 8)
+OUT = Value(1, Rows.OUTPUTS, 8)
+HEADS = AttentionParams(0, 2, 1, 4, 0.5)
+WRONG = {
+    "linear": (lambda: ops.Linear(X, Parameter("w", (4, 9))), r"x \[tokens, 8\] does not fit w \[4, 9\]"),
+    "bias": (lambda: ops.Linear(X, Parameter("w", (4, 8)), Parameter("b", (5,))), r"b \[5\] does not fit w \[4, 8\]"),
+    "logits rows": (lambda: ops.Logits(X, Parameter("w", (4, 8))), "select_rows first"),
+    "norm": (lambda: ops.RMSNorm(X, Parameter("n", (3,)), 1e-5), r"no multiple of n \[3\]"),
+    "layer norm": (lambda: ops.LayerNorm(X, Parameter("n", (4,)), None, 1e-5), r"does not fit n \[4\]"),
+    "add": (lambda: ops.Add(X, OUT), r"\[tokens, 8\] and \[outputs, 8\]"),
+    "activation": (lambda: ops.Activation(X, "swash"), "unknown activation 'swash'; known are silu"),
+    "gate": (lambda: ops.GatedActivation(X, OUT, "silu"), "shapes differ"),
+    "scale": (lambda: ops.Scale(X, float("nan")), "not finite"),
+    "softcap": (lambda: ops.Softcap(X, 0.0), "not positive"),
+    "select": (lambda: ops.SelectRows(OUT), "one row a token"),
+    "rope heads": (lambda: ops.Rope(X, 3, RopeParams((1.0,))), "no multiple of head_dim 3"),
+    "rope width": (lambda: ops.Rope(X, 4, RopeParams((1.0,) * 3)), "3 rotary frequencies do not fit head_dim 4"),
+    "rope nan": (lambda: ops.Rope(X, 4, RopeParams((float("inf"),))), "not finite"),
+    "attention": (lambda: ops.Attention(X, X, X, HEADS), r"k \[tokens, 8\] is not \[tokens, 1 heads \* 4\]"),
+    "heads": (lambda: ops.FusedAttention(X, AttentionParams(0, 3, 2, 4, 1.0), None), "3 heads do not share 2"),
+    "qkv": (lambda: ops.FusedAttention(X, HEADS, None), r"qkv \[tokens, 8\] is not \[tokens, 16\]"),
+    "window": (lambda: ops.FusedAttention(X, AttentionParams(0, 1, 1, 4, 1.0, window=0), None), "window 0"),
+    "gate and up": (
+        lambda: ops.FusedLinear(X, None, (Parameter("w", (4, 8)),), (None,), kind="silu"),
+        r"gate and up have \[4\] features",
+    ),
+    "residual": (lambda: ops.FusedLinear(X, OUT, (Parameter("w", (8, 8)),), (None,)), r"residual \[outputs, 8\]"),
+    "experts": (
+        lambda: ops.MoE(X, Parameter("r", (4, 8)), *(Parameter(n, (4, 6, 8)) for n in "gud"), 2),
+        r"d is \[4, 6, 8\], not \[4, 8, 6\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_shape_rules(case: str) -> None:
+    make, message = WRONG[case]
+    with pytest.raises(GraphError, match=message):
+        make().infer_shape()

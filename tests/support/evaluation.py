@@ -1,0 +1,53 @@
+"""One operation on given arrays in the reference backend: parameters and values are made up from the arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from octavo.batch import Batch
+from octavo.graph.ops import Attention, FusedAttention, LayerCache, Op
+from octavo.graph.values import Parameter, Value
+from tests.support.batches import BLOCK_SIZE, Request, blocks_for, step
+
+
+class OneStep:
+    """Implements `octavo.graph.ops.Evaluation` over dictionaries."""
+
+    def __init__(self, batch: Batch, values: Mapping[int, np.ndarray], weights: Mapping[str, np.ndarray]) -> None:
+        self.batch = batch
+        self.dtype = np.dtype(np.float64)
+        self._values = values
+        self._weights = weights
+        self.caches: dict[int, LayerCache] = {}
+
+    def value(self, value: Value) -> np.ndarray:
+        return self._values[value.id]
+
+    def weight(self, parameter: Parameter) -> np.ndarray:
+        return self._weights[parameter.name]
+
+    def cache(self, layer: int) -> LayerCache:
+        return self.caches[layer]
+
+
+def evaluate(
+    op: Op, values: Mapping[Value, np.ndarray], weights: Mapping[Parameter, np.ndarray], batch: Batch | None = None
+) -> np.ndarray:
+    """The output of `op`, checked against its shape rule. Without a batch: one request with all rows."""
+    count = len(next(iter(values.values()))) if values else 1
+    batch = batch if batch is not None else whole_prompt(count)
+    one = OneStep(batch, {v.id: a for v, a in values.items()}, {p.name: a for p, a in weights.items()})
+    if isinstance(op, (Attention, FusedAttention)):
+        keys = np.full((64 * BLOCK_SIZE, op.params.num_kv_heads, op.params.head_dim), np.nan)
+        one.caches[op.params.layer] = LayerCache(keys, keys.copy(), BLOCK_SIZE)
+    out = op.evaluate(one)
+    assert out.shape[1] == op.infer_shape()[1]
+    return out
+
+
+def whole_prompt(num_tokens: int) -> Batch:
+    """One request with so many tokens, blocks in a random order, all rows wanted."""
+    blocks = np.random.default_rng(num_tokens).permutation(64)[: blocks_for(num_tokens)].tolist()
+    return step([(Request(list(range(num_tokens)), blocks), num_tokens)])
