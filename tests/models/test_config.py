@@ -1,0 +1,201 @@
+"""Configurations from both formats: what they become, and how damaged ones are refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.errors import ModelLoadError
+from octavo.graph import rope
+from octavo.models import known_architectures, load_architecture
+
+SHAPES = {"embed_tokens.weight": (100, 64), "layers.1.input_layernorm.weight": (64,)}
+GGUF = {
+    "block_count": 2,
+    "context_length": 4096,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.layer_norm_rms_epsilon": 1e-5,
+    "rope.freq_base": 5e5,
+}
+HF = {
+    "vocab_size": 100,
+    "num_hidden_layers": 2,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5e5,
+}
+
+
+def from_gguf(architecture: str = "llama", shapes: dict[str, tuple[int, ...]] = SHAPES, **changes: Any) -> Any:
+    """changes: by key, with underscores doubled for dots; None leaves a key out."""
+    values = {**GGUF, **{k.replace("__", "."): v for k, v in changes.items()}}
+    metadata = {k if "weight" in k else f"{architecture}.{k}": v for k, v in values.items() if v is not None}
+    return load_architecture(architecture).Config.from_gguf(metadata, shapes)
+
+
+def from_hf(architecture: str = "llama", **changes: Any) -> Any:
+    config = {k: v for k, v in {**HF, **changes}.items() if v is not ...}
+    return load_architecture(architecture).Config.from_hf(config)
+
+
+def test_architectures_are_found_by_file_and_alias() -> None:
+    known = known_architectures()
+    assert {"llama", "mistral", "qwen2", "qwen3", "gemma3", "gemma3_text"} <= set(known)
+    assert known["mistral"] == "llama"
+    assert load_architecture("gemma3_text").__name__ == "octavo.models.gemma3"
+    with pytest.raises(ModelLoadError, match="'mamba' is not supported .*known: gemma3, "):
+        load_architecture("mamba")
+
+
+def test_gguf() -> None:
+    config = from_gguf()
+    sizes = (config.vocab_size, config.num_layers, config.hidden_size, config.intermediate_size)
+    assert sizes == (100, 2, 64, 96)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert config.max_position_embeddings == 4096
+    assert config.rope.interleaved
+    np.testing.assert_allclose(config.rope.frequencies, rope.default(16, 5e5).frequencies)
+    assert not from_gguf("qwen2").rope.interleaved
+
+
+def test_both_formats_agree() -> None:
+    for architecture in ("qwen2", "qwen3"):
+        assert from_gguf(architecture, attention__key_length=16) == from_hf(architecture, head_dim=16)
+
+
+def test_gguf_rotary_factors() -> None:
+    divisors = np.linspace(1, 8, 8, dtype=np.float32)
+    config = from_gguf(**{"rope_freqs.weight": divisors})
+    plain = rope.default(16, 5e5).frequencies
+    np.testing.assert_allclose(config.rope.frequencies, np.array(plain) / divisors, rtol=1e-6)
+    factors = {"rope_factors_long.weight": divisors, "rope_factors_short.weight": np.ones(8, np.float32)}
+    short = from_gguf(**factors)
+    long = from_gguf(**factors, rope__scaling__original_context_length=1024, rope__scaling__attn_factor=1.19)
+    np.testing.assert_allclose(short.rope.frequencies, plain)
+    np.testing.assert_allclose(long.rope.frequencies, np.array(plain) / divisors, rtol=1e-6)
+    assert long.rope.attention_factor == 1.19
+
+
+def test_gguf_scalings() -> None:
+    linear = from_gguf(rope__scaling__type="linear", rope__scaling__factor=4.0).rope
+    np.testing.assert_allclose(linear.frequencies, rope.linear(16, 5e5, 4.0).frequencies)
+    legacy = from_gguf(rope__scale_linear=4.0).rope
+    assert legacy == linear
+    yarn = from_gguf(
+        rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=1024
+    ).rope
+    assert yarn.frequencies == rope.yarn(16, 5e5, rope.YarnParams(4.0, 1024)).frequencies
+    assert yarn.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
+
+
+def test_gguf_partial_rotary() -> None:
+    assert len(from_gguf(rope__dimension_count=8).rope.frequencies) == 4
+
+
+def test_mistral_window() -> None:
+    assert from_hf(model_type="mistral").windows == (4096, 4096)
+    assert from_hf(model_type="mistral", sliding_window=None).windows == (None, None)
+    assert from_hf(model_type="llama").windows == (None, None)
+
+
+def test_gemma3_pattern() -> None:
+    layers = {"layers.6.input_layernorm.weight": (64,), "embed_tokens.weight": (100, 64)}
+    gemma = from_gguf("gemma3", layers, block_count=7, attention__sliding_window=512)
+    assert gemma.windows == (512,) * 5 + (None, 512)
+    assert gemma.norm_offset == 0.0
+    hf = from_hf("gemma3", num_hidden_layers=7, sliding_window=512, head_dim=16)
+    assert hf.windows == gemma.windows
+    assert hf.norm_offset == 1.0
+    nested = load_architecture("gemma3").Config.from_hf(
+        {"model_type": "gemma3", "text_config": {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 8}}
+    )
+    assert (nested.vocab_size, nested.head_dim, nested.num_kv_heads) == (262_208, 256, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"block_count": None}, r"llama\.block_count is missing"),
+        ({"block_count": 1_000_000}, r"llama\.block_count is 1000000: must be a whole number from 1 to 4096"),
+        ({"block_count": 3}, r"block_count is 3: the file has no tensors of block 2"),
+        ({"block_count": "2"}, r"block_count is '2': must be a whole number"),
+        ({"block_count": True}, "must be a whole number"),
+        ({"attention__head_count": 0}, r"attention\.head_count is 0"),
+        ({"attention__head_count": [4, 2]}, "differs between layers"),
+        ({"attention__head_count": 3}, r"attention\.key_length is missing, and 3 heads do not divide 64"),
+        ({"attention__head_count_kv": 3}, "does not divide the number of heads, 4"),
+        ({"attention__head_count_kv": 8}, "from 1 to 4"),
+        ({"attention__key_length": 15}, "must be even"),
+        ({"attention__value_length": 32}, "must equal the key length, 16"),
+        ({"attention__layer_norm_rms_epsilon": float("nan")}, "must be more than 0"),
+        ({"attention__layer_norm_rms_epsilon": None}, "epsilon is missing"),
+        ({"attention__sliding_window": -1}, "sliding_window is -1"),
+        ({"context_length": 10**12}, "context_length is 1000000000000"),
+        ({"embedding_length": -64}, "embedding_length is -64"),
+        ({"expert_count": 8}, "expert_count is 8: experts are not supported"),
+        ({"rope__freq_base": float("nan")}, r"rope\.freq_base is nan"),
+        ({"rope__freq_base": float("inf")}, r"rope\.freq_base is inf"),
+        ({"rope__freq_base": 0.0}, r"rope\.freq_base is 0\.0"),
+        ({"rope__dimension_count": 18}, "from 2 to 16"),
+        ({"rope__dimension_count": 7}, "must be even"),
+        ({"rope__scaling__type": "spiral"}, r"rope\.scaling\.type is 'spiral': must be none, linear or yarn"),
+        ({"rope__scaling__type": "linear", "rope__scaling__factor": -2.0}, r"rope\.scaling\.factor is -2\.0"),
+        ({"rope_freqs.weight": np.ones(3, np.float32)}, r"rope_freqs\.weight is .*: must be 8 numbers"),
+        ({"rope_freqs.weight": np.zeros(8, np.float32)}, r"rope_freqs\.weight\[0\] is .*: must be more than 0"),
+    ],
+)
+def test_gguf_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        from_gguf(**changes)
+
+
+def test_gguf_without_embedding() -> None:
+    with pytest.raises(ModelLoadError, match=r"token_embd\.weight is missing"):
+        from_gguf(shapes={})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 0}, "vocab_size is 0"),
+        ({"vocab_size": 10**12}, "vocab_size is 1000000000000"),
+        ({"hidden_size": ...}, "hidden_size is missing"),
+        ({"num_hidden_layers": 2.5}, r"num_hidden_layers is 2\.5"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads is 0"),
+        ({"num_key_value_heads": 5}, "from 1 to 4"),
+        ({"rms_norm_eps": -1.0}, "rms_norm_eps is -1.0"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu': must be silu or swish"),
+        ({"rope_scaling": [8.0]}, "rope_scaling is .*: must be an object"),
+        ({"rope_scaling": {"type": "spiral"}}, r"rope_scaling\.rope_type is 'spiral': must be default"),
+        ({"rope_scaling": {"type": "linear"}}, r"rope_scaling\.factor is missing"),
+        ({"rope_scaling": {"type": "linear", "factor": "8"}}, r"rope_scaling\.factor is '8': must be a number"),
+        (
+            {"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0}},
+            "must be more than low_freq_factor",
+        ),
+        ({"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}}, "must be 8 numbers"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "rotates no even number"),
+    ],
+)
+def test_hf_refuses(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        from_hf(**changes)
+
+
+def test_hf_refuses_odd_layer_types() -> None:
+    with pytest.raises(ModelLoadError, match="layer_types is .*: must be 2 strings"):
+        from_hf("qwen3", use_sliding_window=True, layer_types=["full_attention"])
+    with pytest.raises(ModelLoadError, match="layer_types is 'linear_attention'"):
+        from_hf("qwen3", use_sliding_window=True, layer_types=["full_attention", "linear_attention"])
+    with pytest.raises(ModelLoadError, match="use_bidirectional_attention"):
+        from_hf("gemma3", use_bidirectional_attention=True)
