@@ -24,8 +24,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.vocabularies import IM_END, superword_metadata
 
 CHATML = (
-    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content']"
+    " + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LLAMA3 = """{{- bos_token }}
 {%- if strftime_now is defined %}{%- set year = strftime_now("%Y") %}{%- else %}{%- set year = "2024" %}{%- endif %}

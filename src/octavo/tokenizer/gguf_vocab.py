@@ -9,6 +9,7 @@ import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from octavo.tokenizer.pre_tokenizers import get_pre_tokenizer
 from octavo.tokenizer.sentencepiece import merges_from_scores
 from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, Vocabulary, build_pair, end_of_turn_ids
 
-MAX_TOKEN_BYTES = 1 << 14
+MAX_TOKEN_CHARS = 1 << 11
 MAX_MERGES = 1 << 21
 MAX_CHAT_TEMPLATE_CHARS = 1 << 20
 
@@ -61,7 +62,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
     if kind not in _MODELS:
         nearest = difflib.get_close_matches(str(kind), _MODELS, n=1, cutoff=0)[0]
         raise ModelLoadError(
-            f"{_KEY}model is {kind!r:.80}; Octavo knows {', '.join(_MODELS)}, the nearest of which is {nearest!r}"
+            f"{_KEY}model is {_shown(kind)}; Octavo knows {', '.join(_MODELS)}, the nearest of which is {nearest!r}"
         )
     tokens = _read_tokens(metadata)
     return _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
@@ -172,9 +173,9 @@ def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
     texts = _strings(metadata, "tokens", MAX_TOKENS)
     if not texts:
         raise ModelLoadError(f"{_KEY}tokens is empty")
-    if max(map(len, texts)) > MAX_TOKEN_BYTES:
-        i = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_BYTES)
-        raise ModelLoadError(f"{_KEY}tokens: token {i} has {len(texts[i])} characters; the limit is {MAX_TOKEN_BYTES}")
+    if max(map(len, texts)) > MAX_TOKEN_CHARS:
+        i = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_CHARS)
+        raise ModelLoadError(f"{_KEY}tokens: token {i} has {len(texts[i])} characters; the limit is {MAX_TOKEN_CHARS}")
     # The first of two equal tokens counts, as it is the one that the merges were learnt with.
     vocab = {text: i for i, text in enumerate(texts)}
     if len(vocab) != len(texts):
@@ -217,10 +218,10 @@ def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]
 
 
 def _split_merges(merges: list[str]) -> list[tuple[str, str]]:
+    if not set(map(str.count, merges, repeat(" "))) <= {1}:
+        raise _bad_merge(merges, {})
     # One split of everything is several times faster than one split for each of 150,000 merges.
     halves = " ".join(merges).split(" ") if merges else []
-    if len(halves) != 2 * len(merges):
-        raise _bad_merge(merges, {})
     return list(zip(halves[::2], halves[1::2], strict=True))
 
 

@@ -13,6 +13,10 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.errors import ModelLoadError
+
+MAX_WORK = 1 << 28  # of the published vocabularies, Gemma's 262,144 tokens need the most, 2^24
+
 
 def merges_from_scores(
     tokens: Sequence[str], scores: NDArray[np.float64], vocab: Mapping[str, int], unmerged: Collection[str]
@@ -22,8 +26,13 @@ def merges_from_scores(
     tokens, scores: [V]; unmerged: tokens that text never joins into (control, unknown, byte and unused ones).
     Of equal scores the longer piece comes first, and the longer left half, so that a run of the same character
     grows from the left as it does in SentencePiece.
+    Raises ModelLoadError for tokens so long that halving them would take seconds.
     """
     lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+    if (work := int((lengths**2).sum())) > MAX_WORK:
+        raise ModelLoadError(
+            f"the tokens are too long together: their squared lengths add up to {work}, over {MAX_WORK}"
+        )
     merges: list[tuple[str, str]] = []
     for i in np.lexsort((-lengths, -scores)):
         piece = tokens[i]

@@ -1,0 +1,230 @@
+"""tokenizer.json and the files beside it, compared with the `tokenizers` library and with transformers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+from octavo.errors import ModelLoadError
+from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.vocabularies import (
+    DIFFICULT_STRINGS,
+    VALID_STRINGS,
+    sentencepiece_metadata,
+    sentencepiece_model,
+    superword_metadata,
+)
+
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def byte_level(kind: str) -> tokenizers.Tokenizer:
+    """As the published byte-level tokenizers are written."""
+    metadata = superword_metadata(kind)
+    vocab = {token: i for i, token in enumerate(metadata["tokenizer.ggml.tokens"])}  # type: ignore[arg-type]
+    merges = [tuple(merge.split(" ")) for merge in metadata["tokenizer.ggml.merges"]]  # type: ignore[attr-defined]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges))
+    patterns = PRE_TOKENIZERS[kind].patterns
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            *(pre_tokenizers.Split(Regex(p), "isolated") for p in patterns),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
+    )
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in CONTROL])
+    tokenizer.add_tokens(
+        [AddedToken("<think>", normalized=False), AddedToken("<|new|>", normalized=False, rstrip=True)]
+    )
+    return tokenizer
+
+
+def sentencepiece_style() -> tokenizers.Tokenizer:
+    """As the published Llama 2 tokenizer is written."""
+    metadata = sentencepiece_metadata(sentencepiece_model())
+    from octavo.tokenizer.sentencepiece import merges_from_scores
+
+    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
+    vocab = {token: i for i, token in enumerate(tokens)}  # type: ignore[arg-type]
+    merges = merges_from_scores(tokens, scores, vocab, set(tokens[:3]))  # type: ignore[arg-type, index]
+    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in ("<unk>", "<s>", "</s>")])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", pair="<s> $A <s> $B", special_tokens=[("<s>", 1)]
+    )
+    return tokenizer
+
+
+def metaspace_style() -> tokenizers.Tokenizer:
+    """As newer conversions write it."""
+    tokenizer = sentencepiece_style()
+    tokenizer.normalizer = None
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", prepend_scheme="first", split=False)
+    return tokenizer
+
+
+STYLES: dict[str, Callable[[], tokenizers.Tokenizer]] = {
+    "byte level": lambda: byte_level("qwen2"),
+    "byte level, llama 3": lambda: byte_level("llama-bpe"),
+    "sentencepiece": sentencepiece_style,
+    "metaspace": metaspace_style,
+}
+
+
+def save(directory: Path, tokenizer: tokenizers.Tokenizer, **files: Any) -> Path:
+    """files: content of `{name}.json`."""
+    tokenizer.save(str(directory / "tokenizer.json"))
+    for name, content in files.items():
+        (directory / f"{name}.json").write_text(json.dumps(content))
+    return directory
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_as_the_library_and_transformers(style: str, tmp_path: Path) -> None:
+    original = STYLES[style]()
+    tokenizer = Tokenizer.from_directory(save(tmp_path, original))
+    reference = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    for text in VALID_STRINGS:
+        expected = original.encode(text, add_special_tokens=False).ids
+        assert tokenizer.encode(text, parse_special=True, add_special_tokens=False) == expected, text
+        assert reference.encode(text, add_special_tokens=False) == expected
+        assert tokenizer.encode(text, parse_special=True) == original.encode(text).ids or expected[:1] == [1]
+        shown = original.decode(expected, skip_special_tokens=False)
+        if "\ufffd" not in shown:  # the library replaces byte by byte
+            assert tokenizer.decode(expected, skip_special_tokens=False) == shown
+    for text in DIFFICULT_STRINGS:
+        tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_control_tokens_are_text_unless_parsed(style: str, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(save(tmp_path, STYLES[style]()))
+    for text in ("a<|im_end|>b", "</s>", "<s>[INST]", "<|im_start|>"):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert not tokenizer.special_token_ids & set(ids)
+        assert tokenizer.decode(ids) == text
+        guarded = tokenizer.encode_chat(tokenizer.guard("x " + text))[1:]
+        assert not tokenizer.special_token_ids & set(guarded)
+
+
+def test_streams_make_the_text(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_directory(save(tmp_path, byte_level("qwen2")))
+    for text in VALID_STRINGS:
+        ids = tokenizer.encode(text)
+        stream = Detokenizer(tokenizer)
+        assert "".join([stream.push([i]) for i in ids]) + stream.flush() == tokenizer.decode(ids)
+
+
+def test_bos_comes_exactly_once(tmp_path: Path) -> None:
+    config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
+    tokenizer = Tokenizer.from_directory(save(tmp_path, sentencepiece_style(), tokenizer_config=config))
+    assert tokenizer.bos_token_id == 1
+    assert tokenizer.encode("hello")[:2] != [1, 1]
+    assert tokenizer.encode("hello")[0] == 1
+    assert tokenizer.encode_chat("<s>hello").count(1) == 1
+
+
+@pytest.mark.parametrize("style", ["byte level", "sentencepiece"])
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_configuration_decides_on_bos(style: str, wanted: bool, tmp_path: Path) -> None:
+    bos = "<|endoftext|>" if style == "byte level" else "<s>"
+    config = {"bos_token": bos, "add_bos_token": wanted}
+    tokenizer = Tokenizer.from_directory(save(tmp_path, STYLES[style](), tokenizer_config=config))
+    assert (tokenizer.encode("x")[0] == tokenizer.bos_token_id) is wanted
+
+
+def test_all_end_of_turn_ids_stop(tmp_path: Path) -> None:
+    config = {"eos_token": "<|endoftext|>"}
+    save(tmp_path, byte_level("qwen2"), tokenizer_config=config, generation_config={"eos_token_id": [30, 31]})
+    assert Tokenizer.from_directory(tmp_path).eos_token_ids == {0, 2, 30, 31}
+    (tmp_path / "generation_config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 40}))
+    assert Tokenizer.from_directory(tmp_path).eos_token_ids == {0, 2, 40}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"tokenizer_config": {"chat_template": "one"}}, "one"),
+        ({"tokenizer_config": {"chat_template": [{"name": "default", "template": "two"}]}}, "two"),
+        ({"tokenizer_config": {}}, None),
+        ({}, None),
+    ],
+)
+def test_chat_template(files: dict[str, Any], expected: str | None, tmp_path: Path) -> None:
+    save(tmp_path, byte_level("qwen2"), **files)
+    assert Tokenizer.from_directory(tmp_path).chat_template == expected
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert Tokenizer.from_directory(tmp_path).chat_template == "file"
+
+
+def changed(**parts: Any) -> bytes:
+    return json.dumps({**json.loads(byte_level("qwen2").to_str()), **parts}).encode()
+
+
+CHAIN = {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 10_000}
+FAR = {"id": 10**9, "content": "<far>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "tokenizer.json is missing"),
+        (b"", "is no tokenizer"),
+        (b"{", "is no tokenizer"),
+        (b"\xff\xfe", "is no tokenizer"),
+        (b"[" * 100_000, "is no tokenizer"),
+        (b"{}", "is no tokenizer"),
+        (changed(model={"type": "BPE", "vocab": {}, "merges": []}, added_tokens=[]), "1 to 1048576 tokens"),
+        (changed(model={"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}), "ids go up to 4000000000"),
+        (changed(normalizer=CHAIN), "10001 steps"),
+        (changed(decoder=None), "the decoder is missing"),
+        (changed(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "the decoder is WordPiece"),
+        (changed(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
+         "is no tokenizer"),
+    ],
+)  # fmt: skip
+def test_bad_tokenizer_files(content: bytes | None, words: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "tokenizer.json").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=words):
+        Tokenizer.from_directory(tmp_path)
+
+
+def test_an_added_token_far_away_does_not_count(tmp_path: Path) -> None:
+    """The library gives it the next free id; so does Octavo, as the model was trained with the library."""
+    parts = json.loads(changed())
+    (tmp_path / "tokenizer.json").write_bytes(changed(added_tokens=[*parts["added_tokens"], {**FAR, "special": True}]))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    assert tokenizer.vocab_size < 3000
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"tokenizer_config": {"bos_token": "nowhere"}}, "bos_token is 'nowhere', which is no token"),
+        ({"tokenizer_config": {"eos_token": 5}}, "eos_token is 5"),
+        ({"tokenizer_config": {"chat_template": {"a": 1}}}, "chat_template is a dict"),
+        ({"tokenizer_config": {"chat_template": [{"name": "rag", "template": "x"}]}}, "no default template"),
+        ({"generation_config": {"eos_token_id": 10**9}}, "eos_token_id is 1000000000"),
+        ({"generation_config": {"eos_token_id": ["x"]}}, "eos_token_id is 'x'"),
+    ],
+)
+def test_bad_configurations(files: dict[str, Any], words: str, tmp_path: Path) -> None:
+    save(tmp_path, byte_level("qwen2"), **files)
+    with pytest.raises(ModelLoadError, match=words):
+        Tokenizer.from_directory(tmp_path)
