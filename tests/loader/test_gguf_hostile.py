@@ -233,10 +233,10 @@ def test_truncated(fraction: float, tmp_path: Path) -> None:
 
 
 def test_cut_at_every_byte_of_the_header(tmp_path: Path) -> None:
-    """Wherever the file ends, the reader says so; 2,000 cuts, through every kind of field."""
+    """Wherever the file ends, the reader says so; 700 cuts, through every kind of field."""
     content = tiny_gguf()
     path = tmp_path / "model.gguf"
-    for length in range(1, 2000):
+    for length in range(1, 2000, 3):
         path.write_bytes(content[:length])
         with pytest.raises(ModelLoadError, match=rf"^{re.escape(str(path))}: offset \d+: "):
             GGUFFile.open(path)

@@ -107,18 +107,26 @@ def _from_hub(repository: str, variant: str | None, offline: bool, progress: Pro
 
 def _from_hub_cache(repository: str, variant: str | None) -> Path:
     """The model as an earlier download left it, without the network."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
-        snapshot = Path(snapshot_download(repository, local_files_only=True))
-    except Exception as error:
-        raise ModelLoadError(
-            f"{repository}: not downloaded yet and the hub cannot be reached; connect to the network (and unset "
-            "OCTAVO_OFFLINE and HF_HUB_OFFLINE), or give a path"
-        ) from error
-    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*")]
-    first = choose_files(repository, names, variant)[0]
-    return snapshot if first == "config.json" else snapshot / first
+        repositories = scan_cache_dir().repos
+    except CacheNotFound:
+        repositories = frozenset()
+    revisions = [r for found in repositories if found.repo_id == repository for r in found.revisions]
+    for revision in sorted(revisions, key=lambda r: r.last_modified, reverse=True):
+        snapshot = revision.snapshot_path
+        names = [file.file_path.relative_to(snapshot).as_posix() for file in revision.files]
+        try:
+            files = choose_files(repository, names, variant)
+        except ModelLoadError:  # another variant
+            continue
+        return snapshot if files[0] == "config.json" else snapshot / files[0]
+    wanted = f"{repository}:{variant}" if variant else repository
+    raise ModelLoadError(
+        f"{wanted}: not downloaded yet and the hub cannot be reached; connect to the network (and unset "
+        "OCTAVO_OFFLINE and HF_HUB_OFFLINE), or give a path"
+    )
 
 
 class _UnreachableError(ModelLoadError):
@@ -128,21 +136,16 @@ class _UnreachableError(ModelLoadError):
 def _list_files(repository: str, timeout_s: float) -> _Listing:
     """The files of a repository. Raises ModelLoadError; _UnreachableError if the hub does not answer in time."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         info = _within(timeout_s, lambda: HfApi().model_info(repository, timeout=timeout_s))
-    except GatedRepoError as error:
-        raise ModelLoadError(
-            f"{repository}: access must be granted; accept the terms on its page, then set HF_TOKEN or run "
-            "`hf auth login`"
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise ModelLoadError(
-            f"{repository}: no such repository, or a private one; check the name, and for a private one set HF_TOKEN "
-            "or run `hf auth login`"
-        ) from error
     except HfHubHTTPError as error:
+        if error.response.status_code in (401, 403, 404):
+            raise ModelLoadError(
+                f"{repository}: no such repository, or access must be granted first; check the name, and if it is "
+                "private or gated accept its terms, then set HF_TOKEN or run `hf auth login`"
+            ) from error
         raise ModelLoadError(f"{repository}: the hub refused: {_one_line(error)}") from error
     except Exception as error:  # the exceptions of its HTTP library change from version to version
         raise _UnreachableError(f"{repository}: the hub cannot be reached ({_one_line(error)})") from error
@@ -155,7 +158,7 @@ def _alias_from_hub(alias: Alias, directory: Path, progress: Progress | None) ->
 
 
 def _download(repository: str, name: str, revision: str, directory: Path | None, progress: Progress | None) -> Path:
-    """One file into `directory`, or into the hub's own cache, where an interrupted download is resumed."""
+    """One file into `directory`, or into the hub's own cache. A broken connection is taken up where it broke."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -170,8 +173,8 @@ def _download(repository: str, name: str, revision: str, directory: Path | None,
         )
     except Exception as error:  # as above; also a full disk, which is an OSError
         raise ModelLoadError(
-            f"{repository}: {name} could not be downloaded ({_one_line(error)}); run the command again to go on from "
-            "where it stopped"
+            f"{repository}: {name} could not be downloaded ({_one_line(error)}); check the network and the free space "
+            "of the disk and try again, complete files are kept"
         ) from error
 
 

