@@ -26,6 +26,11 @@ class KVCacheManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether one more token fits into the last block as it is."""
+        position, offset = divmod(sequence.num_computed_tokens, self.block_size)
+        return offset > 0 and not self.pool.is_shared(sequence.block_table[position])
+
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
         """Blocks that must be free before `append` to each of them, copies of shared blocks included."""
         needed = 0
@@ -51,9 +56,6 @@ class KVCacheManager:
             self.pool.free(table[position])
             table[position] = copy[1]
             sequence.num_synced_blocks = min(sequence.num_synced_blocks, position)
-        elif sequence.num_computed_tokens % self.block_size:
-            # A fork may be the last owner of a block that its parent had filled and registered.
-            self.pool.forget(table[sequence.num_computed_tokens // self.block_size])
         for _ in range(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table)):
             table.append(self.pool.allocate())
         return copy
@@ -100,6 +102,9 @@ class KVCacheManager:
         child.block_table = parent.block_table[:num_blocks]
         for block_id in child.block_table:
             self.pool.share(block_id)
+        if num_tokens % self.block_size:
+            # The parent may have filled it since, but the child may come to write into it.
+            self.pool.forget(child.block_table[-1])
         child.num_computed_tokens = num_tokens
         child.num_synced_blocks = 0
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]

@@ -157,7 +157,13 @@ class Scheduler:
         behind: deque[Sequence] = deque()
         position = 0
         while position < len(self.running):  # preemption shortens the list from its end
-            group = self._lockstep(self.running[position])
+            sequence = self.running[position]
+            behind_by = len(sequence.token_ids) - sequence.num_computed_tokens
+            if behind_by == 1 and sequence.request.beam_search is None and self.kv_cache.has_room(sequence):
+                step.add(ScheduledSequence(sequence, 1, [sequence]))
+                position += 1
+                continue
+            group = self._lockstep(sequence)
             position += len(group)
             if any(len(member.token_ids) - member.num_computed_tokens > 1 for member in group):
                 behind.append(group[0])

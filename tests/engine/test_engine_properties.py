@@ -1,0 +1,175 @@
+"""Random arrivals, lengths, priorities, aborts, forks and beams over a cache that is too small for them."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from octavo.engine.engine import Engine
+from octavo.errors import UsageError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from tests.support.fake_executor import fake_engine
+
+MAX_MODEL_LEN = 40
+Spec = tuple[tuple[int, ...], str, int, int, int]  # prompt, kind, width or n, max_tokens, seed
+
+
+def make_params(spec: Spec) -> SamplingParams | BeamSearchParams:
+    _, kind, count, max_tokens, seed = spec
+    if kind == "beams":
+        return BeamSearchParams(beam_width=count, max_tokens=max_tokens)
+    return SamplingParams(
+        n=count,
+        max_tokens=max_tokens,
+        seed=seed,
+        temperature=0.0 if kind == "greedy" else 1.0,
+        frequency_penalty=0.5 if kind == "penalty" else 0.0,
+        prompt_logprobs=1 if kind == "logprobs" else None,
+        logprobs=2 if kind == "logprobs" else None,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+@cache
+def alone(spec: Spec) -> RequestOutput:
+    """The same request with all the room in the world."""
+    engine = fake_engine(num_blocks=512, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=512, max_num_seqs=64)
+    engine.add_request(engine.create_request("alone", spec[0], make_params(spec)))
+    while engine.has_work:
+        for output in engine.step():
+            last = output
+    return last
+
+
+def answers(output: RequestOutput) -> list[tuple[int, list[int], str, str | None]]:
+    return [(choice.index, choice.token_ids, choice.text, choice.finish_reason) for choice in output.outputs]
+
+
+class EngineMachine(RuleBasedStateMachine):
+    engine: Engine
+
+    @initialize(
+        num_blocks=st.integers(10, 24),
+        prefix_caching=st.booleans(),
+        max_num_seqs=st.integers(3, 8),
+        max_num_batched_tokens=st.integers(8, 20),
+        max_num_outputs=st.integers(8, 12),
+    )
+    def start(
+        self,
+        num_blocks: int,
+        prefix_caching: bool,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_num_outputs: int,
+    ) -> None:
+        self.engine = fake_engine(
+            num_blocks=num_blocks,
+            max_model_len=MAX_MODEL_LEN,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            max_num_outputs=max_num_outputs,
+            enable_prefix_caching=prefix_caching,
+        )
+        self.specs: dict[str, Spec] = {}
+        self.finished: dict[str, RequestOutput] = {}
+        self.count = 0
+
+    @rule(
+        prefix=st.integers(0, 20),
+        period=st.sampled_from([4, 5, 64]),
+        tail=st.lists(st.integers(2, 63), min_size=1, max_size=12),
+        kind=st.sampled_from(["greedy", "random", "penalty", "logprobs", "beams"]),
+        count=st.integers(1, 4),
+        max_tokens=st.integers(1, 30),
+        seed=st.integers(0, 3),
+        priority=st.integers(-1, 1),
+    )
+    def add(
+        self,
+        prefix: int,
+        period: int,
+        tail: list[int],
+        kind: str,
+        count: int,
+        max_tokens: int,
+        seed: int,
+        priority: int,
+    ) -> None:
+        # Prompts share prefixes, so that the prefix cache has something to do; with a period of one block they
+        # repeat blocks too, which are equal only in what they hold.
+        shared = tuple(2 + i % period for i in range(prefix))
+        spec = (shared + tuple(tail), kind, count, max_tokens, seed)
+        self.count += 1
+        try:
+            request = self.engine.create_request(f"r{self.count}", spec[0], make_params(spec), priority=priority)
+        except UsageError as error:
+            assert "beam_width" in str(error), error
+            return
+        self.engine.add_request(request)
+        self.specs[request.request_id] = spec
+
+    @precondition(lambda self: self.specs)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.specs)))
+        output = self.engine.abort(request_id)
+        assert output is not None
+        assert output.finished
+        del self.specs[request_id]
+
+    @rule(count=st.integers(1, 8))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            before = self.engine.metrics.num_steps_total
+            for output in self.engine.step():
+                assert output.finished
+                self.check(output)
+            self.engine.scheduler.check_integrity()
+            assert self.engine.metrics.num_steps_total > before or not self.specs, "nothing moves"
+
+    def check(self, output: RequestOutput) -> None:
+        spec = self.specs.pop(output.request_id)
+        expected = alone(spec)
+        assert answers(output) == answers(expected)
+        assert output.prompt_logprobs == expected.prompt_logprobs
+        assert [choice.logprobs for choice in output.outputs] == [choice.logprobs for choice in expected.outputs]
+
+    @invariant()
+    def blocks_are_whole(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check_integrity()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(5000):
+            if not self.specs:
+                break
+            self.step(1)
+        assert not self.specs, "not every request finishes"
+        assert not self.engine.scheduler.running
+        assert self.engine.scheduler.kv_cache.pool.num_used_blocks == 0
+
+
+_SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], stateful_step_count=30)
+
+TestEngine = EngineMachine.TestCase
+TestEngine.settings = settings(_SETTINGS, max_examples=25)
+
+
+@pytest.mark.slow
+def test_many_more_runs() -> None:
+    run_state_machine_as_test(EngineMachine, settings=settings(_SETTINGS, max_examples=600))

@@ -1,0 +1,126 @@
+"""An executor whose cache holds token ids, and whose next token depends on every token it can see.
+
+A mixed-up block, a slot written twice or read before it is written changes the answer or fails an assertion.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from octavo.backends.sampling import sample
+from octavo.batch import Batch, StepOutput
+from octavo.engine.engine import Engine, EngineLimits
+
+VOCAB_SIZE = 64
+EOS_ID = 1
+
+
+def fake_logits(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> np.ndarray:
+    """The "model": logits [vocab] that are a hash of all tokens up to here."""
+    digest = hashlib.blake2b(np.asarray(token_ids, np.int64).tobytes(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest, "little")).normal(0, 3, vocab_size).astype(np.float32)
+
+
+class FakeExecutor:
+    """Implements `octavo.backends.Executor` over token ids."""
+
+    def __init__(self) -> None:
+        self.slots = np.zeros(0, np.int64)
+        self.block_size = 0
+        self.num_steps = 0
+        self.num_tokens = 0
+        self.fails_at_step: int | None = None
+        self.is_closed = False
+
+    kv_bytes_per_token = 8
+    workspace_bytes = 0
+    weight_bytes = 0
+
+    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots = np.full(num_blocks * block_size, -1, np.int64)
+
+    def execute(self, batch: Batch) -> StepOutput:
+        self.num_steps += 1
+        self.num_tokens += len(batch.token_ids)
+        if self.num_steps == self.fails_at_step:
+            raise RuntimeError("the fake executor was told to fail")
+        assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping), "a slot is written twice in a step"
+        self.slots[batch.slot_mapping] = batch.token_ids
+        owner = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start_loc))
+        assert batch.sampling is not None
+        rows = [self._context(batch, int(owner[i]), int(batch.positions[i])) for i in batch.logits_indices]
+        for request in range(len(batch.seq_lens)):
+            last = int(batch.query_start_loc[request + 1]) - 1
+            assert batch.positions[last] == batch.seq_lens[request] - 1
+            assert self._context(batch, request, int(batch.positions[last]))[-1] == batch.token_ids[last]
+        logits = np.stack([fake_logits(row) for row in rows]) if rows else np.zeros((0, VOCAB_SIZE), np.float32)
+        return sample(logits, batch.sampling)
+
+    def _context(self, batch: Batch, request: int, position: int) -> list[int]:
+        """The tokens that the token at `position` sees, read from the cache as attention would."""
+        at = np.arange(position + 1)
+        table = batch.block_tables[request]
+        tokens = self.slots[table[at // self.block_size] * self.block_size + at % self.block_size]
+        assert (tokens >= 0).all(), "a slot is read before it is written"
+        return [int(token) for token in tokens]
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        size = self.block_size
+        for source, destination in pairs:
+            self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakeTokenizer:
+    """64 tokens: 0 is BOS, 1 is EOS, the others are one character each, and two of them make up one."""
+
+    vocab_size = VOCAB_SIZE
+    bos_token_id = 0
+    eos_token_ids = frozenset({EOS_ID})
+    special_token_ids = frozenset({0, EOS_ID})
+    chat_template = None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
+        return ([0] if add_special_tokens else []) + [4 + (byte - 32) % 60 for byte in text.encode()]
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        hidden = self.special_token_ids if skip_special_tokens else frozenset()
+        return b"".join(self.token_bytes(i) for i in ids if i not in hidden).decode("utf-8", "replace")
+
+    def token_bytes(self, token_id: int) -> bytes:
+        if token_id < 2:
+            return b"<bos>" if token_id == 0 else b"<eos>"
+        if token_id < 4:
+            return "é".encode()[token_id - 2 : token_id - 1]
+        return bytes([32 + token_id - 4])
+
+
+def fake_engine(
+    *,
+    num_blocks: int = 64,
+    block_size: int = 4,
+    max_model_len: int = 64,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 16,
+    max_num_outputs: int | None = None,
+    enable_prefix_caching: bool = True,
+) -> Engine:
+    """An engine over a `FakeExecutor`, which is its `executor`."""
+    executor = FakeExecutor()
+    executor.allocate_cache(num_blocks, block_size)
+    limits = EngineLimits(
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_num_outputs=max_num_outputs or max_num_seqs + 4,
+        block_size=block_size,
+        num_blocks=num_blocks,
+        vocab_size=VOCAB_SIZE,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    return Engine(executor, FakeTokenizer(), limits)
