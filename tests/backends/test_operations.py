@@ -1,0 +1,108 @@
+"""All operations x backends: each runs as the reference does, or the backend says by name that it lacks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from octavo.backends import ExecutorLimits, get_backend, reference
+from octavo.errors import GraphError
+from octavo.graph import ops
+from octavo.graph.builder import Graph
+from octavo.graph.ops import AttentionParams, Op, RopeParams
+from octavo.graph.passes import optimize
+from octavo.graph.values import Rows, Value
+from octavo.quantization.packed import DenseWeight
+from tests.support.batches import Request, step
+
+BACKENDS = ["reference", "cpu"]
+LACKING: dict[str, set[type[Op]]] = {"reference": set(), "cpu": {ops.MoE}}
+
+WIDTH = 64
+BLOCK_SIZE = 16
+HEADS = AttentionParams(0, 4, 2, 16, 0.25, window=7)
+ROPE = RopeParams(tuple(0.5**i for i in range(8)))
+SHAPES = {
+    "embed.weight": (50, WIDTH),
+    "square.weight": (WIDTH, WIDTH),
+    "square.bias": (WIDTH,),
+    "wide.weight": (96, WIDTH),
+    "wide_too.weight": (96, WIDTH),
+    "kv.weight": (WIDTH // 2, WIDTH),
+    "head.weight": (50, WIDTH),
+    "norm.weight": (WIDTH,),
+    "norm.bias": (WIDTH,),
+    "heads.weight": (16,),
+    "sinks": (4,),
+    "moe.gate.weight": (4, WIDTH),
+    "moe.experts.gate_proj.weight": (4, 32, WIDTH),
+    "moe.experts.up_proj.weight": (4, 32, WIDTH),
+    "moe.experts.down_proj.weight": (4, WIDTH, 32),
+}
+
+
+def fused_attention(g: Graph, x: Value) -> Value:
+    q, k, v = g.linear(x, "square"), g.linear(x, "kv"), g.linear(x, "kv")
+    q, k = (g.rope(g.rms_norm(y, "heads", 1e-5), 16, ROPE) for y in (q, k))
+    return g.attention(q, k, v, HEADS)
+
+
+def attention(g: Graph, x: Value) -> Value:
+    k = g.linear(x, "kv")
+    return g.attention(x, k, k, HEADS, sinks="sinks")
+
+
+# Graphs in which the operation survives the passes, or is made by them.
+GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
+    ops.Embedding: lambda _, x: x,
+    ops.Linear: lambda g, x: g.linear(x, "square"),
+    ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
+    ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5, 1.0),
+    ops.LayerNorm: lambda g, x: g.layer_norm(x, "norm", 1e-5),
+    ops.Add: lambda g, x: x + g.activation(x, "silu"),
+    ops.Mul: lambda g, x: x * g.activation(x, "silu"),
+    ops.Scale: lambda _, x: x * 0.7,
+    ops.Activation: lambda g, x: g.activation(x, "gelu_tanh"),
+    ops.GatedActivation: lambda g, x: g.silu_mul(x, g.scale(x, 2.0)),
+    ops.Softcap: lambda g, x: g.softcap(x, 1.5),
+    ops.Rope: lambda g, x: g.rope(x, 16, ROPE),
+    ops.Attention: attention,
+    ops.SelectRows: lambda g, x: g.select_rows(x),
+    ops.MoE: lambda g, x: g.moe(x, "moe", 2),
+    ops.FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
+    ops.FusedAttention: fused_attention,
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("op", ops.ALL_OPS, ids=lambda op: op.__name__)
+def test_operation(backend: str, op: type[Op]) -> None:
+    rng = np.random.default_rng(0)
+    weights = {n: DenseWeight(rng.normal(0, s[-1] ** -0.5, s).astype(np.float32)) for n, s in SHAPES.items()}
+    g = Graph(SHAPES)
+    value = GRAPHS[op](g, g.embedding("embed"))
+    g.output = value if value.rows is Rows.OUTPUTS else g.select_rows(value)
+    graph = optimize(g)
+    assert any(isinstance(node.op, op) for node in graph.nodes)
+    limits = ExecutorLimits(32, 2, 32, 64)
+    if op in LACKING[backend]:
+        name = next(node.op.name for node in graph.nodes if isinstance(node.op, op))
+        with pytest.raises(GraphError, match=rf"{name}: the {backend} backend has no kernel"):
+            get_backend(backend).compile(graph, weights, limits)
+        return
+    results = []
+    for executor in (reference.compile(graph, weights, limits), get_backend(backend).compile(graph, weights, limits)):
+        executor.allocate_cache(8, BLOCK_SIZE)
+        tokens = np.random.default_rng(1).integers(0, 50, 30).tolist()
+        scheduled = [(Request(tokens[:19], [3, 5]), 19), (Request(tokens[19:], [6]), 11)]
+        results.append(executor.execute(step(scheduled, block_size=BLOCK_SIZE)).logits)
+        executor.close()
+    # The cpu backend's cache holds 16-bit numbers.
+    tolerance = 5e-3 if graph.attention_layers else 1e-5
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=tolerance * np.abs(results[0]).max())
+
+
+def test_every_operation_has_a_graph() -> None:
+    assert set(GRAPHS) == set(ops.ALL_OPS)

@@ -1,0 +1,126 @@
+"""The numpy interpreter as an executor: paged cache, copies, sampling, limits, precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.backends import ExecutorLimits, get_backend, reference
+from octavo.batch import SamplingBatch
+from octavo.errors import UsageError
+from tests.support.batches import Request, step
+from tests.support.tiny_models import tiny_graph
+
+TOKENS = list(range(5, 27))
+BLOCKS = [5, 0, 3, 7, 1, 2]
+LIMITS = ExecutorLimits(32, 4, 32, 64)
+
+
+@pytest.fixture
+def executor() -> reference.ReferenceExecutor:
+    graph, weights = tiny_graph("llama")
+    executor = reference.compile(graph, weights, LIMITS)
+    executor.allocate_cache(16, 4)
+    return executor
+
+
+def greedy(num_rows: int, **changes: object) -> SamplingBatch:
+    """Sampling that takes the most likely token of every row and reports its log-probability."""
+    rows: dict[str, object] = {
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "typical_p": 1.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": 0,
+        "counter": 0,
+        "target": -1,
+        "num_logprobs": 0,
+        **changes,
+    }
+    ints = ("top_k", "target", "num_logprobs")
+    wide = ("seed", "counter")
+    kinds = {name: np.int32 if name in ints else np.uint64 if name in wide else np.float32 for name in rows}
+    arrays = {name: np.full(num_rows, value, kinds[name]) for name, value in rows.items()}
+    none, starts = np.zeros(0, np.int32), np.zeros(num_rows + 1, np.int32)
+    return SamplingBatch(
+        **arrays,
+        history_start=starts,
+        history_ids=none,
+        history_counts=none,
+        bias_start=starts,
+        bias_ids=none,
+        bias_values=np.zeros(0, np.float32),
+    )
+
+
+def test_sizes(executor: reference.ReferenceExecutor) -> None:
+    graph, weights = tiny_graph("llama")
+    assert get_backend("reference") is reference
+    assert executor.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
+    assert executor.weight_bytes == sum(w.nbytes for w in weights.values())
+    assert executor.workspace_bytes == 32 * 4 * sum(n.output.cols for n in graph.nodes)
+
+
+def test_samples(executor: reference.ReferenceExecutor) -> None:
+    batch = step([(Request(TOKENS, BLOCKS), 22)])
+    batch.sampling = greedy(22)
+    output = executor.execute(batch)
+    assert output.logits is not None
+    np.testing.assert_array_equal(output.token_ids, output.logits.argmax(axis=1))
+    np.testing.assert_array_equal(output.ranks, 1)
+    assert (output.logprobs < 0).all()
+
+
+def test_without_sampling(executor: reference.ReferenceExecutor) -> None:
+    batch = step([(Request(TOKENS, BLOCKS), 22)])
+    batch.return_logits = False
+    output = executor.execute(batch)
+    assert output.logits is None
+    assert set(output.token_ids) == {-1}
+
+
+def test_copied_blocks_continue_alike(executor: reference.ReferenceExecutor) -> None:
+    first = Request(TOKENS, BLOCKS)
+    executor.execute(step([(first, 18)]))
+    executor.copy_blocks([(1, 9)])
+    copy = Request([*TOKENS[:18], 40, 41, 42, 43], [*BLOCKS[:4], 9, 10], computed=18)
+    again = executor.execute(step([(first, 4), (copy, 4)])).logits
+    other = Request([*TOKENS[:18], 40, 41, 42, 43], [11, 12, 13, 14, 15, 8])
+    alone = executor.execute(step([(other, 22)])).logits
+    np.testing.assert_allclose(again[4:], alone[18:], atol=1e-4)
+
+
+def test_unwritten_slots_show(executor: reference.ReferenceExecutor) -> None:
+    output = executor.execute(step([(Request(TOKENS, BLOCKS, computed=8), 4)]))
+    assert np.isnan(output.logits).all()
+
+
+def test_limits(executor: reference.ReferenceExecutor) -> None:
+    with pytest.raises(UsageError, match="33 tokens exceeds the executor's limit of 32"):
+        executor.execute(step([(Request(list(range(33)), [*BLOCKS, 8, 9, 10]), 33)]))
+
+
+def test_precision() -> None:
+    graph, weights = tiny_graph("qwen3")
+    logits = {}
+    for dtype in (np.float32, np.float64):
+        executor = reference.compile(graph, weights, LIMITS, dtype=dtype)
+        executor.allocate_cache(16, 4)
+        logits[dtype] = executor.execute(step([(Request(TOKENS, BLOCKS), 22)])).logits
+        assert logits[dtype].dtype == dtype
+    np.testing.assert_allclose(logits[np.float32], logits[np.float64], atol=1e-4)
+
+
+def test_progress_and_close() -> None:
+    graph, weights = tiny_graph("llama")
+    seen: list[tuple[int, int]] = []
+    executor = reference.compile(graph, weights, LIMITS, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1][0] == seen[-1][1] == executor.weight_bytes
+    assert seen == sorted(seen)
+    executor.close()
+    executor.close()
+    assert executor.weight_bytes == 0
