@@ -40,10 +40,10 @@ void clear_outputs(const StepOutput& out, int32_t row) {
 }
 
 // A copy in which +inf is the largest finite number.
-Logits saturated_copy(const Logits& from, float* to) {
+Logits saturated_copy(const Logits& from, float* to, float* panel_max) {
     for (int32_t i = 0; i < from.size; ++i) to[i] = from.data[i] < LARGEST ? from.data[i] : LARGEST;
-    Logits copy = from;
-    copy.data = to;
+    Logits copy{to, from.size, 0, panel_max};
+    scan(copy);
     return copy;
 }
 
@@ -56,26 +56,21 @@ RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& buffers) 
     Logits raw{task.logits + static_cast<int64_t>(row) * vocab, vocab, 0, buffers.raw_max};
     if (!scan(raw)) return ROW_NAN_LOGITS;
     if (raw.max == NONE) return ROW_NOTHING_ALLOWED;
-    Logits logits = raw;
-    if (raw.max > LARGEST) {
-        logits = saturated_copy(raw, buffers.changed);
-        scan(logits);
-    }
     int32_t token = target;
-    if (target < 0 && changes_logits(b, row)) {
-        Logits changed = saturated_copy(raw, buffers.changed);
-        changed.panel_max = buffers.changed_max;
+    if (target < 0 && (changes_logits(b, row) || raw.max > LARGEST)) {
+        Logits changed = saturated_copy(raw, buffers.changed, buffers.changed_max);
         change_logits(b, row, vocab, buffers.changed);
         scan(changed);
         if (changed.max == NONE) return ROW_NOTHING_ALLOWED;
         token = choose(changed, b, row, buffers);
     } else if (target < 0) {
-        token = choose(logits, b, row, buffers);
+        token = choose(raw, b, row, buffers);
     }
     task.output.token_ids[row] = token;
     if (b.num_logprobs[row] < 0) return ROW_OK;
-    if (raw.max > LARGEST) logits = saturated_copy(raw, buffers.changed);  // the choice may have changed the copy
-    report_logprobs(logits, b.num_logprobs[row], row, buffers, task.output);
+    const bool infinite = raw.max > LARGEST;
+    report_logprobs(infinite ? saturated_copy(raw, buffers.changed, buffers.changed_max) : raw, b.num_logprobs[row],
+                    row, buffers, task.output);
     return ROW_OK;
 }
 

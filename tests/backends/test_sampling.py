@@ -2,52 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from octavo.backends.sampling import sample, uniform
-from octavo.batch import SamplingBatch
 from octavo.errors import OctavoError
+from tests.support.sampling_batches import sampling_batch
 
 VOCAB = 40
-
-
-def batch(num_rows: int, **fields: Any) -> SamplingBatch:
-    """Greedy rows without any option, except for `fields`."""
-
-    def full(value: float, dtype: type) -> np.ndarray:
-        return np.full(num_rows, value, dtype)
-
-    base = SamplingBatch(
-        temperature=full(0, np.float32),
-        top_k=full(0, np.int32),
-        top_p=full(1, np.float32),
-        min_p=full(0, np.float32),
-        typical_p=full(1, np.float32),
-        repetition_penalty=full(1, np.float32),
-        presence_penalty=full(0, np.float32),
-        frequency_penalty=full(0, np.float32),
-        seed=full(0, np.uint64),
-        counter=np.arange(num_rows, dtype=np.uint64),
-        target=full(-1, np.int32),
-        num_logprobs=full(-1, np.int32),
-        history_start=np.zeros(num_rows + 1, np.int32),
-        history_ids=np.zeros(0, np.int32),
-        history_counts=np.zeros(0, np.int32),
-        bias_start=np.zeros(num_rows + 1, np.int32),
-        bias_ids=np.zeros(0, np.int32),
-        bias_values=np.zeros(0, np.float32),
-    )
-    arrays = {
-        name: np.broadcast_to(np.asarray(value, getattr(base, name).dtype), (num_rows,)).copy()
-        if name not in ("allowed_mask", "history_start", "history_ids", "history_counts") and "bias" not in name
-        else value
-        for name, value in fields.items()
-    }
-    return replace(base, **arrays)
 
 
 def repeated_row(num_rows: int, seed: int = 3, spread: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
@@ -62,7 +26,7 @@ def softmax(x: np.ndarray) -> np.ndarray:
 
 
 def frequencies(logits: np.ndarray, **fields: Any) -> np.ndarray:
-    ids = sample(logits, batch(logits.shape[0], **fields)).token_ids
+    ids = sample(logits, sampling_batch(logits.shape[0], **fields)).token_ids
     return np.bincount(ids, minlength=VOCAB) / logits.shape[0]
 
 
@@ -87,7 +51,7 @@ def test_uniform_numbers_never_change() -> None:
 def test_greedy_takes_the_lowest_id_of_the_largest() -> None:
     logits = np.zeros((2, VOCAB), np.float32)
     logits[0, [9, 5]] = 3
-    assert sample(logits, batch(2)).token_ids.tolist() == [5, 0]
+    assert sample(logits, sampling_batch(2)).token_ids.tolist() == [5, 0]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -143,13 +107,13 @@ def test_penalties_follow_their_definitions() -> None:
         "history_ids": np.array([0, 1], np.int32),
         "history_counts": np.array([0, 3], np.int32),
     }
-    assert sample(logits, batch(1, repetition_penalty=1.5, **history)).token_ids[0] == 0
-    assert sample(logits, batch(1, repetition_penalty=2.5, **history)).token_ids[0] == 2
-    assert sample(logits, batch(1, presence_penalty=9, frequency_penalty=9, **history)).token_ids[0] == 0
-    promoted = batch(1, presence_penalty=-0.5, frequency_penalty=-0.2, **history)
+    assert sample(logits, sampling_batch(1, repetition_penalty=1.5, **history)).token_ids[0] == 0
+    assert sample(logits, sampling_batch(1, repetition_penalty=2.5, **history)).token_ids[0] == 2
+    assert sample(logits, sampling_batch(1, presence_penalty=9, frequency_penalty=9, **history)).token_ids[0] == 0
+    promoted = sampling_batch(1, presence_penalty=-0.5, frequency_penalty=-0.2, **history)
     assert sample(logits, promoted).token_ids[0] == 1
     negative = logits - 10
-    assert sample(negative, batch(1, repetition_penalty=2.0, **history)).token_ids[0] == 2
+    assert sample(negative, sampling_batch(1, repetition_penalty=2.0, **history)).token_ids[0] == 2
 
 
 def test_bias_and_mask_forbid_and_promote() -> None:
@@ -159,19 +123,21 @@ def test_bias_and_mask_forbid_and_promote() -> None:
         "bias_ids": np.array([0, 7, 0], np.int32),
         "bias_values": np.array([-np.inf, 2.0, -np.inf], np.float32),
     }
-    assert sample(logits, batch(2, **bias)).token_ids.tolist() == [7, 1]
+    assert sample(logits, sampling_batch(2, **bias)).token_ids.tolist() == [7, 1]
     mask = np.zeros((2, 2), np.uint32)
     mask[0, 1] = 1 << 3
     mask[1, 0] = 1 << 31
-    assert sample(logits, batch(2, allowed_mask=mask, **bias)).token_ids.tolist() == [35, 31]
-    assert sample(logits, batch(2, temperature=1, allowed_mask=mask)).token_ids.tolist() == [35, 31]
+    assert sample(logits, sampling_batch(2, allowed_mask=mask, **bias)).token_ids.tolist() == [35, 31]
+    assert sample(logits, sampling_batch(2, temperature=1, allowed_mask=mask)).token_ids.tolist() == [35, 31]
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     row, logits = repeated_row(3)
     logprobs = np.log(softmax(row))
     order = np.argsort(-row, kind="stable")
-    out = sample(logits, batch(3, temperature=[0, 5, 5], target=[-1, int(order[6]), -1], num_logprobs=[4, 0, -1]))
+    out = sample(
+        logits, sampling_batch(3, temperature=[0, 5, 5], target=[-1, int(order[6]), -1], num_logprobs=[4, 0, -1])
+    )
     assert out.token_ids[:2].tolist() == [order[0], order[6]]
     np.testing.assert_allclose(out.logprobs[:2], logprobs[order[[0, 6]]], atol=1e-6)
     assert np.isnan(out.logprobs[2])
@@ -180,12 +146,14 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
     np.testing.assert_allclose(out.top_logprobs[0], logprobs[order[:4]], atol=1e-6)
 
 
-def test_a_row_does_not_depend_on_its_batch() -> None:
+def test_a_row_does_not_depend_on_its_sampling_batch() -> None:
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((8, VOCAB)).astype(np.float32)
-    together = sample(logits, batch(8, temperature=1, top_p=0.9, seed=5)).token_ids
+    together = sample(logits, sampling_batch(8, temperature=1, top_p=0.9, seed=5)).token_ids
     alone = [
-        int(sample(logits[row : row + 1], batch(1, temperature=1, top_p=0.9, seed=5, counter=row)).token_ids[0])
+        int(
+            sample(logits[row : row + 1], sampling_batch(1, temperature=1, top_p=0.9, seed=5, counter=row)).token_ids[0]
+        )
         for row in range(8)
     ]
     assert together.tolist() == alone
@@ -195,7 +163,7 @@ def test_infinite_logits_have_an_outcome() -> None:
     logits = np.full((2, VOCAB), -np.inf, np.float32)
     logits[:, 11] = np.inf
     logits[1, 12] = 3
-    out = sample(logits, batch(2, temperature=[0, 1], num_logprobs=1))
+    out = sample(logits, sampling_batch(2, temperature=[0, 1], num_logprobs=1))
     assert out.token_ids.tolist() == [11, 11]
     np.testing.assert_allclose(out.logprobs, 0)
 
@@ -206,11 +174,11 @@ def test_rows_without_an_outcome_are_errors(temperature: float) -> None:
     nan = good.copy()
     nan[1, 3] = np.nan
     with pytest.raises(OctavoError, match=r"row 1.*NaN"):
-        sample(nan, batch(2, temperature=temperature))
+        sample(nan, sampling_batch(2, temperature=temperature))
     with pytest.raises(OctavoError, match=r"row 0.*no token may be chosen"):
-        sample(good - np.inf, batch(2, temperature=temperature))
+        sample(good - np.inf, sampling_batch(2, temperature=temperature))
     mask = np.zeros((2, 2), np.uint32)
     with pytest.raises(OctavoError, match=r"row 0.*forbid"):
-        sample(good, batch(2, temperature=temperature, allowed_mask=mask))
+        sample(good, sampling_batch(2, temperature=temperature, allowed_mask=mask))
     with pytest.raises(OctavoError, match="outside the vocabulary"):
-        sample(good, batch(2, temperature=temperature, target=VOCAB))
+        sample(good, sampling_batch(2, temperature=temperature, target=VOCAB))

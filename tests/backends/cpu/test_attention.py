@@ -1,0 +1,242 @@
+"""Native attention against dense float64 attention, and bit for bit against itself in every other arrangement."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import _native
+from octavo.graph.ops import AttentionParams, RopeParams
+from tests.support.native_attention import (
+    Extras,
+    NativeAttention,
+    Sequence,
+    Setup,
+    advance,
+    dense_attention,
+    random_sequences,
+    relative_error,
+)
+
+TOLERANCE = 2e-3  # of the float16 cache
+ISAS = [
+    isa
+    for isa in ("scalar", "avx2", "avx512")
+    if _native.known_isas().index(isa) <= _native.known_isas().index(_native.detected_isa())
+]
+
+
+def rope_params(rotary_dim: int, *, interleaved: bool = False, factor: float = 1.0) -> RopeParams:
+    frequencies = 10_000.0 ** (-np.arange(rotary_dim // 2) * 2 / rotary_dim)
+    return RopeParams(tuple(np.float32(frequencies).tolist()), factor, interleaved)
+
+
+def attention_params(heads: int, kv_heads: int, head_dim: int, **options: object) -> AttentionParams:
+    return AttentionParams(0, heads, kv_heads, head_dim, head_dim**-0.5, **options)  # type: ignore[arg-type]
+
+
+def run(params: AttentionParams, extras: Extras, setup: Setup, lengths: list[int], seed: int = 0) -> list[Sequence]:
+    """Ragged steps: prefill in random chunks, decode as soon as a prompt is done, requests in changing order."""
+    rng = np.random.default_rng(seed)
+    sequences = random_sequences(rng, params, lengths, setup.block_size, setup.num_blocks)
+    schedule = np.random.default_rng(seed + 1)
+    native = NativeAttention(params, extras, setup)
+    while waiting := [s for s in sequences if s.request.computed < s.length]:
+        order = schedule.permutation(len(waiting))
+        budget = setup.max_tokens
+        scheduled = []
+        for index in order:
+            s = waiting[index]
+            rest = s.length - s.request.computed
+            count = min(rest, budget, int(schedule.choice([1, 3, 17, 64, 200])))
+            if count > 0 and schedule.random() < 0.8:
+                scheduled.append((s, count))
+                budget -= count
+        if scheduled:
+            advance(native, scheduled)
+    return sequences
+
+
+def check(params: AttentionParams, extras: Extras, sequences: list[Sequence]) -> None:
+    for s in sequences:
+        error = relative_error(np.concatenate(s.outputs), dense_attention(params, extras, s))
+        assert error <= TOLERANCE, f"{params}, length {s.length}: {error}"
+
+
+@pytest.mark.parametrize("head_dim", [8, 20, 64, 80, 96, 112, 128, 192, 256])
+@pytest.mark.parametrize("fused", [False, True])
+def test_every_head_size(head_dim: int, fused: bool) -> None:
+    params = attention_params(6, 2, head_dim)
+    extras = Extras(rope=rope_params(head_dim)) if fused else Extras()
+    setup = Setup(fused=fused, threads=2, checked=True)
+    check(params, extras, run(params, extras, setup, [150, 1, 33, 80]))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads"), [(1, 1), (4, 4), (4, 2), (9, 3), (4, 1), (10, 2), (6, 1), (14, 2), (8, 1), (40, 1)]
+)
+def test_every_group_size(heads: int, kv_heads: int) -> None:
+    params = attention_params(heads, kv_heads, 32)
+    setup = Setup(fused=False, threads=2, checked=True)
+    check(params, Extras(), run(params, Extras(), setup, [120, 7, 1, 65]))
+
+
+@pytest.mark.parametrize("block_size", [8, 16, 32, 64])
+@pytest.mark.parametrize("window", [None, 1, 5, 50, 300])
+def test_block_sizes_and_windows(block_size: int, window: int | None) -> None:
+    params = attention_params(6, 2, 16, window=window)
+    setup = Setup(fused=False, threads=2, block_size=block_size, num_blocks=200, checked=True)
+    check(params, Extras(), run(params, Extras(), setup, [600, 31, 64, 257]))
+
+
+OPTIONS = {
+    "softcap": (attention_params(4, 2, 32, softcap=3.0), Extras()),
+    "alibi": (attention_params(4, 2, 32, alibi_slopes=(0.5, 0.25, 0.0625, 0.004)), Extras()),
+    "sinks": (attention_params(4, 2, 32, window=40), Extras(sinks=np.array([-3, 0, 2, 5], np.float32))),
+    "everything": (
+        attention_params(4, 2, 32, softcap=20.0, alibi_slopes=(0.5, 0.25, 0.0625, 0.004), window=90),
+        Extras(sinks=np.array([-3, 0, 2, 5], np.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_options(name: str) -> None:
+    params, extras = OPTIONS[name]
+    check(params, extras, run(params, extras, Setup(fused=False, threads=2, checked=True), [300, 1, 20]))
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("rotary_dim", [32, 24, 8])
+def test_fused_norms_and_rope(interleaved: bool, rotary_dim: int) -> None:
+    rng = np.random.default_rng(5)
+    params = attention_params(6, 2, 32)
+    norms = [rng.standard_normal(32).astype(np.float32) for _ in range(2)]
+    extras = Extras(
+        rope=rope_params(rotary_dim, interleaved=interleaved, factor=1.2),
+        q_norm=norms[0],
+        k_norm=norms[1],
+        weight_offset=1.0,
+        eps=1e-3,
+    )
+    check(params, extras, run(params, extras, Setup(threads=2, checked=True), [150, 1, 40]))
+
+
+def test_norms_without_rope_and_neither() -> None:
+    params = attention_params(4, 2, 48)
+    norm = np.linspace(0.5, 1.5, 48).astype(np.float32)
+    for extras in (Extras(q_norm=norm, k_norm=norm), Extras()):
+        check(params, extras, run(params, extras, Setup(threads=2, checked=True), [90, 5]))
+
+
+def outputs_of(sequences: list[Sequence]) -> list[np.ndarray]:
+    return [np.concatenate(s.outputs) for s in sequences]
+
+
+def one_by_one(
+    params: AttentionParams, extras: Extras, setup: Setup, lengths: list[int], chunk: int
+) -> list[np.ndarray]:
+    """The same sequences as `run` makes, each alone in the machine, in chunks of one size."""
+    sequences = random_sequences(np.random.default_rng(0), params, lengths, setup.block_size, setup.num_blocks)
+    for s in sequences:
+        native = NativeAttention(params, extras, setup)
+        while s.request.computed < s.length:
+            advance(native, [(s, min(chunk, s.length - s.request.computed))])
+    return outputs_of(sequences)
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_row_has_the_same_bits_in_every_arrangement(window: int | None) -> None:
+    params = attention_params(9, 3, 64, window=window)
+    extras = Extras(rope=rope_params(64), sinks=np.linspace(-1, 1, 9).astype(np.float32))
+    lengths = [550, 70, 3]
+    expected = outputs_of(run(params, extras, Setup(), lengths))
+    arrangements = [outputs_of(run(params, extras, Setup(threads=n), lengths)) for n in (2, 3, 7)]
+    arrangements += [outputs_of(run(params, extras, Setup(block_size=size), lengths)) for size in (8, 64)]
+    arrangements += [one_by_one(params, extras, Setup(threads=2), lengths, chunk) for chunk in (600, 33, 1)]
+    arrangements += [outputs_of(run(params, extras, Setup(isa=isa, threads=2), lengths)) for isa in ISAS]
+    for found in arrangements:
+        for a, b in zip(found, expected, strict=True):
+            assert np.array_equal(a, b)
+
+
+def test_fused_equals_plain_after_rope() -> None:
+    """The two operations differ in nothing but where rope happens."""
+    params = attention_params(4, 2, 64)
+    plain = run(params, Extras(), Setup(fused=False), [130, 9])
+    fused = run(params, Extras(), Setup(fused=True), [130, 9])
+    for a, b in zip(outputs_of(plain), outputs_of(fused), strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_many_sequences_decode_together() -> None:
+    """More pairs of request and kv head than workers take splits of: another schedule, the same bits."""
+    params = attention_params(4, 2, 32)
+    lengths = list(range(1, 600, 37))
+    setup = Setup(threads=2, fused=False, max_tokens=1000, num_blocks=1200)
+    sequences = random_sequences(np.random.default_rng(0), params, lengths, 16, setup.num_blocks)
+    native = NativeAttention(params, Extras(), setup)
+    for s in sequences:
+        if s.length > 1:
+            advance(native, [(s, s.length - 1)])
+    advance(native, [(s, 1) for s in sequences])
+    check(params, Extras(), sequences)
+    alone = one_by_one(params, Extras(), setup, lengths, 1000)
+    for s, expected in zip(sequences, alone, strict=True):
+        assert np.array_equal(np.concatenate(s.outputs), expected)
+
+
+def test_values_beyond_float16_saturate() -> None:
+    params = attention_params(1, 1, 16)
+    setup = Setup(fused=False)
+    (s,) = random_sequences(np.random.default_rng(0), params, [1], 16, setup.num_blocks)
+    s.k[:] = 0
+    s.v[:] = np.array([1e6, -1e6] * 8, np.float32)
+    advance(NativeAttention(params, Extras(), setup), [(s, 1)])
+    assert s.outputs[0].tolist() == [[65504.0, -65504.0] * 8]
+
+
+def test_stale_garbage_in_a_block_is_not_seen() -> None:
+    """A block that held NaN for another sequence is reused: only the new tokens count."""
+    params = attention_params(2, 1, 16)
+    setup = Setup(fused=False, num_blocks=1)
+    native = NativeAttention(params, Extras(), setup)
+    (old,) = random_sequences(np.random.default_rng(0), params, [16], 16, 1)
+    old.k[:], old.v[:] = np.nan, np.nan
+    advance(native, [(old, 16)])
+    (new,) = random_sequences(np.random.default_rng(1), params, [5], 16, 1)
+    advance(native, [(new, 4)])
+    advance(native, [(new, 1)])
+    check(params, Extras(), [new])
+
+
+def test_copied_blocks_attend_alike() -> None:
+    params = attention_params(2, 1, 64)
+    setup = Setup(fused=False)
+    (s,) = random_sequences(np.random.default_rng(0), params, [20], 16, 2)
+    native = NativeAttention(params, Extras(), setup)
+    advance(native, [(s, 19)])
+    for source, destination in zip(s.request.blocks, (7, 3), strict=True):
+        native.program.copy_block(source, destination)
+    s.request.blocks = [7, 3]
+    advance(native, [(s, 1)])
+    check(params, Extras(), [s])
+
+
+def test_cache_bytes_are_two_per_element() -> None:
+    native = NativeAttention(attention_params(14, 2, 64), Extras(), Setup())
+    assert native.program.cache_block_bytes(16) == 2 * 2 * 64 * 2 * 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [1023, 4097, 8191])
+def test_long_sequences(length: int) -> None:
+    params = attention_params(4, 2, 64)
+    extras = Extras(rope=rope_params(64))
+    setup = Setup(threads=2, max_tokens=512)
+    (s,) = random_sequences(np.random.default_rng(0), params, [length], 16, setup.num_blocks)
+    native = NativeAttention(params, extras, setup)
+    while s.request.computed < length - 1:
+        advance(native, [(s, min(512, length - 1 - s.request.computed))])
+    advance(native, [(s, 1)])
+    check(params, extras, [s])

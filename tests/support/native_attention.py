@@ -1,0 +1,187 @@
+"""A native program of one attention record, and dense float64 attention to compare it with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from octavo.backends.cpu import _native
+from octavo.batch import Batch
+from octavo.graph.ops import AttentionParams, RopeParams
+from tests.support.batches import Request, blocks_for, step
+
+TOKENS = 0
+PAGE = 4096
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What FusedAttention does to heads before the dot product, and the sinks of both operations."""
+
+    rope: RopeParams | None = None
+    q_norm: np.ndarray | None = None
+    k_norm: np.ndarray | None = None
+    eps: float = 1e-5
+    weight_offset: float = 0.0
+    sinks: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How the program runs; none of it may change a bit of the result."""
+
+    isa: str = "avx2"
+    threads: int = 1
+    block_size: int = 16
+    fused: bool = True
+    checked: bool = False
+    max_tokens: int = 600
+    model_len: int = 8192
+    num_blocks: int = 1200
+
+
+class NativeAttention:
+    """One layer. Rows of q, k and v go in, rows of the output come out; the cache stays between runs."""
+
+    def __init__(self, params: AttentionParams, extras: Extras, setup: Setup) -> None:
+        self.params, self.setup = params, setup
+        q_cols, kv_cols = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
+        inputs = [q_cols + 2 * kv_cols] if setup.fused else [q_cols, kv_cols, kv_cols]
+        values, offset = [], 0
+        for cols in [*inputs, q_cols]:
+            values.append((offset, cols, TOKENS))
+            offset += -(-setup.max_tokens * cols * 4 // PAGE) * PAGE
+        limits = (setup.max_tokens, 64, 1, setup.model_len, 1 << 30)
+        self.output = len(inputs)
+        self.program = _native.Program(
+            setup.isa, setup.threads, (50, 50), limits, values, offset, checked=setup.checked
+        )
+        self.program.add_record(
+            "fused_attention" if setup.fused else "attention",
+            "layers.0",
+            list(range(len(inputs))),
+            self.output,
+            self._weights(extras),
+            self._attributes(extras),
+            0,
+        )
+        self.program.finish()
+        self.program.allocate_cache(setup.num_blocks, setup.block_size)
+
+    def _weights(self, extras: Extras) -> list[int]:
+        slopes, rope = self.params.alibi_slopes, extras.rope
+        arrays = [slopes, extras.sinks]
+        if self.setup.fused:
+            arrays = [slopes, rope and rope.frequencies, extras.sinks, extras.q_norm, extras.k_norm]
+        return [-1 if a is None else self.program.add_plain_weight(np.array(a, np.float32)) for a in arrays]
+
+    def _attributes(self, extras: Extras) -> tuple[list[int], list[float]]:
+        p, rope = self.params, extras.rope
+        ints = [p.layer, p.num_heads, p.num_kv_heads, p.head_dim, p.window or 0]
+        floats = [p.scale, p.softcap or 0.0]
+        if self.setup.fused:
+            ints.append(int(rope.interleaved) if rope else 0)
+            floats += [rope.attention_factor if rope else 0.0, extras.eps, extras.weight_offset]
+        return ints, floats
+
+    def run(self, batch: Batch, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """q [tokens, num_heads * head_dim], k and v [tokens, num_kv_heads * head_dim] -> like q."""
+        inputs = [np.concatenate([q, k, v], axis=1)] if self.setup.fused else [q, k, v]
+        for index, array in enumerate(inputs):
+            self.program.value(index, array.shape[0])[:] = array
+        self.program.value(self.output, q.shape[0])[:] = np.nan
+        self.program.run(batch, -1, None, None)
+        return self.program.value(self.output, q.shape[0]).copy()
+
+
+@dataclass
+class Sequence:
+    """One request with the rows of its tokens: q, k and v of [length, columns]."""
+
+    request: Request
+    q: np.ndarray
+    k: np.ndarray
+    v: np.ndarray
+    outputs: list[np.ndarray] = field(default_factory=list)
+
+    @property
+    def length(self) -> int:
+        return len(self.request.token_ids)
+
+
+def random_sequences(
+    rng: np.random.Generator, params: AttentionParams, lengths: list[int], block_size: int, num_blocks: int
+) -> list[Sequence]:
+    """Sequences of those lengths with blocks scattered over the whole cache."""
+    free = rng.permutation(num_blocks).tolist()
+    sequences = []
+    for length in lengths:
+        blocks = [free.pop() for _ in range(blocks_for(length, block_size))]
+        q, k, v = (
+            rng.standard_normal((length, heads * params.head_dim)).astype(np.float32)
+            for heads in (params.num_heads, params.num_kv_heads, params.num_kv_heads)
+        )
+        sequences.append(Sequence(Request([0] * length, blocks), q * 1.5, k, v))
+    return sequences
+
+
+def advance(native: NativeAttention, scheduled: list[tuple[Sequence, int]]) -> None:
+    """One step: the next `count` tokens of each sequence, their results appended to its outputs."""
+    spans = [slice(s.request.computed, s.request.computed + count) for s, count in scheduled]
+    rows = [
+        np.concatenate([getattr(s, name)[span] for (s, _), span in zip(scheduled, spans, strict=True)])
+        for name in "qkv"
+    ]
+    batch = step([(s.request, count) for s, count in scheduled], block_size=native.setup.block_size)
+    batch.logits_indices = np.zeros(0, np.int32)
+    out = native.run(batch, *rows)
+    start = 0
+    for sequence, count in scheduled:
+        sequence.outputs.append(out[start : start + count])
+        start += count
+
+
+def rotate(x: np.ndarray, rope: RopeParams) -> np.ndarray:
+    """x [tokens, heads, head_dim] from position 0 on, in float64, by complex numbers."""
+    half = len(rope.frequencies)
+    angles = np.arange(x.shape[0])[:, None] * np.array(rope.frequencies, np.float32).astype(np.float64)
+    turn = np.exp(1j * angles)[:, None] * rope.attention_factor
+    first, second = (
+        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rope.interleaved else (slice(0, half), slice(half, 2 * half))
+    )
+    turned = (x[..., first] + 1j * x[..., second]) * turn
+    out = x.copy()
+    out[..., first], out[..., second] = turned.real, turned.imag
+    return out
+
+
+def dense_attention(params: AttentionParams, extras: Extras, s: Sequence) -> np.ndarray:
+    """Softmax attention of a whole sequence in float64: [length, num_heads * head_dim]."""
+    p, length = params, s.length
+    q, k, v = (a.astype(np.float64).reshape(length, -1, p.head_dim) for a in (s.q, s.k, s.v))
+    for heads, weight in ((q, extras.q_norm), (k, extras.k_norm)):
+        if weight is not None:
+            heads /= np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + extras.eps)
+            heads *= weight.astype(np.float64) + extras.weight_offset
+    if extras.rope:
+        q, k = rotate(q, extras.rope), rotate(k, extras.rope)
+    out = np.empty((length, p.num_heads, p.head_dim))
+    distance = np.arange(length)[None, :] - np.arange(length)[:, None]
+    visible = (distance <= 0) & (distance > -(p.window or length + 1))
+    for head in range(p.num_heads):
+        kv_head = head * p.num_kv_heads // p.num_heads
+        scores = q[:, head] @ k[:, kv_head].T * p.scale
+        if p.softcap:
+            scores = p.softcap * np.tanh(scores / p.softcap)
+        if p.alibi_slopes:
+            scores += p.alibi_slopes[head] * distance
+        weights = np.where(visible, np.exp(np.where(visible, scores, 0)), 0)
+        sink = np.exp(float(extras.sinks[head])) if extras.sinks is not None else 0.0
+        out[:, head] = weights @ v[:, kv_head] / (weights.sum(axis=1, keepdims=True) + sink)
+    return out.reshape(length, -1)
+
+
+def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest over rows of |found - expected| / |expected|."""
+    return float((np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)).max())
