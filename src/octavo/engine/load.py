@@ -10,7 +10,7 @@ from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.memory import available_memory_bytes
-from octavo.errors import InsufficientMemoryError
+from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
@@ -110,7 +110,10 @@ def _engine_limits(
 def _compile(
     config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: Progress | None
 ) -> Executor:
-    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    try:
+        graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    except GraphError as error:  # a weight is missing or has another shape than the configuration says
+        raise ModelLoadError(f"{checkpoint.path}: {error}") from error
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
     weight_bytes = sum(checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters)
     available = available_memory_bytes()
