@@ -276,11 +276,16 @@ def test_infinite_scales_load(tmp_path: Path) -> None:
         (CONFIG | {"rope_scaling": {"rope_type": "odd"}}, "rope_type"),
         (CONFIG | {"rope_scaling": 7}, "rope_scaling"),
         (CONFIG | {"num_hidden_layers": 10**9}, "num_hidden_layers"),
+        (
+            CONFIG | {"quantization_config": {"quant_method": "gptq", "group_size": -7}},
+            "names the method 'gptq', which",
+        ),
+        (CONFIG | {"quantization_config": "odd"}, "names the method 'odd', which is not supported"),
         ([CONFIG], "a JSON object is needed, not list"),
     ],
 )
 def test_senseless_config(config: object, reason: str, tmp_path: Path) -> None:
-    """K17: wrong types, absurd sizes and unknown architectures name file and key."""
+    """K17, K21: wrong types, absurd sizes and unknown architectures name file and key."""
     with bounded(), pytest.raises(ModelLoadError, match=reason) as raised:
         open_checkpoint(write_directory(tmp_path, config))
     assert str(raised.value).startswith(f"{tmp_path / 'config.json'}: ")

@@ -141,6 +141,7 @@ def _open_safetensors(path: Path) -> Checkpoint:
     if not isinstance(name, str):
         raise ModelLoadError(f"{config_path}: model_type is {name!r:.80}; it must name an architecture")
     architecture, module = _architecture(config_path, name)
+    _check_quantization(config_path, config_json)
     config = _config(config_path, lambda: module.Config.from_hf(config_json))
     file = SafetensorsModel.open(path)
     stored = {_without_prefix(n): n for n in file.tensors if not n.endswith("rotary_emb.inv_freq")}
@@ -159,6 +160,17 @@ def _architecture(path: Path, name: str) -> tuple[str, Architecture]:
             f"{', '.join(nearest) or 'none'} (all: {', '.join(sorted(known))})"
         )
     return known[name], models.load_architecture(name)
+
+
+def _check_quantization(path: Path, config_json: Mapping[str, object]) -> None:
+    """Refuses quantized checkpoints by the name of their method; their weights would only look missing."""
+    section = config_json.get("quantization_config")
+    if section is not None:
+        method = section.get("quant_method") if isinstance(section, dict) else section
+        raise ModelLoadError(
+            f"{path}: quantization_config names the method {method!r:.40}, which is not supported; take the "
+            "unquantized checkpoint or a GGUF file"
+        )
 
 
 def _config(path: Path, read: Callable[[], ModelConfig]) -> ModelConfig:

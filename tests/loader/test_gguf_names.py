@@ -1,0 +1,66 @@
+"""Names of GGUF tensors and what they are called in checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+from gguf import MODEL_ARCH, TensorNameMap
+from gguf.constants import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
+
+from octavo.loader.gguf_names import checkpoint_name
+from octavo.models import gemma3
+
+
+@pytest.mark.parametrize(
+    ("gguf_name", "expected"),
+    [
+        ("token_embd.weight", "embed_tokens.weight"),
+        ("output_norm.weight", "norm.weight"),
+        ("output.weight", "lm_head.weight"),
+        ("blk.0.attn_q.weight", "layers.0.self_attn.q_proj.weight"),
+        ("blk.17.attn_k.bias", "layers.17.self_attn.k_proj.bias"),
+        ("blk.123.ffn_norm.weight", "layers.123.post_attention_layernorm.weight"),
+        ("blk.3.ffn_down_exps.weight", "layers.3.mlp.experts.down_proj.weight"),
+        ("output_norm", None),
+        ("attn_q.weight", None),
+        ("blk.0.token_embd.weight", None),
+        ("blk.00.attn_q.weight", None),
+        ("blk.-1.attn_q.weight", None),
+        ("blk.1000000.attn_q.weight", None),
+        ("blk.0.attn_q.weight.weight", None),
+        ("blk.0.attn_q.scale", None),
+        ("blk.٣.attn_q.weight", None),
+    ],
+)
+def test_names(gguf_name: str, expected: str | None) -> None:
+    assert checkpoint_name(gguf_name, {}) == expected
+
+
+def test_an_architecture_may_differ() -> None:
+    assert checkpoint_name("blk.2.ffn_norm.weight", gemma3.GGUF_NAMES) == "layers.2.pre_feedforward_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("architecture", "overrides"),
+    [
+        (MODEL_ARCH.LLAMA, {}),
+        (MODEL_ARCH.QWEN2, {}),
+        (MODEL_ARCH.QWEN3, {}),
+        (MODEL_ARCH.GEMMA3, gemma3.GGUF_NAMES),
+    ],
+)
+def test_the_judge_knows_the_same_names(architecture: MODEL_ARCH, overrides: dict[str, str]) -> None:
+    """The `gguf` package maps our checkpoint names to the very GGUF names that we map to them."""
+    judge = TensorNameMap(architecture, 4)
+    left_out = {MODEL_TENSOR.ROPE_FREQS, MODEL_TENSOR.ATTN_ROT_EMBD}
+    experts = {t for t in MODEL_TENSORS[architecture] if "exp" in TENSOR_NAMES[t]}
+    compared = 0
+    for tensor in set(MODEL_TENSORS[architecture]) - left_out - experts:
+        gguf_name = TENSOR_NAMES[tensor].format(bid=3)
+        ours = checkpoint_name(f"{gguf_name}.weight", overrides)
+        if ours is None:
+            continue  # a part of the architecture that text models do not have
+        stem = ours.removesuffix(".weight")
+        candidates = [judge.get_name(prefix + stem) for prefix in ("model.", "")]
+        assert gguf_name in candidates, (gguf_name, ours, candidates)
+        compared += 1
+    assert compared >= 12

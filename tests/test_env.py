@@ -1,0 +1,82 @@
+"""The environment variables: defaults, values, and refusals that name the variable."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from octavo import env
+from octavo.errors import UsageError
+
+NAMES = ("OCTAVO_CACHE", "OCTAVO_OFFLINE", "OCTAVO_ISA", "OCTAVO_NUM_THREADS", "HF_HUB_OFFLINE", "XDG_CACHE_HOME")
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert env.cache_dir() == tmp_path / ".cache" / "octavo"
+    assert not env.is_offline()
+    assert env.max_instruction_set() is None
+    assert env.num_threads() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read", "expected"),
+    [
+        ("OCTAVO_CACHE", "/somewhere", env.cache_dir, Path("/somewhere")),
+        ("XDG_CACHE_HOME", "/xdg", env.cache_dir, Path("/xdg/octavo")),
+        ("OCTAVO_OFFLINE", "1", env.is_offline, True),
+        ("OCTAVO_OFFLINE", "0", env.is_offline, False),
+        ("OCTAVO_OFFLINE", "", env.is_offline, False),
+        ("HF_HUB_OFFLINE", "true", env.is_offline, True),
+        ("OCTAVO_ISA", "avx2", env.max_instruction_set, "avx2"),
+        ("OCTAVO_ISA", "AMX", env.max_instruction_set, "amx"),
+        ("OCTAVO_ISA", "", env.max_instruction_set, None),
+        ("OCTAVO_NUM_THREADS", "7", env.num_threads, 7),
+    ],
+)
+def test_values(
+    name: str, value: str, read: Callable[[], object], expected: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert read() == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("OCTAVO_OFFLINE", "maybe", env.is_offline),
+        ("OCTAVO_ISA", "sse", env.max_instruction_set),
+        ("OCTAVO_NUM_THREADS", "0", env.num_threads),
+        ("OCTAVO_NUM_THREADS", "-1", env.num_threads),
+        ("OCTAVO_NUM_THREADS", "two", env.num_threads),
+        ("OCTAVO_NUM_THREADS", "²", env.num_threads),
+        ("OCTAVO_NUM_THREADS", "99999", env.num_threads),
+    ],
+)
+def test_bad_values(name: str, value: str, read: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=rf"{name} is '{re.escape(value)}'; it must be"):
+        read()
+
+
+def test_children_inherit_and_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", "/somewhere")
+    child = env.subprocess_environment(TMPDIR="/tmp/x")
+    assert (child["OCTAVO_CACHE"], child["TMPDIR"]) == ("/somewhere", "/tmp/x")
+
+
+def test_every_variable_is_documented() -> None:
+    assert env.__doc__ is not None
+    documented = set(re.findall(r"^\| `(OCTAVO_\w+)`", env.__doc__, re.MULTILINE))
+    used = set(re.findall(r'"(OCTAVO_\w+)"', Path(env.__file__).read_text()))
+    assert documented == used
+    assert len(used) < 10
