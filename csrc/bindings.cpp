@@ -3,10 +3,12 @@
 #include "isa.h"
 #include "program.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
 #include <optional>
 
 namespace nb = nanobind;
@@ -78,7 +80,8 @@ public:
         program_.add_record(spec);
     }
 
-    // One step: all records, then the sampling of `batch.sampling` from the value `logits` into `output`.
+    // One step: all records, then the sampling of `batch.sampling` from the value `logits` into `output`, and a copy
+    // of the logits if `output` has a place for them.
     void run(nb::handle batch, int32_t logits, nb::handle output, nb::handle errors) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");
         const StepArrays arrays(batch);
@@ -98,14 +101,25 @@ public:
                 if (finale.task.batch.num_logprobs[r] > finale.task.output.num_top)
                     throw nb::value_error("num_logprobs exceeds the columns of top_ids");
         }
+        const nb::object kept = output.is_none() ? nb::none() : output.attr("logits");
+        float* const copy = kept.is_none() ? nullptr : logits_copy(kept, step.num_outputs, logits);
         nb::gil_scoped_release release;
         const auto lock = program_.lock();
         const std::string error = check_step(step, program_.limits());
         if (!error.empty()) throw std::invalid_argument(error);
         program_.run(step, sampling ? &Finale::sample : nullptr, &finale);
+        if (copy)
+            std::memcpy(copy, program_.value_data(logits),
+                        sizeof(float) * step.num_outputs * program_.values().at(logits).cols);
     }
 
-    // A view of a value in the workspace: what the last run left there.
+    void copy_blocks(const std::vector<std::pair<int32_t, int32_t>>& pairs) {
+        nb::gil_scoped_release release;
+        const auto lock = program_.lock();
+        for (const auto& [source, destination] : pairs) program_.copy_block(source, destination);
+    }
+
+    // A view of a value in the workspace: what the last run left there. For tests: it dangles after close().
     nb::ndarray<nb::numpy, float, nb::ndim<2>> value(int32_t index, size_t rows) {
         float* const data = program_.value_data(index);
         const size_t shape[2] = {rows, static_cast<size_t>(program_.values().at(index).cols)};
@@ -130,6 +144,14 @@ public:
     Program& program() { return program_; }
 
 private:
+    float* logits_copy(nb::handle array, int32_t rows, int32_t logits) const {
+        nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> copy;
+        if (!nb::try_cast(array, copy, false) || copy.shape(0) != static_cast<size_t>(rows) ||
+            copy.shape(1) != static_cast<size_t>(program_.values().at(logits).cols))
+            throw nb::value_error("logits of the output must be contiguous float32 [output rows, vocabulary]");
+        return copy.data();
+    }
+
     struct Finale {
         KernelFn kernel;
         SamplingTask task;
@@ -159,10 +181,7 @@ void bind_program(nb::module_& module) {
         .def("allocate_cache",
              [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
              "num_blocks"_a, "block_size"_a)
-        .def("copy_block", [](PyProgram& p, int32_t source, int32_t destination) {
-                 const auto lock = p.program().lock();
-                 p.program().copy_block(source, destination);
-             }, "source"_a, "destination"_a)
+        .def("copy_blocks", &PyProgram::copy_blocks, "pairs"_a)
         .def("run", &PyProgram::run, "batch"_a, "logits"_a, "output"_a.none(), "errors"_a.none())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("profile", &PyProgram::profile)

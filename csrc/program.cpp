@@ -1,5 +1,7 @@
 #include "program.h"
 
+#include "kv_cache.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -137,7 +139,10 @@ size_t Program::cache_block_bytes(int32_t block_size) const {
 }
 
 void Program::allocate_cache(int32_t num_blocks, int32_t block_size) {
-    if (num_blocks <= 0 || block_size <= 0) throw std::invalid_argument("a cache needs at least one block and token");
+    if (num_blocks <= 0) throw std::invalid_argument("a cache needs at least one block");
+    if (!kv_block_size_is_valid(block_size))
+        throw std::invalid_argument("the block size is " + std::to_string(block_size) +
+                                    ", must be 8 or a multiple of 16 tokens");
     if (options_.limits.num_blocks > 0) throw std::invalid_argument("the cache is allocated already");
     for (const auto& record : records_) {
         if (record->spec.cache < 0) continue;

@@ -73,7 +73,12 @@ ThreadPool::ThreadPool(const PoolOptions& options)
         worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(); };
     }
     const BlockedSignals blocked;
-    for (int i = 1; i < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
+    try {
+        for (int i = 1; i < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
+    } catch (...) {
+        stop();
+        throw;
+    }
 }
 
 ThreadPool::~ThreadPool() {
@@ -81,6 +86,10 @@ ThreadPool::~ThreadPool() {
         for (std::thread& thread : threads_) thread.detach();
         return;
     }
+    stop();
+}
+
+void ThreadPool::stop() {
     stopping_ = true;
     advance(job_number_);
     for (std::thread& thread : threads_) thread.join();

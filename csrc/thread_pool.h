@@ -52,6 +52,7 @@ private:
     };
 
     void work(int index);
+    void stop();
     void barrier();
     void wait_for_change(Signal& signal, uint32_t old, int spin_us, bool tiles);
     static void advance(Signal& signal);

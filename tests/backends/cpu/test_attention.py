@@ -216,8 +216,7 @@ def test_copied_blocks_attend_alike() -> None:
     (s,) = random_sequences(np.random.default_rng(0), params, [20], 16, 2)
     native = NativeAttention(params, Extras(), setup)
     advance(native, [(s, 19)])
-    for source, destination in zip(s.request.blocks, (7, 3), strict=True):
-        native.program.copy_block(source, destination)
+    native.program.copy_blocks(list(zip(s.request.blocks, (7, 3), strict=True)))
     s.request.blocks = [7, 3]
     advance(native, [(s, 1)])
     check(params, Extras(), [s])

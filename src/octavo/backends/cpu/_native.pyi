@@ -1,7 +1,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import Batch, StepOutput
+from octavo.batch import Batch, SamplingBatch, StepOutput
 
 def detected_isa() -> str:
     """The widest instruction set of processor, operating system and build."""
@@ -20,12 +20,40 @@ class PackedWeight:
 
     @property
     def nbytes(self) -> int: ...
+    @property
+    def type_name(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, int]: ...
 
 def packable_types() -> list[str]:
     """The weight types with kernels of their own."""
 
 def pack_weight(type_name: str, data: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
     """Packs the bytes of a matrix [n, k]. Releases the interpreter lock. Raises ValueError if they do not fit."""
+
+class KernelRun:
+    """One kernel alone, for tests and benchmarks."""
+
+    def __init__(self, kernel: str, isa: str, num_threads: int) -> None: ...
+    def __call__(
+        self,
+        inputs: list[NDArray[np.float32] | None],
+        weights: list[PackedWeight | NDArray[np.float32] | None],
+        ints: list[int],
+        floats: list[float],
+        output: NDArray[np.float32],
+        token_ids: list[int] = ...,
+    ) -> None: ...
+
+def sample(
+    isa: str,
+    logits: NDArray[np.float32],
+    sampling: SamplingBatch,
+    output: StepOutput,
+    errors: NDArray[np.int32],
+    num_workers: int = 1,
+) -> None:
+    """Samples all rows of `logits` into `output`, as a step does after its last operation."""
 
 class Program:
     """A list of records that all threads walk together. See csrc/program.h."""
@@ -59,7 +87,7 @@ class Program:
     def finish(self) -> None: ...
     def cache_block_bytes(self, block_size: int) -> int: ...
     def allocate_cache(self, num_blocks: int, block_size: int) -> None: ...
-    def copy_block(self, source: int, destination: int) -> None: ...
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None: ...
     def run(self, batch: Batch, logits: int, output: StepOutput | None, errors: NDArray[np.int32] | None) -> None: ...
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
     def profile(self) -> list[tuple[str, str, int, int]]: ...

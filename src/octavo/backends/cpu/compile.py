@@ -110,8 +110,10 @@ class _Compiler:
         for node, operands in lowered:
             self._add_record(node, operands)
         self._program.finish()
-        weight_bytes = sum(w.nbytes for w in packed.values())
-        return CpuExecutor(self._program, self._values[self._graph.output], weight_bytes, self._isa, self._threads)
+        weight_bytes = {p.name: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
+        weight_bytes |= {name: weight.nbytes for name, weight in packed.items()}
+        logits = self._values[self._graph.output]
+        return CpuExecutor(self._program, self._graph, logits, weight_bytes, self._isa, self._threads)
 
     def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
         rows = {

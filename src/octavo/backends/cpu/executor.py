@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,15 @@ import numpy as np
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import UsageError
+from octavo.graph.cost import node_cost
 
 if TYPE_CHECKING:
     from octavo.backends.cpu import _native
     from octavo.backends.cpu.threads import ThreadPlan
     from octavo.batch import Batch
+    from octavo.graph.builder import Graph
+    from octavo.graph.cost import Cost
+    from octavo.graph.ops import StepSizes
 
 # What the cache per token is computed from; a block's padding is spread over its tokens.
 _NOMINAL_BLOCK_SIZE = 32
@@ -28,16 +33,24 @@ class RecordTime:
     kernel: str
     calls: int
     seconds: float
+    cost: Cost  # of one call at the sizes that were asked for
 
 
 class CpuExecutor:
     """Implements `octavo.backends.Executor`. Safe to share between threads: steps run one after the other."""
 
     def __init__(
-        self, program: _native.Program, logits: int, weight_bytes: int, isa: str, thread_plan: ThreadPlan
+        self,
+        program: _native.Program,
+        graph: Graph,
+        logits: int,
+        weight_bytes: Mapping[str, int],
+        isa: str,
+        thread_plan: ThreadPlan,
     ) -> None:
-        """logits: index of the program's value [OUTPUTS, vocab]."""
+        """logits: index of the program's value [OUTPUTS, vocab]. weight_bytes: of each weight, as packed."""
         self._program = program
+        self._graph = graph
         self._logits = logits
         self._weight_bytes = weight_bytes
         self._workspace_bytes = program.workspace_bytes
@@ -54,7 +67,7 @@ class CpuExecutor:
 
     @property
     def weight_bytes(self) -> int:
-        return self._weight_bytes
+        return sum(self._weight_bytes.values())
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """See `Executor`. Raises UsageError if the kernels cannot work with `block_size`."""
@@ -67,21 +80,28 @@ class CpuExecutor:
         """Runs one step. Raises ValueError for a batch whose arrays or numbers do not fit, before anything runs."""
         rows = len(batch.logits_indices)
         output = _empty_output(rows, batch)
+        if batch.return_logits:
+            output.logits = np.empty((rows, self._graph.output.cols), np.float32)
         errors = np.zeros(rows, np.int32)
         self._program.run(batch, self._logits, output, errors)
         if batch.sampling is not None:
             raise_row_errors(errors)
-        if batch.return_logits:
-            output.logits = self._program.value(self._logits, rows).copy()
         return output
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        for source, destination in pairs:
-            self._program.copy_block(source, destination)
+        self._program.copy_blocks(pairs)
 
-    def profile(self) -> list[RecordTime]:
-        """Times of all operations, in their order; zero unless compiled with `profiled`."""
-        return [RecordTime(label, kernel, calls, ns / 1e9) for label, kernel, calls, ns in self._program.profile()]
+    def profile(self, sizes: StepSizes) -> list[RecordTime]:
+        """Times of all operations, in their order, beside what each moves and computes in a step of `sizes`.
+
+        Times are zero unless compiled with `profiled`.
+        """
+        return [
+            RecordTime(label, kernel, calls, nanoseconds / 1e9, node_cost(node, sizes, self._weight_bytes))
+            for node, (label, kernel, calls, nanoseconds) in zip(
+                self._graph.nodes, self._program.profile(), strict=True
+            )
+        ]
 
     def close(self) -> None:
         self._program.close()
