@@ -10,11 +10,12 @@ from types import TracebackType
 from typing import Any
 
 from octavo.config import EngineConfig
+from octavo.engine.async_engine import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.progress import ProgressBar
 from octavo.engine.request import Request
 from octavo.engine.session import Message, Params, Prompt, Session
-from octavo.errors import OctavoError, UsageError
+from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.outputs import RejectedPromptsError, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -182,44 +183,50 @@ class LLM:
     ) -> list[RequestOutput]:
         """Submits all, waits for all. single: a refused prompt raises its own error."""
         priorities = _one_each("priority", priority, len(prompts))
-        results: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
-        errors: dict[int, UsageError] = {}
-        places: dict[str, int] = {}
+        results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]] = queue.SimpleQueue()
         outputs: list[RequestOutput | None] = [None] * len(prompts)
+        errors: dict[int, OctavoError] = {}
+        pending: dict[int, str] = {}  # index of the prompt -> request_id
         try:
             for i, prompt in enumerate(prompts):
-                request = self._create(prompt, params[i], priorities[i], errors, i)
-                if request is not None:
-                    places[request.request_id] = i
-                    self._session.submit(request, results.put)
-            if single and errors:
-                raise errors[0]
+                request = self._create(prompt, params[i], priorities[i])
+                if isinstance(request, Request):
+                    pending[i] = request.request_id
+                    self._session.submit(request, _sink(results, i))
+                elif single:
+                    raise request
+                else:
+                    logger.warning("prompt %d is refused: %s", i, request)
+                    errors[i] = request
             with ProgressBar(len(prompts), "requests", enabled=show_progress) as bar:
-                while places:
-                    item = results.get()
-                    if isinstance(item, OctavoError):
-                        raise item
-                    outputs[places.pop(item.request_id)] = item
+                while pending:
+                    i, item = results.get()
+                    del pending[i]
                     bar.advance()
+                    if isinstance(item, RequestOutput):
+                        outputs[i] = item
+                    elif single or isinstance(item, EngineDeadError):
+                        raise item
+                    else:
+                        errors[i] = item
         finally:
-            for request_id in places:
+            for request_id in pending.values():
                 self._session.abort(request_id)
         if errors:
             raise RejectedPromptsError(outputs, errors)
         return [output for output in outputs if output is not None]
 
-    def _create(
-        self, prompt: Prompt, params: Params, priority: int, errors: dict[int, UsageError], index: int
-    ) -> Request | None:
+    def _create(self, prompt: Prompt, params: Params, priority: int) -> Request | UsageError:
         try:
             return self._session.create_request(
                 prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, priority=priority
             )
         except UsageError as error:
-            if not errors:
-                logger.warning("prompt %d is refused: %s", index, error)
-            errors[index] = error
-            return None
+            return error
+
+
+def _sink(results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]], index: int) -> Sink:
+    return lambda item: results.put((index, item))
 
 
 def _is_single(prompts: object) -> bool:

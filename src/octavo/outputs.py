@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from octavo.errors import UsageError
+from octavo.errors import OctavoError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +62,16 @@ class RequestOutput:
 
 
 class RejectedPromptsError(UsageError):
-    """Some prompts of one call were refused; all others were answered and are here.
+    """Some prompts of one call were refused or failed; all others were answered and are here.
 
-    outputs: one entry a prompt, None where it was refused. errors: index of the prompt -> why.
+    outputs: one entry a prompt, None where there is no answer. errors: index of the prompt -> why.
     """
 
-    def __init__(self, outputs: list[RequestOutput | None], errors: dict[int, UsageError]) -> None:
+    def __init__(self, outputs: list[RequestOutput | None], errors: dict[int, OctavoError]) -> None:
         first = min(errors)
         others = f" (and {len(errors) - 1} more: see .errors)" if len(errors) > 1 else ""
         super().__init__(
-            f"prompt {first} was refused: {errors[first]}{others}; "
+            f"prompt {first} of {len(outputs)}: {errors[first]}{others}; "
             f"the other {len(outputs) - len(errors)} answers are in .outputs of this error"
         )
         self.outputs = outputs

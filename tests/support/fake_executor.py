@@ -5,12 +5,13 @@ A mixed-up block, a slot written twice or read before it is written changes the 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 
 import numpy as np
 
 from octavo.backends.sampling import sample
-from octavo.batch import Batch, StepOutput
+from octavo.batch import Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
 
 VOCAB_SIZE = 64
@@ -21,6 +22,20 @@ def fake_logits(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> np.ndarra
     """The "model": logits [vocab] that are a hash of all tokens up to here."""
     digest = hashlib.blake2b(np.asarray(token_ids, np.int64).tobytes(), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest, "little")).normal(0, 3, vocab_size).astype(np.float32)
+
+
+def check_arrays(batch: Batch | SamplingBatch) -> None:
+    """What a native executor relies on: contiguous arrays of the types that `octavo.batch` promises."""
+    wide = {"seed": np.uint64, "counter": np.uint64, "allowed_mask": np.uint32}
+    floats = {"temperature", "top_p", "min_p", "typical_p", "bias_values"}
+    for field in dataclasses.fields(batch):
+        array = getattr(batch, field.name)
+        if isinstance(array, np.ndarray):
+            is_float = field.name in floats or field.name.endswith("_penalty")
+            assert array.flags.c_contiguous, field.name
+            assert array.dtype == wide.get(field.name, np.float32 if is_float else np.int32), field.name
+        elif isinstance(array, SamplingBatch):
+            check_arrays(array)
 
 
 class FakeExecutor:
@@ -45,6 +60,7 @@ class FakeExecutor:
     def execute(self, batch: Batch) -> StepOutput:
         self.num_steps += 1
         self.num_tokens += len(batch.token_ids)
+        check_arrays(batch)
         if self.num_steps == self.fails_at_step:
             raise RuntimeError("the fake executor was told to fail")
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping), "a slot is written twice in a step"

@@ -97,12 +97,23 @@ def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
     return output
 
 
+class SamplingError(OctavoError):
+    """Some output rows have no defined outcome; the other rows of the step are sound.
+
+    reasons: output row -> why.
+    """
+
+    def __init__(self, reasons: dict[int, str]) -> None:
+        row = min(reasons)
+        super().__init__(f"cannot sample output row {row}: {reasons[row]}")
+        self.reasons = reasons
+
+
 def raise_row_errors(errors: Int32) -> None:
-    """Raises OctavoError for the first row of `errors` [R] that is not ROW_OK."""
-    rows = np.flatnonzero(errors)
-    if rows.size:
-        row = int(rows[0])
-        raise OctavoError(f"cannot sample output row {row}: {_ROW_ERRORS[int(errors[row])]}")
+    """Raises SamplingError if any row of `errors` [R] is not ROW_OK."""
+    reasons = {row: _ROW_ERRORS[int(errors[row])] for row in np.flatnonzero(errors).tolist()}
+    if reasons:
+        raise SamplingError(reasons)
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
 
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, RequestFailure
 from octavo.engine.request import Request
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import RequestOutput
@@ -108,10 +108,14 @@ class AsyncEngine:
         else:
             self._sinks[request.request_id] = sink
 
-    def _deliver(self, output: RequestOutput) -> None:
+    def _deliver(self, output: RequestOutput | RequestFailure) -> None:
         sink = self._sinks[output.request_id]
-        is_taken = self._hand_over(sink, output)
-        if output.finished or not is_taken:
+        if isinstance(output, RequestFailure):
+            is_last = True
+            self._hand_over(sink, output.error)
+        else:
+            is_last = not self._hand_over(sink, output) or output.finished
+        if is_last:
             del self._sinks[output.request_id]
             self.engine.abort(output.request_id)
 

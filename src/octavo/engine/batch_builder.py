@@ -118,8 +118,8 @@ class BatchBuilder:
 
     def _gather_sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
         rows = np.array([sequence.row for sequence in sequences], np.intp)
-        temperature, top_p, min_p, typical_p, repetition, presence, frequency = self._floats[:, rows]
-        top_k, num_logprobs = self._ints[:, rows]
+        temperature, top_p, min_p, typical_p, repetition, presence, frequency = np.take(self._floats, rows, axis=1)
+        top_k, num_logprobs = np.take(self._ints, rows, axis=1)
         states: list[SamplingState | None] = []
         for i, (sequence, target) in enumerate(zip(sequences, targets, strict=True)):
             states.append(self._states[sequence.row] if target < 0 else None)

@@ -7,8 +7,10 @@ import secrets
 import time
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from octavo.backends import Executor
+from octavo.backends.sampling import SamplingError
 from octavo.batch import StepOutput
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.beam_search import BeamSearch, Candidate
@@ -20,10 +22,17 @@ from octavo.engine.request import FinishReason, Request, Sequence, TokenLogprobs
 from octavo.engine.request_checks import check_prompt, check_token_ids, find_bad_words
 from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.engine.text_stream import TextStream
-from octavo.errors import UsageError
+from octavo.errors import OctavoError, UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
+
+
+class RequestFailure(NamedTuple):
+    """A request that ended without an answer, through no fault of the others."""
+
+    request_id: str
+    error: OctavoError
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +151,37 @@ class Engine:
 
     # --- a step ---
 
-    def step(self) -> list[RequestOutput]:
-        """One step for all; returns the outputs of the requests that have news to show."""
+    def step(self) -> list[RequestOutput | RequestFailure]:
+        """One step for all; returns what the requests that have news are to show."""
         start = time.perf_counter()
         schedule = self.scheduler.schedule()
         if not schedule.scheduled:
             return []
-        output = self._model_runner.execute(schedule)
+        try:
+            output = self._model_runner.execute(schedule)
+        except SamplingError as error:
+            return self._fail_rows(schedule, error)
         outputs = self._update(schedule, output, start)
         self._measure(schedule, time.perf_counter() - start)
         return outputs
 
-    def _update(self, schedule: Schedule, output: StepOutput, start: float) -> list[RequestOutput]:
+    def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestOutput | RequestFailure]:
+        """Ends the requests whose rows have no outcome. For all others the step did not happen; they repeat it."""
+        row = 0
+        reasons: dict[Request, str] = {}
+        for item in schedule.scheduled.values():
+            for _ in range(item.num_logprob_rows + len(item.samplers)):
+                if row in error.reasons:
+                    reasons.setdefault(item.sequence.request, error.reasons[row])
+                row += 1
+        failures: list[RequestOutput | RequestFailure] = []
+        for request, reason in reasons.items():
+            self.scheduler.finish_request(request)
+            del self._requests[request.request_id]
+            failures.append(RequestFailure(request.request_id, OctavoError(f"{request.request_id} failed: {reason}")))
+        return failures
+
+    def _update(self, schedule: Schedule, output: StepOutput, start: float) -> list[RequestOutput | RequestFailure]:
         """Takes the tokens of a step into their sequences."""
         self.scheduler.mark_computed(schedule)
         now = time.perf_counter()
@@ -249,8 +277,8 @@ class Engine:
             beams.append((parent, child))
         self.scheduler.replace_beams(request, beams)
 
-    def _collect_outputs(self, requests: list[Request]) -> list[RequestOutput]:
-        outputs = []
+    def _collect_outputs(self, requests: list[Request]) -> list[RequestOutput | RequestFailure]:
+        outputs: list[RequestOutput | RequestFailure] = []
         for request in requests:
             kind = _output_kind(request)
             finished = request.is_finished
