@@ -1,0 +1,118 @@
+"""The worker threads: barriers, oversubscription, sleep between steps, and what a fork leaves behind."""
+
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import _native
+from octavo.batch import Batch
+
+CSRC = Path(__file__).parents[3] / "csrc"
+STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
+
+
+def add_program(threads: int, spin_us: tuple[int, int] = (50, 300)) -> _native.Program:
+    values = [(4096 * i, 33, 0) for i in range(3)]
+    program = _native.Program("scalar", threads, spin_us, (8, 1, 1, 8, 10), values, 4096 * 3)
+    for _ in range(10):
+        program.add_record("add", "add", [0, 1], 2, [], ([], []), -1)
+    program.finish()
+    program.value(0, 8)[:] = 1
+    program.value(1, 8)[:] = np.arange(33)
+    return program
+
+
+def run(program: _native.Program, batch: Batch) -> np.ndarray:
+    program.value(2, 8)[:] = np.nan
+    program.run(batch, 2, None, None)
+    return program.value(2, 8).copy()
+
+
+@pytest.mark.parametrize("spin_us", [(50, 300), (0, 0)])
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_any_number_of_threads(threads, spin_us, cpu_batch):
+    program = add_program(threads, spin_us)
+    batch = cpu_batch(8)
+    expected = np.broadcast_to(np.arange(33, dtype=np.float32) + 1, (8, 33))
+    for i in range(100):
+        np.testing.assert_array_equal(run(program, batch), expected)
+        if i % 20 == 0:
+            time.sleep(0.002)  # the workers fall asleep
+    program.close()
+
+
+def test_callers_in_several_threads_take_turns(cpu_batch):
+    program = add_program(2)
+    batch = cpu_batch(8)
+    threads = [
+        threading.Thread(target=lambda: [program.run(batch, 2, None, None) for _ in range(300)]) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    np.testing.assert_array_equal(run(program, batch)[7], np.arange(33) + 1)
+
+
+def test_idle_workers_sleep(cpu_batch):
+    program = add_program(2)
+    run(program, cpu_batch(8))
+    time.sleep(0.05)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.005, "an idle pool takes more than 1 % of a core"
+
+
+def test_a_forked_process_gets_a_clear_error_and_can_exit(cpu_batch):
+    program = add_program(2)
+    batch = cpu_batch(8)
+    run(program, batch)
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            program.run(batch, 2, None, None)
+            message = "no error"
+        except RuntimeError as error:
+            message = str(error)
+        os.write(write_end, message.encode())
+        program.close()
+        os._exit(0)
+    os.close(write_end)
+    assert "before a fork" in os.read(read_end, 1000).decode()
+    os.close(read_end)
+    assert os.waitpid(pid, 0)[1] == 0
+    run(program, batch)  # the parent goes on
+
+
+def test_a_closed_program_says_so(cpu_batch):
+    program = add_program(2)
+    program.close()
+    program.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        program.run(cpu_batch(8), 2, None, None)
+
+
+def test_a_nonsensical_number_of_threads_is_refused():
+    with pytest.raises(ValueError, match="num_threads is 0, must be from 1 to 1024"):
+        add_program(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sanitizer", ["thread", "address,undefined"])
+def test_stress_under_a_sanitizer(sanitizer, tmp_path):
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    assert compiler, "the native library needs a C++ compiler, and so does this test"
+    binary = tmp_path / "stress"
+    sources = [STRESS, *(CSRC / name for name in ("thread_pool.cpp", "memory.cpp", "isa.cpp", "kernels/add.cpp"))]
+    flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizer}", "-pthread", f"-I{CSRC}", "-DOCTAVO_ISA=scalar"]
+    subprocess.run([compiler, *flags, *map(str, sources), "-o", str(binary)], check=True)
+    result = subprocess.run([str(binary), "300"], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "WARNING" not in result.stderr

@@ -1,0 +1,59 @@
+// Many runs with many barriers, in each of which every worker reads what all others wrote before it.
+#include "thread_pool.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <unistd.h>
+#include <vector>
+
+namespace {
+
+constexpr int PHASES = 5;
+
+struct Board {
+    std::vector<long> slots;
+    long round = 0;
+    std::vector<int> failures;
+};
+
+void play(void* context, octavo::Worker& worker) {
+    Board& board = *static_cast<Board*>(context);
+    for (int phase = 0; phase < PHASES; ++phase) {
+        board.slots[worker.index] = board.round * PHASES + phase;
+        worker.barrier();
+        for (long slot : board.slots)
+            if (slot != board.round * PHASES + phase) ++board.failures[worker.index];
+        worker.barrier();
+    }
+}
+
+int stress(int workers, int rounds, octavo::PoolOptions options) {
+    options.count = workers;
+    octavo::ThreadPool pool(options);
+    pool.reserve_scratch(1000);
+    Board board;
+    board.slots.assign(workers, -1);
+    board.failures.assign(workers, 0);
+    for (; board.round < rounds; ++board.round) {
+        if (board.round % 50 == 0) usleep(3000);  // long enough for the workers to sleep
+        pool.run(play, &board);
+    }
+    int failures = 0;
+    for (int f : board.failures) failures += f;
+    return failures;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const int rounds = argc > 1 ? std::atoi(argv[1]) : 1000;
+    int failures = 0;
+    for (int workers : {1, 2, 3, 7})
+        for (const int spin_us : {0, 20}) {
+            octavo::PoolOptions options;
+            options.barrier_spin_us = options.idle_spin_us = spin_us;
+            failures += stress(workers, rounds, options);
+        }
+    std::printf("%d failures\n", failures);
+    return failures != 0;
+}
