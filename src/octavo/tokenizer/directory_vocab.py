@@ -61,7 +61,7 @@ def read_directory_vocabulary(directory: Path) -> Vocabulary:
         eos_token_ids=end_of_turn_ids(
             control, [*([] if eos is None else [eos]), *_configured_eos(directory, num_tokens)]
         ),
-        chat_template=_chat_template(directory, config),
+        chat_template=read_chat_template(directory),
     )
 
 
@@ -168,14 +168,17 @@ def _configured_eos(directory: Path, num_tokens: int) -> list[int]:
     return []
 
 
-def _chat_template(directory: Path, config: Mapping[str, Any]) -> str | None:
-    """`chat_template.jinja`, or `chat_template` of the configuration: a text, or several with names."""
+def read_chat_template(directory: Path) -> str | None:
+    """The source of the model's chat template: `chat_template.jinja`, or that of `tokenizer_config.json`.
+
+    Where there are several with names, it is the default one. None: there is none. Raises ModelLoadError.
+    """
     path = directory / "chat_template.jinja"
     if path.is_file():
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {MAX_CONFIG_BYTES:,}")
         return path.read_text("utf-8", "replace")
-    template = config.get("chat_template")
+    template = _optional(directory / "tokenizer_config.json").get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         template = named.get("default")

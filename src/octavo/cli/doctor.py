@@ -1,0 +1,132 @@
+"""`octavo doctor`: what Octavo finds on this machine, and what it makes of it."""
+
+from __future__ import annotations
+
+import platform
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from octavo import __version__
+from octavo.cli.terminal import size, write_facts, write_json
+from octavo.errors import OctavoError
+
+_DEPENDENCIES = ("numpy", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "typer", "rich")
+_INTERESTING_FLAGS = (
+    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
+    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+)  # fmt: skip
+_SAMPLE_BYTES = 64 << 20  # for each thread; beyond every cache
+_SAMPLE_S = 0.25
+
+
+def doctor(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
+    """Check this machine: processor, instruction sets, threads, memory, cache folder, dependencies."""
+    findings = examine()
+    if as_json:
+        write_json(findings)
+        return
+    write_facts(
+        {
+            "octavo": f"{findings['version']}, Python {findings['python']}, {findings['system']}",
+            "processor": findings["processor"],
+            "instruction sets": ", ".join(findings["cpu_flags"]) or "none of interest",
+            "kernels": f"{findings['isa']}: {findings['isa_reason']}",
+            "threads": f"{findings['threads']}: {'; '.join(findings['thread_reasons'])}",
+            "memory": f"{size(findings['available_bytes'])} can be used",
+            "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s, measured for a moment",
+            "models": f"{findings['cache_dir']}, {size(findings['cache_bytes'])}; {findings['network']}",
+            "dependencies": ", ".join(f"{name} {version}" for name, version in findings["dependencies"].items()),
+            "problems": "; ".join(findings["problems"]) or "none",
+        }
+    )
+
+
+def examine() -> dict[str, Any]:
+    """The findings, with names as JSON has them. What cannot be found out is among the problems."""
+    from octavo import env
+    from octavo.backends.cpu.threads import plan_threads
+    from octavo.engine.memory import available_memory_bytes
+
+    problems: list[str] = []
+    processor, flags = _processor()
+    isa, reason = _instruction_set(problems)
+    threads = plan_threads()
+    cache = env.cache_dir()
+    dependencies = {name: _version(name, problems) for name in _DEPENDENCIES}
+    return {
+        "version": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": processor,
+        "cpu_flags": flags,
+        "isa": isa,
+        "isa_reason": reason,
+        "threads": threads.count,
+        "thread_reasons": list(threads.reasons),
+        "available_bytes": available_memory_bytes(),
+        "read_bytes_per_s": _read_bandwidth(threads.count),
+        "cache_dir": str(cache),
+        "cache_bytes": sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()),
+        "network": "the network is off" if env.is_offline() else "the network may be used",
+        "dependencies": dependencies,
+        "problems": problems,
+    }
+
+
+def _processor() -> tuple[str, list[str]]:
+    """Its name, and those of its flags that matter here."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "unknown", []
+    facts = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
+    flags = facts.get("flags", facts.get("Features", "")).split()
+    return facts.get("model name", platform.machine()), [flag for flag in _INTERESTING_FLAGS if flag in flags]
+
+
+def _instruction_set(problems: list[str]) -> tuple[str, str]:
+    """The level that kernels run on, and why it is that."""
+    try:
+        from octavo import env
+        from octavo.backends.cpu import _native, choose_isa
+
+        detected, chosen, cap = _native.detected_isa(), choose_isa(), env.max_instruction_set()
+    except ImportError as error:
+        problems.append(f"the native library is missing ({error}): install the package again")
+        return "none", "no native library"
+    except OctavoError as error:
+        problems.append(str(error))
+        return "none", str(error)
+    if chosen != detected:
+        return chosen, f"OCTAVO_ISA={cap} caps what processor, system and this build have, {detected}"
+    return chosen, f"the widest that processor, system and this build have (of {', '.join(_native.known_isas())})"
+
+
+def _version(name: str, problems: list[str]) -> str:
+    from importlib import metadata
+
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        problems.append(f"{name} is not installed")
+        return "missing"
+
+
+def _read_bandwidth(num_threads: int) -> float:
+    """Bytes per second that all threads together read from memory, at best of a few tries."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    import numpy as np
+
+    arrays = [np.ones(_SAMPLE_BYTES // 8, np.uint64) for _ in range(num_threads)]
+    best = 0.0
+    with ThreadPoolExecutor(num_threads) as pool:
+        deadline = time.monotonic() + _SAMPLE_S
+        while not best or time.monotonic() < deadline:
+            started = time.perf_counter()
+            list(pool.map(np.max, arrays))
+            best = max(best, num_threads * _SAMPLE_BYTES / (time.perf_counter() - started))
+    return best

@@ -1,0 +1,99 @@
+"""Command line options made from the fields of `EngineConfig` and `SamplingParams`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from octavo.config import EngineConfig
+from octavo.sampling_params import SamplingParams
+
+Options = dict[str, Any]
+"""What was given on the command line, by field name."""
+
+_ENGINE_TYPES: dict[str, Any] = {
+    "backend": str,
+    "max_model_len": int,
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "kv_cache_memory": str,
+    "block_size": int,
+    "enable_prefix_caching": bool,
+    "num_threads": int,
+}
+_SAMPLING: dict[str, tuple[Any, str]] = {
+    "temperature": (float, "how freely tokens are chosen; 0: always the most likely"),
+    "top_p": (float, "choose among the most likely tokens that make up this probability"),
+    "top_k": (int, "choose among so many most likely tokens; 0: all"),
+    "min_p": (float, "leave out tokens below this fraction of the most likely one"),
+    "typical_p": (float, "choose among the most typical tokens that make up this probability"),
+    "repetition_penalty": (float, "above 1: rather not what stands in prompt or answer already"),
+    "presence_penalty": (float, "above 0: rather not what stands in the answer already"),
+    "frequency_penalty": (float, "above 0: the less, the more often it stands in the answer already"),
+    "seed": (int, "the same seed gives the same answer"),
+    "stop": (list[str], "end the answer before this text; may be given several times"),
+    "stop_token_ids": (list[int], "end the answer at this token; may be given several times"),
+    "bad_words": (list[str], "a text that must not appear; may be given several times"),
+    "allowed_token_ids": (list[int], "choose only among these tokens; may be given several times"),
+    "include_stop_str_in_output": (bool, "keep the text that ended the answer"),
+    "ignore_eos": (bool, "go on after the end of the answer, up to max-tokens"),
+    "min_tokens": (int, "shortest answer, in tokens"),
+    "max_tokens": (int, "longest answer, in tokens; default: up to the end of the context"),
+    "logprobs": (int, "with --json: log-probabilities of each token and of so many most likely ones"),
+    "skip_special_tokens": (bool, "leave control tokens out of the text"),
+}
+# An answer for people rather than for an experiment: no length limit, and little of the unlikely.
+_ANSWER_DEFAULTS: Options = {"temperature": 0.7, "top_p": 0.95, "max_tokens": None}
+
+
+def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each field of `EngineConfig`; the command gets those given as `engine_options`."""
+    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(EngineConfig)}
+    defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
+    options = {name: (kind, helps[name], defaults[name]) for name, kind in _ENGINE_TYPES.items()}
+    return _with_options(command, "engine_options", options)
+
+
+def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each field of `SamplingParams` that suits one answer, as `sampling_options`."""
+    defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)} | _ANSWER_DEFAULTS
+    options = {name: (kind, text, defaults[name]) for name, (kind, text) in _SAMPLING.items()}
+    return _with_options(command, "sampling_options", options)
+
+
+def sampling_params(options: Options) -> SamplingParams:
+    """The parameters of one answer. Raises UsageError."""
+    return SamplingParams(**{**_ANSWER_DEFAULTS, **options})
+
+
+def _with_options(
+    command: Callable[..., None], target: str, options: dict[str, tuple[Any, str, Any]]
+) -> Callable[..., None]:
+    """The command with one parameter for each option instead of `target`; typer reads them from the signature."""
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        given = {name: arguments.pop(name) for name in options}
+        command(**arguments, **{target: {name: value for name, value in given.items() if value not in (None, [])}})
+
+    signature = inspect.signature(command, eval_str=True)
+    kept = [parameter for name, parameter in signature.parameters.items() if name != target]
+    added = [_parameter(name, *option) for name, option in options.items()]
+    wrapper.__signature__ = signature.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *added]}
+    return wrapper
+
+
+def _parameter(name: str, kind: Any, text: str, default: object) -> inspect.Parameter:
+    flag = "--" + name.replace("_", "-")
+    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
+    shown = "" if default in (None, ()) else f" [default: {str(default).lower() if kind is bool else default}]"
+    option = typer.Option(declaration, help=text + shown, show_default=False)
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
+    )

@@ -1,0 +1,154 @@
+"""`octavo plan`: what a model takes of this machine's memory, before it is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cli.terminal import find_model, size, write_facts, write_json
+from octavo.config import EngineConfig
+from octavo.errors import InsufficientMemoryError, UsageError
+
+if TYPE_CHECKING:
+    from octavo.graph.builder import Graph
+    from octavo.loader.checkpoint import Checkpoint
+
+_KV_ELEMENT_BYTES = 2  # float16
+_PADDED_TO = 16  # dimensions of a value in the cache
+# Kept free for the rest of the machine, as the engine does.
+_HEADROOM_FRACTION = 10
+_MIN_HEADROOM_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """Sizes in bytes, lengths in tokens."""
+
+    model: str
+    architecture: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    workspace_bytes: int
+    available_bytes: int  # of this machine or its container, before loading
+    headroom_bytes: int
+    model_context: int
+    users: int
+    context: int  # of each user
+    kv_bytes: int  # of all users at that context
+    total_bytes: int
+    fits: bool
+    largest_context: int  # of each of the users; 0: not even the weights fit
+    largest_users: int  # with that context
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="path, hub id or short name", show_default=False)],
+    ctx: Annotated[
+        int | None, typer.Option(help="tokens of prompt and answer of each user [default: the model's own]", min=1)
+    ] = None,
+    users: Annotated[int, typer.Option(help="requests at the same time", min=1, max=4096)] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Show what a model takes of this machine's memory, and what fits. Loads nothing.
+
+    Exit code 3 if it does not fit: with --ctx that context, else not even a short one.
+    """
+    from octavo.engine.memory import available_memory_bytes
+    from octavo.loader.checkpoint import open_checkpoint
+
+    checkpoint = open_checkpoint(find_model(model))
+    try:
+        needs = memory_needs(checkpoint, ctx, users, available_memory_bytes())
+    finally:
+        checkpoint.close()
+    if as_json:
+        write_json(asdict(needs))
+    else:
+        _write(needs)
+    if not (needs.fits if ctx is not None else needs.largest_context):
+        raise InsufficientMemoryError(
+            f"{model} does not fit: {needs.users} x {needs.context:,} tokens need {size(needs.total_bytes)}, "
+            f"{size(needs.available_bytes - needs.headroom_bytes)} can be used; {_advice(needs)}"
+        )
+
+
+def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, available_bytes: int) -> MemoryNeeds:
+    """The arithmetic, from the graph and the headers. context: None is the model's own."""
+    from octavo.graph.memory_plan import plan as plan_workspace
+    from octavo.graph.passes import optimize
+    from octavo.graph.values import Rows
+    from octavo.models import build_graph
+
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    weight_bytes = sum(checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters)
+    defaults = EngineConfig()
+    sequences = max(users, defaults.max_num_seqs)
+    tokens = max(defaults.max_num_batched_tokens, sequences)
+    rows = {Rows.TOKENS: tokens, Rows.REQUESTS: sequences, Rows.OUTPUTS: sequences}
+    workspace_bytes = plan_workspace(optimize(graph), rows).total_bytes
+    kv_bytes_per_token = cache_bytes_per_token(graph)
+    left = available_bytes - weight_bytes - workspace_bytes
+    headroom_bytes = max(left // _HEADROOM_FRACTION, _MIN_HEADROOM_BYTES)
+    num_tokens = max(left - headroom_bytes, 0) // max(kv_bytes_per_token, 1)
+    model_context: int = checkpoint.config.max_position_embeddings
+    block = defaults.block_size
+    wanted = context or model_context
+    if wanted > 1 << 30:
+        raise UsageError(f"--ctx is {wanted}; it must be from 1 to {1 << 30}")
+    per_request = -(-wanted // block) * block  # the cache is given out in whole blocks
+    return MemoryNeeds(
+        model=str(checkpoint.path),
+        architecture=checkpoint.architecture,
+        weight_bytes=weight_bytes,
+        kv_bytes_per_token=kv_bytes_per_token,
+        workspace_bytes=workspace_bytes,
+        available_bytes=available_bytes,
+        headroom_bytes=headroom_bytes,
+        model_context=model_context,
+        users=users,
+        context=wanted,
+        kv_bytes=users * per_request * kv_bytes_per_token,
+        total_bytes=weight_bytes + workspace_bytes + users * per_request * kv_bytes_per_token,
+        fits=users * per_request <= num_tokens,
+        largest_context=min(num_tokens // users // block * block, model_context),
+        largest_users=num_tokens // per_request,
+    )
+
+
+def cache_bytes_per_token(graph: Graph) -> int:
+    """What a token takes in the native cache: keys as they are and values padded, in float16 (csrc/kv_cache.h)."""
+    total = 0
+    for layer in graph.attention_layers:
+        padded = -(-layer.head_dim // _PADDED_TO) * _PADDED_TO
+        total += layer.num_kv_heads * (layer.head_dim + padded) * _KV_ELEMENT_BYTES
+    return total
+
+
+def _write(needs: MemoryNeeds) -> None:
+    fit = "fits" if needs.fits else "does not fit"
+    write_facts(
+        {
+            "model": f"{needs.model} ({needs.architecture})",
+            "weights": size(needs.weight_bytes),
+            "workspace": size(needs.workspace_bytes),
+            "KV cache": f"{size(needs.kv_bytes_per_token)} a token; "
+            f"{size(needs.kv_bytes)} for {needs.users} x {needs.context:,} tokens",
+            "in all": f"{size(needs.total_bytes)} of {size(needs.available_bytes)} free, "
+            f"{size(needs.headroom_bytes)} of which stay free: {fit}",
+            "largest context": f"{needs.largest_context:,} tokens for {_count(needs.users)} "
+            f"(the model's own: {needs.model_context:,})",
+            "most users": f"{needs.largest_users:,} with {needs.context:,} tokens each",
+        }
+    )
+
+
+def _count(users: int) -> str:
+    return "one user" if users == 1 else f"each of {users} users"
+
+
+def _advice(needs: MemoryNeeds) -> str:
+    if needs.largest_context:
+        return f"{needs.largest_context:,} tokens for {_count(needs.users)} would fit"
+    return "take a smaller model or quantization, fewer users, or free memory"

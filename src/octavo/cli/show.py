@@ -1,0 +1,111 @@
+"""`octavo show`: what a model is, from its headers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from octavo.cli.terminal import find_model, size, write, write_facts, write_json
+
+if TYPE_CHECKING:
+    from octavo.loader.checkpoint import Checkpoint
+
+# Keys of the metadata that say where a model comes from, and how they are called here.
+_ORIGIN = {
+    "general.name": "name",
+    "general.organization": "made by",
+    "general.size_label": "size label",
+    "general.license": "licence",
+}
+
+
+def show(
+    model: Annotated[str, typer.Argument(help="path, hub id or short name", show_default=False)],
+    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
+) -> None:
+    """Show what a model is: architecture, formats, sizes, context, template, licence. Reads only its headers."""
+    from octavo.loader.checkpoint import open_checkpoint
+
+    path = find_model(model)
+    checkpoint = open_checkpoint(path)
+    try:
+        description = describe(checkpoint)
+    finally:
+        checkpoint.close()
+    if as_json:
+        write_json(description)
+    else:
+        _write(description)
+
+
+def describe(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The facts, with names as JSON has them; sizes in bytes, lengths in tokens."""
+    config = checkpoint.config
+    tensors = checkpoint.file.tensors.values()
+    formats: dict[str, dict[str, int]] = {}
+    num_weights: Counter[str] = Counter()
+    num_bytes: Counter[str] = Counter()
+    for tensor in tensors:
+        elements = 1
+        for length in tensor.shape:
+            elements *= length
+        num_weights[tensor.type_name] += elements
+        num_bytes[tensor.type_name] += tensor.nbytes
+    for name, total in num_bytes.most_common():
+        formats[name] = {"weights": num_weights[name], "bytes": total}
+    return {
+        "path": str(checkpoint.path),
+        "format": checkpoint.format,
+        "architecture": checkpoint.architecture,
+        **{label: checkpoint.metadata.get(key) for key, label in _ORIGIN.items()},
+        "file_bytes": sum(file.stat().st_size for file in {tensor.file for tensor in tensors}),
+        "num_parameters": sum(num_weights.values()),
+        "bits_per_weight": 8 * sum(num_bytes.values()) / max(sum(num_weights.values()), 1),
+        "formats": formats,
+        "context_length": config.max_position_embeddings,
+        "vocab_size": config.vocab_size,
+        "num_layers": config.num_layers,
+        "hidden_size": config.hidden_size,
+        "num_heads": config.num_heads,
+        "num_kv_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "tokenizer": _tokenizer_kind(checkpoint),
+        "has_chat_template": _has_chat_template(checkpoint),
+    }
+
+
+def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
+    if checkpoint.format == "gguf":
+        names = [checkpoint.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre")]
+        return ", ".join(name for name in names if isinstance(name, str)) or None
+    return "tokenizer.json" if (checkpoint.directory / "tokenizer.json").is_file() else None
+
+
+def _has_chat_template(checkpoint: Checkpoint) -> bool:
+    from octavo.tokenizer.directory_vocab import read_chat_template
+
+    if checkpoint.format == "gguf":
+        return bool(checkpoint.metadata.get("tokenizer.chat_template"))
+    return bool(read_chat_template(Path(checkpoint.directory)))
+
+
+def _write(facts: dict[str, Any]) -> None:
+    shown = {
+        "path": facts["path"],
+        "architecture": f"{facts['architecture']} ({facts['format']})",
+        **{label: facts[label] or "not stated" for label in _ORIGIN.values()},
+        "parameters": f"{facts['num_parameters']:,}",
+        "size": f"{size(facts['file_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight",
+        "context": f"{facts['context_length']:,} tokens",
+        "vocabulary": f"{facts['vocab_size']:,} tokens ({facts['tokenizer'] or 'no tokenizer'})",
+        "layers": f"{facts['num_layers']}, hidden size {facts['hidden_size']}",
+        "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, of {facts['head_dim']}",
+        "chat template": "yes" if facts["has_chat_template"] else "no",
+    }
+    write_facts(shown)
+    write("\nformat     weights         bytes\n")
+    for name, amount in facts["formats"].items():
+        write(f"{name:<8} {amount['weights']:>15,} {size(amount['bytes']):>12}\n")

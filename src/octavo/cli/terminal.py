@@ -1,0 +1,106 @@
+"""What commands share: loading with progress, and text for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from octavo.cli.options import Options
+    from octavo.llm import LLM
+
+_PATIENCE_S = 1.0
+
+
+class WorkProgress:
+    """Shows on standard error how far a download or a load is, once it has taken longer than a second.
+
+    On a terminal it is a bar; elsewhere one line when it begins to last.
+    """
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._bar: Progress | None = None
+        self._tasks: dict[str, Any] = {}
+        self._started: dict[str, float] = {}
+
+    def update(self, what: str, done: int, total: int) -> None:
+        """done, total: bytes of `what`."""
+        started = self._started.setdefault(what, time.monotonic())
+        if what not in self._tasks:
+            if time.monotonic() - started < _PATIENCE_S:
+                return
+            self._begin(what, total)
+        if self._bar is not None:
+            self._bar.update(self._tasks[what], completed=done, total=total or None)
+
+    def __enter__(self) -> WorkProgress:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _begin(self, what: str, total: int) -> None:
+        self._tasks[what] = None
+        if not sys.stderr.isatty():
+            typer.echo(f"octavo: {what}, {size(total)}" if total else f"octavo: {what}", err=True)
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        if self._bar is None:
+            columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+            self._bar = self._stack.enter_context(Progress(*columns, console=Console(stderr=True), transient=True))
+        self._tasks[what] = self._bar.add_task(what, total=total or None)
+
+
+def find_model(model: str) -> Path:
+    """The file or directory of a model, downloaded with progress if need be."""
+    from octavo.loader.hub import resolve_model
+
+    with WorkProgress() as progress:
+        return resolve_model(
+            model, progress=lambda file, done, total: progress.update(f"downloading {file}", done, total)
+        )
+
+
+def load_model(model: str, options: Options) -> LLM:
+    """The model, loaded with progress. options: fields of `EngineConfig`."""
+    from octavo.llm import LLM
+
+    path = find_model(model)
+    with WorkProgress() as progress:
+        return LLM(str(path), load_progress=lambda done, total: progress.update("loading", done, total), **options)
+
+
+def write(text: str) -> None:
+    """Text to standard output, at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def write_json(value: object, *, indent: int | None = 2) -> None:
+    """One JSON document to standard output. indent: None is a single line."""
+    write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
+
+
+def write_facts(facts: dict[str, str]) -> None:
+    """Names and values in two columns."""
+    width = max(map(len, facts))
+    write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
+
+
+def size(num_bytes: float) -> str:
+    """`1.5 GiB`, `98.4 MiB`, `512 B`."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.{2 if unit == 'GiB' else 1}f} {unit}"
+    return f"{num_bytes:.0f} B"
