@@ -53,7 +53,7 @@ def test_architectures_are_found_by_file_and_alias() -> None:
     assert {"llama", "mistral", "qwen2", "qwen3", "gemma3", "gemma3_text"} <= set(known)
     assert known["mistral"] == "llama"
     assert load_architecture("gemma3_text").__name__ == "octavo.models.gemma3"
-    with pytest.raises(ModelLoadError, match="'mamba' is not supported .*known: gemma3, "):
+    with pytest.raises(ModelLoadError, match=r"'mamba' is not supported .*known: gemma3, "):
         load_architecture("mamba")
 
 
@@ -193,7 +193,7 @@ def test_hf_refuses(changes: dict[str, Any], message: str) -> None:
 
 
 def test_hf_refuses_odd_layer_types() -> None:
-    with pytest.raises(ModelLoadError, match="layer_types is .*: must be 2 strings"):
+    with pytest.raises(ModelLoadError, match=r"layer_types is .*: must be 2 strings"):
         from_hf("qwen3", use_sliding_window=True, layer_types=["full_attention"])
     with pytest.raises(ModelLoadError, match="layer_types is 'linear_attention'"):
         from_hf("qwen3", use_sliding_window=True, layer_types=["full_attention", "linear_attention"])

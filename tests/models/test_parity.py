@@ -1,4 +1,4 @@
-"""Every architecture against transformers, from safetensors and from GGUF, in the reference backend."""
+"""Every architecture against transformers: from safetensors and GGUF in the reference backend, and on the cpu."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from octavo.backends import ExecutorLimits, reference
+from octavo.backends import ExecutorLimits, get_backend
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
@@ -33,15 +33,25 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
 
 
-def logits_of(checkpoint: Checkpoint) -> NDArray[np.float32]:
+@pytest.mark.parametrize("name", tiny_models.CONFIGS)
+def test_cpu_backend(name: str, tmp_path: Path) -> None:
+    """Weights are float32; only the cache rounds, to 16 bits."""
+    model = tiny_models.tiny_model(name)
+    checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path))
+    assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), 2e-2)
+
+
+def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.float32]:
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
-    executor = reference.compile(graph, checkpoint.weights, LIMITS)
-    executor.allocate_cache(10, 4)
-    output = executor.execute(step([(Request(TOKENS, [9, 2, 3, 4, 5, 6, 7, 8]), len(TOKENS))]))
+    executor = get_backend(backend).compile(graph, checkpoint.weights, LIMITS)
+    executor.allocate_cache(10, 16)
+    output = executor.execute(step([(Request(TOKENS, [9, 2]), len(TOKENS))], block_size=16))
+    executor.close()
     assert output.logits is not None
     return output.logits
 
 
-def assert_close(logits: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+def assert_close(logits: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float = 1e-4) -> None:
+    """The largest error relative to the largest logit."""
     assert logits.std() > 0.1
-    assert np.abs(logits - expected).max() < 1e-4 * np.abs(expected).max()
+    assert np.abs(logits - expected).max() < tolerance * np.abs(expected).max()

@@ -33,7 +33,7 @@ class Config(DecoderConfig):
         return cls.read_hf(reader, rope=hf_rope(reader), windows=windows)
 
 
-def build(g: Graph, cfg: Config) -> Value:
+def build(g: Graph, cfg: DecoderConfig) -> Value:
     """The logits [OUTPUTS, vocab]."""
     h = g.embedding("embed_tokens")
     for i in range(cfg.num_layers):

@@ -1,14 +1,15 @@
-"""Qwen 2 and 2.5, dense: biases on q, k and v. Yang et al., arXiv 2407.10671."""
+"""Qwen 2 and 2.5, dense: Llama with biases on q, k and v. Yang et al., arXiv 2407.10671."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo.graph.builder import Graph
-from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, hf_rope, hf_windows
 from octavo.models._reading import ConfigReader
+from octavo.models.llama import build
+
+__all__ = ["Config", "build"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,19 +24,3 @@ class Config(DecoderConfig):
     def from_hf(cls, config: Mapping[str, object]) -> Config:
         reader = ConfigReader(config)
         return cls.read_hf(reader, rope=hf_rope(reader), windows=hf_windows(reader))
-
-
-def build(g: Graph, cfg: Config) -> Value:
-    """The logits [OUTPUTS, vocab]."""
-    h = g.embedding("embed_tokens")
-    for i in range(cfg.num_layers):
-        p = f"layers.{i}."
-        x = g.rms_norm(h, p + "input_layernorm", cfg.rms_norm_eps)
-        q, k, v = (g.linear(x, p + f"self_attn.{n}_proj") for n in "qkv")
-        q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
-        h = h + g.linear(g.attention(q, k, v, cfg.attention(i)), p + "self_attn.o_proj")
-        x = g.rms_norm(h, p + "post_attention_layernorm", cfg.rms_norm_eps)
-        x = g.silu_mul(g.linear(x, p + "mlp.gate_proj"), g.linear(x, p + "mlp.up_proj"))
-        h = h + g.linear(x, p + "mlp.down_proj")
-    h = g.rms_norm(g.select_rows(h), "norm", cfg.rms_norm_eps)
-    return g.logits(h, "lm_head" if g.has("lm_head.weight") else "embed_tokens")

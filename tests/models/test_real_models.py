@@ -1,0 +1,36 @@
+"""The real models in the reference backend against transformers' own reading of the same files, in float32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from octavo.backends import ExecutorLimits, reference
+from octavo.graph.passes import optimize
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.models import build_graph
+from tests.models.test_parity import assert_close
+from tests.support.batches import Request, step
+from tests.support.tiny_models import expected_logits
+
+NUM_TOKENS = 24
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fixture", ["smollm2_path", "qwen_0_5b_path"])
+def test_real_model(fixture: str, request: pytest.FixtureRequest) -> None:
+    path: Path = request.getfixturevalue(fixture)
+    tokens = np.random.default_rng(0).integers(1000, 40000, NUM_TOKENS).tolist()
+    checkpoint = open_checkpoint(path)
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(32, 1, 32, 64))
+    executor.allocate_cache(8, 4)
+    logits = executor.execute(step([(Request(tokens, [7, 1, 2, 3, 4, 5, 6]), NUM_TOKENS)])).logits
+    assert logits is not None
+    executor.close()
+    model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    assert_close(logits, expected_logits(model, tokens))
