@@ -114,14 +114,14 @@ class _Conversation:
 def _read_line() -> str | None:
     """What the user types next; None at the end."""
     is_terminal = sys.stdin.isatty()
-    while True:
-        try:
-            return input(">>> " if is_terminal else "")
-        except EOFError:
-            if is_terminal:
-                write("\n")
-            return None
-        except KeyboardInterrupt:
-            if not is_terminal:
-                raise
-            write("\n(Ctrl-D or /exit leaves)\n")
+    try:
+        return input(">>> " if is_terminal else "")
+    except EOFError:
+        if is_terminal:
+            write("\n")
+        return None
+    except KeyboardInterrupt:
+        if not is_terminal:
+            raise
+        write("\n(Ctrl-D or /exit leaves)\n")
+        return ""

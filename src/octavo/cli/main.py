@@ -10,7 +10,7 @@ import logging
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -24,7 +24,7 @@ from octavo.cli.show import show
 from octavo.errors import OctavoError
 
 # The parent of what typer raises for a wrong command line; typer exports only the child.
-_CommandLineError = typer.BadParameter.__mro__[1]
+_CommandLineError = cast(type[Exception], typer.BadParameter.__mro__[1])
 
 app = typer.Typer(
     name="octavo",
@@ -47,7 +47,7 @@ def _show_version(wanted: bool) -> None:
 
 @app.callback()
 def octavo(
-    version: Annotated[  # noqa: ARG001 - its callback does the work
+    version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
     ] = False,
 ) -> None:

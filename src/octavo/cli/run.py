@@ -123,7 +123,7 @@ def _report(model: str, prompt: str, parts: list[RequestOutput], load_s: float, 
         "prefill_tokens_per_s": computed / metrics.prefill_s if metrics.prefill_s else None,
         "decode_tokens_per_s": decoded / metrics.decode_s if metrics.decode_s else None,
     }
-    report = {
+    report: dict[str, Any] = {
         "model": model,
         "prompt": prompt,
         "text": "".join(part.outputs[0].text for part in parts),
