@@ -89,6 +89,13 @@ def test_ids_count_the_nodes() -> None:
     assert [n.output.id for n in graph.nodes] == list(range(len(graph.nodes)))
 
 
+def test_optimizing_twice_changes_nothing() -> None:
+    for name in CONFIGS:
+        once = optimize(tiny_graph(name)[0])
+        twice = optimize(once)
+        assert (twice.nodes, twice.output) == (once.nodes, once.output)
+
+
 def test_dead_values_are_removed() -> None:
     graph, weights = random_graph([])
     before = len(graph.nodes)

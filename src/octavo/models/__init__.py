@@ -11,13 +11,11 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 from octavo.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    from octavo.graph.builder import Graph
-    from octavo.graph.values import Value
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
 
 
 class ModelConfig(Protocol):
@@ -89,8 +87,6 @@ def build_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, 
 
     Raises GraphError naming operation, shapes and layer.
     """
-    from octavo.graph.builder import Graph
-
     g = Graph(shapes)
     g.output = load_architecture(name).build(g, config)
     return g
