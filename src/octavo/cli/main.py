@@ -21,6 +21,7 @@ from octavo.cli.doctor import doctor
 from octavo.cli.plan import plan
 from octavo.cli.run import run
 from octavo.cli.show import show
+from octavo.cli.terminal import ReaderGoneError
 from octavo.errors import OctavoError
 
 # The parent of what typer raises for a wrong command line; typer exports only the child.
@@ -67,7 +68,6 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str], is_debug: bool) -> int:
     try:
         code = app(arguments, prog_name="octavo", standalone_mode=False)
-        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except OctavoError as error:
         return _fail(error.exit_code, str(error), is_debug)
@@ -75,7 +75,7 @@ def _run(arguments: list[str], is_debug: bool) -> int:
         return _fail(2, _one_line(error), is_debug)
     except (KeyboardInterrupt, typer.Abort):
         return 130
-    except BrokenPipeError:
+    except ReaderGoneError:
         # What is still buffered goes nowhere, so that the interpreter does not complain about it at the end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

@@ -81,10 +81,17 @@ def load_model(model: str, options: Options) -> LLM:
         return LLM(str(path), load_progress=lambda done, total: progress.update("loading", done, total), **options)
 
 
+class ReaderGoneError(Exception):
+    """Whoever read the output has closed it. Not a BrokenPipeError, which typer would make an exit code of 1."""
+
+
 def write(text: str) -> None:
-    """Text to standard output, at once."""
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Text to standard output, at once. Raises ReaderGoneError."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise ReaderGoneError from None
 
 
 def write_json(value: object, *, indent: int | None = 2) -> None:

@@ -1,0 +1,155 @@
+"""`octavo run` as a process."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import COMMAND, Terminal, octavo, octavo_here
+from tests.support.tiny_gguf import tiny_gguf
+
+GREEDY = ("--temperature", "0", "--max-tokens", "8")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with random weights and no chat template; its context is 64 tokens."""
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    path.write_bytes(tiny_gguf())
+    return path
+
+
+def test_one_word_is_the_prompt_of_the_default_model(smollm2_path: Path) -> None:
+    assert smollm2_path.exists()
+    result = octavo("run", "Why is the sky blue?", "--temperature", "0", "--max-tokens", "12")
+    assert result.returncode == 0
+    assert result.stdout.startswith("The answer to this question lies in the intricate")  # as llama.cpp has it
+    assert result.stderr == ""
+
+
+def test_json_has_text_ids_and_timings(smollm2_path: Path) -> None:
+    result = octavo("run", smollm2_path, "Say hello.", *GREEDY, "--json", "--logprobs", "2")
+    report = json.loads(result.stdout)
+    assert report["finish_reason"] in ("stop", "length")
+    assert len(report["token_ids"]) == report["timings"]["num_generated_tokens"] <= 8
+    assert report["prompt_token_ids"][:2] == [1, 9690]
+    assert len(report["logprobs"]) == len(report["token_ids"])
+    assert report["timings"]["load_s"] > 0
+    assert report["timings"]["time_to_first_token_s"] > 0
+    streamed = octavo("run", smollm2_path, "Say hello.", *GREEDY)
+    assert streamed.stdout == report["text"] + "\n"
+
+
+def test_the_same_seed_gives_the_same_answer(tiny: Path) -> None:
+    arguments = ("run", tiny, "abcd", "--raw", "--seed", "7", "--max-tokens", "20")
+    first, second = octavo_here(*arguments), octavo(*arguments)
+    assert first.stdout == second.stdout
+    assert first.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin"), [(("-",), "abcd"), ((), "abcd"), (("MODEL", "-"), "ab cd\n"), (("MODEL",), "abcd")]
+)
+def test_standard_input_is_a_prompt(tiny: Path, arguments: tuple[str, ...], stdin: str) -> None:
+    if "MODEL" not in arguments:  # the default model: only that the prompt arrives
+        result = octavo("run", *arguments, "--temperature", "5", stdin=stdin)
+        assert "temperature is 5" in result.stderr
+        return
+    words = [str(tiny) if word == "MODEL" else word for word in arguments]
+    result = octavo("run", *words, "--raw", *GREEDY, "--json", stdin=stdin)
+    assert json.loads(result.stdout)["prompt"] == stdin
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ((), 2, "the prompt is empty"),
+        (("MODEL", ""), 2, "the prompt is empty"),
+        (("a", "b", "c"), 2, "put quotes around the prompt"),
+        (("x", "--temperature", "9"), 2, "temperature is 9"),
+        (("x", "--temperature", "warm"), 2, "Invalid value for '--temperature'"),
+        (("x", "--max-tokens", "0"), 2, "max_tokens is 0"),
+        (("x", "--no-such-flag"), 2, "No such option"),
+        (("x", "--logprobs", "3"), 2, "only with --json"),
+        (("x", "--raw", "--system", "y"), 2, "--system needs the chat template"),
+        (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "kv_cache_memory is 'much'"),
+        (("MODEL", "ab"), 2, "no chat template"),
+        (("MODEL", "ab" * 100, "--raw"), 2, "64"),
+        (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "kv_cache_memory"),
+        (("/nowhere/model.gguf", "x"), 3, "/nowhere/model.gguf"),
+        (("smollm3", "x"), 3, "did you mean smollm2"),
+        (("TEXT", "x"), 3, "notes.gguf"),
+        (("STRANGE", "x"), 3, "lama"),
+    ],
+)
+def test_mistakes_get_one_clear_line(
+    tiny: Path, tmp_path: Path, arguments: tuple[str, ...], code: int, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "notes.gguf").write_text("shopping list")
+    (tmp_path / "strange.gguf").write_bytes(tiny_gguf({"general.architecture": "lama"}))
+    names = {"MODEL": tiny, "TEXT": tmp_path / "notes.gguf", "STRANGE": tmp_path / "strange.gguf"}
+    monkeypatch.setenv("OCTAVO_OFFLINE", "1")
+    result = octavo_here("run", *(names.get(word, word) for word in arguments))
+    assert result.returncode == code, result.stderr
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "Traceback" not in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_mistake_as_a_process() -> None:
+    result = octavo("run", "/nowhere/model.gguf", "x")
+    assert result.returncode == 3
+    assert result.stderr.count("\n") == 1
+
+
+def test_debug_shows_the_traceback() -> None:
+    result = octavo_here("run", "/nowhere/model.gguf", "x", "--debug")
+    assert result.returncode == 3
+    assert "Traceback" in result.stderr
+
+
+def test_the_prompt_is_missing_at_a_terminal() -> None:
+    with Terminal("run") as terminal:
+        assert "octavo run [MODEL] PROMPT" in terminal.wait_for("`octavo chat` talks")
+        assert terminal.wait() == 2
+    with Terminal("run", "smollm2") as terminal:
+        terminal.wait_for("smollm2 is a model, and the prompt is missing")
+        assert terminal.wait() == 2
+
+
+def test_ctrl_c_ends_it_quietly(smollm2_path: Path) -> None:
+    with Terminal("run", smollm2_path, "Tell a very long story.", "--ignore-eos", "--temperature", "0") as terminal:
+        terminal.wait_for("a ")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
+        assert "Traceback" not in terminal.output
+        assert terminal.output.endswith("\n")
+
+
+def test_an_interrupt_while_loading_is_quiet(smollm2_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "run", str(smollm2_path), "x"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    time.sleep(0.45)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors == ""
+
+
+def test_a_closed_pipe_ends_it_quietly(smollm2_path: Path) -> None:
+    command = [*COMMAND, "run", str(smollm2_path), "Tell a very long story.", "--ignore-eos", "--temperature", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.read(1)
+    process.stdout.close()
+    assert process.wait(60) == 141
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    process.stderr.close()

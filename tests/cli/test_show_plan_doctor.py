@@ -1,0 +1,130 @@
+"""The commands that load no model."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from octavo import LLM
+from octavo.cli.plan import memory_needs
+from octavo.loader.checkpoint import open_checkpoint
+from tests.support.processes import octavo, octavo_here
+from tests.support.tiny_gguf import tiny_gguf
+
+
+def test_show(smollm2_path: Path) -> None:
+    text = octavo_here("show", "smollm2").stdout
+    for fact in ("llama (gguf)", "134,515,008", "8,192 tokens", "apache-2.0", "Q4_1", "Q8_0", "chat template  yes"):
+        assert fact in text
+    facts = json.loads(octavo_here("show", smollm2_path, "--json").stdout)
+    assert facts["file_bytes"] == os.path.getsize(smollm2_path)
+    assert facts["formats"]["Q4_1"] == {"weights": 106_168_320, "bytes": 106_168_320 // 32 * 20}
+    assert facts["has_chat_template"] is True
+    assert facts["context_length"] == 8192
+
+
+def test_show_names_what_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(tiny_gguf())
+    text = octavo_here("show", path).stdout
+    assert "chat template  no" in text
+    assert "not stated" in text
+
+
+@pytest.mark.parametrize("command", ["show", "plan"])
+def test_models_that_are_none(command: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.gguf").touch()
+    (tmp_path / "strange.gguf").write_bytes(tiny_gguf({"general.architecture": "lama"}))
+    for name, words in (("empty.gguf", "empty.gguf"), ("strange.gguf", "'lama'"), ("missing.gguf", "missing.gguf")):
+        result = octavo_here(command, tmp_path / name)
+        assert result.returncode == 3
+        assert words in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_plan(smollm2_path: Path) -> None:
+    result = octavo_here("plan", "smollm2", "--ctx", "2048", "--users", "4", "--json")
+    assert result.returncode == 0
+    needs = json.loads(result.stdout)
+    assert needs["kv_bytes_per_token"] == 2 * 30 * 3 * 64 * 2
+    assert needs["kv_bytes"] == 4 * 2048 * needs["kv_bytes_per_token"]
+    assert needs["total_bytes"] == needs["weight_bytes"] + needs["workspace_bytes"] + needs["kv_bytes"]
+    assert needs["fits"] is True
+    assert needs["largest_context"] == 8192
+    assert "2,048 tokens" in octavo_here("plan", smollm2_path, "--ctx", "2048").stdout
+
+
+def test_what_does_not_fit_is_exit_code_3(smollm2_path: Path) -> None:
+    result = octavo_here("plan", smollm2_path, "--ctx", "100000000", "--users", "4096")
+    assert result.returncode == 3
+    assert "does not fit" in result.stdout
+    assert "would fit" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [("--ctx", "0"), ("--users", "0"), ("--ctx", "many"), ("--ctx", "99999999999")])
+def test_impossible_parameters_are_exit_code_2(smollm2_path: Path, arguments: tuple[str, str]) -> None:
+    result = octavo_here("plan", smollm2_path, *arguments)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_plan_is_what_the_engine_takes(smollm2_path: Path) -> None:
+    checkpoint = open_checkpoint(smollm2_path)
+    needs = memory_needs(checkpoint, 1024, 1, 8 << 30)
+    checkpoint.close()
+    with LLM(str(smollm2_path), kv_cache_memory="64MiB") as llm:
+        executor = llm._session._model().executor
+        assert needs.kv_bytes_per_token == executor.kv_bytes_per_token
+        assert needs.weight_bytes == pytest.approx(executor.weight_bytes, rel=0.15)
+        assert needs.workspace_bytes == pytest.approx(executor.workspace_bytes, rel=0.5)
+
+
+def test_the_largest_context_shrinks_with_the_users(smollm2_path: Path) -> None:
+    checkpoint = open_checkpoint(smollm2_path)
+    contexts = [memory_needs(checkpoint, None, users, 1 << 30).largest_context for users in (1, 8, 64)]
+    nothing = memory_needs(checkpoint, None, 1, 64 << 20)
+    checkpoint.close()
+    assert contexts == sorted(contexts, reverse=True)
+    assert contexts[0] > contexts[-1] > 0
+    assert nothing.largest_context == 0
+    assert not nothing.fits
+
+
+def test_doctor() -> None:
+    text = octavo_here("doctor").stdout
+    for name in ("processor", "kernels", "threads", "memory", "read bandwidth", "models", "dependencies", "problems"):
+        assert name in text
+    findings = json.loads(octavo_here("doctor", "--json").stdout)
+    assert findings["threads"] >= 1
+    assert findings["read_bytes_per_s"] > 1e8
+    assert findings["problems"] == []
+    assert findings["thread_reasons"]
+
+
+def test_doctor_says_why_an_instruction_set_was_chosen() -> None:
+    findings = json.loads(octavo("doctor", "--json", env={"OCTAVO_ISA": "scalar"}).stdout)
+    assert findings["isa"] == "scalar"
+    assert "OCTAVO_ISA=scalar" in findings["isa_reason"] or "widest" in findings["isa_reason"]
+    wrong = json.loads(octavo("doctor", "--json", env={"OCTAVO_ISA": "mmx"}).stdout)
+    assert "mmx" in wrong["problems"][0]
+
+
+def test_version_and_help() -> None:
+    assert octavo("--version").stdout.startswith("octavo 0.")
+    help_text = octavo_here("--help").stdout
+    for command in ("run", "chat", "show", "plan", "doctor", "bench"):
+        assert command in help_text
+    run_help = octavo_here("run", "--help").stdout
+    for flag in ("--temperature", "--top-p", "--max-tokens", "--seed", "--max-model-len", "--num-threads"):
+        assert flag in run_help
+
+
+def test_unknown_commands_are_exit_code_2() -> None:
+    result = octavo_here("serv")
+    assert result.returncode == 2
+    assert "No such command 'serv'" in result.stderr
+    assert result.stderr.count("\n") == 1

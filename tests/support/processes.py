@@ -1,0 +1,113 @@
+"""Octavo's command as a real process, on a pipe or at a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pty
+import select
+import subprocess
+import sys
+import time
+import unittest.mock
+from collections.abc import Sequence
+from pathlib import Path
+
+from octavo.cli.main import main
+
+COMMAND = [sys.executable, "-m", "octavo"]
+
+
+def octavo(
+    *arguments: str | Path, stdin: str = "", env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end. env: variables to change."""
+    return subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **(env or {})},
+    )
+
+
+def octavo_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """Runs the command within this process, without standard input: the same result, without the start."""
+    out, err = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        unittest.mock.patch("sys.stdin", io.StringIO()),
+    ):
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+    return subprocess.CompletedProcess(arguments, int(code or 0), out.getvalue(), err.getvalue())
+
+
+class Terminal:
+    """The command at a terminal of its own, to type into. Leave the `with` block to end it."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        master, slave = pty.openpty()
+        self._master = master
+        self.process = subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=_take_terminal,
+        )
+        os.close(slave)
+        self.output = ""
+        self._seen = 0
+
+    def type(self, text: str) -> None:
+        """Text with control characters: `\\x03` is Ctrl-C, `\\x04` Ctrl-D."""
+        os.write(self._master, text.encode())
+
+    def wait_for(self, text: str, seconds: float = 60) -> str:
+        """Reads until `text` appears after what was waited for before; gives what came up to its end."""
+        deadline = time.monotonic() + seconds
+        while (at := self.output.find(text, self._seen)) < 0:
+            ready, _, _ = select.select([self._master], [], [], max(0.0, deadline - time.monotonic()))
+            data = _read(self._master) if ready else b""
+            assert data, f"{text!r} did not come; the output is {self.output!r}"
+            self.output += data.decode("utf-8", "replace")
+        start, self._seen = self._seen, at + len(text)
+        return self.output[start : self._seen]
+
+    def wait(self, seconds: float = 60) -> int:
+        """The exit code."""
+        deadline = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if select.select([self._master], [], [], 0.05)[0]:
+                self.output += _read(self._master).decode("utf-8", "replace")
+        return self.process.wait(1)
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: Sequence[object]) -> None:
+        self.process.kill()
+        self.process.wait()
+        os.close(self._master)
+
+
+def _take_terminal() -> None:
+    """Makes standard input the controlling terminal, so that Ctrl-C is a signal."""
+    import fcntl
+    import termios
+
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 65536)
+    except OSError:  # the other side is closed
+        return b""
