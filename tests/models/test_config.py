@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from octavo.errors import ModelLoadError
 from octavo.graph import rope
@@ -184,6 +187,10 @@ def test_gguf_without_embedding() -> None:
             "must be more than low_freq_factor",
         ),
         ({"rope_scaling": {"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]}}, "must be 8 numbers"),
+        (
+            {"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 1}},
+            "original_max_position_embeddings is 1: must be a whole number from 2",
+        ),
         ({"rope_parameters": {"partial_rotary_factor": 0.01}}, "rotates no even number"),
     ],
 )
@@ -199,3 +206,54 @@ def test_hf_refuses_odd_layer_types() -> None:
         from_hf("qwen3", use_sliding_window=True, layer_types=["full_attention", "linear_attention"])
     with pytest.raises(ModelLoadError, match="use_bidirectional_attention"):
         from_hf("gemma3", use_bidirectional_attention=True)
+
+
+ODD = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 70),
+    st.sampled_from([10**6, 2**31, 2**63, -(2**63), 10**400]),
+    st.floats(),
+    st.sampled_from(["", "yarn", "linear", "longrope", "llama3", "none", "4"]),
+    st.lists(st.floats(), max_size=9),
+    st.lists(st.integers(-2, 9), max_size=3),
+    st.dictionaries(st.sampled_from(["type", "factor", "rope_type", "rope_theta"]), st.floats(), max_size=3),
+)
+GGUF_KEYS = [
+    *GGUF,
+    *("expert_count", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
+    *("rope.dimension_count", "attention.key_length", "attention.sliding_window", "rope.scale_linear"),
+    *("rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope_freqs.weight", "rope_factors_long.weight"),
+]
+HF_KEYS = [
+    *(*HF, "head_dim", "rope_scaling", "rope_parameters", "partial_rotary_factor", "hidden_act", "model_type"),
+    *("use_sliding_window", "sliding_window", "layer_types", "max_window_layers", "text_config"),
+    *("original_max_position_embeddings", "query_pre_attn_scalar", "final_logit_softcapping"),
+]
+ROPE_KEYS = ["factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor", "beta_fast", "mscale"]
+ROPE = st.fixed_dictionaries(
+    {"rope_type": st.sampled_from(["yarn", "linear", "longrope", "llama3", "dynamic"])},
+    optional=dict.fromkeys(ROPE_KEYS, ODD),
+)
+
+
+@given(st.sampled_from(["llama", "qwen3", "gemma3"]), st.dictionaries(st.sampled_from(GGUF_KEYS), ODD, max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_any_gguf_metadata_is_read_or_refused(architecture: str, changes: dict[str, Any]) -> None:
+    with contextlib.suppress(ModelLoadError):
+        config = from_gguf(architecture, **changes)
+        assert np.isfinite(config.rope.frequencies).all()
+
+
+@given(
+    st.sampled_from(["llama", "qwen2", "gemma3"]),
+    st.dictionaries(st.sampled_from(HF_KEYS), ODD, max_size=4),
+    st.one_of(st.none(), ROPE),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_hf_config_is_read_or_refused(
+    architecture: str, changes: dict[str, Any], scaling: dict[str, Any] | None
+) -> None:
+    with contextlib.suppress(ModelLoadError):
+        config = from_hf(architecture, **(changes if scaling is None else {**changes, "rope_scaling": scaling}))
+        assert np.isfinite(config.rope.frequencies).all()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -43,7 +42,7 @@ class ConfigReader:
         value = self._get(key, default)
         if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
             raise self.error(key, value, "must be a number")
-        if not math.isfinite(value) or not low < value <= high:
+        if not low < value <= high:  # false for NaN, too
             raise self.error(key, value, f"must be more than {low} and at most {high}")
         return float(value)
 

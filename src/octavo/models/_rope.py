@@ -25,7 +25,7 @@ def rope_from_hf(section: ConfigReader, head_dim: int, theta: float, max_positio
         return rope.default(rotary_dim, theta)
     if kind == "linear":
         return rope.linear(rotary_dim, theta, section.number("factor"))
-    original = section.integer("original_max_position_embeddings", max_positions)
+    original = section.integer("original_max_position_embeddings", max_positions, low=2)
     if kind == "llama3":
         low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
         if high <= low:
