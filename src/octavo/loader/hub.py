@@ -59,7 +59,7 @@ def resolve_model(name: str, *, progress: Progress | None = None, offline: bool 
     match = _HUB_ID.fullmatch(name)
     if match is None or _PATH_LIKE.fullmatch(name):
         nearest = difflib.get_close_matches(name, ALIASES, 1, 0.4)
-        hint = f"; did you mean {nearest[0]}?" if nearest else ""
+        hint = f"; did you mean {nearest[0]}?" if nearest else "."
         raise ModelLoadError(
             f"{name}: no such file or directory, and no model of that name{hint} Give a path, a hub repository as "
             f"org/name or org/name:Q4_K_M, or one of: {', '.join(ALIASES)}"

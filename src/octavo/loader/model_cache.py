@@ -18,27 +18,38 @@ from octavo.errors import ModelLoadError
 logger = logging.getLogger(__name__)
 
 
+def find_file(relative: Path, nbytes: int) -> Path | None:
+    """A file that is in the cache already, complete. The cache may be read-only, for example part of an image."""
+    for directory in (_chosen_dir(), _private_dir()):
+        path = directory / relative
+        with contextlib.suppress(OSError):
+            _check_trusted(directory)
+            if path.is_file() and path.stat().st_size == nbytes:
+                return path
+    return None
+
+
 def models_dir() -> Path:
-    """The folder for models, made if need be.
+    """The folder to download models to, made if need be.
 
     If the chosen one cannot be written, or belongs to somebody else or is open to everybody, it is a
     private folder of this user among the temporary files, and a warning says so.
     """
-    chosen = env.cache_dir() / "models"
+    chosen, private = _chosen_dir(), _private_dir()
     try:
         _make_private(chosen)
+        return chosen
     except OSError as error:
-        private = Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
-        logger.warning("%s cannot hold models (%s); using %s", chosen, error.strerror or error, private)
-        try:
-            _make_private(private)
-        except OSError as second:
-            raise ModelLoadError(
-                f"{chosen}: cannot hold models ({error.strerror or error}), and neither can {private} "
-                f"({second.strerror or second}); set OCTAVO_CACHE to a folder of yours"
-            ) from second
-        return private
-    return chosen
+        reason = error.strerror or str(error)
+    logger.warning("%s cannot hold models (%s); using %s", chosen, reason, private)
+    try:
+        _make_private(private)
+    except OSError as error:
+        raise ModelLoadError(
+            f"{chosen}: cannot hold models ({reason}), and neither can {private} ({error.strerror or error}); "
+            "set OCTAVO_CACHE to a folder of yours"
+        ) from error
+    return private
 
 
 @contextlib.contextmanager
@@ -72,12 +83,26 @@ def check_free_space(directory: Path, needed: int, what: str) -> None:
         )
 
 
+def _chosen_dir() -> Path:
+    return env.cache_dir() / "models"
+
+
+def _private_dir() -> Path:
+    return Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
+
+
 def _make_private(directory: Path) -> None:
+    """Raises OSError if `directory` cannot be made, trusted or written."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_trusted(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(0, "it is not writable")
+
+
+def _check_trusted(directory: Path) -> None:
+    """Only this user and the system may put models there."""
     status = directory.stat()
-    if status.st_uid != os.getuid():
+    if status.st_uid not in (os.getuid(), 0):
         raise PermissionError(0, f"it belongs to user {status.st_uid}")
     if status.st_mode & stat.S_IWOTH:
         raise PermissionError(0, "everybody may write to it")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(0, "it is not writable")
