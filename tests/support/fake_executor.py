@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from typing import Any
 
 import numpy as np
 
@@ -102,18 +103,24 @@ class FakeTokenizer:
     chat_template = None
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:  # noqa: ARG002
-        return ([0] if add_special_tokens else []) + [4 + (byte - 32) % 60 for byte in text.encode()]
+        return ([0] if add_special_tokens else []) + [4 + (byte - 64) % 60 for byte in text.encode()]
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         return b"".join(self.token_bytes(i) for i in ids if i not in hidden).decode("utf-8", "replace")
+
+    def encode_chat(self, rendered: str) -> list[int]:
+        return self.encode(rendered)
+
+    def guard(self, value: Any) -> Any:
+        return value
 
     def token_bytes(self, token_id: int) -> bytes:
         if token_id < 2:
             return b"<bos>" if token_id == 0 else b"<eos>"
         if token_id < 4:
             return "é".encode()[token_id - 2 : token_id - 1]
-        return bytes([32 + token_id - 4])
+        return bytes([64 + token_id - 4])
 
 
 def fake_engine(

@@ -284,6 +284,7 @@ class Engine:
             finished = request.is_finished
             if finished:
                 del self._requests[request.request_id]
+                self._measure_request(request)
             if finished or kind is not RequestOutputKind.FINAL_ONLY:
                 outputs.append(self._output_builder.build(request, kind, finished))
         return outputs
@@ -295,9 +296,26 @@ class Engine:
         metrics.step_s.observe(elapsed_s)
         metrics.batched_tokens.observe(self.limits.max_num_batched_tokens - schedule.num_tokens_left)
         metrics.num_running = len(scheduler.running)
+        metrics.num_waiting = scheduler.num_waiting
         metrics.num_preemptions_total = scheduler.num_preemptions
         metrics.num_evictions_total = pool.num_evictions
         metrics.num_used_blocks = pool.num_used_blocks
+        size = self.limits.block_size
+        metrics.num_allocated_slots_total += pool.num_used_blocks * size
+        metrics.num_wasted_slots_total += sum(
+            len(sequence.block_table) * size - sequence.num_computed_tokens for sequence in scheduler.running
+        )
+
+    def _measure_request(self, request: Request) -> None:
+        metrics = self.metrics
+        metrics.num_generated_tokens_total += request.num_generated_tokens
+        metrics.num_cached_tokens_total += request.num_cached_tokens
+        metrics.queue_s.observe(request.scheduled_time - request.arrival_time)
+        metrics.time_to_first_token_s.observe(request.first_token_time - request.arrival_time)
+        steps_after_first = request.num_generated_tokens / len(request.sequences) - 1
+        if steps_after_first > 0:
+            elapsed_s = request.last_token_time - request.first_token_time
+            metrics.time_per_output_token_s.observe(elapsed_s / steps_after_first)
 
 
 def _output_kind(request: Request) -> RequestOutputKind:

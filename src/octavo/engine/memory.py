@@ -30,7 +30,7 @@ def _meminfo(proc: Path) -> dict[str, int]:
 def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
     """This process's memory groups from the innermost out, with the names of their limit and usage files."""
     found = []
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         for line in (proc / "self" / "cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers == "":

@@ -76,7 +76,8 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        return sum(sequence.status is not RequestStatus.FINISHED for _, sequence in self._waiting)
+        """Sequences in the queue; aborted ones count until their turn comes."""
+        return len(self._waiting)
 
     @property
     def has_work(self) -> bool:

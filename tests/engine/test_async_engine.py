@@ -1,0 +1,124 @@
+"""The engine's thread: many callers, aborts, failures that reach everybody, an end that ends."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from octavo.engine.async_engine import AsyncEngine
+from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+from tests.support.fake_executor import FakeExecutor, fake_engine
+
+Item = RequestOutput | OctavoError
+LONG = SamplingParams(max_tokens=50, ignore_eos=True, seed=1)
+
+
+@pytest.fixture
+def engine() -> Iterator[AsyncEngine]:
+    engine = AsyncEngine(fake_engine(num_blocks=256))
+    yield engine
+    engine.close()
+    assert not engine._thread.is_alive()
+
+
+def submit(engine: AsyncEngine, name: str, params: SamplingParams = LONG) -> queue.Queue[Item]:
+    items: queue.Queue[Item] = queue.Queue()
+    engine.submit(engine.engine.create_request(name, [5, 6], params), items.put)
+    return items
+
+
+def drain(items: queue.Queue[Item]) -> list[Item]:
+    seen = []
+    while True:
+        seen.append(items.get(timeout=20))
+        if not isinstance(seen[-1], RequestOutput) or seen[-1].finished:
+            return seen
+
+
+def test_every_caller_gets_its_own_outputs(engine: AsyncEngine) -> None:
+    answers: dict[int, list[Item]] = {}
+
+    def call(i: int) -> None:
+        answers[i] = drain(submit(engine, f"r{i}"))
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(answers) == list(range(12))
+    tokens = set()
+    for i, items in answers.items():
+        assert all(isinstance(item, RequestOutput) and item.request_id == f"r{i}" for item in items)
+        assert isinstance(items[-1], RequestOutput)
+        tokens.add(tuple(items[-1].outputs[0].token_ids))
+    assert len(tokens) == 1  # the same seed
+
+
+def test_an_aborted_request_gets_a_last_output(engine: AsyncEngine) -> None:
+    items = submit(engine, "r")
+    items.get(timeout=20)
+    engine.abort("r")
+    engine.abort("never there")
+    last = drain(items)[-1]
+    assert isinstance(last, RequestOutput)
+    assert last.outputs[0].finish_reason in ("abort", "length")
+
+
+def test_a_failing_executor_reaches_every_waiting_caller_and_all_later_ones() -> None:
+    inner = fake_engine()
+    executor = inner._model_runner.executor
+    assert isinstance(executor, FakeExecutor)
+    executor.fails_at_step = 4
+    engine = AsyncEngine(inner)
+    waiting = [submit(engine, f"r{i}") for i in range(3)]
+    for items in waiting:
+        last = drain(items)[-1]
+        assert isinstance(last, EngineDeadError)
+        assert "the engine failed: RuntimeError: the fake executor was told to fail" in str(last)
+    with pytest.raises(EngineDeadError, match="the engine has stopped: the engine failed"):
+        submit(engine, "late")
+    engine.close()
+
+
+def test_closing_ends_what_runs_with_an_error() -> None:
+    engine = AsyncEngine(fake_engine())
+    items = submit(engine, "r")
+    items.get(timeout=20)
+    engine.close()
+    engine.close()
+    last = drain(items)[-1]
+    assert isinstance(last, EngineDeadError) or last.finished
+    with pytest.raises(EngineDeadError):
+        submit(engine, "late")
+
+
+def test_a_request_id_in_use_is_an_error_of_that_request_only(engine: AsyncEngine) -> None:
+    first, second = submit(engine, "same"), submit(engine, "same")
+    assert isinstance(drain(second)[-1], UsageError)
+    assert isinstance(drain(first)[-1], RequestOutput)
+
+
+def test_a_caller_that_cannot_take_its_output_does_not_stop_the_others(engine: AsyncEngine) -> None:
+    def broken(item: Item) -> None:
+        raise RuntimeError(f"the event loop is closed, nobody takes {item}")
+
+    engine.submit(engine.engine.create_request("gone", [7], LONG), broken)
+    assert isinstance(drain(submit(engine, "r"))[-1], RequestOutput)
+    final = SamplingParams(max_tokens=2, output_kind=RequestOutputKind.FINAL_ONLY, ignore_eos=True)
+    assert len(drain(submit(engine, "after", final))) == 1
+    assert not engine.engine.has_work
+
+
+def test_a_request_that_cannot_be_sampled_fails_alone(engine: AsyncEngine) -> None:
+    bad = submit(engine, "bad", SamplingParams(allowed_token_ids=[1], min_tokens=2))
+    good = submit(engine, "good")
+    failure = drain(bad)[-1]
+    assert isinstance(failure, OctavoError)
+    assert "no token may be chosen" in str(failure)
+    assert isinstance(drain(good)[-1], RequestOutput)

@@ -1,0 +1,150 @@
+"""Beam search against transformers, on tiny models that the reference backend computes in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from octavo.backends import ExecutorLimits, reference
+from octavo.engine.beam_search import BeamSearch, Candidate
+from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.request import FinishReason
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+from tests.support.fake_executor import FakeTokenizer, fake_engine
+from tests.support.tiny_models import tiny_graph, tiny_model
+
+EOS_ID = 2
+VOCAB_SIZE = 96
+
+
+class Tokenizer(FakeTokenizer):
+    vocab_size = VOCAB_SIZE
+    eos_token_ids = frozenset({EOS_ID})
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return b"t%d" % token_id
+
+
+def tiny_engine(num_blocks: int = 256, max_num_batched_tokens: int = 32) -> Engine:
+    graph, weights = tiny_graph("llama")
+    limits = ExecutorLimits(max_num_batched_tokens, 8, 12, 64)
+    executor = reference.compile(graph, weights, limits, dtype="float64")
+    executor.allocate_cache(num_blocks, 4)
+    return Engine(executor, Tokenizer(), EngineLimits(64, 8, max_num_batched_tokens, 12, 4, num_blocks, VOCAB_SIZE))
+
+
+def search(engine: Engine, prompt: list[int], params: BeamSearchParams) -> RequestOutput:
+    engine.add_request(engine.create_request("beams", prompt, params))
+    while engine.has_work:
+        outputs = engine.step()
+        engine.scheduler.check_integrity()
+    (output,) = outputs
+    assert isinstance(output, RequestOutput)
+    return output
+
+
+@pytest.mark.parametrize("early_stopping", [False, True, "never"])
+@pytest.mark.parametrize(("length_penalty", "boost"), [(1.0, 0.0), (0.0, 4.0), (2.0, 3.0), (-1.0, 3.0), (1.0, 5.0)])
+def test_beams_are_those_of_transformers(early_stopping: bool | str, length_penalty: float, boost: float) -> None:
+    model = tiny_model("llama").double()
+    # The boost makes the end of text likely, so that beams finish at different lengths.
+    direction = torch.randn(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    with torch.no_grad():
+        model.lm_head.weight[EOS_ID] += boost * direction / 8
+    graph, weights = tiny_graph("llama")
+    weights["lm_head.weight"].data[EOS_ID] = model.lm_head.weight[EOS_ID].detach().float().numpy()
+    model.lm_head.weight.data = model.lm_head.weight.data.float().double()
+    executor = reference.compile(graph, weights, ExecutorLimits(32, 8, 12, 64), dtype="float64")
+    executor.allocate_cache(256, 4)
+    engine = Engine(executor, Tokenizer(), EngineLimits(64, 8, 32, 12, 4, 256, VOCAB_SIZE))
+    for prompt in ([1, 5, 9, 30, 31, 70], [4, 90]):
+        params = BeamSearchParams(
+            beam_width=4, max_tokens=10, length_penalty=length_penalty, early_stopping=early_stopping
+        )
+        output = search(engine, prompt, params)
+        expected = model.generate(
+            torch.tensor([prompt]),
+            num_beams=4,
+            num_return_sequences=4,
+            max_new_tokens=10,
+            do_sample=False,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            pad_token_id=EOS_ID,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        for choice, tokens, score in zip(
+            output.outputs, expected.sequences.tolist(), expected.sequences_scores.tolist(), strict=True
+        ):
+            generated = tokens[len(prompt) :]
+            if EOS_ID in generated:
+                generated = generated[: generated.index(EOS_ID) + 1]
+            assert choice.token_ids == generated
+            assert choice.cumulative_logprob is not None
+            assert choice.cumulative_logprob / len(generated) ** length_penalty == pytest.approx(score, rel=1e-4)
+            assert choice.finish_reason == ("stop" if generated[-1] == EOS_ID else "length")
+
+
+def test_one_beam_is_greedy() -> None:
+    engine = tiny_engine()
+    beam = search(engine, [1, 5, 9], BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True)).outputs[0]
+    engine.add_request(
+        engine.create_request("greedy", [1, 5, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+    )
+    while engine.has_work:
+        outputs = engine.step()
+    assert isinstance(outputs[0], RequestOutput)
+    assert beam.token_ids == outputs[0].outputs[0].token_ids
+
+
+def test_beams_share_blocks_and_give_them_back() -> None:
+    engine = fake_engine(num_blocks=64, block_size=4, max_num_batched_tokens=64)
+    request = engine.create_request("beams", [5] * 30, BeamSearchParams(beam_width=4, max_tokens=6))
+    engine.add_request(request)
+    for _ in range(3):
+        engine.step()
+    tables = [beam.block_table for beam in request.sequences]
+    assert len(tables) == 4
+    assert all(table[:7] == tables[0][:7] for table in tables)
+    while engine.has_work:
+        engine.step()
+    assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
+
+
+def test_preempted_beams_go_on_where_they_were() -> None:
+    params = BeamSearchParams(beam_width=3, max_tokens=12)
+    expected = search(fake_engine(num_blocks=200), [5, 6, 7, 8, 9], params)
+    engine = fake_engine(num_blocks=14, block_size=4, max_model_len=40, max_num_batched_tokens=10, max_num_seqs=4)
+    request = engine.create_request("beams", [5, 6, 7, 8, 9], params, priority=1)
+    engine.add_request(request)
+    for _ in range(6):
+        engine.step()
+    urgent = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    engine.add_request(engine.create_request("urgent", [9] * 30, urgent, priority=0))
+    found = None
+    while engine.has_work:
+        for output in engine.step():
+            found = output if output.request_id == "beams" else found
+        engine.scheduler.check_integrity()
+    assert request.num_preemptions == 1
+    assert isinstance(found, RequestOutput)
+    assert found.outputs == expected.outputs
+
+
+def test_beams_of_the_text_have_no_end_token_in_it() -> None:
+    output = search(tiny_engine(), [1, 5], BeamSearchParams(beam_width=2, max_tokens=3, n=1))
+    (choice,) = output.outputs
+    assert choice.text == "".join(f"t{token}" for token in choice.token_ids if token != EOS_ID)
+
+
+def test_the_best_candidates_go_on_and_finished_ones_do_not() -> None:
+    state = BeamSearch(BeamSearchParams(beam_width=2, max_tokens=5), 5, frozenset({0}))
+    running = state.advance([[]], [Candidate(0, 0, -0.1), Candidate(0, 7, -1.0), Candidate(0, 8, -2.0)])
+    assert [candidate.token_id for candidate in running] == [7, 8]
+    assert [hypothesis.output_token_ids for hypothesis in state.hypotheses] == [[0]]
+    assert state.hypotheses[0].finish_reason is FinishReason.STOP
+    assert not state.is_finished
+    state.advance([[7], [8]], [Candidate(0, 0, -1.2), Candidate(0, 9, -9.0), Candidate(1, 5, -9.5)])
+    assert state.is_finished  # two are finished, and -9 / 2 cannot win

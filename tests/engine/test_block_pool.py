@@ -1,0 +1,74 @@
+"""The block pool: what is free, shared, evictable, and found again."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.engine.block_pool import BlockPool
+
+
+def test_allocates_each_block_once_and_counts_what_is_left() -> None:
+    pool = BlockPool(4)
+    blocks = [pool.allocate() for _ in range(4)]
+    assert sorted(blocks) == [0, 1, 2, 3]
+    assert pool.num_free_blocks == 0
+    pool.free(blocks[2])
+    assert pool.num_free_blocks == 1
+    assert pool.allocate() == blocks[2]
+
+
+def test_a_shared_block_is_free_when_its_last_owner_leaves() -> None:
+    pool = BlockPool(2)
+    block = pool.allocate()
+    pool.share(block)
+    assert pool.is_shared(block)
+    pool.free(block)
+    assert not pool.is_shared(block)
+    assert pool.num_free_blocks == 1
+    pool.free(block)
+    assert pool.num_free_blocks == 2
+
+
+def test_a_registered_block_is_found_until_it_is_evicted() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(), pool.allocate()
+    pool.register(first, b"one")
+    pool.register(second, b"two")
+    pool.free(first)
+    pool.free(second)
+    assert pool.find(b"one") == first
+    pool.share(first)  # used again: now the other one is the longest unused
+    pool.free(first)
+    assert pool.allocate() == second
+    assert pool.find(b"two") is None
+    assert pool.find(b"one") == first
+    assert pool.num_evictions == 1
+
+
+def test_free_blocks_go_before_evictable_ones() -> None:
+    pool = BlockPool(3)
+    blocks = [pool.allocate() for _ in range(3)]
+    pool.register(blocks[0], b"kept")
+    for block in blocks:
+        pool.free(block)
+    assert {pool.allocate(), pool.allocate()} == {blocks[1], blocks[2]}
+    assert pool.find(b"kept") == blocks[0]
+
+
+def test_the_first_block_with_a_content_keeps_the_hash() -> None:
+    pool = BlockPool(2)
+    first, second = pool.allocate(), pool.allocate()
+    pool.register(first, b"same")
+    pool.register(second, b"same")
+    assert pool.find(b"same") == first
+    pool.check_integrity([[first], [second]])
+
+
+def test_integrity_check_sees_lost_and_doubly_owned_blocks() -> None:
+    pool = BlockPool(3)
+    block = pool.allocate()
+    pool.check_integrity([[block]])
+    with pytest.raises(AssertionError, match=f"block {block} has 0 owners but counts 1"):
+        pool.check_integrity([])
+    with pytest.raises(AssertionError, match=f"block {block} has 2 owners but counts 1"):
+        pool.check_integrity([[block], [block]])

@@ -1,0 +1,26 @@
+"""`LLM` and `AsyncLLM` over the fake executor, without a model file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.engine.load import LoadedModel
+from tests.support.fake_executor import FakeExecutor, fake_engine
+
+
+def use_fake_model(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeExecutor:
+    """From now on every model is the fake one; returns its executor. options: those of `fake_engine`."""
+    engine = fake_engine(**options)
+    executor = cast(FakeExecutor, engine._model_runner.executor)
+
+    def load(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
+        if progress is not None:
+            progress(1, 1)
+        return LoadedModel(engine, executor, config.model, "fake", cast(Any, None), eos_token_id=1)
+
+    monkeypatch.setattr("octavo.engine.session.load_engine", load)
+    return executor

@@ -1,0 +1,129 @@
+"""`AsyncLLM`: `async for`, cancellation, several loops."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from octavo import AsyncLLM, EngineDeadError, RequestOutput, RequestOutputKind, SamplingParams, UsageError
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_model import use_fake_model
+
+PARAMS = SamplingParams(max_tokens=8, ignore_eos=True, seed=3)
+LONG = SamplingParams(max_tokens=60, ignore_eos=True, seed=3)
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
+    return use_fake_model(monkeypatch, num_blocks=512)
+
+
+@pytest.fixture
+def llm(executor: FakeExecutor) -> Iterator[AsyncLLM]:
+    del executor
+    llm = AsyncLLM("fake")
+    yield llm
+    llm.close()
+
+
+async def collect(llm: AsyncLLM, prompt: str, params: SamplingParams = PARAMS) -> list[RequestOutput]:
+    return [output async for output in llm.generate(prompt, params)]
+
+
+def wait_until_idle(llm: AsyncLLM) -> None:
+    deadline = time.monotonic() + 10
+    while llm._session._engine.engine.has_work and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not llm._session._engine.engine.has_work
+
+
+def test_outputs_come_one_after_another(llm: AsyncLLM) -> None:
+    outputs = asyncio.run(collect(llm, "ab"))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == list(range(1, 9))
+    assert [output.finished for output in outputs] == [False] * 7 + [True]
+    delta = SamplingParams(max_tokens=8, ignore_eos=True, seed=3, output_kind=RequestOutputKind.DELTA)
+    pieces = asyncio.run(collect(llm, "ab", delta))
+    assert "".join(piece.outputs[0].text for piece in pieces) == outputs[-1].outputs[0].text
+
+
+def test_many_at_once_share_steps(llm: AsyncLLM, executor: FakeExecutor) -> None:
+    async def run() -> list[list[RequestOutput]]:
+        return await asyncio.gather(*(collect(llm, "ab") for _ in range(8)))
+
+    answers = asyncio.run(run())
+    assert len({tuple(answer[-1].outputs[0].token_ids) for answer in answers}) == 1
+    assert executor.num_steps < 8 * 8
+
+
+def test_leaving_the_loop_ends_the_request(llm: AsyncLLM) -> None:
+    async def leave() -> None:
+        async for _ in llm.generate("ab", LONG):
+            break
+
+    asyncio.run(leave())
+    wait_until_idle(llm)
+
+
+def test_a_cancelled_task_ends_its_request(llm: AsyncLLM) -> None:
+    async def cancel() -> None:
+        task = asyncio.create_task(collect(llm, "ab", LONG))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(cancel())
+    wait_until_idle(llm)
+
+
+def test_abort_by_id_gives_a_last_output(llm: AsyncLLM) -> None:
+    async def run() -> RequestOutput:
+        async for output in llm.generate("ab", LONG, "mine"):
+            llm.abort("mine")
+            last = output
+        return last
+
+    assert asyncio.run(run()).outputs[0].finish_reason in ("abort", "length")
+
+
+def test_errors_come_before_the_first_output(llm: AsyncLLM) -> None:
+    with pytest.raises(UsageError, match="with a context of 64 tokens"):
+        asyncio.run(collect(llm, "a" * 100))
+
+
+def test_a_failing_engine_raises_instead_of_hanging(llm: AsyncLLM, executor: FakeExecutor) -> None:
+    executor.fails_at_step = 3
+
+    async def run() -> list[object]:
+        return await asyncio.gather(*(collect(llm, "ab") for _ in range(3)), return_exceptions=True)
+
+    assert all(isinstance(answer, EngineDeadError) for answer in asyncio.run(run()))
+
+
+def test_loops_of_several_threads_share_one_model(llm: AsyncLLM) -> None:
+    answers: list[list[RequestOutput]] = []
+    threads = [threading.Thread(target=lambda: answers.append(asyncio.run(collect(llm, "ab")))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({tuple(answer[-1].outputs[0].token_ids) for answer in answers}) == 1
+
+
+def test_chat_and_context_manager(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = use_fake_model(monkeypatch)
+
+    async def run() -> RequestOutput:
+        async with AsyncLLM("fake") as llm:
+            messages = [{"role": "user", "content": "abc"}]
+            async for output in llm.chat(messages, PARAMS, chat_template="{{ messages[0].content }}"):
+                last = output
+            assert last.prompt_token_ids == llm.tokenizer.encode("abc")
+            return last
+
+    assert asyncio.run(run()).finished
+    assert executor.is_closed

@@ -1,0 +1,53 @@
+"""The engine's configuration: names, sizes, limits."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from octavo.config import EngineConfig, parse_bytes
+from octavo.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(5, 5), ("2GiB", 2**31), ("2 gb", 2 * 10**9), ("500MB", 5 * 10**8), ("1.5 KiB", 1536), ("77", 77)],
+)
+def test_sizes_are_read(value: int | str, expected: int) -> None:
+    assert parse_bytes("memory", value) == expected
+
+
+@pytest.mark.parametrize("value", ["", "GiB", "-1GiB", "2 TiB", "1e999GB", "nan", "²", 0, -1, True, 1.5, "0"])
+def test_what_is_no_size_is_refused_by_name(value: object) -> None:
+    with pytest.raises(UsageError, match="memory"):
+        parse_bytes("memory", value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_num_seq": 4}, "there is no option 'max_num_seq'; did you mean max_num_seqs"),
+        ({"zebra": 4}, "there is no option 'zebra'; known are model, backend"),
+        ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be from 1 to 4096"),
+        ({"max_num_seqs": "4"}, "max_num_seqs must be an integer, not '4'"),
+        ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "32, less than max_num_seqs 64"),
+        ({"max_model_len": 1}, "max_model_len is 1"),
+        ({"enable_prefix_caching": 1}, "enable_prefix_caching must be True or False"),
+        ({"backend": ""}, "backend must be a name"),
+        ({"kv_cache_memory": "lots"}, "kv_cache_memory is 'lots'"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        EngineConfig.resolve("model", options)
+
+
+def test_sizes_of_the_configuration_are_bytes() -> None:
+    assert EngineConfig(kv_cache_memory="1MiB").kv_cache_memory == 2**20
+
+
+def test_every_field_says_what_it_is_for() -> None:
+    for field in dataclasses.fields(EngineConfig):
+        assert len(field.metadata["help"]) > 10, field.name
+        assert field.default is not dataclasses.MISSING, field.name

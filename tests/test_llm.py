@@ -1,0 +1,299 @@
+"""`LLM`: what scripts touch."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from octavo import (
+    LLM,
+    BeamSearchParams,
+    EngineDeadError,
+    RejectedPromptsError,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    UsageError,
+)
+from octavo.engine.memory import available_memory_bytes
+from tests.support.fake_executor import FakeExecutor
+from tests.support.fake_model import use_fake_model
+
+PARAMS = SamplingParams(max_tokens=6, ignore_eos=True, seed=3)
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> FakeExecutor:
+    return use_fake_model(monkeypatch)
+
+
+@pytest.fixture
+def llm(executor: FakeExecutor) -> LLM:
+    del executor
+    with LLM("fake") as llm:
+        yield llm
+
+
+def test_one_text_and_many_and_token_ids(llm: LLM) -> None:
+    (one,) = llm.generate("ab", PARAMS)
+    assert one.prompt == "ab"
+    assert one.prompt_token_ids == llm.encode("ab")
+    (same,) = llm.generate(llm.encode("ab"), PARAMS)
+    assert same.prompt is None
+    assert same.outputs == one.outputs
+    many = llm.generate(["ab", "abc", llm.encode("ab")], PARAMS)
+    assert [output.prompt for output in many] == ["ab", "abc", None]
+    assert many[0].outputs == many[2].outputs == one.outputs
+    assert llm.generate([], PARAMS) == []
+
+
+def test_parameters_for_each_prompt(llm: LLM) -> None:
+    outputs = llm.generate(["a", "b"], [PARAMS, SamplingParams(max_tokens=2, ignore_eos=True)])
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [6, 2]
+    with pytest.raises(UsageError, match="sampling_params has 1 items for 2 prompts"):
+        llm.generate(["a", "b"], [PARAMS])
+    with pytest.raises(UsageError, match="sampling_params must be a SamplingParams, not 'greedy'"):
+        llm.generate(["a"], ["greedy"])  # type: ignore[list-item]
+    with pytest.raises(UsageError, match="prompts must be a text, a list of token ids"):
+        llm.generate(5, PARAMS)  # type: ignore[arg-type]
+
+
+def test_without_parameters_sixteen_tokens_come(llm: LLM) -> None:
+    (output,) = llm.generate("abc")
+    assert 1 <= len(output.outputs[0].token_ids) <= 16
+
+
+def test_a_single_wrong_prompt_is_its_own_error(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="the prompt has 100 tokens; with a context of 64 tokens"):
+        llm.generate([5] * 100, PARAMS)
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        llm.generate([[]], PARAMS)
+
+
+def test_wrong_prompts_do_not_cost_the_answers_of_the_others(llm: LLM) -> None:
+    with pytest.raises(RejectedPromptsError) as caught:
+        llm.generate(["ab", [5] * 100, "abc", []], PARAMS)
+    error = caught.value
+    assert "prompt 1 of 4: the prompt has 100 tokens" in str(error)
+    assert sorted(error.errors) == [1, 3]
+    answered = [output is not None for output in error.outputs]
+    assert answered == [True, False, True, False]
+    assert error.outputs[0] is not None
+    assert error.outputs[0].outputs == llm.generate("ab", PARAMS)[0].outputs
+
+
+def test_a_request_that_cannot_be_sampled_does_not_cost_the_others(llm: LLM) -> None:
+    impossible = SamplingParams(allowed_token_ids=[1], min_tokens=3)
+    with pytest.raises(RejectedPromptsError, match="no token may be chosen") as caught:
+        llm.generate(["ab", "ab"], [PARAMS, impossible])
+    assert caught.value.outputs[0] is not None
+
+
+def test_a_stream_joins_to_the_answer(llm: LLM) -> None:
+    (whole,) = llm.generate("ab", PARAMS)
+    parts = list(llm.stream("ab", PARAMS))
+    assert all(isinstance(part, RequestOutput) for part in parts)
+    assert [part.finished for part in parts] == [False] * 5 + [True]
+    assert "".join(part.outputs[0].text for part in parts) == whole.outputs[0].text
+    assert [token for part in parts for token in part.outputs[0].token_ids] == whole.outputs[0].token_ids
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        llm.stream([])
+
+
+def test_a_closed_or_forgotten_stream_ends_its_request(llm: LLM) -> None:
+    long = SamplingParams(max_tokens=60, ignore_eos=True)
+    with llm.stream("ab", long) as stream:
+        next(stream)
+    assert list(stream) == []
+    forgotten = llm.stream("abc", long)
+    next(forgotten)
+    del forgotten
+    gc.collect()
+    deadline = time.monotonic() + 10
+    while llm._session._engine.engine.has_work and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not llm._session._engine.engine.has_work
+
+
+def test_threads_share_the_model(llm: LLM, executor: FakeExecutor) -> None:
+    expected = llm.generate("abc", SamplingParams(max_tokens=30, ignore_eos=True, seed=1))[0].outputs
+    answers = []
+
+    def call() -> None:
+        answers.append(llm.generate("abc", SamplingParams(max_tokens=30, ignore_eos=True, seed=1))[0].outputs)
+
+    before = executor.num_steps
+    threads = [threading.Thread(target=call) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == [expected] * 6
+    assert executor.num_steps - before < 6 * 30  # steps are shared
+
+
+def test_beam_search_gives_the_best_beams(llm: LLM) -> None:
+    one, two = llm.beam_search(["ab", "abc"], BeamSearchParams(beam_width=3, max_tokens=5))
+    assert len(one.outputs) == len(two.outputs) == 3
+    logprobs = [beam.cumulative_logprob for beam in one.outputs if beam.cumulative_logprob is not None]
+    assert len(logprobs) == 3
+    (single,) = llm.beam_search("ab", BeamSearchParams(beam_width=3, max_tokens=5))
+    assert single.outputs == one.outputs
+
+
+def test_chat_needs_a_template_and_takes_one(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "abc"}]
+    with pytest.raises(UsageError, match="no chat template"):
+        llm.chat(messages, PARAMS)
+    template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    (answer,) = llm.chat(messages, PARAMS, chat_template=template)
+    assert answer.prompt_token_ids == llm.encode("abc")
+    both = llm.chat([messages, messages], PARAMS, chat_template=template)
+    assert [output.outputs for output in both] == [answer.outputs] * 2
+
+
+def test_a_failing_engine_raises_everywhere(llm: LLM, executor: FakeExecutor) -> None:
+    executor.fails_at_step = executor.num_steps + 3
+    with pytest.raises(EngineDeadError, match="told to fail"):
+        llm.generate(["ab", "abc"], PARAMS)
+    with pytest.raises(EngineDeadError, match="the engine has stopped"):
+        llm.generate("ab", PARAMS)
+    with pytest.raises(EngineDeadError):
+        llm.stream("ab")
+
+
+def test_after_close_there_is_a_clear_error(executor: FakeExecutor) -> None:
+    llm = LLM("fake")
+    llm.close()
+    llm.close()
+    assert executor.is_closed
+    with pytest.raises(UsageError, match="this model is closed"):
+        llm.generate("ab", PARAMS)
+
+
+def test_unknown_options_name_the_nearest() -> None:
+    with pytest.raises(UsageError, match="did you mean max_model_len"):
+        LLM("fake", max_model_length=5)
+
+
+def test_progress_of_loading_is_reported(executor: FakeExecutor) -> None:
+    del executor
+    seen: list[tuple[int, int]] = []
+    LLM("fake", load_progress=lambda done, total: seen.append((done, total))).close()
+    assert seen == [(1, 1)]
+
+
+def test_priority_is_checked_and_obeyed(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="priority is 1000000000000"):
+        llm.generate("ab", PARAMS, priority=10**12)
+    assert len(llm.generate(["ab", "abc"], PARAMS, priority=[1, 0])) == 2
+
+
+def test_importing_is_light() -> None:
+    code = "import sys, time; t = time.perf_counter(); import octavo; s = time.perf_counter() - t; print(s);" + (
+        "heavy = {'numpy', 'tokenizers', 'huggingface_hub', 'jinja2', 'rich', 'typer'} & set(sys.modules);"
+        "assert not heavy, heavy; octavo.SamplingParams; print(sorted(dir(octavo))[0])"
+    )
+    seconds = [
+        float(
+            subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()[0]
+        )
+        for _ in range(3)
+    ]
+    assert min(seconds) < 0.15
+
+
+def test_all_public_names_exist() -> None:
+    import octavo
+
+    for name in octavo.__all__:
+        assert getattr(octavo, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        octavo.nothing  # noqa: B018
+
+
+def rss_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096
+
+
+def test_the_default_model_answers_and_gives_its_memory_back(smollm2_path: Path) -> None:
+    gc.collect()
+    for attempt in range(3):
+        with LLM(str(smollm2_path), kv_cache_memory="256MiB") as llm:
+            (answer,) = llm.chat(
+                [{"role": "user", "content": "What is the capital of France? Answer in one word."}],
+                SamplingParams(temperature=0, max_tokens=12),
+            )
+            assert "Paris" in answer.outputs[0].text
+            assert answer.outputs[0].finish_reason in ("stop", "length")
+            loaded = rss_bytes()
+        if attempt == 0:
+            first = rss_bytes()
+    gc.collect()
+    assert rss_bytes() < first + 32 * 2**20, "memory grows from one model to the next"
+    assert rss_bytes() < loaded
+    assert available_memory_bytes() > 0
+
+
+@pytest.fixture(scope="module")
+def smollm2(smollm2_path: Path) -> LLM:
+    with LLM(str(smollm2_path), kv_cache_memory="512MiB", max_num_seqs=16, max_num_batched_tokens=128) as llm:
+        yield llm
+
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Once upon a time, in a village by the sea, there lived an old fisherman who",
+    "1, 2, 3, 4,",
+    "Water boils at",
+    "The quick brown fox",
+]
+
+
+@pytest.mark.parametrize("kind", ["greedy", "seeded"])
+def test_the_default_model_answers_alike_alone_and_in_every_batch(smollm2: LLM, kind: str) -> None:
+    if kind == "greedy":
+        params = SamplingParams(temperature=0, max_tokens=24, logprobs=1)
+    else:
+        params = SamplingParams(n=2, seed=5, top_p=0.9, max_tokens=24, presence_penalty=0.5)
+    together = smollm2.generate(PROMPTS, params)
+    for prompt, output in zip(PROMPTS, together, strict=True):
+        (alone,) = smollm2.generate(prompt, params)
+        assert alone.outputs == output.outputs
+    backwards = smollm2.generate(PROMPTS[::-1], params)
+    assert [output.outputs for output in backwards[::-1]] == [output.outputs for output in together]
+
+
+def test_a_preempted_answer_of_the_default_model_is_the_same(smollm2_path: Path, smollm2: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    expected = [output.outputs[0].token_ids for output in smollm2.generate(PROMPTS, params)]
+    # Room for a dozen blocks of 16 tokens, so that six requests of up to 57 tokens push each other out.
+    memory = 12 * 16 * smollm2._session._model().executor.kv_bytes_per_token
+    with LLM(str(smollm2_path), kv_cache_memory=memory, max_model_len=128, max_num_seqs=8) as cramped:
+        outputs = cramped.generate(PROMPTS, params)
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+    assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+def test_the_second_turn_finds_the_first_in_the_cache(smollm2: LLM) -> None:
+    messages = [{"role": "user", "content": "Tell me about the sea, in a few words. " * 5}]
+    params = SamplingParams(temperature=0, max_tokens=20)
+    (first,) = smollm2.chat(messages, params)
+    messages += [{"role": "assistant", "content": first.outputs[0].text}, {"role": "user", "content": "And the sky?"}]
+    (second,) = smollm2.chat(messages, params)
+    assert second.num_cached_tokens >= first.metrics.num_prompt_tokens - 16
+    assert second.metrics.num_cached_tokens == second.num_cached_tokens
+
+
+def test_output_kinds_do_not_disturb_generate(smollm2: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=4, output_kind=RequestOutputKind.DELTA)
+    (output,) = smollm2.generate("The capital of France is", params)
+    assert len(output.outputs[0].token_ids) == 4
