@@ -105,20 +105,23 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "strings that wrap": (gguf([array(STRING, U64 // 8 + 1)]), "offset 41: 2305843009213693952 strings in 'a', but"),
     "string in a list too long": (
         gguf([array(STRING, 2, string("x") + string("y", 1 << 40))]),
-        "offset 58: string 1 of 'a' has 1099511627776 bytes, but the limit is 65536",
+        "offset 58: string 1 of 'a' has a length of 1099511627776 bytes, the limit is 65536",
     ),
     "string in a list beyond the file": (
         gguf([array(STRING, 2, string("x") + string("y", 99))]),
-        "offset 58: string 1 of 'a' has 99 bytes, but the file ends after 1",
+        "offset 66: string 1 of 'a' takes 99 bytes, but the file ends after 1",
     ),
-    "list cut": (gguf([array(STRING, 2, string("x" * 60))]), "offset 117: the file ends within string 1 of 'a'"),
+    "list cut": (
+        gguf([array(STRING, 2, string("x" * 60))]),
+        "offset 117: the length of string 1 of 'a' takes 8 bytes, but the file ends after 0",
+    ),
     "string in a list not UTF-8": (
         gguf([array(STRING, 1, string(b"a\xc3\x28"))]),
         "offset 58: string 0 of 'a' is not UTF-8",
     ),
     "token of 1 MB": (
         lambda: tiny_gguf({"tokenizer.ggml.tokens": ["x" * 1_000_000]}),
-        "has 1000000 bytes, but the limit",
+        "has a length of 1000000 bytes, the limit",
     ),
     "10^7 tokens": (
         lambda: gguf([array(STRING, 10_000_000, string("t") * 10_000_000)]),
@@ -127,6 +130,14 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "lists of a million strings": (
         lambda: gguf([array(STRING, 600_000, bytes(8 * 600_000)), key("b", [""] * 600_000)]),
         "600000 strings in 'b', but the limit is 448576",
+    ),
+    "40 MB of strings": (
+        lambda: gguf([array(STRING, 1000, string("x" * 40_000) * 1000)]),
+        r"offset 335\d\d\d\d\d: string 8\d\d of 'a' goes beyond the first 33554432 bytes, the limit for a header",
+    ),
+    "40 MB of numbers": (
+        lambda: gguf([key(f"k{i}", np.zeros(1 << 20, np.uint64)) for i in range(5)]),
+        "the value of 'k3' goes beyond the first 33554432 bytes",
     ),
     "10^7 numbers": (lambda: gguf([array(0, 10_000_000, bytes(10_000_000))]), "10000000 items in 'a', but the limit"),
     # J10: alignment

@@ -24,13 +24,14 @@ from octavo.quantization.ggml import BLOCK_SIZES, GGML_TYPES
 logger = logging.getLogger(__name__)
 
 # Limits far above every published model, so that a hostile file costs neither time nor memory.
+MAX_HEADER_BYTES = 32 << 20  # the largest have 12 MB, nearly all of it vocabulary
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
 MAX_KEY_BYTES = (1 << 16) - 1
 MAX_STRING_BYTES = 8 << 20
 MAX_LISTED_STRING_BYTES = 1 << 16
 MAX_LISTED_STRINGS = 1 << 20  # in all lists of a file together; the largest vocabularies with merges have 800,000
-MAX_ARRAY_ITEMS = 1 << 22
+MAX_ARRAY_ITEMS = 1 << 21
 MAX_TENSOR_NAME_BYTES = 63
 MAX_DIMENSIONS = 4
 MAX_ALIGNMENT = 1 << 20
@@ -75,6 +76,7 @@ class _HeaderReader:
         self.file = file
         self.data = file.data
         self.size = file.size
+        self.end = min(file.size, MAX_HEADER_BYTES)
         self.position = 0
         self.num_strings = 0
 
@@ -100,13 +102,17 @@ class _HeaderReader:
     def _error(self, offset: int, reason: str) -> ModelLoadError:
         return ModelLoadError(f"{self.file.path}: offset {offset}: {reason}")
 
+    def _beyond(self, offset: int, nbytes: int, what: str) -> ModelLoadError:
+        left = self.size - offset
+        if nbytes > left:
+            return self._error(offset, f"{what} takes {nbytes} bytes, but the file ends after {left}: truncated?")
+        return self._error(offset, f"{what} goes beyond the first {MAX_HEADER_BYTES} bytes, the limit for a header")
+
     def _take(self, nbytes: int, what: str) -> int:
         """The offset of the next `nbytes` bytes, which are then behind us."""
         start = self.position
-        if nbytes > self.size - start:
-            raise self._error(
-                start, f"{what} takes {nbytes} bytes, but the file ends after {self.size - start}: truncated?"
-            )
+        if nbytes > self.end - start:
+            raise self._beyond(start, nbytes, what)
         self.position = start + nbytes
         return start
 
@@ -202,22 +208,22 @@ class _HeaderReader:
         """A list of strings. The loop is written for speed: vocabulary and merges are 300,000 of them."""
         self._check_count(f"strings in {key!r:.80}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
-        data, size, unpack, limit = self.data, self.size, _U64.unpack_from, MAX_LISTED_STRING_BYTES
+        data, last, unpack, limit = self.data, self.end, _U64.unpack_from, MAX_LISTED_STRING_BYTES
         strings: list[str] = []
         append = strings.append
         end = self.position
         try:
             for _ in range(count):
                 start = end + 8
-                if start > size:
-                    raise self._error(end, f"the file ends within string {len(strings)} of {key!r:.80}: truncated?")
+                if start > last:
+                    raise self._beyond(end, 8, f"the length of string {len(strings)} of {key!r:.80}")
                 (length,) = unpack(data, end)
                 end = start + length
-                if end > size or length > limit:
-                    reason = f"the limit is {limit}" if length > limit else f"the file ends after {size - start}"
-                    raise self._error(
-                        start - 8, f"string {len(strings)} of {key!r:.80} has {length} bytes, but {reason}"
-                    )
+                if length > limit:
+                    what = f"string {len(strings)} of {key!r:.80} has a length of {length} bytes"
+                    raise self._error(start - 8, f"{what}, the limit is {limit}")
+                if end > last:
+                    raise self._beyond(start, length, f"string {len(strings)} of {key!r:.80}")
                 append(data[start:end].decode())
         except UnicodeDecodeError as error:
             raise self._error(start + error.start, f"string {len(strings)} of {key!r:.80} is not UTF-8") from error
