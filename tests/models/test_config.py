@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.errors import ModelLoadError
+from octavo.errors import GraphError, ModelLoadError
 from octavo.graph import rope
-from octavo.models import known_architectures, load_architecture
+from octavo.models import build_graph, known_architectures, load_architecture
+from tests.support.tiny_models import CONFIGS, tiny_graph
 
 SHAPES = {"embed_tokens.weight": (100, 64), "layers.1.input_layernorm.weight": (64,)}
 GGUF = {
@@ -73,7 +74,9 @@ def test_gguf() -> None:
 
 def test_both_formats_agree() -> None:
     for architecture in ("qwen2", "qwen3"):
-        assert from_gguf(architecture, attention__key_length=16) == from_hf(architecture, head_dim=16)
+        assert from_gguf(architecture, attention__key_length=16) == from_hf(
+            architecture, head_dim=16, tie_word_embeddings=True
+        )
 
 
 def test_gguf_rotary_factors() -> None:
@@ -103,6 +106,23 @@ def test_gguf_scalings() -> None:
 
 def test_gguf_partial_rotary() -> None:
     assert len(from_gguf(rope__dimension_count=8).rope.frequencies) == 4
+
+
+def test_tied_embeddings() -> None:
+    assert from_gguf().output_head == "embed_tokens"
+    assert from_gguf(shapes={**SHAPES, "lm_head.weight": (100, 64)}).output_head == "lm_head"
+    assert from_hf().output_head == "lm_head"
+    assert from_hf(tie_word_embeddings=True).output_head == "embed_tokens"
+    assert from_hf("gemma3").output_head == "embed_tokens"
+
+
+def test_missing_head() -> None:
+    """A checkpoint that is not tied and has no head is damaged."""
+    graph, _ = tiny_graph("llama")
+    shapes = {name: shape for name, shape in graph.weights.items() if "lm_head" not in name}
+    config = load_architecture("llama").Config.from_hf(CONFIGS["llama"]().to_dict())
+    with pytest.raises(GraphError, match=r"lm_head: logits: the checkpoint has no weight lm_head\.weight"):
+        build_graph("llama", config, shapes)
 
 
 def test_mistral_window() -> None:

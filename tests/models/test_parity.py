@@ -37,7 +37,10 @@ def test_gguf(name: str, tmp_path: Path) -> None:
 def test_cpu_backend(name: str, tmp_path: Path) -> None:
     """Weights are float32; only the cache rounds, to 16 bits."""
     model = tiny_models.tiny_model(name)
-    checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path))
+    if name in tiny_models.GGUF_CONFIGS:
+        checkpoint = open_checkpoint(tiny_models.save_gguf(model, tmp_path / "model.gguf"))
+    else:
+        checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path))
     assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), 2e-2)
 
 

@@ -94,10 +94,6 @@ class Graph:
         """The weights that the graph uses, each once, in the order of first use."""
         return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))
 
-    def has(self, name: str) -> bool:
-        """Whether the checkpoint has this weight, for example `lm_head.weight`."""
-        return name in self.weights
-
     # Operations with weights. `name` is the stem: `layers.0.self_attn.q_proj`.
 
     def embedding(self, name: str) -> Value:

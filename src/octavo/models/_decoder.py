@@ -27,8 +27,14 @@ class DecoderConfig:
     head_dim: int
     max_position_embeddings: int  # tokens
     rms_norm_eps: float
+    tie_word_embeddings: bool  # the embedding is the output head, too
     rope: RopeParams
     windows: tuple[int | None, ...]  # [num_layers]; tokens that a token sees, itself included
+
+    @property
+    def output_head(self) -> str:
+        """The stem of the weight that makes the logits."""
+        return "embed_tokens" if self.tie_word_embeddings else "lm_head"
 
     def attention(self, layer: int) -> AttentionParams:
         """The attention of one layer, scaled by head_dim^-0.5."""
@@ -69,6 +75,7 @@ class DecoderConfig:
             head_dim=head_dim,
             max_position_embeddings=max_positions,
             rms_norm_eps=reader.number("attention.layer_norm_rms_epsilon", high=1.0),
+            tie_word_embeddings="lm_head.weight" not in shapes,
             rope=rope_from_gguf(reader, head_dim, max_positions, interleaved=interleaved),
             windows=(reader.integer("attention.sliding_window", 0, low=0) or None,) * num_layers,
         )
@@ -106,6 +113,7 @@ class DecoderConfig:
             head_dim=head_dim,
             max_position_embeddings=max_positions,
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6, high=1.0),
+            tie_word_embeddings=reader.flag("tie_word_embeddings", False),
             rope=rope_from_hf(rope, head_dim, reader.number("rope_theta", theta, low=1.0), max_positions),
             windows=windows or (None,) * num_layers,
         )

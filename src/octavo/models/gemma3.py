@@ -27,6 +27,7 @@ _DEFAULTS = {
     "num_key_value_heads": 4,
     "head_dim": 256,
     "max_position_embeddings": 131_072,
+    "tie_word_embeddings": True,
 }
 _PATTERN = 6  # every sixth layer is global
 _LOCAL_THETA = 10_000.0
@@ -114,7 +115,7 @@ def build(g: Graph, cfg: Config) -> Value:
         x = g.gelu_mul(g.linear(x, p + "mlp.gate_proj"), g.linear(x, p + "mlp.up_proj"), approximate=True)
         h = h + norm(g.linear(x, p + "mlp.down_proj"), p + "post_feedforward_layernorm")
     h = norm(g.select_rows(h), "norm")
-    return g.logits(h, "lm_head" if g.has("lm_head.weight") else "embed_tokens", softcap=cfg.logit_softcap)
+    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
 
 
 def _hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:

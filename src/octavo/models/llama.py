@@ -46,4 +46,4 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
         x = g.silu_mul(g.linear(x, p + "mlp.gate_proj"), g.linear(x, p + "mlp.up_proj"))
         h = h + g.linear(x, p + "mlp.down_proj")
     h = g.rms_norm(g.select_rows(h), "norm", cfg.rms_norm_eps)
-    return g.logits(h, "lm_head" if g.has("lm_head.weight") else "embed_tokens")
+    return g.logits(h, cfg.output_head)
