@@ -8,6 +8,9 @@ from pathlib import Path
 from octavo.errors import ModelLoadError
 from octavo.loader.mapped_file import MappedFile
 
+# Python needs up to 200 bytes for what takes two in the file, such as `[]`; so items are counted beforehand.
+MAX_ITEMS = 1 << 18
+
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
     """The object in a JSON file. Raises ModelLoadError naming file, offset and reason."""
@@ -20,14 +23,20 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
         file.close()
 
 
-def parse_json_object(text: bytes, path: Path, offset: int = 0) -> dict[str, object]:
-    """The object that `text`, found at `offset` bytes in `path`, writes down; every key once, no NaN or infinity."""
+def parse_json_object(text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS) -> dict[str, object]:
+    """The object that `text`, found at `offset` bytes in `path`, writes down; every key once, no NaN or infinity.
+
+    max_items: of all lists and objects together.
+    """
+    if (items := sum(map(text.count, (b",", b"[", b"{")))) > max_items:
+        raise ModelLoadError(f"{path}: offset {offset}: JSON of {items} items, the limit is {max_items}")
     try:
         value = json.loads(text.decode(), object_pairs_hook=_unique, parse_constant=_refuse)
     except UnicodeDecodeError as error:
         raise ModelLoadError(f"{path}: offset {offset + error.start}: not UTF-8") from error
     except json.JSONDecodeError as error:
-        raise ModelLoadError(f"{path}: offset {offset + error.pos}: not JSON: {error.msg}") from error
+        at = offset + len(error.doc[: error.pos].encode())
+        raise ModelLoadError(f"{path}: offset {at}: not JSON: {error.msg}") from error
     except RecursionError as error:
         raise ModelLoadError(f"{path}: offset {offset}: JSON nested too deeply") from error
     except ValueError as error:

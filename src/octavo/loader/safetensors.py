@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 8 << 20
 MAX_INDEX_BYTES = 16 << 20
 MAX_SHARDS = 1000
-MAX_TENSORS = 1 << 16
+MAX_TENSORS = 1 << 15
+MAX_HEADER_ITEMS = MAX_TENSORS * 16
 MAX_DIMENSIONS = 8
 
 _BITS = {"BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64}
@@ -159,7 +160,7 @@ def read_header(file: MappedFile) -> dict[str, SafetensorsTensor]:
     text = file.data[8 : 8 + length]
     if text[:1] != b"{":
         raise ModelLoadError(f"{file.path}: offset 8: the header starts with {text[:1]!r} instead of '{{'")
-    header = parse_json_object(text, file.path, 8)
+    header = parse_json_object(text, file.path, 8, MAX_HEADER_ITEMS)
     _check_notes(file.path, header.pop("__metadata__", {}))
     if len(header) > MAX_TENSORS:
         raise ModelLoadError(f"{file.path}: offset 8: {len(header)} tensors, the limit is {MAX_TENSORS}")
