@@ -76,7 +76,7 @@ class Session:
             raise UsageError(f"sampling_params must be a SamplingParams, not {params!r}")
         if output_kind is not None and isinstance(params, SamplingParams):
             params = replace(params, output_kind=output_kind)
-        return self._model().engine.create_request(
+        return self.model().engine.create_request(
             request_id if request_id is not None else f"request-{next(self._ids)}",
             self.encode(prompt),
             params,
@@ -105,7 +105,8 @@ class Session:
             del loaded
             gc.collect()
 
-    def _model(self) -> LoadedModel:
+    def model(self) -> LoadedModel:
+        """What was loaded. Raises UsageError once it is closed."""
         if self._loaded is None:
             raise UsageError("this model is closed; load it again")
         return self._loaded
@@ -117,7 +118,7 @@ class Session:
             return self._chat_template
 
     def _make_template(self, source: str | None) -> ChatTemplate:
-        model = self._model()
+        model = self.model()
         return ChatTemplate(
             source, bos_token=self._text(self.tokenizer.bos_token_id), eos_token=self._text(model.eos_token_id)
         )

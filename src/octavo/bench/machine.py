@@ -1,0 +1,59 @@
+"""What a figure was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from octavo import __version__
+from octavo.engine.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Enough to compare figures, or to see that they cannot be compared."""
+
+    octavo: str
+    python: str
+    system: str
+    processor: str
+    num_cpus: int
+    backend: str
+    isa: str | None  # instruction set of the kernels; None where the backend has no choice
+    num_threads: int | None
+    model: str
+    architecture: str
+    weight_bytes: int
+
+
+def describe_machine(session: Session) -> Machine:
+    """The machine and the model of a session."""
+    model = session.model()
+    # Not every executor has instruction sets and threads of its own.
+    executor: Any = model.executor
+    thread_plan = getattr(executor, "thread_plan", None)
+    return Machine(
+        octavo=__version__,
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} {platform.machine()}",
+        processor=_processor(),
+        num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        backend=session.config.backend,
+        isa=getattr(executor, "isa", None),
+        num_threads=None if thread_plan is None else thread_plan.count,
+        model=model.name,
+        architecture=model.architecture,
+        weight_bytes=model.executor.weight_bytes,
+    )
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,63 @@
+"""The benchmarks: that they measure what they say, on the fake model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from octavo.bench import DEFINITIONS, LatencyReport, Spread, ThroughputReport, latency, throughput
+from octavo.errors import UsageError
+from tests.support.fake_model import use_fake_model
+
+
+def test_a_spread_is_the_middle_of_the_values() -> None:
+    assert Spread.of([5.0]) == Spread(5.0, 5.0, 5.0, 1)
+    spread = Spread.of([float(i) for i in range(11)])
+    assert (spread.median, spread.low, spread.high, spread.num_values) == (5.0, 1.0, 9.0, 11)
+
+
+def test_latency_runs_the_batches_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = use_fake_model(monkeypatch)
+    report = latency("fake", input_len=10, output_len=5, batch_size=3, iterations=2, warmup=1)
+    assert executor.num_tokens == 3 * 3 * (10 + 4)
+    assert executor.is_closed
+    assert report.time_to_first_token_s.num_values == 6
+    assert report.end_to_end_s.num_values == 2
+    assert report.time_per_output_token_s is not None
+    assert report.end_to_end_s.median > report.time_to_first_token_s.low > 0
+    assert report.output_tokens_per_s.median == pytest.approx(15 / report.end_to_end_s.median, rel=0.5)
+    assert json.loads(json.dumps(dataclasses.asdict(report)))["machine"]["model"] == "fake"
+
+
+def test_throughput_counts_tokens_and_waste(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_model(monkeypatch)
+    report = throughput("fake", num_prompts=12, input_len=10, output_len=4, iterations=2)
+    assert report.end_to_end_s.num_values == 2
+    assert report.total_tokens_per_s.median == pytest.approx(report.output_tokens_per_s.median * 14 / 4)
+    assert report.requests_per_s.median == pytest.approx(report.output_tokens_per_s.median / 4)
+    assert 0 < report.kv_waste < 0.5
+    json.dumps(dataclasses.asdict(report))
+
+
+def test_every_measured_field_is_defined() -> None:
+    for report in (LatencyReport, ThroughputReport):
+        for field in dataclasses.fields(report):
+            if "Spread" in str(field.type):
+                assert field.name in DEFINITIONS, field.name
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"input_len": 0}, "input_len is 0; it must be a number from 1 up"),
+        ({"iterations": -1}, "iterations is -1"),
+        ({"batch_size": True}, "batch_size is True"),
+        ({"input_len": 60, "output_len": 10}, "are 70 tokens; the context has 64"),
+    ],
+)
+def test_impossible_sizes_are_refused(monkeypatch: pytest.MonkeyPatch, sizes: dict[str, int], message: str) -> None:
+    use_fake_model(monkeypatch)
+    with pytest.raises(UsageError, match=message):
+        latency("fake", **sizes)
