@@ -48,9 +48,9 @@ def latency(
     """
     check_sizes(input_len=input_len, output_len=output_len, batch_size=batch_size, iterations=iterations)
     rng = random.Random(0)
-    session = Session(
-        EngineConfig.resolve(model, {"max_num_seqs": max(batch_size, 64), **_room(batch_size), **options})
-    )
+    # The whole batch runs at once, however large it is.
+    room = {name: max(batch_size, getattr(EngineConfig, name)) for name in ("max_num_seqs", "max_num_batched_tokens")}
+    session = Session(EngineConfig.resolve(model, {**room, **options}))
     try:
         runs = []
         for i in range(warmup + iterations):
