@@ -88,8 +88,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.count = 0
 
     @rule(
-        prefix=st.integers(0, 20),
-        period=st.sampled_from([4, 5, 64]),
+        prefix=st.tuples(st.integers(0, 20), st.sampled_from([4, 5, 64])),
         tail=st.lists(st.integers(2, 63), min_size=1, max_size=12),
         kind=st.sampled_from(["greedy", "random", "penalty", "logprobs", "beams"]),
         count=st.integers(1, 4),
@@ -99,8 +98,7 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def add(
         self,
-        prefix: int,
-        period: int,
+        prefix: tuple[int, int],
         tail: list[int],
         kind: str,
         count: int,
@@ -110,7 +108,8 @@ class EngineMachine(RuleBasedStateMachine):
     ) -> None:
         # Prompts share prefixes, so that the prefix cache has something to do; with a period of one block they
         # repeat blocks too, which are equal only in what they hold.
-        shared = tuple(2 + i % period for i in range(prefix))
+        length, period = prefix
+        shared = tuple(2 + i % period for i in range(length))
         spec = (shared + tuple(tail), kind, count, max_tokens, seed)
         self.count += 1
         try:
