@@ -39,10 +39,5 @@ static inline bool kv_block_size_is_valid(int32_t block_size) {
     return block_size == 8 || (block_size > 0 && block_size % KV_GROUP == 0);
 }
 
-// Copies a block of one layer: copy-on-write of shared prefixes.
-static inline void kv_copy_block(void* layer_data, size_t block_bytes, int32_t source, int32_t destination) {
-    char* base = static_cast<char*>(layer_data);
-    __builtin_memcpy(base + destination * block_bytes, base + source * block_bytes, block_bytes);
-}
 
 }  // namespace octavo

@@ -90,6 +90,9 @@ inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t t
     for (int32_t t = 0; t < count; ++t) {
         const float* from =
             task.in.q + (token + t) * task.in.q_stride + static_cast<int64_t>(block.kv_head) * s.group * s.head_dim;
+        // Rows of q are far apart, the hardware does not guess the next one.
+        if (t + 1 < count)
+            for (int32_t i = 0; i < s.group * s.head_dim; i += 16) __builtin_prefetch(from + task.in.q_stride + i);
         for (int32_t g = 0; g < s.group; ++g, from += s.head_dim, out += s.head_dim) {
             prepare_head(task, from, task.in.q_norm, cos_sin + t * table_stride, out);
             for (int32_t i = 0; i < s.head_dim; ++i) out[i] = out[i] * s.scale;
@@ -109,13 +112,14 @@ struct Carver {
     }
 };
 
-inline int32_t block_tokens(const AttentionShape& shape) {
-    return shape.group < BLOCK_ROWS ? BLOCK_ROWS / shape.group : 1;
+// Tokens of a block of about `rows` rows.
+inline int32_t block_tokens(const AttentionShape& shape, int32_t rows) {
+    return shape.group < rows ? rows / shape.group : 1;
 }
 
 inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
     const AttentionShape& s = task.shape;
-    const size_t rows = static_cast<size_t>(block_tokens(s)) * s.group;
+    const size_t rows = static_cast<size_t>(block_tokens(s, BLOCK_ROWS)) * s.group;
     const size_t panel_width = s.head_dim > CHUNK ? s.head_dim : CHUNK;
     QueryBlock block{};
     block.q = carver.take<float>(rows * s.head_dim);
@@ -146,15 +150,14 @@ inline void select_request(const Step& step, int32_t request, int32_t kv_head, Q
 }
 
 // Attends over everything that the loaded block sees and writes its output, tokens from `token` on.
-inline void attend_block(const AttentionTask& task, const QueryBlock& block, int32_t token) {
+inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t token) {
     const AttentionShape& s = task.shape;
     const HeadCache cache = head_cache(*task.cache, block.kv_head, s.head_dim);
-    for (int32_t row = 0; row < block.rows; ++row) clear_row(total_of(s, block, row), s.padded_dim);
     const Interval splits = visible_splits(s, block);
     for (int32_t split = splits.begin; split < splits.end; ++split) {
         attend_split(s, cache, block, split);
-        for (int32_t row = 0; row < block.rows; ++row)
-            merge_row(total_of(s, block, row), split_of(s, block, row), s.padded_dim);
+        if (split == splits.begin) adopt_split(block);
+        else merge_block(s, block);
     }
     for (int32_t row = 0; row < block.rows; ++row) {
         const int32_t head = block.kv_head * s.group + row % s.group;

@@ -14,7 +14,7 @@ namespace octavo {
 namespace {
 
 constexpr int SPLIT = 256;       // keys whose results are merged as one
-constexpr int BLOCK_ROWS = 84;   // rows of a prefill block: fourteen full tiles
+constexpr int BLOCK_ROWS = 168;  // rows of a prefill block: twenty-eight full tiles
 constexpr int PANEL_ROWS = 12;   // from so many rows on, keys and values are converted once for all tiles
 
 struct AttentionShape {
@@ -38,7 +38,7 @@ struct QueryBlock {
     // Of the splits so far, and of the current one.
     float *out, *split_out;  // [rows, padded_dim]
     float *sum, *split_sum;  // [rows, 16]
-    float *max, *split_max;  // [rows]
+    float *max, *split_max;  // [rows, padded to 16]
     float* rescale;          // [rows]
     float* scores;           // [rows, CHUNK]
     float* panel;            // keys or values of one panel as float32
@@ -117,29 +117,34 @@ inline void score_panels(const AttentionShape& shape, const QueryBlock& block, c
     }
 }
 
-// Scores become probabilities; those that a tile computes for a neighbour's sake become zero.
-inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
-    const Tiles tiles = tiles_of(block.rows);
-    for (int32_t i = 0; i < tiles.count; ++i) {
-        const int32_t first = tiles.begin(i), end = tiles.begin(i + 1);
-        const Interval seen = tile_keys(shape, block, chunk, first, end - 1);
-        for (int32_t row = first; row < end; ++row) {
-            const Interval keys = tile_keys(shape, block, chunk, row, row);
-            float* scores = block.scores + row * CHUNK;
-            block.rescale[row] = 1.0f;
-            if (!keys.empty()) {
-                const int32_t position = block.first_position + row / shape.group;
-                const int32_t head = block.kv_head * shape.group + row % shape.group;
-                const ScoreRule rule{shape.softcap, shape.slopes ? shape.slopes[head] : 0.0f,
-                                     static_cast<float>(chunk.start - position)};
-                block.rescale[row] = softmax_chunk(scores, keys.begin, keys.end, rule, block.split_max + row,
-                                                   block.split_sum + row * 16);
-            }
-            const int32_t own_begin = keys.empty() ? seen.end : keys.begin;
-            for (int32_t k = seen.begin; k < own_begin; ++k) scores[k] = 0.0f;
-            for (int32_t k = keys.empty() ? seen.end : keys.end; k < seen.end; ++k) scores[k] = 0.0f;
-        }
+// Scores of one tile become probabilities; those that it computed for a neighbour's sake become zero.
+inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk, int32_t first,
+                         int32_t count) {
+    const Interval seen = tile_keys(shape, block, chunk, first, first + count - 1);
+    const bool ruled = shape.softcap != 0.0f || shape.slopes;
+    const Interval common = intersect(tile_keys(shape, block, chunk, first, first),
+                                      tile_keys(shape, block, chunk, first + count - 1, first + count - 1).begin, CHUNK);
+    const bool plain = !ruled && common.begin == 0 && common.end == CHUNK;
+    RowScores rows[TILE_ROWS];
+    for (int32_t r = 0; r < count; ++r) {
+        const int32_t row = first + r, position = block.first_position + row / shape.group;
+        const int32_t head = block.kv_head * shape.group + row % shape.group;
+        float* scores = block.scores + row * CHUNK;
+        rows[r].scores = scores;
+        if (plain) continue;
+        const Interval keys = tile_keys(shape, block, chunk, row, row);
+        rows[r] = {scores, keys.begin, keys.end,
+                   {shape.softcap, shape.slopes ? shape.slopes[head] : 0.0f, static_cast<float>(chunk.start - position)}};
+        const Interval own = keys.empty() ? Interval{seen.end, seen.end} : keys;
+        for (int32_t k = seen.begin; k < own.begin; ++k) scores[k] = 0.0f;
+        for (int32_t k = own.end; k < seen.end; ++k) scores[k] = 0.0f;
     }
+    softmax_tile(rows, count, plain, {block.split_max + first, block.split_sum + first * 16, block.rescale + first});
+}
+
+inline void softmax_block(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+    const Tiles tiles = tiles_of(block.rows);
+    for (int32_t i = 0; i < tiles.count; ++i) softmax_rows(shape, block, chunk, tiles.begin(i), tiles.size(i));
 }
 
 inline void values_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
@@ -201,7 +206,7 @@ inline void attend_split(const AttentionShape& shape, const HeadCache& cache, co
         const bool panels = block.rows >= PANEL_ROWS;
         if (panels) score_panels(shape, block, chunk);
         else score_direct(shape, block, chunk);
-        softmax_rows(shape, block, chunk);
+        softmax_block(shape, block, chunk);
         if (panels) values_panels(shape, block, chunk);
         else values_direct(shape, block, chunk);
     }
@@ -219,19 +224,43 @@ inline RowState split_of(const AttentionShape& shape, const QueryBlock& b, int32
     return {b.split_out + static_cast<int64_t>(row) * shape.padded_dim, b.split_sum + row * 16, b.split_max + row};
 }
 
-inline void clear_row(const RowState& row, int32_t columns) {
-    __builtin_memset(row.out, 0, sizeof(float) * columns);
-    __builtin_memset(row.sum, 0, sizeof(float) * 16);
-    *row.max = NO_SCORE;
+inline void scale_and_add(const RowState& total, const RowState& split, float a, float b, int32_t columns) {
+    const F32x16 wa = broadcast(a), wb = broadcast(b);
+    store(total.sum, load(total.sum) * wa + load(split.sum) * wb);
+    for (int32_t c = 0; c < columns; c += 16) store(total.out + c, load(total.out + c) * wa + load(split.out + c) * wb);
 }
 
 inline void merge_row(const RowState& total, const RowState& split, int32_t columns) {
     const float new_max = *split.max > *total.max ? *split.max : *total.max;
-    const F32x16 a = broadcast(exp_scalar(*total.max - new_max)), b = broadcast(exp_scalar(*split.max - new_max));
-    store(total.sum, load(total.sum) * a + load(split.sum) * b);
-    for (int32_t c = 0; c < columns; c += 16)
-        store(total.out + c, load(total.out + c) * a + load(split.out + c) * b);
+    scale_and_add(total, split, exp_scalar(*total.max - new_max), exp_scalar(*split.max - new_max), columns);
     *total.max = new_max;
+}
+
+// The same for all rows of a block.
+inline void merge_block(const AttentionShape& shape, const QueryBlock& block) {
+    for (int32_t first = 0; first < block.rows; first += 16) {
+        const F32x16 total_max = load(block.max + first), split_max = load(block.split_max + first);
+        const F32x16 new_max = max(split_max, total_max);
+        float a[16], b[16];
+        store(a, exp(total_max - new_max));
+        store(b, exp(split_max - new_max));
+        store(block.max + first, new_max);
+        for (int32_t row = first; row < block.rows && row < first + 16; ++row)
+            scale_and_add(total_of(shape, block, row), split_of(shape, block, row), a[row - first], b[row - first],
+                          shape.padded_dim);
+    }
+}
+
+// The current split becomes the total: the first one has nothing to be merged with.
+inline void adopt_split(QueryBlock& block) {
+    const auto swap = [](float*& x, float*& y) {
+        float* const old = x;
+        x = y;
+        y = old;
+    };
+    swap(block.out, block.split_out);
+    swap(block.sum, block.split_sum);
+    swap(block.max, block.split_max);
 }
 
 // out[head_dim] = the finished row; `head` for its sink.

@@ -20,6 +20,12 @@ inline RowState partial_row(const AttentionShape& s, float* partials, int64_t ro
     return {base, base + s.padded_dim, base + s.padded_dim + 16};
 }
 
+inline void copy_row(const RowState& to, const RowState& from, int32_t columns) {
+    __builtin_memcpy(to.out, from.out, sizeof(float) * columns);
+    __builtin_memcpy(to.sum, from.sum, sizeof(float) * 16);
+    *to.max = *from.max;
+}
+
 // (request, kv head) pairs so few that their splits are shared out.
 inline bool has_few_pairs(const AttentionShape& s, int64_t num_requests, int32_t num_workers) {
     return num_workers > 1 && num_requests * s.num_kv_heads < 4 * static_cast<int64_t>(num_workers);
@@ -108,11 +114,8 @@ inline void attend_splits(const AttentionTask& task, const Step& step, Worker& w
                 QueryBlock part = block;
                 attend_split(s, cache, part, splits.begin + static_cast<int32_t>(i));
                 for (int32_t row = 0; row < part.rows; ++row) {
-                    const RowState to_row = partial_row(s, shared.partials, (before + i) * s.group + row);
-                    const RowState from_row = split_of(s, part, row);
-                    __builtin_memcpy(to_row.out, from_row.out, sizeof(float) * s.padded_dim);
-                    __builtin_memcpy(to_row.sum, from_row.sum, sizeof(float) * 16);
-                    *to_row.max = *from_row.max;
+                    copy_row(partial_row(s, shared.partials, (before + i) * s.group + row), split_of(s, part, row),
+                             s.padded_dim);
                 }
             }
         }
@@ -131,8 +134,8 @@ inline void merge_splits(const AttentionTask& task, const Step& step, const Work
         for (int32_t head = 0; head < s.num_heads; ++head, ++index) {
             if (index * worker.count / rows != worker.index) continue;
             const int64_t pair = before + head / s.group * count;
-            clear_row(total, s.padded_dim);
-            for (int64_t i = 0; i < count; ++i)
+            copy_row(total, partial_row(s, shared.partials, pair * s.group + head % s.group), s.padded_dim);
+            for (int64_t i = 1; i < count; ++i)
                 merge_row(total, partial_row(s, shared.partials, (pair + i) * s.group + head % s.group), s.padded_dim);
             finish_row(s, total, head,
                        task.output.data + static_cast<int64_t>(step.query_start_loc[r]) * task.output.cols +
@@ -155,11 +158,17 @@ inline void write_all(const AttentionTask& task, const Step& step, const Worker&
     }
 }
 
+// Tokens of a query block: large ones convert keys and values less often, small ones give every worker a share.
+inline int32_t block_width(const AttentionShape& s, const Step& step, int32_t num_workers) {
+    const int64_t rows = static_cast<int64_t>(step.num_tokens) * s.num_heads;
+    return block_tokens(s, rows < 8LL * BLOCK_ROWS * num_workers ? BLOCK_ROWS / 2 : BLOCK_ROWS);
+}
+
 // Query blocks of all requests; the last ones, which see most keys, come first.
-inline void attend_queries(const AttentionTask& task, const Step& step, QueryBlock& block,
+inline void attend_queries(const AttentionTask& task, const Step& step, int32_t num_workers, QueryBlock& block,
                            const AttentionShared& shared) {
     const AttentionShape& s = task.shape;
-    const int32_t width = block_tokens(s);
+    const int32_t width = block_width(s, step, num_workers);
     int32_t item = __atomic_fetch_add(shared.next_item, 1, __ATOMIC_RELAXED), before = 0;
     for (int32_t r = step.num_requests - 1; r >= 0; --r) {
         const int32_t begin = step.query_start_loc[r], end = step.query_start_loc[r + 1];
@@ -202,7 +211,7 @@ void run_attention(const AttentionTask& task, const Step& step, Worker& worker, 
     if (worker.index == 0) *shared.next_item = 0;
     write_all(task, step, worker, block, shared);
     worker.barrier();
-    attend_queries(task, step, block, shared);
+    attend_queries(task, step, worker.count, block, shared);
 }
 
 }  // namespace

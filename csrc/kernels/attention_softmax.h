@@ -48,33 +48,79 @@ inline F32x16 apply_rule(F32x16 score, const ScoreRule& rule, int group) {
     return score;
 }
 
-// scores[begin, end) become probabilities relative to the new maximum; `max` and `sum` (16 lanes) are updated.
-// Returns the factor that brings earlier results to the new maximum. Scores outside [begin, end) are not read.
-inline float softmax_chunk(float* scores, int begin, int end, const ScoreRule& rule, float* max_score, float* sum) {
-    const int first = begin / 16, last = (end - 1) / 16;
-    const bool plain = rule.softcap == 0.0f && rule.slope == 0.0f;
+// One row's part of a chunk.
+struct RowScores {
+    float* scores;    // [CHUNK]; those outside [begin, end) are not read
+    int begin, end;   // keys that the row sees; none: begin >= end
+    ScoreRule rule;
+};
+
+// The largest score. Rules are applied and lanes outside the range hidden, in place.
+inline float largest_score(const RowScores& row) {
+    if (row.begin >= row.end) return NO_SCORE;
+    const bool plain = row.rule.softcap == 0.0f && row.rule.slope == 0.0f;
     F32x16 largest = broadcast(NO_SCORE);
-    for (int g = first; g <= last; ++g) {
-        F32x16 score = load(scores + g * 16);
-        if (!plain) score = apply_rule(score, rule, g);
-        const bool partial = g * 16 < begin || g * 16 + 16 > end;
-        if (partial) score = keep_lanes(score, begin - g * 16, end - g * 16, NO_SCORE);
-        if (partial || !plain) store(scores + g * 16, score);
+    for (int g = row.begin / 16; g * 16 < row.end; ++g) {
+        F32x16 score = load(row.scores + g * 16);
+        if (!plain) score = apply_rule(score, row.rule, g);
+        const bool partial = g * 16 < row.begin || g * 16 + 16 > row.end;
+        if (partial) score = keep_lanes(score, row.begin - g * 16, row.end - g * 16, NO_SCORE);
+        if (partial || !plain) store(row.scores + g * 16, score);
         largest = max(largest, score);
     }
-    const float chunk_max = reduce_max(largest);
-    const float new_max = chunk_max > *max_score ? chunk_max : *max_score;
-    const float rescale = new_max == *max_score ? 1.0f : exp_scalar(*max_score - new_max);
-    F32x16 total = load(sum) * broadcast(rescale);
-    for (int g = first; g <= last; ++g) {
-        F32x16 p = exp(load(scores + g * 16) - broadcast(new_max));
-        if (g * 16 < begin || g * 16 + 16 > end) p = keep_lanes(p, begin - g * 16, end - g * 16, 0.0f);
-        store(scores + g * 16, p);
-        total = total + p;
+    return reduce_max(largest);
+}
+
+// Scores become probabilities relative to `max_score`; returns `sum` and theirs, lane by lane.
+inline F32x16 exponentiate(const RowScores& row, float max_score, F32x16 sum) {
+    for (int g = row.begin / 16; g * 16 < row.end; ++g) {
+        F32x16 p = exp(load(row.scores + g * 16) - broadcast(max_score));
+        if (g * 16 < row.begin || g * 16 + 16 > row.end)
+            p = keep_lanes(p, row.begin - g * 16, row.end - g * 16, 0.0f);
+        store(row.scores + g * 16, p);
+        sum = sum + p;
     }
-    store(sum, total);
-    *max_score = new_max;
-    return rescale;
+    return sum;
+}
+
+// The same two for a row that sees the whole chunk and has no rule: the common case, without a branch.
+inline float largest_score_plain(const float* scores) {
+    F32x16 largest = load(scores);
+    for (int g = 1; g < CHUNK / 16; ++g) largest = max(largest, load(scores + g * 16));
+    return reduce_max(max(largest, broadcast(NO_SCORE)));
+}
+inline F32x16 exponentiate_plain(float* scores, float max_score, F32x16 sum) {
+    for (int g = 0; g < CHUNK / 16; ++g) {
+        const F32x16 p = exp(load(scores + g * 16) - broadcast(max_score));
+        store(scores + g * 16, p);
+        sum = sum + p;
+    }
+    return sum;
+}
+
+// Running values of the rows of one tile.
+struct TileState {
+    float* max;      // [rows]
+    float* sum;      // [rows, 16]
+    float* rescale;  // [rows] out: what brings earlier results to the new maximum
+};
+
+// The rows of a tile one after another in each pass, so that their chains of dependent operations overlap.
+inline void softmax_tile(const RowScores* rows, int count, bool plain, const TileState& state) {
+    float change[16] = {};
+    for (int r = 0; r < count; ++r) {
+        const float chunk_max = plain ? largest_score_plain(rows[r].scores) : largest_score(rows[r]);
+        const float new_max = chunk_max > state.max[r] ? chunk_max : state.max[r];
+        change[r] = state.max[r] - new_max;
+        state.max[r] = new_max;
+    }
+    store(change, exp(load(change)));
+    for (int r = 0; r < count; ++r) {
+        state.rescale[r] = change[r];
+        const F32x16 sum = load(state.sum + r * 16) * broadcast(change[r]);
+        store(state.sum + r * 16, plain ? exponentiate_plain(rows[r].scores, state.max[r], sum)
+                                        : exponentiate(rows[r], state.max[r], sum));
+    }
 }
 
 }  // namespace

@@ -28,6 +28,9 @@ constexpr int tile_vectors(int rows) {
 }
 constexpr int PANEL_VECTORS = tile_vectors(TILE_ROWS);
 
+// Keeps the compiler from holding broadcast operands in registers that the sums need: it would spill those.
+inline void broadcast_again() { asm volatile("" ::: "memory"); }
+
 // scores[row][16 n + lane] = q[row] . keys[n][.][lane]
 template <int M, int N, typename T>
 inline void score_tile(const float* q, int32_t head_dim, const T* const* keys, float* scores) {
@@ -35,11 +38,10 @@ inline void score_tile(const float* q, int32_t head_dim, const T* const* keys, f
     for (int m = 0; m < M; ++m)
         for (int n = 0; n < N; ++n) sum[m][n] = broadcast(0.0f);
     for (int32_t d = 0; d < head_dim; ++d) {
-        F32x16 b[N];
-        for (int n = 0; n < N; ++n) b[n] = load_lanes(keys[n] + d * KV_GROUP);
-        for (int m = 0; m < M; ++m) {
-            const F32x16 a = broadcast(q[m * head_dim + d]);
-            for (int n = 0; n < N; ++n) sum[m][n] = fma(a, b[n], sum[m][n]);
+        for (int n = 0; n < N; ++n) {
+            broadcast_again();
+            const F32x16 b = load_lanes(keys[n] + d * KV_GROUP);
+            for (int m = 0; m < M; ++m) sum[m][n] = fma(broadcast(q[m * head_dim + d]), b, sum[m][n]);
         }
     }
     for (int m = 0; m < M; ++m)
@@ -66,11 +68,10 @@ inline void value_tile(const float* probabilities, const ValueRows<T>& values, i
         const int32_t group_end = stop < values.end ? stop : values.end;
         const T* row = values.groups[k / KV_GROUP] + k % KV_GROUP * values.stride + column;
         for (; k < group_end; ++k, row += values.stride) {
-            F32x16 b[N];
-            for (int n = 0; n < N; ++n) b[n] = load_lanes(row + n * 16);
-            for (int m = 0; m < M; ++m) {
-                const F32x16 a = broadcast(probabilities[m * CHUNK + k]);
-                for (int n = 0; n < N; ++n) sum[m][n] = fma(a, b[n], sum[m][n]);
+            for (int n = 0; n < N; ++n) {
+                broadcast_again();
+                const F32x16 b = load_lanes(row + n * 16);
+                for (int m = 0; m < M; ++m) sum[m][n] = fma(broadcast(probabilities[m * CHUNK + k]), b, sum[m][n]);
             }
         }
     }
