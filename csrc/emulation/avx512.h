@@ -79,6 +79,36 @@ inline __m512i shift_right_epi16(__m512i a) {
     return join(_mm256_srli_epi16(low(a), count), _mm256_srli_epi16(high(a), count));
 }
 
+inline __m512i madd_epi16(__m512i a, __m512i b) {
+    return join(_mm256_madd_epi16(low(a), low(b)), _mm256_madd_epi16(high(a), high(b)));
+}
+inline __m512i maddubs_epi16(__m512i a, __m512i b) {
+    return join(_mm256_maddubs_epi16(low(a), low(b)), _mm256_maddubs_epi16(high(a), high(b)));
+}
+inline __m512i shuffle_epi8(__m512i a, __m512i b) {
+    return join(_mm256_shuffle_epi8(low(a), low(b)), _mm256_shuffle_epi8(high(a), high(b)));
+}
+inline __m512i or_all(__m512i a, __m512i b) {
+    return join(_mm256_or_si256(low(a), low(b)), _mm256_or_si256(high(a), high(b)));
+}
+inline __m512i and_all(__m512i a, __m512i b) {
+    return join(_mm256_and_si256(low(a), low(b)), _mm256_and_si256(high(a), high(b)));
+}
+inline __m512i xor_all(__m512i a, __m512i b) {
+    return join(_mm256_xor_si256(low(a), low(b)), _mm256_xor_si256(high(a), high(b)));
+}
+inline void store_all(void* p, __m512i a) { std::memcpy(p, &a, 64); }
+// Unsigned bytes of a times signed bytes of b, four neighbours added to each int32 of sum.
+inline __m256i dpbusd_half(__m256i sum, __m256i a, __m256i b) {
+    const __m256i mask = _mm256_set1_epi16(255);
+    const __m256i even = _mm256_madd_epi16(_mm256_and_si256(a, mask), _mm256_srai_epi16(_mm256_slli_epi16(b, 8), 8));
+    const __m256i odd = _mm256_madd_epi16(_mm256_srli_epi16(a, 8), _mm256_srai_epi16(b, 8));
+    return _mm256_add_epi32(sum, _mm256_add_epi32(even, odd));
+}
+inline __m512i dpbusd(__m512i sum, __m512i a, __m512i b) {
+    return join(dpbusd_half(low(sum), low(a), low(b)), dpbusd_half(high(sum), high(a), high(b)));
+}
+
 // Eight tiles of 16 rows x 64 bytes, the one configuration that the kernels use.
 struct Tile {
     alignas(64) uint8_t rows[16][64];
@@ -168,6 +198,24 @@ inline void tile_dot_bf16(int c, int a, int b) {
 #define _mm512_cvtepu8_epi16(a) octavo::emulation::epu8_to_epi16(a)
 #define _mm512_slli_epi16(a, n) octavo::emulation::shift_left_epi16<n>(a)
 #define _mm512_srli_epi16(a, n) octavo::emulation::shift_right_epi16<n>(a)
+
+// Variadic: an argument may hold template commas.
+#undef _mm512_madd_epi16
+#undef _mm512_maddubs_epi16
+#undef _mm512_shuffle_epi8
+#undef _mm512_or_si512
+#undef _mm512_and_si512
+#undef _mm512_xor_si512
+#undef _mm512_storeu_si512
+#undef _mm512_dpbusd_epi32
+#define _mm512_madd_epi16(...) octavo::emulation::madd_epi16(__VA_ARGS__)
+#define _mm512_maddubs_epi16(...) octavo::emulation::maddubs_epi16(__VA_ARGS__)
+#define _mm512_shuffle_epi8(...) octavo::emulation::shuffle_epi8(__VA_ARGS__)
+#define _mm512_or_si512(...) octavo::emulation::or_all(__VA_ARGS__)
+#define _mm512_and_si512(...) octavo::emulation::and_all(__VA_ARGS__)
+#define _mm512_xor_si512(...) octavo::emulation::xor_all(__VA_ARGS__)
+#define _mm512_storeu_si512(...) octavo::emulation::store_all(__VA_ARGS__)
+#define _mm512_dpbusd_epi32(...) octavo::emulation::dpbusd(__VA_ARGS__)
 
 #undef _tile_loadd
 #undef _tile_stream_loadd
