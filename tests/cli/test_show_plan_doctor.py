@@ -77,7 +77,7 @@ def test_the_plan_is_what_the_engine_takes(smollm2_path: Path) -> None:
     needs = memory_needs(checkpoint, 1024, 1, 8 << 30)
     checkpoint.close()
     with LLM(str(smollm2_path), kv_cache_memory="64MiB") as llm:
-        executor = llm._session._model().executor
+        executor = llm._session.model().executor
         assert needs.kv_bytes_per_token == executor.kv_bytes_per_token
         assert needs.weight_bytes == pytest.approx(executor.weight_bytes, rel=0.15)
         assert needs.workspace_bytes == pytest.approx(executor.workspace_bytes, rel=0.5)

@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from octavo.errors import ModelLoadError
+from octavo.errors import ModelLoadError, UsageError
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -177,6 +177,7 @@ def changed(**parts: Any) -> bytes:
 
 
 CHAIN = {"type": "Sequence", "normalizers": [{"type": "NFC"}] * 10_000}
+SPLIT = {"type": "Split", "behavior": "Isolated", "invert": False}
 FAR = {"id": 10**9, "content": "<far>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
 
 
@@ -194,8 +195,10 @@ FAR = {"id": 10**9, "content": "<far>", "single_word": False, "lstrip": False, "
         (changed(normalizer=CHAIN), "10001 steps"),
         (changed(decoder=None), "the decoder is missing"),
         (changed(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "the decoder is WordPiece"),
-        (changed(pre_tokenizer={"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}),
+        (changed(pre_tokenizer={**SPLIT, "pattern": {"Regex": "("}}),
          "is no tokenizer"),
+        (changed(pre_tokenizer={**SPLIT, "pattern": {"Regex": "(a+)+$"}}),
+         "cannot encode a text"),
     ],
 )  # fmt: skip
 def test_bad_tokenizer_files(content: bytes | None, words: str, tmp_path: Path) -> None:
@@ -203,6 +206,15 @@ def test_bad_tokenizer_files(content: bytes | None, words: str, tmp_path: Path) 
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(ModelLoadError, match=words):
         Tokenizer.from_directory(tmp_path)
+
+
+def test_a_pattern_that_takes_forever_is_bounded(tmp_path: Path) -> None:
+    pattern = {**SPLIT, "pattern": {"Regex": "(ä+)+$"}}
+    (tmp_path / "tokenizer.json").write_bytes(changed(pre_tokenizer=pattern))
+    tokenizer = Tokenizer.from_directory(tmp_path)
+    with pytest.raises(UsageError, match="cannot cut this text"):
+        tokenizer.encode("ä" * 100 + "!")
+    assert tokenizer.encode("a")
 
 
 def test_an_added_token_far_away_does_not_count(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import tokenizers
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_json_object
-from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, Vocabulary, build_pair, end_of_turn_ids
+from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, Vocabulary, build_pair, end_of_turn_ids, is_panic
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published one has 33 MB
 MAX_CONFIG_BYTES = 4 << 20
+_PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless pattern takes forever
 MAX_STEPS = 256  # of normalizers, pre-tokenizers and decoders
 
 
@@ -73,10 +74,10 @@ def _load(path: Path) -> tokenizers.Tokenizer:
         raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_TOKENIZER_BYTES:,}")
     try:
         loaded = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    except (KeyboardInterrupt, SystemExit):
+    except BaseException as error:
+        if isinstance(error, Exception) or is_panic(error):
+            raise ModelLoadError(f"{path} is no tokenizer: {error}") from None
         raise
-    except BaseException as error:  # the library's panics are no Exception
-        raise ModelLoadError(f"{path} is no tokenizer: {error}") from error
     for part in (loaded.normalizer, loaded.pre_tokenizer, loaded.decoder):
         if part is not None and (steps := part.__getstate__().count(b'"type"')) > MAX_STEPS:
             raise ModelLoadError(f"{path}: {type(part).__name__} has {steps} steps; the limit is {MAX_STEPS}")
@@ -132,8 +133,11 @@ def _surroundings(
     try:
         bare = loaded.encode("a", add_special_tokens=False).ids
         full = loaded.encode("a").ids
-    except Exception as error:
-        raise ModelLoadError(f"{path} cannot encode a text: {error}") from error
+        loaded.encode(_PROBE)
+    except BaseException as error:
+        if isinstance(error, Exception) or is_panic(error):
+            raise ModelLoadError(f"{path} cannot encode a text: {error}") from None
+        raise
     at = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
     prefix, suffix = tuple(full[:at]), tuple(full[at + len(bare) :])
     if isinstance(wanted := config.get("add_bos_token"), bool) and bos is not None:

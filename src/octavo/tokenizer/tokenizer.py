@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from octavo.errors import UsageError
 from octavo.tokenizer.directory_vocab import read_directory_vocabulary
 from octavo.tokenizer.gguf_vocab import read_gguf_vocabulary
-from octavo.tokenizer.vocabulary import GUARD, Vocabulary
+from octavo.tokenizer.vocabulary import GUARD, Vocabulary, is_panic
 
 if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
@@ -76,10 +76,15 @@ class Tokenizer:
         parse_special: the text of a control token (`<|im_end|>`) is that token; else it is plain text.
 
         A surrogate pair that was taken apart is put together; a lone surrogate, which no UTF-8 can hold,
-        counts as U+FFFD.
+        counts as U+FFFD. Raises UsageError where a pattern of the model takes forever on this text.
         """
         backend = self._vocabulary.special if parse_special else self._vocabulary.plain
-        ids: list[int] = backend.encode(_without_surrogates(text), add_special_tokens=False).ids
+        try:
+            ids: list[int] = backend.encode(_without_surrogates(text), add_special_tokens=False).ids
+        except BaseException as error:
+            if is_panic(error):
+                raise UsageError(f"the tokenizer of this model cannot cut this text into words: {error}") from None
+            raise
         return self._add_special_tokens(ids) if add_special_tokens else ids
 
     def encode_chat(self, rendered: str) -> list[int]:

@@ -100,6 +100,14 @@ def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> 
     return frozenset(ids)
 
 
+def is_panic(error: BaseException) -> bool:
+    """Whether the tokenizers library gave up: its panics are no `Exception`, and their type has no public name.
+
+    It happens where a pattern of the model takes millions of tries on a text, which the library bounds.
+    """
+    return type(error).__name__ == "PanicException"
+
+
 def build_pair(
     model: tokenizers.models.Model,
     normalizer: normalizers.Normalizer | None,

@@ -1,0 +1,57 @@
+"""`octavo bench`: the figures arrive, with their definitions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import octavo, octavo_here
+from tests.support.tiny_gguf import tiny_gguf
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    path.write_bytes(tiny_gguf())
+    return path
+
+
+def test_latency(tiny: Path) -> None:
+    sizes = ("--input-len", "8", "--output-len", "4", "--batch-size", "2", "--iterations", "3")
+    report = json.loads(octavo("bench", "latency", tiny, *sizes, "--json").stdout)
+    assert (report["input_len"], report["output_len"], report["batch_size"], report["iterations"]) == (8, 4, 2, 3)
+    spread = report["end_to_end_s"]
+    assert 0 < spread["low"] <= spread["median"] <= spread["high"]
+    assert "median" in report["definitions"]["spread"]
+    text = octavo_here("bench", "latency", tiny, *sizes).stdout
+    for name in ("time_to_first_token_s", "time_per_output_token_s", "median", "from handing a request in"):
+        assert name in text
+
+
+def test_throughput(tiny: Path) -> None:
+    sizes = ("--input-len", "8", "--output-len", "4", "--num-prompts", "6", "--iterations", "2")
+    report = json.loads(octavo_here("bench", "throughput", tiny, *sizes, "--json", "--num-threads", "1").stdout)
+    assert report["num_prompts"] == 6
+    assert report["output_tokens_per_s"]["median"] > 0
+    assert report["machine"]["num_threads"] == 1
+    assert "kv_waste" in report["definitions"]
+    assert "requests_per_s" in octavo_here("bench", "throughput", tiny, *sizes).stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("latency", "MODEL", "--input-len", "0"), 2, "--input-len"),
+        (("latency", "MODEL", "--input-len", "60", "--output-len", "60"), 2, "the context has 64"),
+        (("throughput", "MODEL", "--num-prompts", "-1"), 2, "--num-prompts"),
+        (("throughput", "/nowhere.gguf"), 3, "/nowhere.gguf"),
+        (("speed",), 2, "No such command 'speed'"),
+    ],
+)
+def test_mistakes_get_one_clear_line(tiny: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = octavo_here("bench", *(tiny if word == "MODEL" else word for word in arguments))
+    assert result.returncode == code
+    assert words in result.stderr
+    assert result.stderr.count("\n") == 1
