@@ -177,6 +177,25 @@ def test_after_close_there_is_a_clear_error(executor: FakeExecutor) -> None:
         llm.generate("ab", PARAMS)
 
 
+def test_a_forgotten_model_closes_itself(executor: FakeExecutor) -> None:
+    llm = LLM("fake")
+    llm.generate("ab", PARAMS)
+    thread = llm._session._engine._thread
+    del llm
+    gc.collect()
+    assert executor.is_closed
+    assert not thread.is_alive()
+
+
+def test_a_script_that_never_closes_ends_quietly(smollm2_path: Path) -> None:
+    code = (
+        "import sys; from octavo import LLM, SamplingParams; llm = LLM(sys.argv[1], max_model_len=1024);"
+        "stream = llm.stream('Once', SamplingParams(max_tokens=500, ignore_eos=True)); next(stream)"
+    )
+    run = subprocess.run([sys.executable, "-c", code, str(smollm2_path)], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stderr) == (0, "")
+
+
 def test_unknown_options_name_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean max_model_len"):
         LLM("fake", max_model_length=5)
@@ -261,9 +280,9 @@ PROMPTS = [
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
 def test_the_default_model_answers_alike_alone_and_in_every_batch(smollm2: LLM, kind: str) -> None:
     if kind == "greedy":
-        params = SamplingParams(temperature=0, max_tokens=24, logprobs=1)
+        params = SamplingParams(temperature=0, max_tokens=16, logprobs=1)
     else:
-        params = SamplingParams(n=2, seed=5, top_p=0.9, max_tokens=24, presence_penalty=0.5)
+        params = SamplingParams(n=2, seed=5, top_p=0.9, max_tokens=12, presence_penalty=0.5)
     together = smollm2.generate(PROMPTS, params)
     for prompt, output in zip(PROMPTS, together, strict=True):
         (alone,) = smollm2.generate(prompt, params)
@@ -281,6 +300,16 @@ def test_a_preempted_answer_of_the_default_model_is_the_same(smollm2_path: Path,
         outputs = cramped.generate(PROMPTS, params)
     assert [output.outputs[0].token_ids for output in outputs] == expected
     assert sum(output.metrics.num_preemptions for output in outputs) > 0
+
+
+def test_a_long_prompt_in_chunks_beside_others_gives_the_same_answer(smollm2: LLM) -> None:
+    prompt = [(7 * i * i + 3 * i) % 40000 + 20 for i in range(300)]  # more than two steps of 128 tokens
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=0)
+    (alone,) = smollm2.generate(prompt, params)
+    beside = smollm2.generate([[*prompt[:1], 5, *prompt[1:]], prompt, "The sea"], params)
+    assert beside[1].outputs == alone.outputs
+    assert alone.num_cached_tokens == 0
+    assert beside[1].num_cached_tokens == 288
 
 
 def test_the_second_turn_finds_the_first_in_the_cache(smollm2: LLM) -> None:

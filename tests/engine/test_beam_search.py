@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
+import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from octavo.backends import ExecutorLimits, reference
 from octavo.engine.beam_search import BeamSearch, Candidate
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.request import FinishReason
 from octavo.outputs import RequestOutput
+from octavo.quantization.packed import DenseWeight
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from tests.support.fake_executor import FakeTokenizer, fake_engine
 from tests.support.tiny_models import tiny_graph, tiny_model
@@ -44,20 +49,38 @@ def search(engine: Engine, prompt: list[int], params: BeamSearchParams) -> Reque
     return output
 
 
-@pytest.mark.parametrize("early_stopping", [False, True, "never"])
-@pytest.mark.parametrize(("length_penalty", "boost"), [(1.0, 0.0), (0.0, 4.0), (2.0, 3.0), (-1.0, 3.0), (1.0, 5.0)])
-def test_beams_are_those_of_transformers(early_stopping: bool | str, length_penalty: float, boost: float) -> None:
-    model = tiny_model("llama").double()
-    # The boost makes the end of text likely, so that beams finish at different lengths.
-    direction = torch.randn(64, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    with torch.no_grad():
-        model.lm_head.weight[EOS_ID] += boost * direction / 8
+@pytest.fixture(scope="module")
+def model() -> PreTrainedModel:
+    return tiny_model("llama").double()
+
+
+@pytest.mark.parametrize(
+    ("early_stopping", "length_penalty", "boost"),
+    [
+        (False, 1.0, 0.0),
+        (False, 1.0, 5.0),
+        (False, 2.0, 6.0),
+        (False, -1.0, 3.0),
+        (True, 1.0, 5.0),
+        (True, 0.0, 4.0),
+        ("never", 1.0, 4.0),
+        ("never", 0.0, 4.0),
+    ],
+)
+def test_beams_are_those_of_transformers(
+    model: PreTrainedModel, early_stopping: bool | Literal["never"], length_penalty: float, boost: float
+) -> None:
     graph, weights = tiny_graph("llama")
-    weights["lm_head.weight"].data[EOS_ID] = model.lm_head.weight[EOS_ID].detach().float().numpy()
-    model.lm_head.weight.data = model.lm_head.weight.data.float().double()
-    executor = reference.compile(graph, weights, ExecutorLimits(32, 8, 12, 64), dtype="float64")
+    head = weights["lm_head.weight"].data.copy()
+    # The boost makes the end of text likely, so that beams finish at different lengths.
+    head[EOS_ID] += boost / 8 * np.random.default_rng(3).normal(size=64)
+    model.lm_head.weight.data = torch.from_numpy(head).double()
+    executor = reference.compile(
+        graph, {**weights, "lm_head.weight": DenseWeight(head)}, ExecutorLimits(32, 8, 12, 64), dtype="float64"
+    )
     executor.allocate_cache(256, 4)
     engine = Engine(executor, Tokenizer(), EngineLimits(64, 8, 32, 12, 4, 256, VOCAB_SIZE))
+    reasons = set()
     for prompt in ([1, 5, 9, 30, 31, 70], [4, 90]):
         params = BeamSearchParams(
             beam_width=4, max_tokens=10, length_penalty=length_penalty, early_stopping=early_stopping
@@ -85,6 +108,8 @@ def test_beams_are_those_of_transformers(early_stopping: bool | str, length_pena
             assert choice.cumulative_logprob is not None
             assert choice.cumulative_logprob / len(generated) ** length_penalty == pytest.approx(score, rel=1e-4)
             assert choice.finish_reason == ("stop" if generated[-1] == EOS_ID else "length")
+            reasons.add(choice.finish_reason)
+    assert boost == 0 or "stop" in reasons
 
 
 def test_one_beam_is_greedy() -> None:

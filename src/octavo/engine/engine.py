@@ -156,6 +156,8 @@ class Engine:
         start = time.perf_counter()
         schedule = self.scheduler.schedule()
         if not schedule.scheduled:
+            if self._requests:
+                raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
             return []
         try:
             output = self._model_runner.execute(schedule)

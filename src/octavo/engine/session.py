@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
+from octavo.backends import Executor
 from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine, Sink
 from octavo.engine.load import LoadedModel, load_engine
@@ -34,6 +36,8 @@ class Session:
         self.metrics: EngineMetrics = self._loaded.engine.metrics
         self.max_model_len = self._loaded.engine.limits.max_model_len
         self._engine = AsyncEngine(self._loaded.engine)
+        # Runs at exit too: a thread in native code must not outlive the interpreter.
+        self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor)
         self._chat_template: ChatTemplate | None = None
         self._lock = threading.Lock()
         self._ids = itertools.count()
@@ -94,16 +98,13 @@ class Session:
 
     def close(self) -> None:
         """Ends running requests with an error and gives all memory back. May be called twice."""
-        self._engine.close()
+        self._shut_down()
         with self._lock:
-            loaded, self._loaded = self._loaded, None
+            self._loaded = None
             template, self._chat_template = self._chat_template, None
         if template is not None:
             template.close()
-        if loaded is not None:
-            loaded.executor.close()
-            del loaded
-            gc.collect()
+        gc.collect()
 
     def model(self) -> LoadedModel:
         """What was loaded. Raises UsageError once it is closed."""
@@ -125,3 +126,8 @@ class Session:
 
     def _text(self, token_id: int | None) -> str | None:
         return None if token_id is None else self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+
+
+def _shut_down(engine: AsyncEngine, executor: Executor) -> None:
+    engine.close()
+    executor.close()

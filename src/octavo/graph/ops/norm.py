@@ -66,7 +66,7 @@ class LayerNorm(Op):
 
 def rms_norm(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
     """x [rows, cols], weight [group] -> [rows, cols]; each group of columns is normalized on its own."""
-    groups = x.reshape(*x.shape[:-1], -1, weight.shape[0])
+    groups = x.reshape(*x.shape[:-1], x.shape[-1] // weight.shape[0], weight.shape[0])
     mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
     normed: Array = groups / np.sqrt(mean_square + eps) * (weight + weight.dtype.type(weight_offset))
     return normed.reshape(x.shape)
