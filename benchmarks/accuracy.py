@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import platform
 import subprocess
 import sys
 import tempfile
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol import Peer, PeerError
-from report import commit, table
+from report import commit, machine, table
 
 HERE = Path(__file__).resolve().parent
 TEXT = [HERE / "data" / "prose.txt", HERE / "data" / "code.txt"]
@@ -87,13 +86,14 @@ def main() -> int:
         "greedy agreement": "greedy_agreement",
         "mean KL": "mean_kl",
         "± (s.e.)": "mean_kl_standard_error",
+        "median KL": "median_kl",
         "p99 KL": "p99_kl",
         "perplexity": "perplexity",
         "reference": "reference_perplexity",
     }
     print(table(columns, results))
     if options.json:
-        header = {"commit": commit(), "machine": platform.processor() or platform.machine(), "window": options.window}
+        header = {"commit": commit(), "machine": machine(), "window": options.window}
         options.json.write_text(json.dumps({**header, "results": results}, indent=2) + "\n")
     return 0 if results else 1
 

@@ -26,6 +26,13 @@ class LlamaCpp:
         self._llama.eval(tokens)
         return np.ctypeslib.as_array(self._llama._ctx.get_logits(), shape=(self._llama.n_vocab(),))
 
+    def cache_bytes(self, tokens: int) -> int:
+        about = self._llama.metadata
+        name = about["general.architecture"]
+        heads, width = int(about[f"{name}.attention.head_count"]), int(about[f"{name}.embedding_length"])
+        kv_heads = int(about.get(f"{name}.attention.head_count_kv", heads))
+        return tokens * int(about[f"{name}.block_count"]) * 2 * kv_heads * (width // heads) * 2
+
     def prefill(self, tokens: list[int]) -> None:
         self._llama.reset()
         self._run(tokens)

@@ -16,12 +16,17 @@ from octavo.sampling_params import SamplingParams
 
 
 class Octavo:
-    version = f"octavo {octavo.__version__}"
+    version = ""
 
     def load(self, model: str, threads: int, context: int) -> None:
         self._options = {"model": model, "num_threads": threads, "max_model_len": context}
         self._loaded: LoadedModel | None = load_engine(EngineConfig(**self._options, enable_prefix_caching=False))
+        self.version = f"octavo {octavo.__version__} ({getattr(self._loaded.executor, 'isa', 'no native code')})"
         self._rows = 0
+
+    def cache_bytes(self, tokens: int) -> int:
+        assert self._loaded is not None
+        return tokens * self._loaded.executor.kv_bytes_per_token
 
     def prefill(self, tokens: list[int]) -> None:
         self.decode(tokens, 0)

@@ -27,6 +27,7 @@ class Engine(Protocol):
     """What a peer script provides."""
 
     version: str
+    """After `load`: the name, the version, and what else decides the speed."""
 
     def load(self, model: str, threads: int, context: int) -> None:
         """Load a GGUF file."""
@@ -36,6 +37,9 @@ class Engine(Protocol):
 
     def decode(self, prompt: list[int], count: int) -> tuple[float, float]:
         """Run the prompt, then `count` single-token steps; seconds until the first token, seconds of the steps."""
+
+    def cache_bytes(self, tokens: int) -> int:
+        """What the cache of so many tokens takes."""
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
         """The logits [tokens, vocabulary] after each token, from an empty cache, as one prompt."""
@@ -65,7 +69,7 @@ def _answer(engine: Engine, command: str, values: dict[str, Any]) -> dict[str, A
         parts = [reference.agreement(at, engine.logits(row[:-1].tolist())) for at, row in enumerate(reference.tokens)]
         return Agreement.joined(parts).summary()
     if command == "memory":
-        return {"peak_bytes": peak_resident_bytes()}
+        return {"peak_bytes": peak_resident_bytes(), "cache_bytes": engine.cache_bytes(values["tokens"])}
     raise PeerError(f"unknown command {command!r}")
 
 
