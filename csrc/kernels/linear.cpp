@@ -1,6 +1,6 @@
-// Linear, Logits and FusedLinear: one product with different operands around it.
-#if defined(OCTAVO_ISA_scalar) || defined(OCTAVO_ISA_avx2)
+// Linear, Logits, FusedLinear and MoE: one product with different operands around it, compiled once.
 #include "linear_product.h"
+#include "moe.h"
 
 namespace octavo {
 namespace {
@@ -56,9 +56,25 @@ ScratchSizes fused_linear_scratch(const Args& largest, const Step&, int32_t) {
     return product_scratch(fused_linear_operands(largest));
 }
 
+// ints: top_k, kind, scoring, normalize; floats: routed_scale
+void moe(const Args& args, const Step&, Worker& worker) {
+    const MoeOperands m(args);
+    if (m.x.rows == 0) return;
+    const MoeScratch scratch(m, static_cast<int64_t>(moe_product_scratch(m).shared), args.shared_scratch);
+    MoeRun run(m, scratch, worker);
+    run.route();
+    for (int32_t e = 0; e < m.experts; ++e) run.run_expert(e);
+}
+ScratchSizes moe_scratch(const Args& largest, const Step&, int32_t) {
+    const MoeOperands m(largest);
+    ScratchSizes sizes = moe_product_scratch(m);
+    sizes.shared = static_cast<size_t>(MoeScratch::bytes(m, static_cast<int64_t>(sizes.shared)));
+    return sizes;
+}
+
 }  // namespace
 OCTAVO_KERNEL_WITH_SCRATCH(linear, linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(logits, logits_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(fused_linear, fused_linear_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(moe, moe_scratch);
 }  // namespace octavo
-#endif

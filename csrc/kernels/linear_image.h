@@ -126,7 +126,9 @@ struct Image {
     uint8_t* data;
     int32_t rows, units;
 
-    static size_t bytes(int64_t rows, int64_t k) { return static_cast<size_t>(rows * (k / UNIT_K) * ROW_UNIT_BYTES); }
+    // AMX reads 16 rows whatever their number.
+    static constexpr int64_t SLACK_BYTES = 1024;
+    static int64_t bytes(int64_t rows, int64_t k) { return rows * (k / UNIT_K) * ROW_UNIT_BYTES + SLACK_BYTES; }
     ImageGroup group(int32_t g) const {
         const int32_t first = g * ROW_GROUP;
         const int count = rows - first < ROW_GROUP ? rows - first : ROW_GROUP;

@@ -55,7 +55,7 @@ struct ProductNeeds {
     }
     // Bytes of the prepared activations: the int8 image, then normed float rows.
     int64_t image_bytes(const Product& p, int64_t rows) const {
-        return quantized ? align64(static_cast<int64_t>(Image::bytes(rows, p.x.cols))) : 0;
+        return quantized ? align64(Image::bytes(rows, p.x.cols)) : 0;
     }
     int64_t bytes(const Product& p, int64_t rows) const {
         return image_bytes(p, rows) + (normed_rows ? align64(rows * p.x.cols * 4) : 0);

@@ -1,0 +1,249 @@
+// Products of quantized panels with 512-bit registers: one register holds a quad of all 16 columns. With VNNI the sums
+// are int32 from the start; without it they are int16 as long as they fit (see linear_avx2.h), byte codes as two nibbles.
+#pragma once
+
+#include "linear_image.h"
+
+namespace octavo {
+namespace {
+
+#if defined(OCTAVO_ISA_avx512)
+constexpr bool HAS_VNNI = false;
+#else
+constexpr bool HAS_VNNI = true;
+#endif
+
+template <WeightType T>
+constexpr bool IN_HALVES =
+    Format<T>::has_half_scales || (!HAS_VNNI && Format<T>::max_code > 15 && !Format<T>::zero && !Format<T>::is_wide);
+template <WeightType T>
+constexpr bool AS_NIBBLES = Format<T>::is_wide && !HAS_VNNI;
+
+constexpr int PREFETCH_BYTES = 2048;  // ahead in the stream
+
+inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
+inline __m512i broadcast_i32(const void* p) {
+    int32_t x;
+    std::memcpy(&x, p, 4);
+    return _mm512_set1_epi32(x);
+}
+inline __m512i table16(const int8_t* values) {
+    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+}
+// Hides a value from the compiler, which would otherwise reassociate sums, hold all products at once and spill them.
+inline __m512i pin(__m512i x) {
+#if !defined(OCTAVO_EMULATE_AVX512)
+    __asm__("" : "+v"(x));
+#endif
+    return x;
+}
+// Moves the bits at `from` of every byte to `to` and masks them; other bits of the 16-bit lanes fall away.
+template <int from, int to>
+inline __m512i move_bits(__m512i x, int mask) {
+    if constexpr (from < to) x = _mm512_slli_epi16(x, to - from);
+    if constexpr (from > to) x = _mm512_srli_epi16(x, from - to);
+    return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask)));
+}
+
+// The 64 unsigned codes of quad Q; wide types: w + 128.
+template <WeightType T, int Q>
+inline __m512i unpack_quad(const uint8_t* codes) {
+    using F = Format<T>;
+    const __m512i flip = _mm512_set1_epi8(-128);
+    if constexpr (T == WeightType::Q8_0) return _mm512_xor_si512(load_bytes(codes + 64 * Q), flip);
+    __m512i u = _mm512_setzero_si512();
+    if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2)), 15);
+    if constexpr (F::is_iq4) u = _mm512_xor_si512(_mm512_shuffle_epi8(table16(IQ4_VALUES), u), flip);
+    if constexpr (T == WeightType::MXFP4) u = _mm512_shuffle_epi8(table16(MXFP4_VALUES), u);
+    if constexpr (F::pairs_offset >= 0)
+        u = _mm512_or_si512(u, move_bits<2 * (Q % 4), F::pairs_place>(load_bytes(codes + F::pairs_offset + 64 * (Q / 4)),
+                                                                      3 << F::pairs_place));
+    if constexpr (F::bits_offset >= 0)
+        u = _mm512_or_si512(u, move_bits<Q, F::bits_place>(load_bytes(codes + F::bits_offset), 1 << F::bits_place));
+    return u;
+}
+
+// scale_j of 16 columns as floats.
+template <WeightType T>
+inline F32x16 load_half_scales(const uint8_t* header, int unit, int half) {
+    const uint8_t* const p = half_scales<T>(header, unit, half);
+    if constexpr (T != WeightType::Q2_K) return load_i8(p);
+    const __m128i low = _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(15));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(low))};
+}
+
+// Weights straight from the packed panel.
+template <WeightType T>
+struct PackedSource {
+    UnitCursor<T> cursor;
+    explicit PackedSource(const uint8_t* panel) : cursor(panel, 0) {}
+    template <int Q>
+    __m512i quad() const { return unpack_quad<T, Q>(cursor.codes()); }
+    F32x16 scales() const { return unit_scales<T>(cursor.header, cursor.unit); }
+    F32x16 mins(int half) const { return unit_mins<T>(cursor.header, cursor.unit, half); }
+    F32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
+    void prefetch() const {
+        const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
+        for (int i = 0; i < Format<T>::layout.block_bytes() / Format<T>::layout.units(); i += 64)
+            __builtin_prefetch(ahead + i);
+    }
+    void next() { cursor.next(); }
+};
+
+#if !defined(OCTAVO_ISA_amx)
+// One unit unpacked, reused for many rows.
+template <WeightType T>
+struct alignas(64) UnitTile {
+    uint8_t codes[QUADS * QUAD_BYTES];
+    float scales[PANEL_COLS];
+    float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
+    float half_scales[Format<T>::has_half_scales ? 2 : 1][PANEL_COLS];
+};
+
+template <WeightType T>
+struct TileSource {
+    const UnitTile<T>* tile;
+    template <int Q>
+    __m512i quad() const { return load_bytes(tile->codes + 64 * Q); }
+    F32x16 scales() const { return load(tile->scales); }
+    F32x16 mins(int half) const { return load(tile->mins[half]); }
+    F32x16 half_scales(int half) const { return load(tile->half_scales[half]); }
+    void prefetch() const {}
+    void next() { ++tile; }
+};
+
+template <WeightType T>
+void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
+    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
+        constexpr int Q = decltype(q)::value;
+        _mm512_storeu_si512(tile.codes + 64 * Q, unpack_quad<T, Q>(cursor.codes()));
+    });
+    store(tile.scales, unit_scales<T>(cursor.header, cursor.unit));
+    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], unit_mins<T>(cursor.header, cursor.unit, j));
+    if constexpr (Format<T>::has_half_scales)
+        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<T>(cursor.header, cursor.unit, j));
+}
+#endif
+
+#if defined(OCTAVO_ISA_avx512)
+
+// sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r. Terms are pairs of int16.
+template <WeightType T, int R, int First, int Count, typename Source>
+inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms, __m512i (&sum)[R]) {
+    const __m512i ones = _mm512_set1_epi16(1), mask = _mm512_set1_epi8(15);
+    __m512i high[R];
+    unroll<Count>([&](auto i) __attribute__((always_inline)) {
+        constexpr int Q = First + decltype(i)::value;
+        const __m512i u = source.template quad<Q>();
+        const __m512i low = AS_NIBBLES<T> ? _mm512_and_si512(u, mask) : u;
+        for (int r = 0; r < R; ++r) {
+            const __m512i x = broadcast_i32(a + 32 * r + 4 * Q), p = _mm512_maddubs_epi16(low, x);
+            sum[r] = pin(Q == First ? p : _mm512_add_epi16(sum[r], p));
+            if constexpr (AS_NIBBLES<T>) {
+                const __m512i h = _mm512_maddubs_epi16(move_bits<4, 0>(u, 15), x);
+                high[r] = pin(Q == First ? h : _mm512_add_epi16(high[r], h));
+            }
+        }
+    });
+    for (int r = 0; r < R; ++r) {
+        if constexpr (AS_NIBBLES<T>) {
+            high[r] = _mm512_add_epi16(high[r], broadcast_i32(terms + r));
+            sum[r] = _mm512_add_epi32(_mm512_madd_epi16(sum[r], ones), _mm512_madd_epi16(high[r], _mm512_set1_epi16(16)));
+        } else {
+            if constexpr (ZERO_POINT<T> != 0) sum[r] = _mm512_add_epi16(sum[r], broadcast_i32(terms + r));
+            sum[r] = _mm512_madd_epi16(sum[r], ones);
+        }
+    }
+}
+
+#else
+
+// sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r.
+template <WeightType T, int R, int First, int Count, typename Source>
+inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms, __m512i (&sum)[R]) {
+    // Two chains for few rows: the instruction takes five cycles, two start in each.
+    constexpr int CHAINS = R <= 4 ? 2 : 1;
+    __m512i chain[CHAINS][R];
+    for (int r = 0; r < R; ++r) {
+        chain[CHAINS - 1][r] = _mm512_setzero_si512();
+        chain[0][r] = ZERO_POINT<T> != 0 ? broadcast_i32(terms + r) : _mm512_setzero_si512();
+    }
+    unroll<Count>([&](auto i) __attribute__((always_inline)) {
+        constexpr int Q = First + decltype(i)::value, C = Q % CHAINS;
+        const __m512i u = source.template quad<Q>();
+        for (int r = 0; r < R; ++r) chain[C][r] = _mm512_dpbusd_epi32(chain[C][r], u, broadcast_i32(a + 32 * r + 4 * Q));
+    });
+    for (int r = 0; r < R; ++r)
+        sum[r] = CHAINS == 2 ? _mm512_add_epi32(chain[0][r], chain[CHAINS - 1][r]) : chain[0][r];
+}
+
+#endif
+
+// I of linear_format.h as floats: below 2^24, hence exact, the products with scale_j included.
+template <WeightType T, int R, typename Source>
+inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, F32x16 (&sum)[R]) {
+    __m512i first[R];
+    if constexpr (!IN_HALVES<T>) {
+        sum_quads<T, R, 0, 8>(source, a, terms, first);
+        for (int r = 0; r < R; ++r) sum[r] = {_mm512_cvtepi32_ps(first[r])};
+    } else {
+        __m512i second[R];
+        sum_quads<T, R, 0, 4>(source, a, terms, first);
+        sum_quads<T, R, 4, 4>(source, a, terms + R, second);
+        for (int r = 0; r < R; ++r) {
+            if constexpr (Format<T>::has_half_scales) {
+                const F32x16 s0 = {_mm512_cvtepi32_ps(first[r])}, s1 = {_mm512_cvtepi32_ps(second[r])};
+                sum[r] = fma(s1, source.half_scales(1), s0 * source.half_scales(0));
+            } else {
+                sum[r] = {_mm512_cvtepi32_ps(_mm512_add_epi32(first[r], second[r]))};
+            }
+        }
+    }
+}
+
+// c [R][16] += a * weights over `units` units.
+template <WeightType T, int R, typename Source>
+void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+    F32x16 y[R];
+    for (int r = 0; r < R; ++r) y[r] = load(c + PANEL_COLS * r);
+    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
+        source.prefetch();
+        F32x16 sum[R];
+        unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
+        const F32x16 s = source.scales();
+        for (int r = 0; r < R; ++r) {
+            y[r] = fma(sum[r], s * broadcast(scales[r]), y[r]);
+            if constexpr (Format<T>::mins == 1) y[r] = fma(source.mins(0), broadcast(scales[R + r]), y[r]);
+            if constexpr (Format<T>::mins == 2)
+                for (int j = 0; j < 2; ++j)
+                    y[r] = fma(source.mins(j), broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y[r]);
+        }
+    }
+    for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
+}
+
+template <WeightType T, int Most, typename Source>
+inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
+    unroll<Most>([&](auto i) __attribute__((always_inline)) {
+        constexpr int R = decltype(i)::value + 1;
+        if (a.rows == R) multiply_units<T, R>(source, units, a.data, terms, c);
+    });
+}
+
+// c [rows][16] += a * panel
+template <WeightType T>
+void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<T, PACKED_ROWS>(PackedSource<T>(panel), units, a, terms, c);
+}
+
+#if !defined(OCTAVO_ISA_amx)
+// c [rows][16] += a * tiles
+template <WeightType T>
+void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<T, ROW_GROUP>(TileSource<T>{tiles}, units, a, terms, c);
+}
+#endif
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,223 @@
+// Mixture of experts: router, choice of experts, and the experts one after the other, each a gated product and a
+// product over the rows that chose it. A row adds its experts in increasing order, so it does not depend on others.
+#pragma once
+
+#include "linear_product.h"
+
+namespace octavo {
+namespace {
+
+struct MoeOperands {
+    View x, out;
+    Weight router, gate, up, down;
+    int32_t experts, intermediate, top_k;
+    int64_t kind, scoring;
+    bool normalize;
+    float routed_scale;
+
+    explicit MoeOperands(const Args& args)
+        : x(args.inputs[0]), out(args.output), router(args.weights[0]), gate(args.weights[1]), up(args.weights[2]),
+          down(args.weights[3]), experts(router.packed->n), intermediate(down.packed->k),
+          top_k(static_cast<int32_t>(args.ints[0])), kind(args.ints[1]), scoring(args.ints[2]),
+          normalize(args.ints[3] != 0), routed_scale(args.floats[0]) {}
+};
+
+// The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix, and the columns to skip in front.
+struct ExpertWeight {
+    PackedWeight packed;
+    int32_t skip;
+};
+inline ExpertWeight expert_weight(const Weight& w, int32_t expert, int32_t n) {
+    const int64_t first = static_cast<int64_t>(expert) * n, panel = first / PANEL_COLS;
+    PackedWeight p = *w.packed;
+    p.data += panel * p.panel_bytes;
+    const int32_t skip = static_cast<int32_t>(first - panel * PANEL_COLS);
+    p.n = skip + n;
+    return {p, skip};
+}
+
+inline Product plain_product(const Weight* weights, int32_t count, View x, View out, int64_t kind) {
+    return {weights, nullptr, count, x, out, nullptr, nullptr, 0.0f, 0.0f, kind, 1.0f, 0.0f};
+}
+
+// What all workers share. `rows` is the largest number an expert can get: all of them.
+struct MoeScratch {
+    void* product;
+    float *scores;      // [rows, experts]
+    int32_t* chosen;    // [rows, top_k], increasing
+    float* weights;     // [rows, top_k]
+    float *x, *hidden, *aligned, *out;  // [rows, ...] of one expert; hidden and out with skipped columns
+
+    static int64_t bytes(const MoeOperands& m, int64_t product_bytes) {
+        MoeScratch s{};
+        return s.place(m, product_bytes, nullptr);
+    }
+    MoeScratch(const MoeOperands& m, int64_t product_bytes, void* memory) : MoeScratch() {
+        place(m, product_bytes, static_cast<uint8_t*>(memory));
+    }
+
+private:
+    MoeScratch() = default;
+    int64_t place(const MoeOperands& m, int64_t product_bytes, uint8_t* base) {
+        const int64_t rows = m.x.rows;
+        int64_t at = 0;
+        const auto take = [&](int64_t size) {
+            uint8_t* const piece = base + at;
+            at += align64(size);
+            return piece;
+        };
+        const auto floats = [&](int64_t cols) { return reinterpret_cast<float*>(take(rows * cols * 4)); };
+        product = take(product_bytes);
+        scores = floats(m.experts);
+        chosen = reinterpret_cast<int32_t*>(take(rows * m.top_k * 4));
+        weights = floats(m.top_k);
+        x = floats(m.x.cols);
+        hidden = floats(m.intermediate + PANEL_COLS);
+        aligned = floats(m.intermediate);
+        out = floats(m.out.cols + PANEL_COLS);
+        return at;
+    }
+};
+
+// Scores of all experts of one row, in place.
+inline void score_row(float* scores, int32_t n, int64_t scoring) {
+    float largest = scores[0];
+    for (int32_t i = 1; i < n; ++i) largest = scores[i] > largest ? scores[i] : largest;
+    float total = 0.0f;
+    for (int32_t i = 0; i < n; i += 16) {
+        const int lanes = n - i < 16 ? n - i : 16;
+        const F32x16 s = load_partial(scores + i, lanes);
+        store_partial(scores + i, scoring == KIND_SOFTMAX ? exp(s - broadcast(largest)) : sigmoid(s), lanes);
+    }
+    for (int32_t i = 0; i < n; ++i) total += scores[i];
+    for (int32_t i = 0; scoring == KIND_SOFTMAX && i < n; ++i) scores[i] /= total;
+}
+
+// The top_k experts (equal scores: the lower one) in increasing order, with their weights.
+inline void choose_experts(const MoeOperands& m, const float* scores, int32_t* chosen, float* weights) {
+    float total = 0.0f;
+    for (int32_t slot = 0; slot < m.top_k; ++slot) {
+        int32_t best = -1;
+        for (int32_t e = 0; e < m.experts; ++e) {
+            bool taken = false;
+            for (int32_t i = 0; i < slot; ++i) taken |= chosen[i] == e;
+            if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
+        }
+        chosen[slot] = best;
+        total += scores[best];
+    }
+    for (int32_t i = 1; i < m.top_k; ++i)
+        for (int32_t j = i; j > 0 && chosen[j - 1] > chosen[j]; --j) {
+            const int32_t t = chosen[j];
+            chosen[j] = chosen[j - 1];
+            chosen[j - 1] = t;
+        }
+    for (int32_t i = 0; i < m.top_k; ++i)
+        weights[i] = scores[chosen[i]] / (m.normalize ? total : 1.0f) * m.routed_scale;
+}
+
+class MoeRun {
+public:
+    MoeRun(const MoeOperands& m, const MoeScratch& s, Worker& worker) : m_(m), s_(s), worker_(worker) {}
+
+    void route() {
+        const View scores = {s_.scores, m_.x.rows, m_.experts};
+        run_product(plain_product(&m_.router, 1, m_.x, scores, KIND_NONE), s_.product, worker_);
+        worker_.barrier();
+        const Range rows = share(m_.x.rows, worker_);
+        for (int64_t r = rows.begin; r < rows.end; ++r) {
+            score_row(s_.scores + r * m_.experts, m_.experts, m_.scoring);
+            choose_experts(m_, s_.scores + r * m_.experts, s_.chosen + r * m_.top_k, s_.weights + r * m_.top_k);
+            __builtin_memset(m_.out.data + r * m_.out.cols, 0, sizeof(float) * m_.out.cols);
+        }
+        worker_.barrier();
+    }
+
+    void run_expert(int32_t expert) {
+        const int32_t count = gather(expert);
+        if (count == 0) return;
+        worker_.barrier();
+        const ExpertWeight gate = expert_weight(m_.gate, expert, m_.intermediate);
+        const ExpertWeight up = expert_weight(m_.up, expert, m_.intermediate);
+        const ExpertWeight down = expert_weight(m_.down, expert, m_.out.cols);
+        const Weight gate_up[2] = {{&gate.packed, nullptr, 0}, {&up.packed, nullptr, 0}};
+        const Weight last = {&down.packed, nullptr, 0};
+        const View x = {s_.x, count, m_.x.cols}, hidden = {s_.hidden, count, gate.packed.n};
+        run_product(plain_product(gate_up, 2, x, hidden, m_.kind), s_.product, worker_);
+        worker_.barrier();
+        const View aligned = {align(hidden, gate.skip), count, m_.intermediate};
+        run_product(plain_product(&last, 1, aligned, {s_.out, count, down.packed.n}, KIND_NONE), s_.product, worker_);
+        worker_.barrier();
+        scatter(expert, down.packed.n, down.skip);
+        worker_.barrier();
+    }
+
+private:
+    // The weight of an expert in a row; null if it was not chosen.
+    const float* chosen_weight(int64_t row, int32_t expert) const {
+        for (int32_t i = 0; i < m_.top_k; ++i)
+            if (s_.chosen[row * m_.top_k + i] == expert) return s_.weights + row * m_.top_k + i;
+        return nullptr;
+    }
+
+    // Copies the rows that chose the expert next to each other, worker by worker. Returns their number.
+    int32_t gather(int32_t expert) {
+        int32_t count = 0;
+        for (int64_t r = 0; r < m_.x.rows; ++r) {
+            if (!chosen_weight(r, expert)) continue;
+            if (count % worker_.count == worker_.index)
+                __builtin_memcpy(s_.x + static_cast<int64_t>(count) * m_.x.cols, m_.x.data + r * m_.x.cols,
+                                 sizeof(float) * m_.x.cols);
+            ++count;
+        }
+        return count;
+    }
+
+    // The rows of `hidden` without skipped columns.
+    float* align(View hidden, int32_t skip) {
+        if (skip == 0) return hidden.data;
+        const Range rows = share(hidden.rows, worker_);
+        for (int64_t r = rows.begin; r < rows.end; ++r)
+            __builtin_memcpy(s_.aligned + r * m_.intermediate, hidden.data + r * hidden.cols + skip,
+                             sizeof(float) * m_.intermediate);
+        worker_.barrier();
+        return s_.aligned;
+    }
+
+    void scatter(int32_t expert, int32_t stride, int32_t skip) {
+        int64_t i = 0;
+        for (int64_t r = 0; r < m_.x.rows; ++r) {
+            const float* const weight = chosen_weight(r, expert);
+            if (!weight) continue;
+            const float* const y = s_.out + i++ * stride + skip;
+            if (i % worker_.count != worker_.index) continue;
+            float* const out = m_.out.data + r * m_.out.cols;
+            for (int32_t c = 0; c < m_.out.cols; c += 16) {
+                const int lanes = m_.out.cols - c < 16 ? m_.out.cols - c : 16;
+                store_partial(out + c, fma(broadcast(*weight), load_partial(y + c, lanes), load_partial(out + c, lanes)), lanes);
+            }
+        }
+    }
+
+    const MoeOperands& m_;
+    const MoeScratch& s_;
+    Worker& worker_;
+};
+
+// Scratch of the largest product that an expert or the router can need.
+inline ScratchSizes moe_product_scratch(const MoeOperands& m) {
+    const Weight gate_up[2] = {m.gate, m.up};
+    const View hidden = {nullptr, m.x.rows, m.intermediate};
+    const ScratchSizes sizes[3] = {product_scratch(plain_product(&m.router, 1, m.x, m.out, KIND_NONE)),
+                                   product_scratch(plain_product(gate_up, 2, m.x, hidden, m.kind)),
+                                   product_scratch(plain_product(&m.down, 1, hidden, m.out, KIND_NONE))};
+    ScratchSizes largest = {0, 0};
+    for (const ScratchSizes& s : sizes) {
+        largest.per_worker = s.per_worker > largest.per_worker ? s.per_worker : largest.per_worker;
+        largest.shared = s.shared > largest.shared ? s.shared : largest.shared;
+    }
+    return largest;
+}
+
+}  // namespace
+}  // namespace octavo
