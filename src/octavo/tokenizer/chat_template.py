@@ -25,7 +25,8 @@ MAX_RENDER_SECONDS = 2.0
 MAX_OUTPUT_CHARS = 4 << 20
 MAX_MEMORY_BYTES = 512 << 20
 MAX_SOURCE_CHARS = 1 << 20
-_MAX_START_SECONDS = 60.0  # a process on a machine under load; the template's own time begins afterwards
+# Against a process that hangs without computing, or that a busy machine leaves waiting.
+_MAX_WAIT_SECONDS = 60.0
 _RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
@@ -76,7 +77,7 @@ class ChatTemplate:
         kwargs: what this model's template knows besides, such as `enable_thinking`.
 
         Raises UsageError where the conversation does not suit the template, with the template's own words, and
-        ModelLoadError where the template is broken, unsafe, or exceeds 2 s, 4 Mi characters or 512 MiB.
+        ModelLoadError where the template is broken, unsafe, or exceeds 2 s of computing, 4 Mi characters or 512 MiB.
         """
         if wrong := _RESERVED & kwargs.keys():
             raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it itself")
@@ -120,7 +121,7 @@ class ChatTemplate:
         if answer is None:
             self._worker.close()
             self._worker = None
-            return {"error": "limit", "message": f"not done after {self._max_render_seconds:g} s, or too much memory"}
+            return {"error": "limit", "message": f"it computed for {self._max_render_seconds:g} s without end"}
         return answer
 
     @staticmethod
@@ -144,7 +145,6 @@ class _Worker:
     """The process of one template. Not safe for threads; the template's lock guards it."""
 
     def __init__(self, source: str, max_render_seconds: float) -> None:
-        self._max_render_seconds = max_render_seconds
         self._owner = os.getpid()
         self._compiled: dict[str, str] | None = None
         # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
@@ -157,7 +157,11 @@ class _Worker:
             start_new_session=True,
         )
         self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
-        limits = {"memory_bytes": MAX_MEMORY_BYTES, "max_output_chars": MAX_OUTPUT_CHARS}
+        limits = {
+            "memory_bytes": MAX_MEMORY_BYTES,
+            "max_output_chars": MAX_OUTPUT_CHARS,
+            "compute_seconds": max_render_seconds,
+        }
         self._send(json.dumps({"path": sys.path, "limits": limits, "source": source}))
 
     def is_usable(self) -> bool:
@@ -167,20 +171,20 @@ class _Worker:
     def render(self, line: str) -> dict[str, str] | None:
         """The worker's answer to a line of variables. None: it died or had to be killed."""
         if self._compiled is None:
-            if self._exchange(None, _MAX_START_SECONDS) is None:
+            if self._exchange(None) is None:  # it is ready
                 return None
-            self._compiled = self._exchange(None, self._max_render_seconds)
+            self._compiled = self._exchange(None)
         if self._compiled is None or "error" in self._compiled:
             return self._compiled
-        return self._exchange(line, self._max_render_seconds)
+        return self._exchange(line)
 
     def close(self) -> None:
         """Kills the process and takes its exit status."""
         self._finalizer()
 
-    def _exchange(self, line: str | None, seconds: float) -> dict[str, str] | None:
-        """Sends a line, if there is one, and waits for the answer; the process is killed after `seconds`."""
-        watchdog = threading.Timer(seconds, self._process.kill)
+    def _exchange(self, line: str | None) -> dict[str, str] | None:
+        """Sends a line, if there is one, and waits for the answer. None: the process died."""
+        watchdog = threading.Timer(_MAX_WAIT_SECONDS, self._process.kill)
         watchdog.daemon = True
         watchdog.start()
         try:

@@ -11,10 +11,12 @@ Run as a file, so that it starts without the package.
 from __future__ import annotations
 
 import json
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 if TYPE_CHECKING:
@@ -82,21 +84,26 @@ def main() -> None:
         template.append(compile_template(setup["source"]))
         return {}
 
+    def render_line(line: str) -> dict[str, str]:
+        return {"text": render(template[0], json.loads(line), max_chars)}
+
     import jinja2.sandbox  # noqa: F401  (before the limits, and before "ready": it is not the template's time)
 
     _limit_memory(setup["limits"]["memory_bytes"])
     _answer(sink, {})
-    _answer(sink, _attempt(compile_source))
+    seconds = setup["limits"]["compute_seconds"]
+    _answer(sink, _attempt(compile_source, seconds))
     for line in source:
-        _answer(sink, _attempt(lambda line=line: {"text": render(template[0], json.loads(line), max_chars)}))  # type: ignore[misc]
+        _answer(sink, _attempt(partial(render_line, line), seconds))
 
 
-def _attempt(work: Callable[[], dict[str, str]]) -> dict[str, str]:
-    """What `work` gives, or its error in words."""
+def _attempt(work: Callable[[], dict[str, str]], seconds: float) -> dict[str, str]:
+    """What `work` gives, or its error in words. The process dies when it computes for longer than `seconds`."""
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 
     try:
-        return work()
+        with _compute_limit(seconds):
+            return work()
     except RaisedByTemplateError as error:
         return _error("raised", str(error))
     except SecurityError as error:
@@ -123,6 +130,20 @@ def _answer(sink: TextIO, answer: dict[str, str]) -> None:
     sink.write(json.dumps(answer))
     sink.write("\n")
     sink.flush()
+
+
+@contextmanager
+def _compute_limit(seconds: float) -> Iterator[None]:
+    """Computing time rather than time on the clock, so that a busy machine fails no honest template."""
+    if not hasattr(signal, "setitimer"):  # on Windows only the parent's clock stops it
+        yield
+        return
+    # The default action of the signal ends the process, even within one long call.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
 
 
 def _limit_memory(nbytes: int) -> None:
