@@ -111,13 +111,6 @@ def test_another_file_at_the_hub(cache: Path, wheels: Callable[..., None]) -> No
     assert len(final_files(cache)) == 1
 
 
-def test_another_hash(cache: Path, wheels: Callable[..., None]) -> None:
-    wheels(tiny_gguf=CONTENT[:-1] + b"x")
-    with pytest.raises(ModelLoadError, match=r"tiny.gguf has SHA-256 "):
-        resolve()
-    assert not final_files(cache)
-
-
 def test_offline(cache: Path) -> None:
     with pytest.raises(ModelLoadError, match="the network is off"):
         resolve_alias(ALIAS, None, offline=True, progress=None)

