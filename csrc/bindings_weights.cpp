@@ -5,10 +5,8 @@
 #include "pack.h"
 #include "thread_pool.h"
 
-#include <algorithm>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
-#include <thread>
 #include <vector>
 
 namespace nb = nanobind;
@@ -39,7 +37,8 @@ public:
                    nullptr};
         memory_ = Memory(static_cast<size_t>(weight_.panel_bytes * num_panels(weight_)));
         weight_.data = reinterpret_cast<const uint8_t*>(memory_.data());
-        pack(data.data());
+        const nb::gil_scoped_release release;  // callers pack several matrices at once
+        pack_panels(weight_, data.data(), reinterpret_cast<uint8_t*>(memory_.data()), 0, num_panels(weight_));
     }
 
     const PackedWeight& weight() const { return weight_; }
@@ -47,22 +46,6 @@ public:
     std::string type_name() const { return weight_type_name(weight_.type); }
 
 private:
-    void pack(const uint8_t* source) {
-        const nb::gil_scoped_release release;
-        constexpr int64_t WORTH_A_THREAD = 1 << 20;  // bytes
-        const int32_t panels = num_panels(weight_);
-        const int64_t most = std::min<int64_t>(panels, weight_.panel_bytes * panels / WORTH_A_THREAD + 1);
-        const int64_t count = std::clamp<int64_t>(std::thread::hardware_concurrency(), 1, most);
-        const auto part = [&](int64_t i) {
-            pack_panels(weight_, source, reinterpret_cast<uint8_t*>(memory_.data()), static_cast<int32_t>(panels * i / count),
-                        static_cast<int32_t>(panels * (i + 1) / count));
-        };
-        std::vector<std::thread> threads;
-        for (int64_t i = 1; i < count; ++i) threads.emplace_back(part, i);
-        part(0);
-        for (std::thread& thread : threads) thread.join();
-    }
-
     PackedWeight weight_{};
     Memory memory_;
 };
