@@ -23,10 +23,11 @@ _PATIENCE_S = 1.0
 class WorkProgress:
     """Shows on standard error how far a download or a load is, once it has taken longer than a second.
 
-    On a terminal it is a bar; elsewhere one line when it begins to last.
+    On a terminal it is a bar. Elsewhere it is nothing or, if announced, one line when it begins to last.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, announced: bool) -> None:
+        self._announced = announced
         self._stack = ExitStack()
         self._bar: Progress | None = None
         self._tasks: dict[str, Any] = {}
@@ -51,7 +52,8 @@ class WorkProgress:
     def _begin(self, what: str, total: int) -> None:
         self._tasks[what] = None
         if not sys.stderr.isatty():
-            typer.echo(f"octavo: {what}, {size(total)}" if total else f"octavo: {what}", err=True)
+            if self._announced:
+                typer.echo(f"octavo: {what}, {size(total)}" if total else f"octavo: {what}", err=True)
             return
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -66,7 +68,7 @@ def find_model(model: str) -> Path:
     """The file or directory of a model, downloaded with progress if need be."""
     from octavo.loader.hub import resolve_model
 
-    with WorkProgress() as progress:
+    with WorkProgress(announced=True) as progress:
         return resolve_model(
             model, progress=lambda file, done, total: progress.update(f"downloading {file}", done, total)
         )
@@ -77,7 +79,7 @@ def load_model(model: str, options: Options) -> LLM:
     from octavo.llm import LLM
 
     path = find_model(model)
-    with WorkProgress() as progress:
+    with WorkProgress(announced=False) as progress:
         return LLM(str(path), load_progress=lambda done, total: progress.update("loading", done, total), **options)
 
 

@@ -1,0 +1,62 @@
+"""Progress appears when work lasts, and sizes read well."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from octavo.cli import terminal
+from octavo.cli.terminal import WorkProgress, size
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, to be moved by tests."""
+    now = [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.parametrize(("announced", "expected"), [(True, "octavo: downloading x, 2.0 MiB\n"), (False, "")])
+def test_elsewhere_it_is_one_line_after_a_second(
+    clock: list[float], capsys: pytest.CaptureFixture[str], announced: bool, expected: str
+) -> None:
+    with WorkProgress(announced=announced) as progress:
+        for _ in range(4):
+            progress.update("downloading x", 1 << 20, 2 << 20)
+            clock[0] += 0.6
+    assert capsys.readouterr().err == expected
+
+
+def test_what_is_quick_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with WorkProgress(announced=True) as progress:
+        progress.update("loading", 0, 10)
+        clock[0] += 0.5
+        progress.update("loading", 10, 10)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_it_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(terminal, "_PATIENCE_S", 0.0)
+    with WorkProgress(announced=False) as progress:
+        progress.update("loading", 1 << 20, 2 << 20)
+        progress.update("loading", 2 << 20, 2 << 20)
+    assert "loading" in stream.getvalue()
+    assert "2.1/2.1 MB" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (98362432, "93.8 MiB"), (5 << 29, "2.50 GiB")],
+)
+def test_size(num_bytes: int, text: str) -> None:
+    assert size(num_bytes) == text
