@@ -14,10 +14,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--native-module", required=True, help="the _native module to load")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     name = "octavo.backends.cpu._native"
     assert name not in sys.modules, "the installed library is loaded already"
-    spec = importlib.util.spec_from_file_location(name, config.getoption("--native-module"))
+    spec = importlib.util.spec_from_file_location(name, early_config.known_args_namespace.native_module)
     assert spec is not None
     assert spec.loader is not None
     sys.modules[name] = importlib.util.module_from_spec(spec)
