@@ -1,11 +1,12 @@
 """Writes what `tests/tokenizer` compares with: the ids that llama.cpp gives to the difficult strings.
 
-    python tools/make_tokenizer_references.py vocabulary         (needs `tokenizers`)
+    python tools/make_tokenizer_references.py vocabularies       (needs `tokenizers` and `sentencepiece`)
     python tools/make_tokenizer_references.py ids MODEL.gguf ... (needs `llama-cpp-python`)
 
-The vocabulary is learnt from the difficult strings without cutting them into words, so its merges reach across
-every border that a pre-tokenizer could draw: each kind of pre-tokenizer gives ids of its own. The second command
-writes it as GGUF with each kind in turn, and asks llama.cpp; then it asks for the vocabularies of the models given.
+The byte-level vocabulary is learnt from the difficult strings without cutting them into words, so its merges
+reach across every border that a pre-tokenizer could draw: each kind of pre-tokenizer gives ids of its own. The
+second command writes it as GGUF with each kind in turn, and asks llama.cpp; then a SentencePiece vocabulary with
+and without the space before the text; then the vocabularies of the models given.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-import numpy as np
-
 TESTS = Path(__file__).parents[1] / "tests" / "tokenizer"
 STRINGS = TESTS / "difficult_strings.json"
 VOCABULARY = TESTS / "superword_vocabulary.json"
+SENTENCEPIECE = TESTS / "sentencepiece_vocabulary.json"
 IDS = TESTS / "reference_ids.json"
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|eot_id|>", "<s>", "</s>"]
 USER_DEFINED = ["<think>", "</think>", "<tool_call>"]
@@ -31,7 +31,26 @@ KINDS = [
 ]  # fmt: skip
 
 
-def make_vocabulary() -> None:
+def make_vocabularies() -> None:
+    from tests.support.vocabularies import sentencepiece_metadata, sentencepiece_model
+
+    make_superword_vocabulary()
+    model = sentencepiece_model(
+        user_defined_symbols=["<think>", "▁▁▁"],
+        control_symbols=["<|im_end|>", "[INST]", "[/INST]"],
+        remove_extra_whitespaces=False,
+    )
+    metadata = sentencepiece_metadata(model)
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    types = metadata["tokenizer.ggml.token_type"].tolist()
+    for token in ("<think>", "▁▁▁"):
+        types[tokens.index(token)] = 4
+    scores = metadata["tokenizer.ggml.scores"].tolist()
+    content = {"tokens": tokens, "scores": scores, "token_type": types}
+    SENTENCEPIECE.write_text(json.dumps(content, ensure_ascii=False))
+
+
+def make_superword_vocabulary() -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -55,25 +74,20 @@ def make_vocabulary() -> None:
 
 
 def make_ids(models: list[Path]) -> None:
-    vocabulary = json.loads(VOCABULARY.read_text())
-    types = np.ones(len(vocabulary["tokens"]), np.int32)
-    types[: len(CONTROL)] = 3
-    types[len(CONTROL) : len(CONTROL) + len(USER_DEFINED)] = 4
-    references = {}
-    for kind in KINDS:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "vocabulary.gguf"
-            write_vocabulary(path, kind, vocabulary, types)
-            references[kind] = reference_ids(path)
-    for path in models:
-        references[path.name] = reference_ids(path)
+    from tests.support.vocabularies import scored_metadata, superword_metadata
+
+    references = {kind: ids_of(superword_metadata(kind)) for kind in KINDS}
+    references["sentencepiece"] = ids_of(scored_metadata(add_space_prefix=True))
+    references["sentencepiece, no prefix"] = ids_of(scored_metadata(add_space_prefix=False))
+    references |= {path.name: reference_ids(path) for path in models}
     lines = ",\n".join(
         f"{json.dumps(name)}: {json.dumps(ids, separators=(',', ':'))}" for name, ids in references.items()
     )
     IDS.write_text("{\n" + lines + "\n}\n")
 
 
-def write_vocabulary(path: Path, kind: str, vocabulary: dict[str, list[str]], types: np.ndarray) -> None:
+def ids_of(metadata: dict[str, object]) -> list[list[list[int]]]:
+    """What llama.cpp makes of a file that has this vocabulary and no tensor."""
     from tests.support.gguf_writer import gguf, key
 
     numbers = {"block_count": 1, "context_length": 64, "embedding_length": 8, "feed_forward_length": 8}
@@ -82,15 +96,12 @@ def write_vocabulary(path: Path, kind: str, vocabulary: dict[str, list[str]], ty
         key("general.architecture", "llama"),
         *(key(f"llama.{name}", value) for name, value in numbers.items()),
         key("llama.attention.layer_norm_rms_epsilon", 1e-5),
-        key("tokenizer.ggml.model", "gpt2"),
-        key("tokenizer.ggml.pre", kind),
-        key("tokenizer.ggml.tokens", vocabulary["tokens"]),
-        key("tokenizer.ggml.merges", vocabulary["merges"]),
-        key("tokenizer.ggml.token_type", types),
-        key("tokenizer.ggml.bos_token_id", 0),
-        key("tokenizer.ggml.eos_token_id", 2),
+        *(key(name, value) for name, value in metadata.items()),
     ]
-    path.write_bytes(gguf(keys, []))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "vocabulary.gguf"
+        path.write_bytes(gguf(keys, []))
+        return reference_ids(path)
 
 
 def reference_ids(path: Path) -> list[list[list[int]]]:
@@ -111,8 +122,8 @@ def strings() -> list[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["vocabulary"]:
-        make_vocabulary()
+    if sys.argv[1:2] == ["vocabularies"]:
+        make_vocabularies()
     elif sys.argv[1:2] == ["ids"]:
         make_ids([Path(name) for name in sys.argv[2:]])
     else:

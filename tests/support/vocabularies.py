@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import sentencepiece
+
+if TYPE_CHECKING:
+    import sentencepiece
 
 HERE = Path(__file__).parents[1] / "tokenizer"
 DIFFICULT_STRINGS: list[str] = json.loads((HERE / "difficult_strings.json").read_text())
@@ -35,8 +38,25 @@ def superword_metadata(pre: str | None, **changes: object) -> dict[str, object]:
     return _metadata({**keys, **changes})
 
 
+def scored_metadata(**changes: object) -> dict[str, object]:
+    """A SentencePiece vocabulary with control and user-defined tokens, as it lies here. changes: see above."""
+    vocabulary = json.loads((HERE / "sentencepiece_vocabulary.json").read_text())
+    keys: dict[str, object] = {
+        "model": "llama",
+        "tokens": vocabulary["tokens"],
+        "scores": np.array(vocabulary["scores"], np.float32),
+        "token_type": np.array(vocabulary["token_type"], np.int32),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+    }
+    return _metadata({**keys, **changes})
+
+
 def sentencepiece_model(**settings: object) -> sentencepiece.SentencePieceProcessor:
     """A BPE model with byte fallback, learnt from the difficult strings."""
+    import sentencepiece
+
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter([s.replace("\n", " ") for s in VALID_STRINGS * 3 if s.strip()]),

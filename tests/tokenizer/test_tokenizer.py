@@ -18,13 +18,15 @@ from tests.support.vocabularies import (
     HERE,
     IM_END,
     VALID_STRINGS,
+    scored_metadata,
     sentencepiece_metadata,
     sentencepiece_model,
     superword_metadata,
 )
 
 REFERENCE_IDS: dict[str, list[list[list[int]]]] = json.loads((HERE / "reference_ids.json").read_text())
-KINDS = [name for name in REFERENCE_IDS if not name.endswith(".gguf")]
+SCORED = {"sentencepiece": True, "sentencepiece, no prefix": False}  # whether a space is put before the text
+KINDS = [name for name in REFERENCE_IDS if not name.endswith(".gguf") and name not in SCORED]
 
 
 def differs_in_llama_cpp(kind: str, text: str) -> bool:
@@ -56,6 +58,14 @@ def test_pre_tokenizer_agrees_with_llama_cpp(kind: str) -> None:
             assert tokenizer.encode(text, add_special_tokens=False, parse_special=True) == reference[-1], text
             compared += 1
     assert compared >= 390
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_scores_agree_with_llama_cpp(name: str) -> None:
+    tokenizer = Tokenizer.from_gguf(scored_metadata(add_space_prefix=SCORED[name]))
+    for text, reference in zip(DIFFICULT_STRINGS, REFERENCE_IDS[name], strict=True):
+        assert tokenizer.encode(text, add_special_tokens=False) == reference[0], text
+        assert tokenizer.encode(text, add_special_tokens=False, parse_special=True) == reference[-1], text
 
 
 def test_every_kind_of_pre_tokenizer_is_compared() -> None:
