@@ -8,26 +8,70 @@ namespace {
 
 // Candidates whose logit is at least `logit` and whose x is at least that of the softening, by ascending id.
 inline void collect(const Logits& logits, const Softening& soft, float logit, Candidates& c) {
-    float x[PANEL], weights[PANEL];
     int32_t count = 0;
     for (int32_t p = 0; p < logits.panels(); ++p) {
         if (logits.panel_max[p] < logit || !soft.reaches(logits.panel_max[p], soft.smallest_x)) continue;
-        soften_panel(logits, soft, p, x, weights);
-        const int32_t first = p * PANEL, size = logits.panel_end(p) - first;
-        for (int32_t i = 0; i < size; ++i) {
-            c.ids[count] = first + i;
-            c.logits[count] = logits.data[first + i];
-            c.x[count] = x[i];
-            c.weights[count] = weights[i];
-            count += logits.data[first + i] >= logit && x[i] >= soft.smallest_x;
+        for (int32_t i = p * PANEL, end = logits.panel_end(p); i < end; i += 16) {
+            const F32x16 lanes = load_upto(logits.data + i, end - i), x = soft.x_of(lanes);
+            if (reduce_max(lanes) < logit || reduce_max(x) < soft.smallest_x) continue;
+            float xs[16], weights[16];
+            store(xs, x);
+            store(weights, soft.weight_of(x));
+            for (int32_t lane = 0; lane < 16 && i + lane < end; ++lane) {
+                c.ids[count] = i + lane;
+                c.logits[count] = logits.data[i + lane];
+                c.x[count] = xs[lane];
+                c.weights[count] = weights[lane];
+                count += logits.data[i + lane] >= logit && xs[lane] >= soft.smallest_x;
+            }
         }
     }
     c.count = count;
 }
 
-// A logit that at least k logits reach: the k-th largest maximum of the panels. NONE if there are fewer panels.
+// How much lies above each of a few thresholds of x, so that few candidates have to be collected.
+constexpr int NUM_THRESHOLDS = 4;
+constexpr float THRESHOLDS[NUM_THRESHOLDS] = {-2.5f, -5.0f, -9.0f, -15.0f};
+
+struct Survey {
+    double total;                   // of everything
+    double above[NUM_THRESHOLDS];
+};
+
+// by_mass: weights are summed, else tokens counted.
+template <bool by_mass>
+inline Survey survey(const Logits& logits, const Softening& soft) {
+    Survey s{};
+    for (int32_t p = 0; p < logits.panels(); ++p) {
+        if (!soft.reaches(logits.panel_max[p], soft.smallest_x)) continue;
+        F32x16 total = broadcast(0.0f), above[NUM_THRESHOLDS];
+        for (int t = 0; t < NUM_THRESHOLDS; ++t) above[t] = total;
+        for (int32_t i = p * PANEL, end = logits.panel_end(p); i < end; i += 16) {
+            const F32x16 x = soft.x_of(load_upto(logits.data + i, end - i)), none = broadcast(0.0f);
+            const F32x16 share = by_mass ? soft.weight_of(x)
+                                         : select_greater(broadcast(soft.smallest_x), x, none, broadcast(1.0f));
+            total = total + share;
+            for (int t = 0; t < NUM_THRESHOLDS; ++t)
+                above[t] = above[t] + select_greater(broadcast(THRESHOLDS[t]), x, none, share);
+        }
+        s.total += reduce_add(total);
+        for (int t = 0; t < NUM_THRESHOLDS; ++t) s.above[t] += reduce_add(above[t]);
+    }
+    return s;
+}
+
+// The softening with the highest threshold above which there is at least `wanted`.
+inline Softening restrict_to(const Survey& s, double wanted, Softening soft) {
+    for (int t = 0; t < NUM_THRESHOLDS; ++t) {
+        if (s.above[t] < wanted || THRESHOLDS[t] <= soft.smallest_x) continue;
+        soft.smallest_x = THRESHOLDS[t];
+        break;
+    }
+    return soft;
+}
+
+// A logit that at least k logits reach: the k-th largest maximum of the panels, of which there are more than k.
 inline float reached_by(const Logits& logits, int32_t k, Candidates& c, const SelectBuffers& buffers) {
-    if (k >= logits.panels()) return NONE;
     c.count = logits.panels();
     for (int32_t p = 0; p < c.count; ++p) {
         c.ids[p] = p;
@@ -68,21 +112,23 @@ inline void keep_top_p(Candidates& c, float top_p, double total, const SelectBuf
     keep_until(c, find_border(c, true, top_p * total, buffers));
 }
 
-// Only top_p: candidates above a falling threshold until they hold the mass that is asked for.
+// Only top_p: candidates that hold the mass that is asked for, and the mass of everything.
 inline void collect_mass(const Logits& logits, const Softening& soft, float top_p, RowBuffers& buffers) {
-    const double total = sum_weights(logits, soft, buffers.panel_sum);
-    constexpr float thresholds[] = {-3.0f, -6.0f, -12.0f, SMALLEST_X};
-    for (const float x : thresholds) {
-        Softening part = soft;
-        part.smallest_x = x > soft.smallest_x ? x : soft.smallest_x;
-        collect(logits, part, NONE, buffers.candidates);
-        // The margin covers the rounding of the sums: only complete candidates may fall short of the target.
-        const bool complete = part.smallest_x == soft.smallest_x;
-        if (complete || total_weight(buffers.candidates) >= top_p * total * (1 + 1e-6)) {
-            keep_top_p(buffers.candidates, top_p, complete ? total_weight(buffers.candidates) : total, buffers.select);
-            return;
-        }
-    }
+    const Survey s = survey<true>(logits, soft);
+    // The margin covers the rounding of the sums.
+    const Softening part = restrict_to(s, top_p * s.total * (1 + 1e-6), soft);
+    Candidates& c = buffers.candidates;
+    collect(logits, part, NONE, c);
+    const bool complete = part.smallest_x == soft.smallest_x;
+    keep_top_p(c, top_p, complete ? total_weight(c) : s.total, buffers.select);
+}
+
+// Candidates among which are the k likeliest.
+inline void collect_top_k(const Logits& logits, const Softening& soft, int32_t k, RowBuffers& buffers) {
+    Candidates& c = buffers.candidates;
+    if (k < logits.panels()) collect(logits, soft, reached_by(logits, k, c, buffers.select), c);
+    else collect(logits, restrict_to(survey<false>(logits, soft), k, soft), NONE, c);
+    keep_top_k(c, k, buffers.select);
 }
 
 inline int32_t draw_candidate(const Candidates& c, double draw) {
@@ -125,9 +171,8 @@ inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row,
         collect_mass(logits, soft, b.top_p[row], buffers);
         return draw_candidate(c, draw);
     }
-    const float logit = top_k ? reached_by(logits, b.top_k[row], c, buffers.select) : NONE;
-    collect(logits, soft, logit, c);
-    if (top_k) keep_top_k(c, b.top_k[row], buffers.select);
+    if (top_k) collect_top_k(logits, soft, b.top_k[row], buffers);
+    else collect(logits, soft, NONE, c);
     if (typical) keep_typical(c, b.typical_p[row], buffers.select);
     if (top_p) keep_top_p(c, b.top_p[row], total_weight(c), buffers.select);
     return draw_candidate(c, draw);
@@ -152,9 +197,7 @@ inline void report_logprobs(const Logits& raw, int32_t num_logprobs, int32_t row
     if (num_logprobs <= 0) return;
     Candidates& c = buffers.candidates;
     const int32_t wanted = num_logprobs < raw.size ? num_logprobs : raw.size;
-    const Softening all{raw.max, 1.0f, NONE};
-    collect(raw, all, reached_by(raw, wanted, c, buffers.select), c);
-    keep_top_k(c, wanted, buffers.select);
+    collect_top_k(raw, {raw.max, 1.0f, NONE}, wanted, buffers);
     order_by_likelihood(c);
     for (int32_t i = 0; i < c.count; ++i) buffers.select.active[i] = i;
     sort_positions(c, buffers.select.active, c.count);
