@@ -158,6 +158,20 @@ def test_chat_needs_a_template_and_takes_one(llm: LLM) -> None:
     assert [output.outputs for output in both] == [answer.outputs] * 2
 
 
+@pytest.mark.parametrize("wrong", [b"bytes", None, 5, {"prompt": "x"}])
+def test_what_is_no_prompt_is_refused(llm: LLM, wrong: object) -> None:
+    with pytest.raises(UsageError, match="must be a text"):
+        llm.generate(wrong, PARAMS)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a prompt must be a text or a list of token ids"):
+        llm.stream(wrong, PARAMS)  # type: ignore[arg-type]
+
+
+def test_what_is_no_conversation_is_refused(llm: LLM) -> None:
+    for wrong in ("hello", ["hello"], [["hello"]], [5]):
+        with pytest.raises(UsageError, match="a message must be a mapping such as"):
+            llm.chat(wrong, PARAMS)  # type: ignore[arg-type]
+
+
 def test_a_failing_engine_raises_everywhere(llm: LLM, executor: FakeExecutor) -> None:
     executor.fails_at_step = executor.num_steps + 3
     with pytest.raises(EngineDeadError, match="told to fail"):
@@ -320,6 +334,11 @@ def test_the_second_turn_finds_the_first_in_the_cache(smollm2: LLM) -> None:
     (second,) = smollm2.chat(messages, params)
     assert second.num_cached_tokens >= first.metrics.num_prompt_tokens - 16
     assert second.metrics.num_cached_tokens == second.num_cached_tokens
+
+
+def test_control_tokens_in_a_prompt_count(smollm2: LLM) -> None:
+    assert len(smollm2.encode("<|im_start|>user")) == 2
+    assert smollm2.encode_chat([{"role": "user", "content": "<|im_start|>"}]).count(1) == 3  # system, user, answer
 
 
 def test_output_kinds_do_not_disturb_generate(smollm2: LLM) -> None:

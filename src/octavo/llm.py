@@ -111,7 +111,7 @@ class LLM:
         chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
         add_generation_prompt, and what the template knows besides. Errors as in `generate`.
         """
-        is_single = not messages or not isinstance(messages[0], Sequence)
+        is_single = not messages or not isinstance(messages[0], (list, tuple))
         conversations: list[Any] = [messages] if is_single else list(messages)
         prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
         params = _one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
@@ -233,8 +233,8 @@ def _is_single(prompts: object) -> bool:
     """A text or a list of token ids, not a list of prompts."""
     if isinstance(prompts, str):
         return True
-    if not isinstance(prompts, Sequence):
-        raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r}")
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
+        raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r:.80}")
     return bool(prompts) and not isinstance(prompts[0], (str, Sequence))
 
 

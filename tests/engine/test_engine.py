@@ -80,6 +80,12 @@ def test_stop_token_ids_end_the_answer_and_are_named() -> None:
     assert spell("a", stop_token_ids=ids("a"), include_stop_str_in_output=True).outputs[0].text == "a"
 
 
+def test_min_tokens_keeps_stop_tokens_away_too() -> None:
+    a, b = ids("ab")
+    choice = spell("ab", logit_bias={a: 100.0}, stop_token_ids=[a], min_tokens=2, max_tokens=9).outputs[0]
+    assert (choice.token_ids, choice.text, choice.stop_reason) == ([b, b, a], "bb", a)
+
+
 def test_stop_strings_end_the_text_before_them() -> None:
     choice = spell("a", stop="aaa", max_tokens=9).outputs[0]
     assert (choice.token_ids, choice.text, choice.finish_reason, choice.stop_reason) == (ids("aaa"), "", "stop", "aaa")

@@ -43,8 +43,15 @@ class Session:
         self._ids = itertools.count()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt as `create_request` takes it: control tokens in it count, BOS comes once."""
-        return self.tokenizer.encode(prompt, parse_special=True) if isinstance(prompt, str) else list(prompt)
+        """Token ids of a prompt as `create_request` takes it: control tokens in it count, BOS comes once.
+
+        Raises UsageError for what is neither a text nor a list.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, parse_special=True)
+        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+            raise UsageError(f"a prompt must be a text or a list of token ids, not {prompt!r:.80}")
+        return list(prompt)
 
     def encode_chat(
         self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
@@ -52,7 +59,13 @@ class Session:
         """Token ids of a conversation. chat_template: Jinja instead of the model's own.
 
         template_arguments: tools, documents, add_generation_prompt and what this template knows besides.
+        Raises UsageError where the conversation is none, or does not suit the template.
         """
+        for message in messages:
+            if not isinstance(message, Mapping):
+                raise UsageError(
+                    f"a message must be a mapping such as {{'role': 'user', 'content': '...'}}, not {message!r:.80}"
+                )
         if chat_template is None:
             return self._own_template().encode(self.tokenizer, messages, **template_arguments)
         template = self._make_template(chat_template)
