@@ -1,8 +1,4 @@
 // The Python module octavo.backends.cpu._native.
-#include "bindings_step.h"
-#include "isa.h"
-#include "program.h"
-
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -11,13 +7,17 @@
 #include <cstring>
 #include <optional>
 
+#include "bindings_step.h"
+#include "isa.h"
+#include "program.h"
+
 namespace nb = nanobind;
 using namespace nb::literals;
 
 namespace octavo {
 namespace {
 
-using ValueTuple = std::tuple<size_t, int32_t, int>;                         // offset, cols, row symbol
+using ValueTuple = std::tuple<size_t, int32_t, int>;                          // offset, cols, row symbol
 using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
 
 ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<int, int> spin_us,
@@ -40,7 +40,8 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<
 std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     std::vector<ProgramValue> values;
     for (const auto& [offset, cols, rows] : tuples) {
-        if (rows < 0 || rows > 2) throw std::invalid_argument("a row symbol is 0 (tokens), 1 (requests) or 2 (outputs)");
+        if (rows < 0 || rows > 2)
+            throw std::invalid_argument("a row symbol is 0 (tokens), 1 (requests) or 2 (outputs)");
         values.push_back({offset, cols, static_cast<RowSymbol>(rows)});
     }
     return values;
@@ -48,7 +49,7 @@ std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
 
 // A program and the Python objects whose memory it reads.
 class PyProgram {
-public:
+  public:
     PyProgram(const std::string& isa, int num_threads, std::tuple<int, int> spin_us, const LimitsTuple& limits,
               const std::vector<ValueTuple>& values, size_t workspace_bytes, bool checked, bool profiled)
         : program_(make_options(isa, num_threads, spin_us, limits, checked, profiled), make_values(values),
@@ -128,7 +129,8 @@ public:
 
     std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> profile() const {
         std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> rows;
-        for (const Program::Timing& t : program_.profile()) rows.emplace_back(t.label, t.kernel, t.calls, t.nanoseconds);
+        for (const Program::Timing& t : program_.profile())
+            rows.emplace_back(t.label, t.kernel, t.calls, t.nanoseconds);
         return rows;
     }
 
@@ -143,7 +145,7 @@ public:
 
     Program& program() { return program_; }
 
-private:
+  private:
     float* logits_copy(nb::handle array, int32_t rows, int32_t logits) const {
         nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> copy;
         if (!nb::try_cast(array, copy, false) || copy.shape(0) != static_cast<size_t>(rows) ||
@@ -176,11 +178,15 @@ void bind_program(nb::module_& module) {
         .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "inputs"_a, "output"_a, "weights"_a,
              "attributes"_a, "cache"_a)
-        .def("finish", [](PyProgram& p) { p.program().finish(sampling_scratch_bytes(p.program().limits().vocab_size)); })
-        .def("cache_block_bytes", [](PyProgram& p, int32_t n) { return p.program().cache_block_bytes(n); }, "block_size"_a)
-        .def("allocate_cache",
-             [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
-             "num_blocks"_a, "block_size"_a)
+        .def("finish",
+             [](PyProgram& p) { p.program().finish(sampling_scratch_bytes(p.program().limits().vocab_size)); })
+        .def(
+            "cache_block_bytes", [](PyProgram& p, int32_t n) { return p.program().cache_block_bytes(n); },
+            "block_size"_a)
+        .def(
+            "allocate_cache",
+            [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
+            "num_blocks"_a, "block_size"_a)
         .def("copy_blocks", &PyProgram::copy_blocks, "pairs"_a)
         .def("run", &PyProgram::run, "batch"_a, "logits"_a, "output"_a.none(), "errors"_a.none())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
@@ -203,10 +209,13 @@ NB_MODULE(_native, module) {
         return names;
     });
     module.def("kernel_names", &kernel_names);
-    module.def("kernel_isa", [](const std::string& kernel, const std::string& level) -> nb::object {
-        const KernelEntry* const entry = find_kernel(kernel, parse_isa(level));
-        return entry ? nb::object(nb::str(entry->isa)) : nb::none();
-    }, "kernel"_a, "level"_a);
+    module.def(
+        "kernel_isa",
+        [](const std::string& kernel, const std::string& level) -> nb::object {
+            const KernelEntry* const entry = find_kernel(kernel, parse_isa(level));
+            return entry ? nb::object(nb::str(entry->isa)) : nb::none();
+        },
+        "kernel"_a, "level"_a);
     bind_program(module);
     bind_weights(module);
     bind_sampling(module);

@@ -25,8 +25,8 @@ void check_starts(const char* name, const Array<int32_t, 1>& starts, size_t entr
         previous = starts.data()[i];
     }
     if (!valid || static_cast<size_t>(previous) != entries)
-        throw nb::value_error((std::string(name) + " must rise from 0 to the number of entries, " +
-                               std::to_string(entries)).c_str());
+        throw nb::value_error(
+            (std::string(name) + " must rise from 0 to the number of entries, " + std::to_string(entries)).c_str());
 }
 
 }  // namespace
@@ -87,7 +87,8 @@ SamplingArrays::SamplingArrays(nb::handle sampling, size_t rows, int32_t vocab)
     allowed_mask_ = read_array<uint32_t, 2>(sampling, "allowed_mask");
     const size_t words = (static_cast<size_t>(vocab) + 31) / 32;
     if (allowed_mask_.shape(0) != rows || allowed_mask_.shape(1) != words)
-        throw nb::value_error(("allowed_mask must be [" + std::to_string(rows) + ", " + std::to_string(words) + "]").c_str());
+        throw nb::value_error(
+            ("allowed_mask must be [" + std::to_string(rows) + ", " + std::to_string(words) + "]").c_str());
 }
 
 SamplingBatch SamplingArrays::batch() const {

@@ -9,22 +9,22 @@ namespace octavo {
 // octavo.batch.Batch. The constructor throws ValueError naming the array whose type or length is wrong; what the
 // numbers may be is check_step's business.
 class StepArrays {
-public:
+  public:
     explicit StepArrays(nanobind::handle batch);
     Step step() const;
 
-private:
+  private:
     Array<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, slot_mapping_, logits_indices_;
     Array<int32_t, 2> block_tables_;
 };
 
 // octavo.batch.SamplingBatch, checked in the same way; `rows` is Batch.logits_indices' length.
 class SamplingArrays {
-public:
+  public:
     SamplingArrays(nanobind::handle sampling, size_t rows, int32_t vocab);
     SamplingBatch batch() const;
 
-private:
+  private:
     Array<float, 1> temperature_, top_p_, min_p_, typical_p_, repetition_penalty_, presence_penalty_,
         frequency_penalty_, bias_values_;
     Array<int32_t, 1> top_k_, target_, num_logprobs_, history_start_, history_ids_, history_counts_, bias_start_,

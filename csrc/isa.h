@@ -1,10 +1,10 @@
 // Which instruction sets this machine has, and the kernels of each.
 #pragma once
 
-#include "kernel.h"
-
 #include <string>
 #include <vector>
+
+#include "kernel.h"
 
 namespace octavo {
 

@@ -100,7 +100,9 @@ struct Worker {
     void* pool;
     // Waits for all workers inside a kernel. Every worker must call it equally often.
     void (*barrier_fn)(Worker&);
-    void barrier() { if (count > 1) barrier_fn(*this); }
+    void barrier() {
+        if (count > 1) barrier_fn(*this);
+    }
 };
 
 using KernelFn = void (*)(const Args&, const Step&, Worker&);
@@ -131,8 +133,8 @@ struct alignas(64) KernelEntry {
 // Entries lie in one linker section that the registry walks: no list to edit, no code at load time.
 #define OCTAVO_STRINGIFY_(x) #x
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
-#define OCTAVO_KERNEL_WITH_CACHE(name, scratch, cache)                                         \
-    __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry \
-        octavo_entry_##name = {#name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache}
+#define OCTAVO_KERNEL_WITH_CACHE(name, scratch, cache)                                                                \
+    __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry octavo_entry_##name = { \
+        #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache}
 #define OCTAVO_KERNEL_WITH_SCRATCH(name, scratch) OCTAVO_KERNEL_WITH_CACHE(name, scratch, nullptr)
 #define OCTAVO_KERNEL(name) OCTAVO_KERNEL_WITH_SCRATCH(name, nullptr)

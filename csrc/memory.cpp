@@ -1,8 +1,9 @@
 #include "memory.h"
 
+#include <sys/mman.h>
+
 #include <cstdint>
 #include <new>
-#include <sys/mman.h>
 #include <utility>
 
 namespace octavo {

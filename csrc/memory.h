@@ -6,7 +6,7 @@
 namespace octavo {
 
 class Memory {
-public:
+  public:
     Memory() = default;
     // Throws std::bad_alloc. Large regions are aligned to 2 MiB and ask for huge pages. `guarded`: the last byte
     // lies before a page that may not be touched; the start then has only 4-byte alignment (tests).
@@ -20,7 +20,7 @@ public:
     char* data() const { return data_; }
     size_t size() const { return size_; }
 
-private:
+  private:
     void* mapping_ = nullptr;
     size_t mapped_ = 0;
     char* data_ = nullptr;

@@ -1,12 +1,12 @@
 #include "program.h"
 
-#include "kv_cache.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
 #include <stdexcept>
+
+#include "kv_cache.h"
 
 namespace octavo {
 namespace {
@@ -15,9 +15,12 @@ using Clock = std::chrono::steady_clock;
 
 int32_t count_of(RowSymbol symbol, const Step& step) {
     switch (symbol) {
-        case RowSymbol::tokens: return step.num_tokens;
-        case RowSymbol::requests: return step.num_requests;
-        default: return step.num_outputs;
+        case RowSymbol::tokens:
+            return step.num_tokens;
+        case RowSymbol::requests:
+            return step.num_requests;
+        default:
+            return step.num_outputs;
     }
 }
 
@@ -164,7 +167,8 @@ void Program::copy_block(int32_t source, int32_t destination) {
     if (source == destination) return;
     for (const LayerCache& cache : caches_) {
         char* const data = static_cast<char*>(cache.data);
-        if (data) std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes, cache.block_bytes);
+        if (data)
+            std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes, cache.block_bytes);
     }
 }
 

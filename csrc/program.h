@@ -1,16 +1,16 @@
 // A compiled graph: a list of records that every worker walks, with a barrier after each.
 #pragma once
 
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
 #include "isa.h"
 #include "kernel.h"
 #include "memory.h"
 #include "step_check.h"
 #include "thread_pool.h"
-
-#include <memory>
-#include <mutex>
-#include <string>
-#include <vector>
 
 namespace octavo {
 
@@ -44,7 +44,7 @@ struct RecordSpec {
 };
 
 class Program {
-public:
+  public:
     Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes);
 
     int32_t add_weight(const Weight& weight);
@@ -81,7 +81,7 @@ public:
     };
     std::vector<Timing> profile() const;
 
-private:
+  private:
     struct Record {
         RecordSpec spec;
         const KernelEntry* kernel = nullptr;

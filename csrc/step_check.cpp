@@ -41,8 +41,8 @@ std::string check_requests(const Step& s, const StepLimits& limits) {
         if (!error.empty()) return "request " + std::to_string(r) + ": " + error;
         for (int32_t t = begin; t < end; ++t)
             if (s.positions[t] != length - (end - t))
-                return wrong("positions", t, s.positions[t], "consecutive and end with the sequence:",
-                             length - (end - t));
+                return wrong("positions", t, s.positions[t],
+                             "consecutive and end with the sequence:", length - (end - t));
     }
     return {};
 }

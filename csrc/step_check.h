@@ -1,9 +1,9 @@
 // Checks the arrays of a step before any kernel sees them: a wrong batch is an error, never a wild read.
 #pragma once
 
-#include "kernel.h"
-
 #include <string>
+
+#include "kernel.h"
 
 namespace octavo {
 

@@ -1,18 +1,19 @@
 #include "thread_pool.h"
 
-#include "isa.h"
-
-#include <algorithm>
-#include <chrono>
-#include <climits>
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <stdexcept>
-#include <string>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <climits>
+#include <stdexcept>
+#include <string>
+
+#include "isa.h"
 
 namespace octavo {
 namespace {
@@ -35,7 +36,7 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
 
 // Signals belong to the program's own threads: Python handles Ctrl-C there.
 class BlockedSignals {
-public:
+  public:
     BlockedSignals() {
         sigset_t all;
         sigfillset(&all);
@@ -43,7 +44,7 @@ public:
     }
     ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &previous_, nullptr); }
 
-private:
+  private:
     sigset_t previous_;
 };
 
@@ -107,8 +108,9 @@ void ThreadPool::reserve_scratch(size_t bytes_per_worker) {
 
 void ThreadPool::run(Job job, void* context) {
     if (getpid() != pid_)
-        throw std::runtime_error("the model was loaded before a fork and its threads stayed in the parent process; "
-                                 "load it in the process that uses it, or start processes with the spawn method");
+        throw std::runtime_error(
+            "the model was loaded before a fork and its threads stayed in the parent process; "
+            "load it in the process that uses it, or start processes with the spawn method");
     job_ = job;
     context_ = context;
     if (options_.tiles) load_tile_configuration();

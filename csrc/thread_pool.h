@@ -1,9 +1,6 @@
 // Persistent workers that run one function together, with a barrier between its parts.
 #pragma once
 
-#include "kernel.h"
-#include "memory.h"
-
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -11,17 +8,20 @@
 #include <thread>
 #include <vector>
 
+#include "kernel.h"
+#include "memory.h"
+
 namespace octavo {
 
 struct PoolOptions {
-    int count = 1;                // workers, the calling thread included
-    int barrier_spin_us = 50;     // how long a worker spins inside a step before it yields
-    int idle_spin_us = 300;       // how long it spins between steps before it sleeps
-    bool tiles = false;           // the kernels use AMX tiles
+    int count = 1;             // workers, the calling thread included
+    int barrier_spin_us = 50;  // how long a worker spins inside a step before it yields
+    int idle_spin_us = 300;    // how long it spins between steps before it sleeps
+    bool tiles = false;        // the kernels use AMX tiles
 };
 
 class ThreadPool {
-public:
+  public:
     using Job = void (*)(void* context, Worker& worker);
 
     // Throws std::system_error if threads cannot be started.
@@ -40,7 +40,7 @@ public:
     // threads do not survive a fork.
     void run(Job job, void* context);
 
-private:
+  private:
     // On its own cache line: neighbours are written by other threads.
     struct alignas(64) Signal {
         std::atomic<uint32_t> value{0};

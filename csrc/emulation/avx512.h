@@ -67,8 +67,7 @@ inline __m512i epi16_to_epi32(__m256i a) {
 inline __m512i epu8_to_epi32(__m128i a) { return join(_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(upper(a))); }
 inline __m512i epi8_to_epi32(__m128i a) { return join(_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(upper(a))); }
 inline __m512i epu8_to_epi16(__m256i a) {
-    return join(_mm256_cvtepu8_epi16(_mm256_castsi256_si128(a)),
-                _mm256_cvtepu8_epi16(_mm256_extracti128_si256(a, 1)));
+    return join(_mm256_cvtepu8_epi16(_mm256_castsi256_si128(a)), _mm256_cvtepu8_epi16(_mm256_extracti128_si256(a, 1)));
 }
 template <int count>
 inline __m512i shift_left_epi16(__m512i a) {

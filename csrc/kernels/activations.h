@@ -56,13 +56,20 @@ inline F32x16 relu(F32x16 x) { return max(broadcast(0.0f), x); }
 template <typename F>
 inline void with_activation(int64_t kind, F f) {
     switch (kind) {
-        case KIND_SILU: return f([](F32x16 x) { return x * sigmoid(x); });
-        case KIND_GELU: return f([](F32x16 x) { return gelu(x); });
-        case KIND_GELU_TANH: return f([](F32x16 x) { return gelu_tanh(x); });
-        case KIND_RELU: return f([](F32x16 x) { return relu(x); });
-        case KIND_RELU2: return f([](F32x16 x) { return relu(x) * relu(x); });
-        case KIND_SIGMOID: return f([](F32x16 x) { return sigmoid(x); });
-        default: return f([](F32x16 x) { return tanh(x); });
+        case KIND_SILU:
+            return f([](F32x16 x) { return x * sigmoid(x); });
+        case KIND_GELU:
+            return f([](F32x16 x) { return gelu(x); });
+        case KIND_GELU_TANH:
+            return f([](F32x16 x) { return gelu_tanh(x); });
+        case KIND_RELU:
+            return f([](F32x16 x) { return relu(x); });
+        case KIND_RELU2:
+            return f([](F32x16 x) { return relu(x) * relu(x); });
+        case KIND_SIGMOID:
+            return f([](F32x16 x) { return sigmoid(x); });
+        default:
+            return f([](F32x16 x) { return tanh(x); });
     }
 }
 

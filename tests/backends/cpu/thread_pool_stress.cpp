@@ -1,10 +1,11 @@
 // Many runs with many barriers, in each of which every worker reads what all others wrote before it.
-#include "thread_pool.h"
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
-#include <unistd.h>
 #include <vector>
+
+#include "thread_pool.h"
 
 namespace {
 
