@@ -69,7 +69,7 @@ def test_every_head_size(head_dim: int, fused: bool) -> None:
     params = attention_params(6, 2, head_dim)
     extras = Extras(rope=rope_params(head_dim)) if fused else Extras()
     setup = Setup(fused=fused, threads=2, checked=True)
-    check(params, extras, run(params, extras, setup, [150, 1, 33, 80]))
+    check(params, extras, run(params, extras, setup, [90, 1, 33]))
 
 
 @pytest.mark.parametrize(
@@ -78,15 +78,15 @@ def test_every_head_size(head_dim: int, fused: bool) -> None:
 def test_every_group_size(heads: int, kv_heads: int) -> None:
     params = attention_params(heads, kv_heads, 32)
     setup = Setup(fused=False, threads=2, checked=True)
-    check(params, Extras(), run(params, Extras(), setup, [120, 7, 1, 65]))
+    check(params, Extras(), run(params, Extras(), setup, [70, 7, 1]))
 
 
 @pytest.mark.parametrize("block_size", [8, 16, 32, 64])
-@pytest.mark.parametrize("window", [None, 1, 5, 50, 300])
+@pytest.mark.parametrize("window", [None, 1, 50, 300])
 def test_block_sizes_and_windows(block_size: int, window: int | None) -> None:
     params = attention_params(6, 2, 16, window=window)
     setup = Setup(fused=False, threads=2, block_size=block_size, num_blocks=200, checked=True)
-    check(params, Extras(), run(params, Extras(), setup, [600, 31, 64, 257]))
+    check(params, Extras(), run(params, Extras(), setup, [330, 31, 64]))
 
 
 OPTIONS = {
@@ -149,7 +149,7 @@ def one_by_one(
 def test_a_row_has_the_same_bits_in_every_arrangement(window: int | None) -> None:
     params = attention_params(9, 3, 64, window=window)
     extras = Extras(rope=rope_params(64), sinks=np.linspace(-1, 1, 9).astype(np.float32))
-    lengths = [550, 70, 3]
+    lengths = [550, 70, 3]  # the first one has three splits
     expected = outputs_of(run(params, extras, Setup(), lengths))
     arrangements = [outputs_of(run(params, extras, Setup(threads=n), lengths)) for n in (2, 3, 7)]
     arrangements += [outputs_of(run(params, extras, Setup(block_size=size), lengths)) for size in (8, 64)]
@@ -157,6 +157,19 @@ def test_a_row_has_the_same_bits_in_every_arrangement(window: int | None) -> Non
     arrangements += [outputs_of(run(params, extras, Setup(isa=isa, threads=2), lengths)) for isa in ISAS]
     for found in arrangements:
         for a, b in zip(found, expected, strict=True):
+            assert np.array_equal(a, b)
+
+
+SHAPES = [(1, 1, 20), (2, 1, 64), (10, 2, 80), (14, 2, 96), (8, 1, 200)]
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), SHAPES)
+def test_every_instruction_set_gives_the_same_bits(heads: int, kv_heads: int, head_dim: int) -> None:
+    params = attention_params(heads, kv_heads, head_dim, softcap=30.0)
+    extras = Extras(rope=rope_params(head_dim))
+    first, *others = (outputs_of(run(params, extras, Setup(isa=isa), [75, 3])) for isa in ISAS)
+    for other in others:
+        for a, b in zip(other, first, strict=True):
             assert np.array_equal(a, b)
 
 
@@ -172,7 +185,7 @@ def test_fused_equals_plain_after_rope() -> None:
 def test_many_sequences_decode_together() -> None:
     """More pairs of request and kv head than workers take splits of: another schedule, the same bits."""
     params = attention_params(4, 2, 32)
-    lengths = list(range(1, 600, 37))
+    lengths = list(range(1, 300, 23))
     setup = Setup(threads=2, fused=False, max_tokens=1000, num_blocks=1200)
     sequences = random_sequences(np.random.default_rng(0), params, lengths, 16, setup.num_blocks)
     native = NativeAttention(params, Extras(), setup)
