@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,9 +32,6 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        names = sorted((vocabulary.tokens[i] for i in vocabulary.special_token_ids), key=len, reverse=True)
-        # A name of one character cannot be broken; none of the published vocabularies has one.
-        self._guarded = re.compile("|".join(re.escape(name) for name in names if len(name) > 1) or r"(?!)")
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
@@ -126,6 +124,14 @@ class Tokenizer:
         if token_id in self._vocabulary.literal_ids:
             return token.encode()
         return self._vocabulary.coding.to_bytes(token)
+
+    @cached_property
+    def _guarded(self) -> re.Pattern[str]:
+        """Finds the names of control tokens, of which some vocabularies have thousands."""
+        names = (self._vocabulary.tokens[i] for i in self._vocabulary.special_token_ids)
+        # A name of one character cannot be broken; none of the published vocabularies has one.
+        ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def _add_special_tokens(self, ids: list[int]) -> list[int]:
         prefix, suffix = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
