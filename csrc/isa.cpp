@@ -57,8 +57,8 @@ Isa detect() {
     if (!has_bits(xcr0, bit(1) | bit(2)) || !has_bits(leaf7.ebx, BMI1 | AVX2 | BMI2)) return Isa::scalar;
     constexpr uint64_t AVX512 = bit(16) | bit(17) | bit(28) | bit(30) | bit(31);  // F DQ CD BW VL
     if (!has_bits(xcr0, bit(5) | bit(6) | bit(7)) || !has_bits(leaf7.ebx, AVX512)) return Isa::avx2;
-    constexpr uint64_t VBMI = bit(1), VNNI = bit(11);
-    if (!has_bits(leaf7.ecx, VBMI | VNNI)) return Isa::avx512;
+    constexpr uint64_t VNNI = bit(11);
+    if (!has_bits(leaf7.ecx, VNNI)) return Isa::avx512;
     constexpr uint64_t AMX = bit(22) | bit(24) | bit(25);  // BF16, TILE, INT8
     constexpr uint64_t AVX512_BF16 = bit(5);
     const bool amx = has_bits(xcr0, bit(17) | bit(18)) && has_bits(leaf7.edx, AMX) &&

@@ -15,14 +15,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-LEVELS = ("base", "scalar", "avx2", "avx512", "avx512vnni", "amx")
+LEVELS = ("base", "scalar", "avx2", "avx512", "avx512vnni", "amx", "no level")
 
 # What a level must not contain: everything that only the levels from the given one on have.
+# Nothing may use what no level asks of the processor, such as the second half of Ice Lake's AVX-512.
 MARKS = (
     ("avx2", re.compile(r"\t(v(?!err|erw|mcall|mmcall)[a-z0-9]+)\b|%ymm")),
     ("avx512", re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]")),
-    ("avx512vnni", re.compile(r"\tvp(dpbusds?|dpwssds?|ermb|ermi2b|ermt2b|multishiftqb)\b")),
+    ("avx512vnni", re.compile(r"\tvpdp(busd|wssd)s?\b")),
     ("amx", re.compile(r"%tmm|\tv(dpbf16ps|cvtneps2bf16|cvtne2ps2bf16)")),
+    ("no level", re.compile(r"\tvp(ermb|ermi2b|ermt2b|multishiftqb|shld|shrd|compress[bw]|expand[bw]|popcnt)")),
 )
 
 

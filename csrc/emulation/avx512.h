@@ -242,7 +242,6 @@ inline void tile_dot_bf16(int c, int a, int b) {
 #define __AVX512CD__ 1
 #if defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_amx)
 #define __AVX512VNNI__ 1
-#define __AVX512VBMI__ 1
 #endif
 #if defined(OCTAVO_ISA_amx)
 #define __AVX512BF16__ 1
