@@ -1,9 +1,9 @@
 // Sampling on its own, for tests: what the executor does after the last record of a step.
+#include <nanobind/stl/string.h>
+
 #include "bindings_step.h"
 #include "isa.h"
 #include "memory.h"
-
-#include <nanobind/stl/string.h>
 
 namespace nb = nanobind;
 using namespace nb::literals;

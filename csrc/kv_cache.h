@@ -39,5 +39,4 @@ static inline bool kv_block_size_is_valid(int32_t block_size) {
     return block_size == 8 || (block_size > 0 && block_size % KV_GROUP == 0);
 }
 
-
 }  // namespace octavo

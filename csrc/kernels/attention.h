@@ -63,12 +63,15 @@ inline void rms_norm_head(const float* x, const float* weight, const AttentionIn
 }
 
 // out = rope(norm(x)) of one head; cos_sin of its token.
-inline void prepare_head(const AttentionTask& task, const float* x, const float* norm, const float* cos_sin, float* out) {
+inline void prepare_head(const AttentionTask& task, const float* x, const float* norm, const float* cos_sin,
+                         float* out) {
     const int32_t n = task.shape.head_dim;
     if (norm) rms_norm_head(x, norm, task.in, n, out);
     const float* from = norm ? out : x;
-    if (task.in.rope.frequencies) rotate_head(task.in.rope, cos_sin, from, out, n);
-    else if (!norm) __builtin_memcpy(out, x, sizeof(float) * n);
+    if (task.in.rope.frequencies)
+        rotate_head(task.in.rope, cos_sin, from, out, n);
+    else if (!norm)
+        __builtin_memcpy(out, x, sizeof(float) * n);
 }
 
 // `buffer`: head_dim floats.
@@ -156,8 +159,10 @@ inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t to
     const Interval splits = visible_splits(s, block);
     for (int32_t split = splits.begin; split < splits.end; ++split) {
         attend_split(s, cache, block, split);
-        if (split == splits.begin) adopt_split(block);
-        else merge_block(s, block);
+        if (split == splits.begin)
+            adopt_split(block);
+        else
+            merge_block(s, block);
     }
     for (int32_t row = 0; row < block.rows; ++row) {
         const int32_t head = block.kv_head * s.group + row % s.group;

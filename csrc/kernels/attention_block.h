@@ -71,8 +71,8 @@ inline Tiles tiles_of(int32_t rows) { return {rows, (rows + TILE_ROWS - 1) / TIL
 
 // Keys of one chunk that the block sees, and where they lie.
 struct Chunk {
-    int32_t start;      // position of its first key
-    Interval keys;      // relative to start
+    int32_t start;  // position of its first key
+    Interval keys;  // relative to start
     const CacheElement* key_groups[CHUNK / KV_GROUP];
     const CacheElement* value_groups[CHUNK / KV_GROUP];
 };
@@ -111,8 +111,8 @@ inline void score_panels(const AttentionShape& shape, const QueryBlock& block, c
             const int32_t row = tiles.begin(i);
             const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
             if (intersect(keys, g * KV_GROUP, (g + width) * KV_GROUP).empty()) continue;
-            score_groups(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, shape.head_dim, groups,
-                         0, width, block.scores + row * CHUNK + g * KV_GROUP);
+            score_groups(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, shape.head_dim, groups, 0,
+                         width, block.scores + row * CHUNK + g * KV_GROUP);
         }
     }
 }
@@ -122,8 +122,9 @@ inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, c
                          int32_t count) {
     const Interval seen = tile_keys(shape, block, chunk, first, first + count - 1);
     const bool ruled = shape.softcap != 0.0f || shape.slopes;
-    const Interval common = intersect(tile_keys(shape, block, chunk, first, first),
-                                      tile_keys(shape, block, chunk, first + count - 1, first + count - 1).begin, CHUNK);
+    const Interval common =
+        intersect(tile_keys(shape, block, chunk, first, first),
+                  tile_keys(shape, block, chunk, first + count - 1, first + count - 1).begin, CHUNK);
     const bool plain = !ruled && common.begin == 0 && common.end == CHUNK;
     RowScores rows[TILE_ROWS];
     for (int32_t r = 0; r < count; ++r) {
@@ -133,8 +134,11 @@ inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, c
         rows[r].scores = scores;
         if (plain) continue;
         const Interval keys = tile_keys(shape, block, chunk, row, row);
-        rows[r] = {scores, keys.begin, keys.end,
-                   {shape.softcap, shape.slopes ? shape.slopes[head] : 0.0f, static_cast<float>(chunk.start - position)}};
+        rows[r] = {
+            scores,
+            keys.begin,
+            keys.end,
+            {shape.softcap, shape.slopes ? shape.slopes[head] : 0.0f, static_cast<float>(chunk.start - position)}};
         const Interval own = keys.empty() ? Interval{seen.end, seen.end} : keys;
         for (int32_t k = seen.begin; k < own.begin; ++k) scores[k] = 0.0f;
         for (int32_t k = own.end; k < seen.end; ++k) scores[k] = 0.0f;
@@ -167,8 +171,7 @@ inline void values_panels(const AttentionShape& shape, const QueryBlock& block, 
         const float* groups[CHUNK / KV_GROUP];
         for (int g = 0; g < CHUNK / KV_GROUP; ++g) groups[g] = block.panel + g * KV_GROUP * width;
         for (int32_t k = chunk.keys.begin; k < chunk.keys.end; ++k) {
-            const CacheElement* from =
-                chunk.value_groups[k / KV_GROUP] + k % KV_GROUP * shape.padded_dim + column;
+            const CacheElement* from = chunk.value_groups[k / KV_GROUP] + k % KV_GROUP * shape.padded_dim + column;
             for (int32_t c = 0; c < width; c += 16) store(block.panel + k * width + c, load_lanes(from + c));
         }
         for (int32_t i = 0; i < tiles.count; ++i) {
@@ -198,17 +201,20 @@ inline void attend_split(const AttentionShape& shape, const HeadCache& cache, co
         chunk.keys = intersect({seen.begin - start, seen.end - start}, 0, CHUNK);
         for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
             CacheElement* buffer = block.gathered + g * gathered_group_size(shape.head_dim);
-            const KeyGroup found =
-                find_group(cache, block.block_table, start / KV_GROUP + g, block.seq_len, buffer);
+            const KeyGroup found = find_group(cache, block.block_table, start / KV_GROUP + g, block.seq_len, buffer);
             chunk.key_groups[g] = found.keys;
             chunk.value_groups[g] = found.values;
         }
         const bool panels = block.rows >= PANEL_ROWS;
-        if (panels) score_panels(shape, block, chunk);
-        else score_direct(shape, block, chunk);
+        if (panels)
+            score_panels(shape, block, chunk);
+        else
+            score_direct(shape, block, chunk);
         softmax_block(shape, block, chunk);
-        if (panels) values_panels(shape, block, chunk);
-        else values_direct(shape, block, chunk);
+        if (panels)
+            values_panels(shape, block, chunk);
+        else
+            values_direct(shape, block, chunk);
     }
 }
 
@@ -275,8 +281,10 @@ inline void finish_row(const AttentionShape& shape, const RowState& total, int32
     for (int32_t c = 0; c < shape.head_dim; c += 16) {
         const int n = shape.head_dim - c < 16 ? shape.head_dim - c : 16;
         const F32x16 lanes = load(total.out + c) * scale;
-        if (n == 16) store(out + c, lanes);
-        else store_partial(out + c, lanes, n);
+        if (n == 16)
+            store(out + c, lanes);
+        else
+            store_partial(out + c, lanes, n);
     }
 }
 

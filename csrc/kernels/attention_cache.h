@@ -49,9 +49,9 @@ inline void write_key(const HeadCache& cache, int32_t slot, const float* key) {
 }
 
 inline void write_value(const HeadCache& cache, int32_t slot, const float* value) {
-    CacheElement* to = reinterpret_cast<CacheElement*>(cache.data + slot / cache.block_size * cache.block_bytes +
-                                                       cache.key_bytes) +
-                       slot % cache.block_size * cache.padded_dim;
+    CacheElement* to =
+        reinterpret_cast<CacheElement*>(cache.data + slot / cache.block_size * cache.block_bytes + cache.key_bytes) +
+        slot % cache.block_size * cache.padded_dim;
     for (int32_t d = 0; d < cache.head_dim; d += 16) {
         const int n = cache.head_dim - d < 16 ? cache.head_dim - d : 16;
         store_f16(to + d, saturate(n == 16 ? load(value + d) : load_partial(value + d, n)));

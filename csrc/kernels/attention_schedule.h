@@ -36,7 +36,8 @@ inline int32_t max_splits(const AttentionShape& s, int64_t max_seq_len) {
     return static_cast<int32_t>((keys + SPLIT - 1) / SPLIT);
 }
 
-inline AttentionShared carve_shared(const AttentionTask& task, const Step& limits, size_t partial_rows, Carver& carver) {
+inline AttentionShared carve_shared(const AttentionTask& task, const Step& limits, size_t partial_rows,
+                                    Carver& carver) {
     AttentionShared shared{};
     shared.next_item = carver.take<int32_t>(16);
     shared.cos_sin = carver.take<float>(2 * static_cast<size_t>(task.in.rope.half) * limits.num_tokens);

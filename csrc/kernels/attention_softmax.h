@@ -50,8 +50,8 @@ inline F32x16 apply_rule(F32x16 score, const ScoreRule& rule, int group) {
 
 // One row's part of a chunk.
 struct RowScores {
-    float* scores;    // [CHUNK]; those outside [begin, end) are not read
-    int begin, end;   // keys that the row sees; none: begin >= end
+    float* scores;   // [CHUNK]; those outside [begin, end) are not read
+    int begin, end;  // keys that the row sees; none: begin >= end
     ScoreRule rule;
 };
 
@@ -75,8 +75,7 @@ inline float largest_score(const RowScores& row) {
 inline F32x16 exponentiate(const RowScores& row, float max_score, F32x16 sum) {
     for (int g = row.begin / 16; g * 16 < row.end; ++g) {
         F32x16 p = exp(load(row.scores + g * 16) - broadcast(max_score));
-        if (g * 16 < row.begin || g * 16 + 16 > row.end)
-            p = keep_lanes(p, row.begin - g * 16, row.end - g * 16, 0.0f);
+        if (g * 16 < row.begin || g * 16 + 16 > row.end) p = keep_lanes(p, row.begin - g * 16, row.end - g * 16, 0.0f);
         store(row.scores + g * 16, p);
         sum = sum + p;
     }
@@ -118,8 +117,8 @@ inline void softmax_tile(const RowScores* rows, int count, bool plain, const Til
     for (int r = 0; r < count; ++r) {
         state.rescale[r] = change[r];
         const F32x16 sum = load(state.sum + r * 16) * broadcast(change[r]);
-        store(state.sum + r * 16, plain ? exponentiate_plain(rows[r].scores, state.max[r], sum)
-                                        : exponentiate(rows[r], state.max[r], sum));
+        store(state.sum + r * 16,
+              plain ? exponentiate_plain(rows[r].scores, state.max[r], sum) : exponentiate(rows[r], state.max[r], sum));
     }
 }
 

@@ -10,15 +10,16 @@
 namespace octavo {
 namespace {
 
-constexpr int CHUNK = 64;      // keys between two updates of the running maximum
-constexpr int TILE_ROWS = 6;   // query rows of a register tile
+constexpr int CHUNK = 64;     // keys between two updates of the running maximum
+constexpr int TILE_ROWS = 6;  // query rows of a register tile
 
 template <int Value>
 struct Int {
     static constexpr int value = Value;
 };
 
-// Vectors side by side in a tile of `rows` rows: enough chains to hide the latency of fma, few enough to stay in registers.
+// Vectors side by side in a tile of `rows` rows: enough chains to hide the latency of fma, few enough to stay in
+// registers.
 constexpr int tile_vectors(int rows) {
 #if defined(__AVX512F__)
     return rows <= 4 ? 4 : 2;
@@ -83,12 +84,18 @@ inline void value_tile(const float* probabilities, const ValueRows<T>& values, i
 template <typename F>
 inline void with_rows(int rows, F f) {
     switch (rows) {
-        case 1: return f(Int<1>{});
-        case 2: return f(Int<2>{});
-        case 3: return f(Int<3>{});
-        case 4: return f(Int<4>{});
-        case 5: return f(Int<5>{});
-        default: return f(Int<6>{});
+        case 1:
+            return f(Int<1>{});
+        case 2:
+            return f(Int<2>{});
+        case 3:
+            return f(Int<3>{});
+        case 4:
+            return f(Int<4>{});
+        case 5:
+            return f(Int<5>{});
+        default:
+            return f(Int<6>{});
     }
 }
 

@@ -34,7 +34,7 @@ constexpr int NUM_THRESHOLDS = 4;
 constexpr float THRESHOLDS[NUM_THRESHOLDS] = {-2.5f, -5.0f, -9.0f, -15.0f};
 
 struct Survey {
-    double total;                   // of everything
+    double total;  // of everything
     double above[NUM_THRESHOLDS];
 };
 
@@ -48,8 +48,8 @@ inline Survey survey(const Logits& logits, const Softening& soft) {
         for (int t = 0; t < NUM_THRESHOLDS; ++t) above[t] = total;
         for (int32_t i = p * PANEL, end = logits.panel_end(p); i < end; i += 16) {
             const F32x16 x = soft.x_of(load_upto(logits.data + i, end - i)), none = broadcast(0.0f);
-            const F32x16 share = by_mass ? soft.weight_of(x)
-                                         : select_greater(broadcast(soft.smallest_x), x, none, broadcast(1.0f));
+            const F32x16 share =
+                by_mass ? soft.weight_of(x) : select_greater(broadcast(soft.smallest_x), x, none, broadcast(1.0f));
             total = total + share;
             for (int t = 0; t < NUM_THRESHOLDS; ++t)
                 above[t] = above[t] + select_greater(broadcast(THRESHOLDS[t]), x, none, share);
@@ -126,8 +126,10 @@ inline void collect_mass(const Logits& logits, const Softening& soft, float top_
 // Candidates among which are the k likeliest.
 inline void collect_top_k(const Logits& logits, const Softening& soft, int32_t k, RowBuffers& buffers) {
     Candidates& c = buffers.candidates;
-    if (k < logits.panels()) collect(logits, soft, reached_by(logits, k, c, buffers.select), c);
-    else collect(logits, restrict_to(survey<false>(logits, soft), k, soft), NONE, c);
+    if (k < logits.panels())
+        collect(logits, soft, reached_by(logits, k, c, buffers.select), c);
+    else
+        collect(logits, restrict_to(survey<false>(logits, soft), k, soft), NONE, c);
     keep_top_k(c, k, buffers.select);
 }
 
@@ -171,8 +173,10 @@ inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row,
         collect_mass(logits, soft, b.top_p[row], buffers);
         return draw_candidate(c, draw);
     }
-    if (top_k) collect_top_k(logits, soft, b.top_k[row], buffers);
-    else collect(logits, soft, NONE, c);
+    if (top_k)
+        collect_top_k(logits, soft, b.top_k[row], buffers);
+    else
+        collect(logits, soft, NONE, c);
     if (typical) keep_typical(c, b.typical_p[row], buffers.select);
     if (top_p) keep_top_p(c, b.top_p[row], total_weight(c), buffers.select);
     return draw_candidate(c, draw);

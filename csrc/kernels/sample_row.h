@@ -27,7 +27,7 @@ struct Logits {
 
 // The memory of one worker, for rows of `vocab` logits.
 struct RowBuffers {
-    float* changed;  // logits with bias, mask and penalties
+    float* changed;                // logits with bias, mask and penalties
     float *raw_max, *changed_max;  // of panels
     double* panel_sum;
     Candidates candidates;
@@ -64,8 +64,8 @@ inline bool ids_in_range(const int32_t* ids, int32_t begin, int32_t end, int32_t
 }
 
 inline bool changes_logits(const SamplingBatch& b, int32_t row) {
-    const bool penalties = b.repetition_penalty[row] != 1.0f || b.presence_penalty[row] != 0.0f ||
-                           b.frequency_penalty[row] != 0.0f;
+    const bool penalties =
+        b.repetition_penalty[row] != 1.0f || b.presence_penalty[row] != 0.0f || b.frequency_penalty[row] != 0.0f;
     return b.allowed_mask || b.bias_start[row + 1] > b.bias_start[row] ||
            (penalties && b.history_start[row + 1] > b.history_start[row]);
 }
@@ -111,9 +111,7 @@ struct Softening {
     float max, temperature, smallest_x;
 
     F32x16 x_of(F32x16 logits) const { return (logits - broadcast(max)) / broadcast(temperature); }
-    F32x16 weight_of(F32x16 x) const {
-        return select_greater(broadcast(smallest_x), x, broadcast(0.0f), exp(x));
-    }
+    F32x16 weight_of(F32x16 x) const { return select_greater(broadcast(smallest_x), x, broadcast(0.0f), exp(x)); }
     bool reaches(float logit, float x) const { return (logit - max) / temperature >= x; }
 };
 

@@ -20,9 +20,9 @@ struct Candidates {
 };
 
 struct SelectBuffers {
-    int32_t* active;   // positions of candidates
-    double* masses;    // [NUM_BUCKETS]
-    int32_t* counts;   // [NUM_BUCKETS]
+    int32_t* active;  // positions of candidates
+    double* masses;   // [NUM_BUCKETS]
+    int32_t* counts;  // [NUM_BUCKETS]
 };
 
 // The last candidate that is kept.
