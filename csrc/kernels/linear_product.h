@@ -285,43 +285,59 @@ private:
         });
     }
 
-    F32x16 with_bias(int i, int32_t panel, int lanes, F32x16 y) const {
-        const float* const bias = p_.biases ? p_.biases[i].data : nullptr;
-        return bias ? y + load_partial(bias + panel * PANEL_COLS, lanes) : y;
-    }
-
-    void write(int32_t row, int32_t column, int lanes, F32x16 y) const {
-        const int64_t at = static_cast<int64_t>(row) * p_.out.cols + column;
-        if (lanes == PANEL_COLS) {
-            store(p_.out.data + at, p_.residual ? y + load(p_.residual + at) : y);
-        } else {
-            store_partial(p_.out.data + at, p_.residual ? y + load_partial(p_.residual + at, lanes) : y, lanes);
-        }
-    }
-
     static int lanes_of(const PackedWeight& w, int32_t panel) {
         const int32_t left = w.n - panel * PANEL_COLS;
         return left < PANEL_COLS ? left : PANEL_COLS;
     }
 
-    void finish(int i, int32_t panel, int32_t column, const float* sums) const {
+    // Calls f(index of the row in the block, its sums + bias of weight i) and writes what it returns.
+    template <typename F>
+    void write_rows(int i, int32_t panel, int32_t column, const F& f) const {
         const int lanes = lanes_of(*p_.weights[i].packed, panel);
-        for (int32_t r = 0; r < block_.count; ++r) {
-            F32x16 y = with_bias(i, panel, lanes, load(sums + r * PANEL_COLS));
-            if (p_.scale != 1.0f) y = y * broadcast(p_.scale);
-            if (p_.softcap != 0.0f) y = broadcast(p_.softcap) * tanh(y / broadcast(p_.softcap));
-            write(block_.first + r, column + panel * PANEL_COLS, lanes, y);
+        const int64_t stride = p_.out.cols;
+        const int64_t at = block_.first * stride + column + panel * PANEL_COLS;
+        float* out = p_.out.data + at;
+        const float* residual = p_.residual ? p_.residual + at : nullptr;
+        for (int32_t r = 0; r < block_.count; ++r, out += stride) {
+            F32x16 y = f(r);
+            if (lanes == PANEL_COLS) {
+                if (residual) y = y + load(residual + r * stride);
+                store(out, y);
+            } else {
+                if (residual) y = y + load_partial(residual + r * stride, lanes);
+                store_partial(out, y, lanes);
+            }
         }
     }
 
+    // Reads rows of sums with the bias of weight i.
+    struct BiasedSums {
+        const float* sums;
+        F32x16 bias;
+        bool biased;
+        F32x16 operator()(int32_t r) const {
+            const F32x16 y = load(sums + r * PANEL_COLS);
+            return biased ? y + bias : y;
+        }
+    };
+    BiasedSums biased_sums(int i, int32_t panel, const float* sums) const {
+        const float* const bias = p_.biases ? p_.biases[i].data : nullptr;
+        if (!bias) return {sums, broadcast(0.0f), false};
+        return {sums, load_partial(bias + panel * PANEL_COLS, lanes_of(*p_.weights[i].packed, panel)), true};
+    }
+
+    void finish(int i, int32_t panel, int32_t column, const float* sums) const {
+        const BiasedSums rows = biased_sums(i, panel, sums);
+        if (p_.scale == 1.0f && p_.softcap == 0.0f) return write_rows(i, panel, column, rows);
+        const F32x16 scale = broadcast(p_.scale), cap = broadcast(p_.softcap);
+        if (p_.softcap == 0.0f) return write_rows(i, panel, column, [&](int32_t r) { return rows(r) * scale; });
+        write_rows(i, panel, column, [&](int32_t r) { return cap * tanh(rows(r) * scale / cap); });
+    }
+
     void finish_gated(int32_t panel) const {
-        const int lanes = lanes_of(*p_.weights[0].packed, panel);
+        const BiasedSums gate = biased_sums(0, panel, s_.sums[0]), up = biased_sums(1, panel, s_.sums[1]);
         with_activation(p_.gate_kind, [&](auto activation) {
-            for (int32_t r = 0; r < block_.count; ++r) {
-                const F32x16 gate = with_bias(0, panel, lanes, load(s_.sums[0] + r * PANEL_COLS));
-                const F32x16 up = with_bias(1, panel, lanes, load(s_.sums[1] + r * PANEL_COLS));
-                write(block_.first + r, panel * PANEL_COLS, lanes, activation(gate) * up);
-            }
+            write_rows(0, panel, 0, [&](int32_t r) { return activation(gate(r)) * up(r); });
         });
     }
 
