@@ -65,6 +65,14 @@ def test_standard_input_is_a_prompt(tiny: Path, arguments: tuple[str, ...], stdi
     assert json.loads(result.stdout)["prompt"] == stdin
 
 
+def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
+    result = octavo(
+        "run", tiny, "-", "--raw", *GREEDY, "--json", stdin="ab\udcff\udc80", env={"PYTHONIOENCODING": "ascii"}
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["prompt"].startswith("ab")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [

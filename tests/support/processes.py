@@ -22,12 +22,13 @@ COMMAND = [sys.executable, "-m", "octavo"]
 def octavo(
     *arguments: str | Path, stdin: str = "", env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end. env: variables to change."""
+    """Runs the command to its end. stdin: surrogates in it are bytes that are no text. env: variables to change."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         input=stdin,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="surrogateescape",
         timeout=120,
         env={**os.environ, **(env or {})},
     )

@@ -6,6 +6,7 @@ reader of the output is gone.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import sys
@@ -62,6 +63,9 @@ def main(arguments: list[str] | None = None) -> None:
     if is_debug:
         arguments.remove("--debug")
     logging.basicConfig(level=logging.DEBUG if is_debug else logging.WARNING, format="octavo: %(message)s")
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a byte that is no text, or a letter that the terminal lacks
+            stream.reconfigure(errors="replace")
     sys.exit(_run(arguments, is_debug))
 
 
