@@ -20,7 +20,7 @@ def use_fake_model(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeExecu
     def load(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
         if progress is not None:
             progress(1, 1)
-        return LoadedModel(engine, executor, config.model, "fake", cast(Any, None), eos_token_id=1)
+        return LoadedModel(engine, executor, config.model, "fake", eos_token_id=1)
 
     monkeypatch.setattr("octavo.engine.session.load_engine", load)
     return executor

@@ -72,13 +72,6 @@ class BlockPool:
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of_hash.get(block_hash)
 
-    def clear_cached(self) -> None:
-        """Forgets every registered prefix; blocks in use stay in use."""
-        for block_id in range(self.num_blocks):
-            self.forget(block_id)
-        self._free.extend(self._evictable)
-        self._evictable.clear()
-
     def forget(self, block_id: int) -> None:
         """The block's content is about to change: it can no longer be found."""
         block_hash = self._hashes[block_id]

@@ -14,7 +14,7 @@ from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
-from octavo.models import ModelConfig, build_graph
+from octavo.models import build_graph
 from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -45,7 +45,6 @@ class LoadedModel:
     executor: Executor
     name: str
     architecture: str
-    model_config: ModelConfig
     eos_token_id: int | None  # the one that a chat template writes
 
 
@@ -82,7 +81,6 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
         executor=executor,
         name=config.model,
         architecture=checkpoint.architecture,
-        model_config=checkpoint.config,
         eos_token_id=_eos_token_id(checkpoint, tokenizer),
     )
 

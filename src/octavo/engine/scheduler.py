@@ -112,7 +112,7 @@ class Scheduler:
             )
 
     def finish(self, sequence: Sequence) -> None:
-        """Ends one sequence, wherever it is, and gives its blocks back. Of a beam search, see replace_beams."""
+        """Ends one sequence, wherever it is, and gives its blocks back. For a beam search there is finish_request."""
         if sequence.status is RequestStatus.RUNNING:
             self._leave([sequence], RequestStatus.FINISHED)
         sequence.status = RequestStatus.FINISHED

@@ -49,7 +49,7 @@ class Session:
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True)
-        if isinstance(prompt, (bytes, bytearray)) or not isinstance(prompt, Sequence):
+        if not isinstance(prompt, (list, tuple)):
             raise UsageError(f"a prompt must be a text or a list of token ids, not {prompt!r:.80}")
         return list(prompt)
 

@@ -1,0 +1,118 @@
+"""The arrays of a step, checked against what they mean."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.batch import Batch
+from octavo.engine.engine import Engine
+from octavo.engine.request import Request
+from octavo.sampling_params import SamplingParams
+from tests.support.fake_executor import EOS_ID, FakeExecutor, fake_engine
+
+
+class Recorder(FakeExecutor):
+    """Keeps the batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[Batch] = []
+
+    def execute(self, batch: Batch):  # type: ignore[no-untyped-def]
+        self.batches.append(batch)
+        return super().execute(batch)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    engine = fake_engine(max_num_batched_tokens=16, enable_prefix_caching=False)
+    recorder = Recorder()
+    recorder.allocate_cache(64, 4)
+    engine._model_runner.executor = recorder
+    return engine
+
+
+def batches(engine: Engine) -> list[Batch]:
+    executor = engine._model_runner.executor
+    assert isinstance(executor, Recorder)
+    return executor.batches
+
+
+def add(engine: Engine, name: str, prompt: list[int], **params: object) -> Request:
+    request = engine.create_request(name, prompt, SamplingParams(**{"ignore_eos": True, **params}))  # type: ignore[arg-type]
+    engine.add_request(request)
+    return request
+
+
+def test_a_step_of_decode_and_prefill_together(engine: Engine) -> None:
+    first = add(engine, "first", [10, 11, 12, 13, 14], temperature=0)
+    engine.step()
+    second = add(engine, "second", list(range(20, 40)), temperature=0.5, top_k=7, seed=9)
+    engine.step()
+    batch = batches(engine)[1]
+    tables = [request.sequences[0].block_table for request in (first, second)]
+    assert batch.token_ids.tolist() == [first.sequences[0].token_ids[5], *range(20, 35)]
+    assert batch.positions.tolist() == [5, *range(15)]
+    assert batch.query_start_loc.tolist() == [0, 1, 16]
+    assert batch.seq_lens.tolist() == [6, 15]
+    for row, table in enumerate(tables):
+        assert batch.block_tables[row, : len(table)].tolist() == table
+    expected = [tables[0][1] * 4 + 1, *(tables[1][i // 4] * 4 + i % 4 for i in range(15))]
+    assert batch.slot_mapping.tolist() == expected
+    assert batch.logits_indices.tolist() == [0]  # the second prompt is not complete yet
+    engine.step()
+    sampling = batches(engine)[2].sampling
+    assert sampling is not None
+    assert batches(engine)[2].logits_indices.tolist() == [0, 5]
+    assert sampling.temperature.tolist() == [0.0, 0.5]
+    assert sampling.top_k.tolist() == [0, 7]
+    assert sampling.seed.tolist()[1] == 9
+    assert sampling.counter.tolist() == [2, 0]
+    assert sampling.target.tolist() == [-1, -1]
+    assert sampling.num_logprobs.tolist() == [-1, -1]
+    assert sampling.allowed_mask is None
+
+
+def test_rows_of_prompt_logprobs_come_before_the_sampled_one(engine: Engine) -> None:
+    add(engine, "r", [5, 6, 7, 8], prompt_logprobs=2, logprobs=1)
+    engine.step()
+    batch = batches(engine)[0]
+    assert batch.logits_indices.tolist() == [0, 1, 2, 3]
+    assert batch.sampling is not None
+    assert batch.sampling.target.tolist() == [6, 7, 8, -1]
+    assert batch.sampling.num_logprobs.tolist() == [2, 2, 2, 1]
+
+
+def test_histories_biases_and_masks_belong_to_their_rows(engine: Engine) -> None:
+    add(engine, "plain", [5])
+    penalized = add(engine, "penalized", [6, 6, 7], presence_penalty=1.0, seed=1, max_tokens=8)
+    biased = add(
+        engine, "biased", [8], logit_bias={3: 1.5}, min_tokens=2, ignore_eos=False, allowed_token_ids=[3, 4, 40]
+    )
+    for _ in range(3):
+        engine.step()
+    sampling = batches(engine)[2].sampling
+    assert sampling is not None
+    assert sampling.history_start[1] == 0
+    generated = penalized.sequences[0].output_token_ids[:2]
+    seen = dict(zip(sampling.history_ids.tolist(), sampling.history_counts.tolist(), strict=True))
+    assert seen == {token: generated.count(token) for token in [6, 7, *generated]}
+    assert sampling.history_start.tolist() == [0, 0, len(seen), len(seen)]
+    assert sampling.bias_start.tolist() == [0, 0, 0, 1]  # both of its tokens are there: the end is allowed now
+    assert dict(zip(sampling.bias_ids.tolist(), sampling.bias_values.tolist(), strict=True)) == {3: 1.5}
+    assert EOS_ID in biased.eos_token_ids
+    first = batches(engine)[0].sampling
+    assert first is not None
+    assert dict(zip(first.bias_ids.tolist(), first.bias_values.tolist(), strict=True)) == {3: 1.5, EOS_ID: -np.inf}
+    assert sampling.allowed_mask is not None
+    assert sampling.allowed_mask.tolist() == [[2**32 - 1] * 2, [2**32 - 1] * 2, [0b11000, 1 << 8]]
+
+
+def test_a_row_that_changes_hands_gets_new_parameters(engine: Engine) -> None:
+    add(engine, "first", [5], temperature=1.5, seed=3, max_tokens=1)
+    engine.step()
+    add(engine, "second", [6], temperature=0.25, seed=4, max_tokens=1)
+    engine.step()
+    seen = [(batch.sampling.temperature[0], batch.sampling.seed[0]) for batch in batches(engine) if batch.sampling]
+    assert seen == [(1.5, 3), (0.25, 4)]
