@@ -10,6 +10,9 @@ import pytest
 
 from octavo import LLM
 from octavo.cli.plan import memory_needs
+from octavo.config import EngineConfig
+from octavo.engine.load import plan_cache
+from octavo.errors import InsufficientMemoryError
 from octavo.loader.checkpoint import open_checkpoint
 from tests.support.processes import octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
@@ -81,6 +84,24 @@ def test_the_plan_is_what_the_engine_takes(smollm2_path: Path) -> None:
         assert needs.kv_bytes_per_token == executor.kv_bytes_per_token
         assert needs.weight_bytes == pytest.approx(executor.weight_bytes, rel=0.15)
         assert needs.workspace_bytes == pytest.approx(executor.workspace_bytes, rel=0.5)
+
+
+def test_the_engine_leaves_the_same_memory_free(smollm2_path: Path) -> None:
+    checkpoint = open_checkpoint(smollm2_path)
+    needs = memory_needs(checkpoint, 1024, 1, 8 << 30)
+    checkpoint.close()
+    left = needs.available_bytes - needs.weight_bytes - needs.workspace_bytes
+    usable = left - needs.headroom_bytes
+    plan_cache(EngineConfig(kv_cache_memory=usable), 1024, needs.kv_bytes_per_token, left)
+    with pytest.raises(InsufficientMemoryError):
+        plan_cache(EngineConfig(kv_cache_memory=usable + 1), 1024, needs.kv_bytes_per_token, left)
+
+
+def test_the_options_of_a_plan_are_taken(smollm2_path: Path) -> None:
+    text = octavo_here("plan", smollm2_path, "--ctx", "512", "--users", "2").stdout
+    options = text[text.index("--max-model-len") :].split()
+    result = octavo_here("run", smollm2_path, "Hi", "--max-tokens", "1", *options)
+    assert result.returncode == 0, result.stderr
 
 
 def test_the_largest_context_shrinks_with_the_users(smollm2_path: Path) -> None:

@@ -140,8 +140,15 @@ def _write(needs: MemoryNeeds) -> None:
             "largest context": f"{needs.largest_context:,} tokens for {_count(needs.users)} "
             f"(the model's own: {needs.model_context:,})",
             "most users": f"{needs.largest_users:,} with {needs.context:,} tokens each",
+            **({"options": _options(needs)} if needs.fits else {}),
         }
     )
+
+
+def _options(needs: MemoryNeeds) -> str:
+    """What to start with, so that all of it is there: by itself the cache takes half of the free memory at most."""
+    mebibytes = -(-needs.kv_bytes // (1 << 20))
+    return f"--max-model-len {needs.context} --kv-cache-memory {mebibytes}MiB"
 
 
 def _count(users: int) -> str:
