@@ -201,6 +201,7 @@ void bind_program(nb::module_& module) {
 
 NB_MODULE(_native, module) {
     using namespace octavo;
+    nb::set_leak_warnings(false);  // a model that is still loaded when the interpreter ends is no mistake
     module.doc() = "The native CPU library: kernels, threads and compiled programs.";
     module.def("detected_isa", [] { return isa_name(detect_isa()); });
     module.def("known_isas", [] {

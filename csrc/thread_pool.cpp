@@ -2,7 +2,6 @@
 
 #include <linux/futex.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -48,10 +47,9 @@ class BlockedSignals {
     sigset_t previous_;
 };
 
-// Calls `done` with pauses until it is true or the time is over.
+// Calls `done` with pauses until it is true or the time has come.
 template <typename Done>
-bool spin(int microseconds, Done done) {
-    const auto end = Clock::now() + std::chrono::microseconds(microseconds);
+bool spin_until(Clock::time_point end, Done done) {
     do {
         for (int i = 0; i < 64; ++i) {
             if (done()) return true;
@@ -71,7 +69,8 @@ ThreadPool::ThreadPool(const PoolOptions& options)
         worker.index = i;
         worker.count = options_.count;
         worker.pool = this;
-        worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(); };
+        workers_[i].spin = Spin(options_.barrier_spin_us);
+        worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(w.index); };
     }
     const BlockedSignals blocked;
     try {
@@ -116,36 +115,30 @@ void ThreadPool::run(Job job, void* context) {
     if (options_.tiles) load_tile_configuration();
     if (options_.count > 1) advance(job_number_);
     job(context, workers_[0].worker);
-    if (options_.count > 1) barrier();
+    if (options_.count > 1) barrier(0);
     if (options_.tiles) release_tiles();
 }
 
 void ThreadPool::work(int index) {
     pthread_setname_np(pthread_self(), ("octavo-" + std::to_string(index)).c_str());
     if (options_.tiles) load_tile_configuration();
-    uint32_t seen = 0;
-    int idle_spin_us = options_.idle_spin_us;
-    for (;;) {
-        const auto start = Clock::now();
-        wait_for_change(job_number_, seen, idle_spin_us, options_.tiles);
-        ++seen;
+    Spin idle(options_.idle_spin_us);
+    for (uint32_t seen = 0;; ++seen) {
+        wait_for_change(job_number_, seen, idle, options_.tiles);
         if (stopping_) break;
-        // Spinning pays when steps follow each other closely; when they do not, spin less and sleep sooner.
-        const bool close = Clock::now() - start < std::chrono::microseconds(options_.idle_spin_us);
-        idle_spin_us = close ? options_.idle_spin_us : std::max(idle_spin_us / 2, options_.idle_spin_us / 16);
         job_(context_, workers_[index].worker);
-        barrier();
+        barrier(index);
     }
     if (options_.tiles) release_tiles();
 }
 
-void ThreadPool::barrier() {
+void ThreadPool::barrier(int index) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(options_.count)) {
         arrived_.store(0, std::memory_order_relaxed);
         advance(generation_);
     } else {
-        wait_for_change(generation_, generation, options_.barrier_spin_us, false);
+        wait_for_change(generation_, generation, workers_[index].spin, false);
     }
 }
 
@@ -155,19 +148,21 @@ void ThreadPool::advance(Signal& signal) {
     if (signal.sleepers.load(std::memory_order_seq_cst) > 0) futex_wake_all(signal.value);
 }
 
-void ThreadPool::wait_for_change(Signal& signal, uint32_t old, int spin_us, bool tiles) {
-    const auto changed = [&] { return signal.value.load(std::memory_order_acquire) != old; };
-    if (spin(spin_us, changed)) return;
-    constexpr int YIELDS = 20;
-    for (int i = 0; i < YIELDS; ++i) {
-        if (changed()) return;
-        sched_yield();
+void ThreadPool::wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool tiles) {
+    const auto start = Clock::now();
+    if (!spin_until(start + spin.now, [&] { return signal.value.load(std::memory_order_acquire) != old; })) {
+        // No sched_yield: on a busy machine it costs a whole round of everybody else's time slices, while the
+        // scheduler runs a thread that is woken from a sleep at once.
+        if (tiles) release_tiles();
+        signal.sleepers.fetch_add(1, std::memory_order_seq_cst);
+        while (signal.value.load(std::memory_order_seq_cst) == old) futex_wait(signal.value, old);
+        signal.sleepers.fetch_sub(1, std::memory_order_relaxed);
+        if (tiles) load_tile_configuration();
     }
-    if (tiles) release_tiles();
-    signal.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    while (signal.value.load(std::memory_order_seq_cst) == old) futex_wait(signal.value, old);
-    signal.sleepers.fetch_sub(1, std::memory_order_relaxed);
-    if (tiles) load_tile_configuration();
+    // Spinning pays while waits are short. On a busy machine they are long, and a spinning thread takes the time
+    // that the others need: then spin less and sleep sooner.
+    const bool is_short = Clock::now() - start <= spin.most;
+    spin.now = is_short ? std::min(2 * spin.now + spin.most / 16, spin.most) : std::max(spin.now / 2, spin.most / 16);
 }
 
 }  // namespace octavo

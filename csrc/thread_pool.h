@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,7 +16,7 @@ namespace octavo {
 
 struct PoolOptions {
     int count = 1;             // workers, the calling thread included
-    int barrier_spin_us = 50;  // how long a worker spins inside a step before it yields
+    int barrier_spin_us = 50;  // how long a worker spins inside a step before it sleeps
     int idle_spin_us = 300;    // how long it spins between steps before it sleeps
     bool tiles = false;        // the kernels use AMX tiles
 };
@@ -46,15 +47,21 @@ class ThreadPool {
         std::atomic<uint32_t> value{0};
         std::atomic<uint32_t> sleepers{0};
     };
+    // How long one thread spins at one kind of wait: now, and at most.
+    struct Spin {
+        explicit Spin(int most_us = 0) : now(std::chrono::microseconds(most_us)), most(now) {}
+        std::chrono::nanoseconds now, most;
+    };
     struct alignas(64) PaddedWorker {
         Worker worker{};
+        Spin spin;
         Memory scratch;
     };
 
     void work(int index);
     void stop();
-    void barrier();
-    void wait_for_change(Signal& signal, uint32_t old, int spin_us, bool tiles);
+    void barrier(int index);
+    static void wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool tiles);
     static void advance(Signal& signal);
 
     PoolOptions options_;
