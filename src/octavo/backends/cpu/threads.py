@@ -13,7 +13,7 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 # Spinning inside a step and between steps, in microseconds. A worker that spins under a quota uses up the time that
 # another needs, and is then stopped for tens of milliseconds.
-_SPIN_US = (50, 300)
+_SPIN_US = (50, 500)
 _SPIN_UNDER_QUOTA_US = (5, 20)
 _SPIN_OVERSUBSCRIBED_US = (0, 0)
 
