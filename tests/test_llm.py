@@ -345,3 +345,14 @@ def test_output_kinds_do_not_disturb_generate(smollm2: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4, output_kind=RequestOutputKind.DELTA)
     (output,) = smollm2.generate("The capital of France is", params)
     assert len(output.outputs[0].token_ids) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fixture", ["qwen_0_5b_path", "qwen_1_5b_path"])
+def test_larger_models_answer_alike_alone_and_in_a_batch(fixture: str, request: pytest.FixtureRequest) -> None:
+    path = request.getfixturevalue(fixture)
+    params = SamplingParams(n=2, seed=5, temperature=0.8, top_p=0.9, max_tokens=24, logprobs=1)
+    with LLM(str(path), kv_cache_memory="512MiB", max_num_batched_tokens=128) as llm:
+        together = llm.generate(PROMPTS, params)
+        for prompt, output in zip(PROMPTS, together, strict=True):
+            assert llm.generate(prompt, params)[0].outputs == output.outputs

@@ -158,6 +158,19 @@ def test_preempted_beams_go_on_where_they_were() -> None:
     assert found.outputs == expected.outputs
 
 
+def test_an_aborted_search_gives_everything_back() -> None:
+    engine = fake_engine()
+    engine.add_request(engine.create_request("beams", [5, 6], BeamSearchParams(beam_width=3, max_tokens=12, n=2)))
+    for _ in range(4):
+        engine.step()
+    output = engine.abort("beams")
+    engine.scheduler.check_integrity()
+    assert output is not None
+    assert [(choice.index, choice.finish_reason) for choice in output.outputs] == [(0, "abort"), (1, "abort")]
+    assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
+    assert not engine.has_work
+
+
 def test_beams_of_the_text_have_no_end_token_in_it() -> None:
     output = search(tiny_engine(), [1, 5], BeamSearchParams(beam_width=2, max_tokens=3, n=1))
     (choice,) = output.outputs

@@ -18,7 +18,7 @@ from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_builder import OutputBuilder
-from octavo.engine.request import FinishReason, Request, Sequence, TokenLogprobs, derive_seed
+from octavo.engine.request import FinishReason, Request, Sequence, derive_seed
 from octavo.engine.request_checks import check_prompt, check_token_ids, find_bad_words
 from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.engine.text_stream import TextStream
@@ -194,8 +194,9 @@ class Engine:
             request = item.sequence.request
             if not request.scheduled_time:
                 request.scheduled_time = start
+            num_prompt_logprobs = request.num_prompt_logprobs or 0
             for _ in range(item.num_logprob_rows):
-                request.prompt_logprobs.append(_token_logprobs(output, row, request.num_prompt_logprobs))
+                request.prompt_logprobs.append(self._output_builder.logprobs(output, row, num_prompt_logprobs))
                 row += 1
             if item.samplers:
                 rows = sampled.setdefault(request, [])
@@ -218,9 +219,9 @@ class Engine:
         params = sequence.request.params
         sequence.token_ids.append(token_id)
         if isinstance(params, SamplingParams) and params.logprobs is not None:
-            logprobs = _token_logprobs(output, row, params.logprobs)
+            logprobs = self._output_builder.logprobs(output, row, params.logprobs)
             sequence.logprobs.append(logprobs)
-            sequence.cumulative_logprob += logprobs.logprob
+            sequence.cumulative_logprob += logprobs[token_id].logprob
         reason = self._find_end(sequence, token_id)
         if reason is not None:
             self._note_end(sequence, reason)
@@ -329,13 +330,3 @@ def _unseen(sequence: Sequence) -> list[int]:
     stream = sequence.text_stream
     assert stream is not None
     return sequence.token_ids[sequence.request.num_prompt_tokens + stream.num_tokens_pushed :]
-
-
-def _token_logprobs(output: StepOutput, row: int, num_top: int | None) -> TokenLogprobs:
-    return TokenLogprobs(
-        token_id=int(output.token_ids[row]),
-        logprob=float(output.logprobs[row]),
-        rank=int(output.ranks[row]),
-        top_ids=output.top_ids[row, :num_top].tolist(),
-        top_logprobs=output.top_logprobs[row, :num_top].tolist(),
-    )

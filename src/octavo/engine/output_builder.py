@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from octavo.engine.request import FinishReason, Request, Sequence, TokenLogprobs
+from octavo.batch import StepOutput
+from octavo.engine.request import FinishReason, Request, Sequence
 from octavo.engine.text_stream import TextStream
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind
@@ -25,7 +26,7 @@ class OutputBuilder:
             outputs = [self._cumulative(sequence) for sequence in request.sequences]
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if request.num_prompt_logprobs is not None:
-            prompt_logprobs = [None, *map(self._logprobs, request.prompt_logprobs)]
+            prompt_logprobs = [None, *request.prompt_logprobs]
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
@@ -38,7 +39,7 @@ class OutputBuilder:
 
     def _cumulative(self, sequence: Sequence) -> CompletionOutput:
         text = sequence.text_stream.text if sequence.text_stream is not None else ""
-        return self._completion(sequence, text, sequence.output_token_ids, sequence.logprobs)
+        return self._completion(sequence, text, sequence.output_token_ids, sequence.logprobs.copy())
 
     def _delta(self, sequence: Sequence) -> CompletionOutput:
         first, sequence.num_reported_tokens = sequence.num_reported_tokens, sequence.num_output_tokens
@@ -48,7 +49,7 @@ class OutputBuilder:
         return self._completion(sequence, text, token_ids, sequence.logprobs[first:])
 
     def _completion(
-        self, sequence: Sequence, text: str, token_ids: list[int], logprobs: list[TokenLogprobs]
+        self, sequence: Sequence, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]]
     ) -> CompletionOutput:
         wanted = not isinstance(sequence.request.params, BeamSearchParams) and sequence.request.params.logprobs
         return CompletionOutput(
@@ -56,17 +57,20 @@ class OutputBuilder:
             text=text,
             token_ids=token_ids,
             cumulative_logprob=sequence.cumulative_logprob if wanted is not None else None,
-            logprobs=[self._logprobs(entry) for entry in logprobs] if wanted is not None else None,
+            logprobs=logprobs if wanted is not None else None,
             finish_reason=sequence.finish_reason.value if sequence.finish_reason is not None else None,
             stop_reason=sequence.stop_reason,
         )
 
-    def _logprobs(self, entry: TokenLogprobs) -> dict[int, Logprob]:
-        """The most likely tokens in their order and the token itself, as vLLM orders them: itself first."""
-        logprobs = {entry.token_id: self._logprob(entry.token_id, entry.logprob, entry.rank)}
-        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1):
-            logprobs.setdefault(token_id, self._logprob(token_id, logprob, rank))
-        return logprobs
+    def logprobs(self, output: StepOutput, row: int, num_top: int) -> dict[int, Logprob]:
+        """What a row says about its token and the num_top most likely ones: as in vLLM, the token itself first."""
+        token_id = int(output.token_ids[row])
+        entry = {token_id: self._logprob(token_id, float(output.logprobs[row]), int(output.ranks[row]))}
+        top_ids, top_logprobs = output.top_ids[row, :num_top].tolist(), output.top_logprobs[row, :num_top].tolist()
+        for rank, (top_id, logprob) in enumerate(zip(top_ids, top_logprobs, strict=True), 1):
+            if top_id >= 0 and top_id not in entry:
+                entry[top_id] = self._logprob(top_id, logprob, rank)
+        return entry
 
     def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
         is_known = token_id < self._tokenizer.vocab_size

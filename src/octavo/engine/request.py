@@ -7,6 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo.outputs import Logprob
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -29,17 +30,6 @@ class FinishReason(enum.Enum):
     ABORT = "abort"
 
 
-@dataclass(slots=True)
-class TokenLogprobs:
-    """What the executor said about one token: itself and the most likely ones."""
-
-    token_id: int
-    logprob: float
-    rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
-
-
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One line of tokens of a request: its only one, one of its n choices, or one beam.
@@ -58,7 +48,7 @@ class Sequence:
     row: int = -1  # where the batch builder keeps its arrays; -1: nowhere
     num_synced_blocks: int = 0  # entries of block_table that the batch builder has seen
     cumulative_logprob: float = 0.0
-    logprobs: list[TokenLogprobs] = field(default_factory=list)  # one a generated token, if asked for
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
     text_stream: TextStream | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
@@ -99,7 +89,7 @@ class Request:
     sequences: list[Sequence] = field(default_factory=list)
     pending_choices: list[Sequence] = field(default_factory=list)  # wait for the first to compute the prompt
     beam_search: BeamSearch | None = None
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
