@@ -4,6 +4,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <optional>
 
@@ -179,7 +180,12 @@ void bind_program(nb::module_& module) {
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "inputs"_a, "output"_a, "weights"_a,
              "attributes"_a, "cache"_a)
         .def("finish",
-             [](PyProgram& p) { p.program().finish(sampling_scratch_bytes(p.program().limits().vocab_size)); })
+             [](PyProgram& p) {
+                 int32_t widest = 0;  // any value of output rows may be sampled
+                 for (const ProgramValue& value : p.program().values())
+                     if (value.rows == RowSymbol::outputs) widest = std::max(widest, value.cols);
+                 p.program().finish(sampling_scratch_bytes(widest));
+             })
         .def(
             "cache_block_bytes", [](PyProgram& p, int32_t n) { return p.program().cache_block_bytes(n); },
             "block_size"_a)
