@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
@@ -11,7 +12,6 @@ from octavo.config import EngineConfig
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.memory import available_memory_bytes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
-from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
 from octavo.models import build_graph
@@ -54,34 +54,39 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     progress: called with (bytes loaded, bytes in all) while weights are packed.
     Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
     """
-    path = resolve_model(config.model)
-    checkpoint = open_checkpoint(path)
-    executor = None
+    checkpoint = open_checkpoint(resolve_model(config.model))
     try:
-        model_len = _check_model_len(config, checkpoint)
-        limits = ExecutorLimits(
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
-            max_model_len=model_len,
-        )
-        executor = _compile(config, checkpoint, limits, progress)
-        plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available_memory_bytes())
-        executor.allocate_cache(plan.num_blocks, config.block_size)
-        tokenizer = load_tokenizer(checkpoint)
-        engine = Engine(executor, tokenizer, _engine_limits(config, limits, plan, checkpoint))
-    except BaseException:
-        if executor is not None:
-            executor.close()
-        raise
+        # The vocabulary is made while the weights are packed, which mostly runs without the GIL.
+        with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
+            return _load(config, checkpoint, background.submit(load_tokenizer, checkpoint), progress)
     finally:
         checkpoint.close()
+
+
+def _load(
+    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Future[Tokenizer], progress: Progress | None
+) -> LoadedModel:
+    model_len = _check_model_len(config, checkpoint)
+    limits = ExecutorLimits(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
+        max_model_len=model_len,
+    )
+    executor = _compile(config, checkpoint, limits, progress)
+    try:
+        plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available_memory_bytes())
+        executor.allocate_cache(plan.num_blocks, config.block_size)
+        engine = Engine(executor, tokenizer.result(), _engine_limits(config, limits, plan, checkpoint))
+    except BaseException:
+        executor.close()
+        raise
     return LoadedModel(
         engine=engine,
         executor=executor,
         name=config.model,
         architecture=checkpoint.architecture,
-        eos_token_id=_eos_token_id(checkpoint, tokenizer),
+        eos_token_id=_eos_token_id(checkpoint, engine.tokenizer),
     )
 
 
@@ -121,9 +126,7 @@ def _compile(
             "Free some, or take a smaller model or quantization"
         )
     backend = get_backend(config.backend)
-    return backend.compile(
-        optimize(graph), checkpoint.weights, limits, num_threads=config.num_threads, progress=progress
-    )
+    return backend.compile(graph, checkpoint.weights, limits, num_threads=config.num_threads, progress=progress)
 
 
 def _check_model_len(config: EngineConfig, checkpoint: Checkpoint) -> int:
