@@ -243,7 +243,7 @@ def test_cache_bytes_are_two_per_element() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1023, 4097, 8191])
 def test_long_sequences(length: int) -> None:
-    params = attention_params(4, 2, 64)
+    params = attention_params(2, 1, 64)
     extras = Extras(rope=rope_params(64))
     setup = Setup(threads=2, max_tokens=512)
     (s,) = random_sequences(np.random.default_rng(0), params, [length], 16, setup.num_blocks)
