@@ -31,7 +31,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Where a request's time went, in seconds, and how much of its prompt was already in the cache."""
+    """Where a request's time went, in seconds, and how much of its prompt was already in the cache.
+
+    In a stream all outputs but the last carry the figures as of the first token.
+    """
 
     queue_s: float = 0.0  # arrival to first being scheduled
     prefill_s: float = 0.0  # first being scheduled to first token

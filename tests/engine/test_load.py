@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 
+from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
-from octavo.engine.load import plan_cache
-from octavo.errors import InsufficientMemoryError
+from octavo.engine.load import load_engine, plan_cache
+from octavo.errors import InsufficientMemoryError, UsageError
 
 GIB = 2**30
 PER_TOKEN = 32 * 1024  # 512 KiB a block of 16
@@ -64,3 +66,20 @@ def test_where_not_even_a_short_request_fits_the_error_says_how_much_is_missing(
 
 def test_a_tiny_context_of_the_model_itself_is_enough() -> None:
     assert plan_cache(EngineConfig(max_num_seqs=1), 64, PER_TOKEN, 10 * GIB).max_model_len == 64
+
+
+def test_weights_that_do_not_fit_are_refused_before_they_are_packed(
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("octavo.engine.load.available_memory_bytes", lambda: 50 * 2**20)
+    with pytest.raises(InsufficientMemoryError, match=r"the weights take 9\d\.\d MiB, but only 50\.0 MiB"):
+        load_engine(EngineConfig(model=str(smollm2_path)))
+
+
+def test_a_small_cache_gives_a_small_context_that_is_kept(smollm2_path: Path) -> None:
+    with LLM(str(smollm2_path), kv_cache_memory="12MiB") as llm:
+        assert 256 <= llm.max_model_len < 1024
+        with pytest.raises(UsageError, match=f"with a context of {llm.max_model_len} tokens"):
+            llm.generate([5] * llm.max_model_len)
+        (output,) = llm.generate([50] * (llm.max_model_len - 2), SamplingParams(max_tokens=None, ignore_eos=True))
+        assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (2, "length")

@@ -24,6 +24,8 @@ class OutputBuilder:
             outputs = [self._delta(sequence) for sequence in request.sequences if _has_news(sequence)]
         else:
             outputs = [self._cumulative(sequence) for sequence in request.sequences]
+        if finished or request.metrics is None:
+            request.metrics = _metrics(request)
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         if request.num_prompt_logprobs is not None:
             prompt_logprobs = [None, *request.prompt_logprobs]
@@ -34,7 +36,7 @@ class OutputBuilder:
             outputs=outputs,
             finished=finished,
             prompt_logprobs=prompt_logprobs,
-            metrics=_metrics(request),
+            metrics=request.metrics,
         )
 
     def _cumulative(self, sequence: Sequence) -> CompletionOutput:

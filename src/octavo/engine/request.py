@@ -7,7 +7,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from octavo.outputs import Logprob
+from octavo.outputs import Logprob, RequestMetrics
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
@@ -97,6 +97,7 @@ class Request:
     scheduled_time: float = 0.0
     first_token_time: float = 0.0
     last_token_time: float = 0.0
+    metrics: RequestMetrics | None = None  # as of the first output, and of the last
 
     @property
     def num_prompt_tokens(self) -> int:
