@@ -153,7 +153,12 @@ struct TermsKey {
 struct PanelPair {
     const uint8_t* data[LANES];
     int count;
+    int64_t step;  // bytes from a panel to the one that its lane takes next
 };
+
+inline void prefetch_bytes(const uint8_t* p, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
+}
 
 // sums[lane + i] += activations of the block * panels.data[i]
 template <WeightType T>
@@ -165,12 +170,16 @@ void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock 
             multiply_packed<T>(panels.data[i], image.units, image.group(first_group), terms, s.sums[lane + i]);
         return;
     }
+    constexpr int64_t PIECE_BYTES = static_cast<int64_t>(TILE_UNITS) / Format<T>::layout.units() * Format<T>::layout.block_bytes();
     for (int32_t u0 = 0; u0 < image.units; u0 += TILE_UNITS) {
         const int units = image.units - u0 < TILE_UNITS ? image.units - u0 : TILE_UNITS;
         for (int i = 0; i < panels.count; ++i) {
             UnitCursor<T> cursor(panels.data[i], u0);
             UnitTile<T>* const tiles = reinterpret_cast<UnitTile<T>*>(s.tiles[lane + i]);
             for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<T>(cursor, tiles[u]);
+            // The next piece comes from memory while this one is multiplied.
+            const bool last = u0 + TILE_UNITS >= image.units;
+            prefetch_bytes(last ? panels.data[i] + panels.step : cursor.header, PIECE_BYTES);
         }
         for (int32_t g = 0; g * ROW_GROUP < block.count; ++g) {
             const ImageGroup a = image.group(first_group + g);
@@ -242,12 +251,14 @@ private:
         for (int32_t panel = begin; panel < end; panel += step) {
             const int count = end - panel < step ? 1 : step;
             clear_sums();
+            prefetch_output(column + panel * PANEL_COLS, count);
             if (gated()) {
                 accumulate_gated(panel);
                 finish_gated(panel);
             } else {
                 const PackedWeight& w = *p_.weights[i].packed;
-                accumulate(w, {{panel_data(w, panel), panel_data(w, panel) + w.panel_bytes}, count}, 0);
+                const PanelPair panels = {{panel_data(w, panel), panel_data(w, panel + 1)}, count, count * w.panel_bytes};
+                accumulate(w, panels, 0);
                 for (int lane = 0; lane < count; ++lane) finish(i, panel + lane, column, s_.sums[lane]);
             }
         }
@@ -256,9 +267,17 @@ private:
     void accumulate_gated(int32_t panel) {
         const PackedWeight &gate = *p_.weights[0].packed, &up = *p_.weights[1].packed;
         const uint8_t *gate_data = panel_data(gate, panel), *up_data = panel_data(up, panel);
-        if (gate.type == up.type) return accumulate(gate, {{gate_data, up_data}, 2}, 0);
-        accumulate(gate, {{gate_data}, 1}, 0);
-        accumulate(up, {{up_data}, 1}, 1);
+        if (gate.type == up.type) return accumulate(gate, {{gate_data, up_data}, 2, gate.panel_bytes}, 0);
+        accumulate(gate, {{gate_data, nullptr}, 1, gate.panel_bytes}, 0);
+        accumulate(up, {{up_data, nullptr}, 1, up.panel_bytes}, 1);
+    }
+
+    // Many rows lie far apart: by the time they are written their cache lines are here.
+    void prefetch_output(int32_t column, int panels) const {
+        if (block_.count <= FEW_ROWS) return;
+        for (int32_t r = 0; r < block_.count; ++r)
+            for (int i = 0; i < panels; ++i)
+                __builtin_prefetch(p_.out.data + static_cast<int64_t>(block_.first + r) * p_.out.cols + column + i * PANEL_COLS, 1, 2);
     }
 
     void clear_sums() {
