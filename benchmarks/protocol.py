@@ -105,6 +105,7 @@ class Peer:
                 bufsize=1,
             )
         self._log = log
+        self.process_id = self._process.pid
 
     def ask(self, command: str, **values: object) -> dict[str, Any]:
         """The answer to one command. Raises `PeerError` with the engine's own message."""
