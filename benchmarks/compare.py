@@ -147,6 +147,7 @@ def compare(
             for process in (os.getpid(), *(peer.process_id for peer, _ in running)):
                 put_ahead(process)
         for _ in range(options.runs):
+            time.sleep(PAUSE_SECONDS)
             passes.append(bandwidth.measure())
             for peer, figures in running:
                 turn(peer, figures)
