@@ -48,7 +48,7 @@ _SAMPLING: dict[str, tuple[Any, str]] = {
     "skip_special_tokens": (bool, "leave control tokens out of the text"),
 }
 # An answer for people rather than for an experiment: no length limit, and little of the unlikely.
-_ANSWER_DEFAULTS: Options = {"temperature": 0.7, "top_p": 0.95, "max_tokens": None}
+_ANSWER_DEFAULTS: Options = {"temperature": 0.2, "top_p": 0.9, "max_tokens": None}
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
