@@ -318,3 +318,12 @@ def test_close_gives_memory_back():
     executor.close()
     with pytest.raises(RuntimeError, match="the executor is closed"):
         executor.execute(batch())
+
+
+def test_a_step_without_output_rows_or_without_tokens():
+    executor = compiled()
+    silent = executor.execute(replace(batch(), logits_indices=i32()))
+    assert silent.logits is not None
+    assert silent.logits.shape == (0, VOCAB)
+    nothing = Batch(i32(), i32(), i32(0), i32(), np.zeros((0, 3), np.int32), i32(), i32())
+    assert executor.execute(nothing).token_ids.shape == (0,)
