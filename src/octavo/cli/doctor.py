@@ -13,7 +13,7 @@ from octavo import __version__
 from octavo.cli.terminal import size, write_facts, write_json
 from octavo.errors import OctavoError
 
-_DEPENDENCIES = ("numpy", "tokenizers", "safetensors", "jinja2", "huggingface_hub", "typer", "rich")
+_DEPENDENCIES = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "typer", "rich")
 _INTERESTING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
