@@ -2,7 +2,7 @@
 // they fit. A pair of products is at most 2 * code * 127, and a sum over n quads n times that: 8 quads of codes below
 // 16, 4 of codes below 32, 2 of codes below 64. Where a zero point is subtracted the sum may pass beyond int16 on the
 // way, as additions wrap around and the end fits: 16 * 16 * 127 and 8 * 32 * 127 are below 2^15.
-// Byte codes are cut into two nibbles (many rows), or multiplied as |w| * sign(w) a (few rows).
+// Byte codes are multiplied as |w| * (sign(w) a): no sum of two pairs fits.
 #pragma once
 
 #include "linear_image.h"
@@ -89,10 +89,10 @@ struct PackedSource {
     void next() { cursor.next(); }
 };
 
-// One unit unpacked, reused for many rows. Wide types: the low nibbles of all quads, then the high ones.
+// One unit unpacked, reused for many rows.
 template <WeightType T>
 struct alignas(64) UnitTile {
-    uint8_t codes[(Format<T>::is_wide ? 2 : 1) * QUADS * QUAD_BYTES];
+    uint8_t codes[QUADS * QUAD_BYTES];
     float scales[PANEL_COLS];
     float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
     int32_t half_scales[IN_HALVES<T> ? 2 : 1][PANEL_COLS];
@@ -118,14 +118,7 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
         unroll<2>([&](auto h) __attribute__((always_inline)) {
             constexpr int Q = decltype(q)::value, H = decltype(h)::value;
-            __m256i u = unpack_quad<T, Q, H>(codes);
-            uint8_t* const out = tile.codes + 64 * Q + 32 * H;
-            if constexpr (Format<T>::is_wide) {
-                u = _mm256_xor_si256(u, _mm256_set1_epi8(-128));
-                _mm256_store_si256(reinterpret_cast<__m256i*>(out + 512), move_bits<4, 0>(u, 15));
-                u = _mm256_and_si256(u, _mm256_set1_epi8(15));
-            }
-            _mm256_store_si256(reinterpret_cast<__m256i*>(out), u);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H), unpack_quad<T, Q, H>(codes));
         });
     });
     store(tile.scales, unit_scales<T>(cursor.header, cursor.unit));
@@ -192,9 +185,9 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
     }
 }
 
-// The same for byte codes from a packed panel: |w| * (sign(w) a) fits a pair of products into int16.
-template <WeightType T, int R>
-inline void unit_sums_signed(const PackedSource<T>& source, const int8_t* a, __m256i (&acc)[R][2]) {
+// The same for byte codes: a pair of products |w| * (sign(w) a) fits into int16.
+template <int R, typename Source>
+inline void unit_sums_signed(const Source& source, const int8_t* a, __m256i (&acc)[R][2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
@@ -210,91 +203,39 @@ inline void unit_sums_signed(const PackedSource<T>& source, const int8_t* a, __m
     });
 }
 
-template <WeightType T, int R>
-inline void all_sums(const PackedSource<T>& source, const int8_t* a, const int32_t* terms, __m256i (&acc)[R][2]) {
-    if constexpr (Format<T>::is_wide) unit_sums_signed<T, R>(source, a, acc);
-    else unit_sums<T, R>(source, a, terms, acc);
-}
-template <WeightType T, int R>
-inline void all_sums(const TileSource<T>& source, const int8_t* a, const int32_t* terms, __m256i (&acc)[R][2]) {
-    unit_sums<T, R>(source, a, terms, acc);
-}
-
 // c [R][16] += a * weights over `units` units.
 template <WeightType T, int R, typename Source>
 void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
         source.prefetch();
         __m256i sum[R][2];
-        all_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        if constexpr (Format<T>::is_wide) unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
+        else unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
         const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
         const F32x16 s = source.scales();
+        F32x16 mins[2];
+        for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
         // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
         if (R > 2) __asm__("" : "+r"(c));
         for (int r = 0; r < R; ++r) {
             const F32x16 i = {_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
             F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-            if constexpr (Format<T>::mins == 1) y = fma(source.mins(0), broadcast(scales[R + r]), y);
+            if constexpr (Format<T>::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
             if constexpr (Format<T>::mins == 2)
                 for (int j = 0; j < 2; ++j)
-                    y = fma(source.mins(j), broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
+                    y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
             store(c + PANEL_COLS * r, y);
         }
     }
 }
 
-// Byte codes from tiles, where they are two nibbles: one half of the columns after the other, for want of registers.
-template <int R, int H, typename Source>
-inline void multiply_nibbles(const Source& source, const uint8_t* a, const int32_t* terms, float* c) {
-    __m256i low[R], high[R];
-    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
-        constexpr int Q = decltype(q)::value;
-        const __m256i wl = source.template quad<Q, H>(), wh = source.template quad<Q + QUADS, H>();
-        for (int r = 0; r < R; ++r) {
-            const __m256i x = broadcast_i32(a + 32 * r + 4 * Q);
-            const __m256i pl = _mm256_maddubs_epi16(wl, x), ph = _mm256_maddubs_epi16(wh, x);
-            low[r] = pin(Q == 0 ? pl : _mm256_add_epi16(low[r], pl));
-            high[r] = pin(Q == 0 ? ph : _mm256_add_epi16(high[r], ph));
-        }
-    });
-    __asm__("" : "+r"(c));
-    const F32x16 scales = source.scales();
-    for (int r = 0; r < R; ++r) {
-        high[r] = _mm256_add_epi16(high[r], broadcast_i32(terms + r));
-        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16(low[r], _mm256_set1_epi16(1)),
-                                             _mm256_madd_epi16(high[r], _mm256_set1_epi16(16)));
-        const __m256 s = _mm256_mul_ps(H ? scales.hi : scales.lo, _mm256_set1_ps(reinterpret_cast<const float*>(a + 32 * R)[r]));
-        float* const y = c + PANEL_COLS * r + 8 * H;
-        _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), s, _mm256_loadu_ps(y)));
-    }
-}
-
-template <WeightType T, int R>
-void multiply_wide_tiles(TileSource<T> source, int units, const uint8_t* a, const int32_t* terms, float* c) {
-    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
-        multiply_nibbles<R, 0>(source, a, terms, c);
-        multiply_nibbles<R, 1>(source, a, terms, c);
-    }
-}
-
-// The kernel for R rows from either source.
-template <WeightType T, int R>
-inline void multiply(PackedSource<T> source, int units, const uint8_t* a, const int32_t* terms, float* c) {
-    multiply_units<T, R>(source, units, a, terms, c);
-}
-template <WeightType T, int R>
-inline void multiply(TileSource<T> source, int units, const uint8_t* a, const int32_t* terms, float* c) {
-    if constexpr (Format<T>::is_wide) multiply_wide_tiles<T, R>(source, units, a, terms, c);
-    else multiply_units<T, R>(source, units, a, terms, c);
-}
-
 template <WeightType T, typename Source>
 inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
     switch (a.rows) {
-        case 1: return multiply<T, 1>(source, units, a.data, terms, c);
-        case 2: return multiply<T, 2>(source, units, a.data, terms, c);
-        case 3: return multiply<T, 3>(source, units, a.data, terms, c);
-        default: return multiply<T, 4>(source, units, a.data, terms, c);
+        case 1: return multiply_units<T, 1>(source, units, a.data, terms, c);
+        case 2: return multiply_units<T, 2>(source, units, a.data, terms, c);
+        case 3: return multiply_units<T, 3>(source, units, a.data, terms, c);
+        default: return multiply_units<T, 4>(source, units, a.data, terms, c);
     }
 }
 

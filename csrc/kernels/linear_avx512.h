@@ -212,12 +212,14 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
         unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
         const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
         const F32x16 s = source.scales();
+        F32x16 mins[2];
+        for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
         for (int r = 0; r < R; ++r) {
             y[r] = fma(sum[r], s * broadcast(scales[r]), y[r]);
-            if constexpr (Format<T>::mins == 1) y[r] = fma(source.mins(0), broadcast(scales[R + r]), y[r]);
+            if constexpr (Format<T>::mins == 1) y[r] = fma(mins[0], broadcast(scales[R + r]), y[r]);
             if constexpr (Format<T>::mins == 2)
                 for (int j = 0; j < 2; ++j)
-                    y[r] = fma(source.mins(j), broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y[r]);
+                    y[r] = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y[r]);
         }
     }
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);

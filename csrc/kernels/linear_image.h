@@ -27,10 +27,14 @@ constexpr int ROW_GROUP = 4, PACKED_ROWS = 0;
 constexpr bool TERM_PAIRS = false;
 template <WeightType T>
 constexpr int ZERO_POINT = Format<T>::is_wide ? 128 : Format<T>::zero;
-#elif defined(OCTAVO_ISA_avx512) || defined(OCTAVO_ISA_avx2)
+#elif defined(OCTAVO_ISA_avx512)
 constexpr bool TERM_PAIRS = true;
 template <WeightType T>
 constexpr int ZERO_POINT = Format<T>::is_wide ? 8 : Format<T>::zero;  // wide: of the high nibble
+#elif defined(OCTAVO_ISA_avx2)
+constexpr bool TERM_PAIRS = true;
+template <WeightType T>
+constexpr int ZERO_POINT = Format<T>::zero;
 #else
 constexpr bool TERM_PAIRS = false;
 template <WeightType T>
