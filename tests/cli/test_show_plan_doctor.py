@@ -147,5 +147,5 @@ def test_version_and_help() -> None:
 def test_unknown_commands_are_exit_code_2() -> None:
     result = octavo_here("serv")
     assert result.returncode == 2
-    assert "No such command 'serv'" in result.stderr
+    assert result.stderr.startswith("octavo: No such command 'serv'")
     assert result.stderr.count("\n") == 1

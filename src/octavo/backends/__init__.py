@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
+
+from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.batch import Batch, StepOutput
@@ -71,5 +74,9 @@ class Backend(Protocol):
 
 
 def get_backend(name: str) -> Backend:
-    """The backend of that name (`cpu`, `reference`)."""
-    return cast(Backend, importlib.import_module(f"octavo.backends.{name}"))
+    """The backend of that name. Raises UsageError if there is none."""
+    is_here = any(module.name == name for module in pkgutil.iter_modules(__path__))
+    backend = importlib.import_module(f"octavo.backends.{name}") if is_here else None
+    if not hasattr(backend, "compile"):
+        raise UsageError(f"there is no backend {name!r}; leave it out for the cpu, or take 'reference'")
+    return cast(Backend, backend)

@@ -93,7 +93,9 @@ def _one_line(error: BaseException) -> str:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "octavo"
     message = error.format_message() if hasattr(error, "format_message") else str(error)
-    return f"{path.removeprefix('octavo ')}: {message} Try '{path} --help'." if message else f"Try '{path} --help'."
+    subcommand = path.removeprefix("octavo").lstrip()
+    message = f"{subcommand}: {message}" if message and subcommand else message
+    return f"{message} Try '{path} --help'." if message else f"Try '{path} --help'."
 
 
 def _fail(code: int, message: str, is_debug: bool) -> int:
