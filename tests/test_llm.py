@@ -172,6 +172,28 @@ def test_what_is_no_conversation_is_refused(llm: LLM) -> None:
             llm.chat(wrong, PARAMS)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("wrong", [[], (), None, 5, {"role": "user", "content": "x"}])
+def test_an_empty_conversation_is_refused(llm: LLM, wrong: object) -> None:
+    with pytest.raises(UsageError, match="a conversation is a list of one message or more"):
+        llm.chat(wrong, PARAMS, chat_template="x")  # type: ignore[arg-type]
+
+
+def test_a_template_that_is_no_text_is_refused(llm: LLM) -> None:
+    with pytest.raises(UsageError, match="chat_template must be the text of a Jinja template, not 5"):
+        llm.chat([{"role": "user", "content": "x"}], PARAMS, chat_template=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("wrong", ["", "greedy", {"max_tokens": 3}, 0, False])
+def test_what_are_no_parameters_is_refused(llm: LLM, wrong: object) -> None:
+    for call in (llm.generate, llm.stream):
+        with pytest.raises(UsageError, match="sampling_params must be a SamplingParams, not"):
+            call("ab", wrong)  # type: ignore[operator]
+    with pytest.raises(UsageError, match="sampling_params has 0 items for 1 prompts"):
+        llm.generate("ab", [])
+    with pytest.raises(UsageError, match="beam_search takes BeamSearchParams"):
+        llm.beam_search("ab", wrong)  # type: ignore[arg-type]
+
+
 def test_a_failing_engine_raises_everywhere(llm: LLM, executor: FakeExecutor) -> None:
     executor.fails_at_step = executor.num_steps + 3
     with pytest.raises(EngineDeadError, match="told to fail"):
@@ -213,6 +235,12 @@ def test_a_script_that_never_closes_ends_quietly(smollm2_path: Path) -> None:
 def test_unknown_options_name_the_nearest() -> None:
     with pytest.raises(UsageError, match="did you mean max_model_len"):
         LLM("fake", max_model_length=5)
+
+
+@pytest.mark.parametrize("backend", ["cuda", "sampling", "cpu.compile"])
+def test_unknown_backends_are_named(smollm2_path: Path, backend: str) -> None:
+    with pytest.raises(UsageError, match=f"there is no backend '{backend}'; leave it out for the cpu"):
+        LLM(str(smollm2_path), backend=backend)
 
 
 def test_progress_of_loading_is_reported(executor: FakeExecutor) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -94,7 +94,7 @@ class LLM:
         """
         is_single = _is_single(prompts)
         items = [prompts] if is_single else list(prompts)
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(items))
+        params = _one_each("sampling_params", _or_default(sampling_params), len(items))
         return self._run(items, params, priority, use_tqdm, single=is_single)
 
     def chat(
@@ -111,16 +111,18 @@ class LLM:
         chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
         add_generation_prompt, and what the template knows besides. Errors as in `generate`.
         """
-        is_single = not messages or not isinstance(messages[0], (list, tuple))
+        is_single = not (isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)))
         conversations: list[Any] = [messages] if is_single else list(messages)
         prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
-        params = _one_each("sampling_params", sampling_params or SamplingParams(), len(prompts))
+        params = _one_each("sampling_params", _or_default(sampling_params), len(prompts))
         return self._run(prompts, params, 0, use_tqdm, single=is_single)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
     ) -> list[RequestOutput]:
         """The most likely answers: each output's `outputs` are the finished beams, best first."""
+        if not isinstance(params, BeamSearchParams):
+            raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
         is_single = _is_single(prompts)
         items = [prompts] if is_single else list(prompts)
         return self._run(items, [params] * len(items), 0, use_tqdm, single=is_single)
@@ -133,7 +135,7 @@ class LLM:
         Raises UsageError before the first piece if the request is wrong.
         """
         request = self._session.create_request(
-            prompt, sampling_params or SamplingParams(), output_kind=RequestOutputKind.DELTA, priority=priority
+            prompt, _or_default(sampling_params), output_kind=RequestOutputKind.DELTA, priority=priority
         )
         return OutputStream(self._session, request)
 
@@ -238,8 +240,12 @@ def _is_single(prompts: object) -> bool:
     return bool(prompts) and not isinstance(prompts[0], (str, Sequence))
 
 
+def _or_default(params: Any) -> Any:
+    return SamplingParams() if params is None else params
+
+
 def _one_each(name: str, values: Any, count: int) -> list[Any]:
-    if not isinstance(values, Iterable):
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         return [values] * count
     items = list(values)
     if len(items) != count:

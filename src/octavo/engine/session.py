@@ -61,6 +61,10 @@ class Session:
         template_arguments: tools, documents, add_generation_prompt and what this template knows besides.
         Raises UsageError where the conversation is none, or does not suit the template.
         """
+        if not isinstance(messages, Sequence) or not messages:
+            raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")
+        if not isinstance(chat_template, str | None):
+            raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
         for message in messages:
             if not isinstance(message, Mapping):
                 raise UsageError(
