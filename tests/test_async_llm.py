@@ -70,8 +70,15 @@ def test_leaving_the_loop_ends_the_request(llm: AsyncLLM) -> None:
 
 def test_a_cancelled_task_ends_its_request(llm: AsyncLLM) -> None:
     async def cancel() -> None:
-        task = asyncio.create_task(collect(llm, "ab", LONG))
-        await asyncio.sleep(0.05)
+        has_begun = asyncio.Event()
+
+        async def listen() -> None:
+            async for _ in llm.generate("ab", LONG):
+                has_begun.set()
+                await asyncio.sleep(60)  # whoever listens is cancelled here, however fast the engine is
+
+        task = asyncio.create_task(listen())
+        await has_begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -320,3 +320,14 @@ def test_the_executor_sees_each_step_once_and_no_token_twice() -> None:
     last(list(range(2, 42)), engine, max_tokens=5, ignore_eos=True, n=2, seed=1)
     assert executor.num_steps == 5
     assert executor.num_tokens == 40 + 2 * 4
+
+
+def test_metrics_show_the_state_after_an_abort_between_steps() -> None:
+    engine = fake_engine()
+    engine.add_request(engine.create_request("r", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True)))
+    engine.step()
+    assert engine.metrics.num_running == 1
+    assert engine.metrics.num_used_blocks > 0
+    engine.abort("r")
+    assert (engine.metrics.num_running, engine.metrics.num_used_blocks) == (0, 0)
+    assert engine.metrics.num_finished_total == {"abort": 1}

@@ -147,6 +147,7 @@ class Engine:
             if sequence.finish_reason is None:
                 self._note_end(sequence, FinishReason.ABORT)
         self.scheduler.finish_request(request)
+        self._measure_state()
         return self._output_builder.build(request, _output_kind(request), finished=True)
 
     # --- a step ---
@@ -181,6 +182,7 @@ class Engine:
             self.scheduler.finish_request(request)
             del self._requests[request.request_id]
             failures.append(RequestFailure(request.request_id, OctavoError(f"{request.request_id} failed: {reason}")))
+        self._measure_state()
         return failures
 
     def _update(self, schedule: Schedule, output: StepOutput, start: float) -> list[RequestOutput | RequestFailure]:
@@ -298,16 +300,22 @@ class Engine:
         metrics.num_steps_total += 1
         metrics.step_s.observe(elapsed_s)
         metrics.batched_tokens.observe(self.limits.max_num_batched_tokens - schedule.num_tokens_left)
-        metrics.num_running = len(scheduler.running)
-        metrics.num_waiting = scheduler.num_waiting
-        metrics.num_preemptions_total = scheduler.num_preemptions
-        metrics.num_evictions_total = pool.num_evictions
-        metrics.num_used_blocks = pool.num_used_blocks
+        self._measure_state()
         size = self.limits.block_size
         metrics.num_allocated_slots_total += pool.num_used_blocks * size
         metrics.num_wasted_slots_total += sum(
             len(sequence.block_table) * size - sequence.num_computed_tokens for sequence in scheduler.running
         )
+
+    def _measure_state(self) -> None:
+        """What is true now, also after requests have ended between steps."""
+        metrics, scheduler = self.metrics, self.scheduler
+        pool = scheduler.kv_cache.pool
+        metrics.num_running = len(scheduler.running)
+        metrics.num_waiting = scheduler.num_waiting
+        metrics.num_preemptions_total = scheduler.num_preemptions
+        metrics.num_evictions_total = pool.num_evictions
+        metrics.num_used_blocks = pool.num_used_blocks
 
     def _measure_request(self, request: Request) -> None:
         metrics = self.metrics

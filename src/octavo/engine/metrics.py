@@ -37,7 +37,7 @@ def _sizes() -> Histogram:
 
 @dataclass(slots=True)
 class EngineMetrics:
-    """Counters since the start (`num_*_total`), histograms, and the state after the last step."""
+    """Counters since the start (`num_*_total`), histograms, and the state as of the last step or end of a request."""
 
     num_requests_total: int = 0
     num_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason, one a choice
