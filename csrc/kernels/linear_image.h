@@ -18,7 +18,7 @@ constexpr int ROW_GROUP = 16, PACKED_ROWS = 4;
 #elif defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
 constexpr int ROW_GROUP = 8, PACKED_ROWS = 8;
 #elif defined(OCTAVO_ISA_avx2)
-constexpr int ROW_GROUP = 4, PACKED_ROWS = 4;
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 8;
 #else
 constexpr int ROW_GROUP = 4, PACKED_ROWS = 0;
 #endif

@@ -165,9 +165,16 @@ template <WeightType T>
 void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock block, const ProductScratch& s, int lane) {
     const int32_t* const terms = s.terms[lane];
     const int32_t first_group = block.first / ROW_GROUP;
+    const auto terms_of = [&](int32_t g, int32_t unit, int rows) {
+        return terms + (static_cast<int64_t>(g) * ROW_GROUP * image.units + unit * rows) * TERM_COUNT<T>;
+    };
     if (image.rows <= PACKED_ROWS) {
         for (int i = 0; i < panels.count; ++i)
-            multiply_packed<T>(panels.data[i], image.units, image.group(first_group), terms, s.sums[lane + i]);
+            for (int32_t g = 0; g * ROW_GROUP < block.count; ++g) {
+                const ImageGroup a = image.group(g);
+                multiply_packed<T>(panels.data[i], image.units, a, terms_of(g, 0, a.rows),
+                                   s.sums[lane + i] + g * ROW_GROUP * PANEL_COLS);
+            }
         return;
     }
     constexpr int64_t PIECE_BYTES = static_cast<int64_t>(TILE_UNITS) / Format<T>::layout.units() * Format<T>::layout.block_bytes();
@@ -183,9 +190,8 @@ void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock 
         }
         for (int32_t g = 0; g * ROW_GROUP < block.count; ++g) {
             const ImageGroup a = image.group(first_group + g);
-            const int32_t* const t = terms + (static_cast<int64_t>(g) * ROW_GROUP * image.units + u0 * a.rows) * TERM_COUNT<T>;
             for (int i = 0; i < panels.count; ++i)
-                multiply_tiles<T>(reinterpret_cast<UnitTile<T>*>(s.tiles[lane + i]), units, a.from(u0), t,
+                multiply_tiles<T>(reinterpret_cast<UnitTile<T>*>(s.tiles[lane + i]), units, a.from(u0), terms_of(g, u0, a.rows),
                                   s.sums[lane + i] + g * ROW_GROUP * PANEL_COLS);
         }
     }
