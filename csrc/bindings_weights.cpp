@@ -1,13 +1,14 @@
 // Packed weights as Python objects, and single kernels for tests and benchmarks.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <vector>
+
 #include "bindings.h"
 #include "isa.h"
 #include "memory.h"
 #include "pack.h"
 #include "thread_pool.h"
-
-#include <nanobind/stl/string.h>
-#include <nanobind/stl/vector.h>
-#include <vector>
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,12 +21,13 @@ using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
 // A matrix in panels and the memory it lies in.
 class OwnedWeight {
-public:
+  public:
     OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k) {
         const WeightType type = parse_weight_type(type_name);
         const PanelLayout layout = panel_layout(type);
         if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
-            throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) + " cannot be packed");
+            throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) +
+                                        " cannot be packed");
         if (k % layout.block_k != 0)
             throw std::invalid_argument(type_name + " has blocks of " + std::to_string(layout.block_k) +
                                         " values; rows of " + std::to_string(k) + " do not divide into them");
@@ -33,8 +35,8 @@ public:
         if (static_cast<int64_t>(data.shape(0)) != wanted)
             throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
                                         std::to_string(wanted) + " bytes, not " + std::to_string(data.shape(0)));
-        weight_ = {type, static_cast<int32_t>(n), static_cast<int32_t>(k), packed_panel_bytes(type, static_cast<int32_t>(k)),
-                   nullptr};
+        weight_ = {type, static_cast<int32_t>(n), static_cast<int32_t>(k),
+                   packed_panel_bytes(type, static_cast<int32_t>(k)), nullptr};
         memory_ = Memory(static_cast<size_t>(weight_.panel_bytes * num_panels(weight_)));
         weight_.data = reinterpret_cast<const uint8_t*>(memory_.data());
         const nb::gil_scoped_release release;  // callers pack several matrices at once
@@ -45,18 +47,19 @@ public:
     size_t nbytes() const { return memory_.size(); }
     std::string type_name() const { return weight_type_name(weight_.type); }
 
-private:
+  private:
     PackedWeight weight_{};
     Memory memory_;
 };
 
 // One kernel with its own threads and scratch, called as a program would call it.
 class KernelRun {
-public:
+  public:
     KernelRun(const std::string& kernel, const std::string& isa, int num_threads) : pool_(options(isa, num_threads)) {
         const Isa level = parse_isa(isa);
         if (level > detect_isa())
-            throw std::invalid_argument("this machine has no " + isa + "; its highest level is " + isa_name(detect_isa()));
+            throw std::invalid_argument("this machine has no " + isa + "; its highest level is " +
+                                        isa_name(detect_isa()));
         entry_ = find_kernel(kernel, level);
         if (!entry_) throw std::invalid_argument("there is no kernel '" + kernel + "'");
     }
@@ -85,7 +88,7 @@ public:
         run(args, step);
     }
 
-private:
+  private:
     static PoolOptions options(const std::string& isa, int num_threads) {
         if (num_threads < 1 || num_threads > 1024) throw std::invalid_argument("num_threads must be from 1 to 1024");
         PoolOptions options;

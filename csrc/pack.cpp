@@ -7,8 +7,9 @@
 namespace octavo {
 namespace {
 
-constexpr const char* TYPE_NAMES[NUM_WEIGHT_TYPES] = {"F32",  "F16",  "BF16", "Q4_0", "Q4_1", "Q5_0",   "Q5_1",   "Q8_0",
-                                                      "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"};
+constexpr const char* TYPE_NAMES[NUM_WEIGHT_TYPES] = {"F32",  "F16",    "BF16",   "Q4_0", "Q4_1", "Q5_0",
+                                                      "Q5_1", "Q8_0",   "Q2_K",   "Q3_K", "Q4_K", "Q5_K",
+                                                      "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"};
 
 using Tile = uint8_t[QUADS * QUAD_BYTES];  // the codes of one unit, one a byte, in quads
 
@@ -37,12 +38,16 @@ void write_bits(const Tile tile, int shift, uint8_t* out) {
 
 void write_unit(WeightType type, const Tile tile, uint8_t* out) {
     switch (type) {
-        case WeightType::Q8_0: std::memcpy(out, tile, sizeof(Tile)); return;
-        case WeightType::Q2_K: return write_pairs(tile, 0, out);
+        case WeightType::Q8_0:
+            std::memcpy(out, tile, sizeof(Tile));
+            return;
+        case WeightType::Q2_K:
+            return write_pairs(tile, 0, out);
         case WeightType::Q3_K:
             write_pairs(tile, 0, out);
             return write_bits(tile, 2, out + 128);
-        default: write_nibbles(tile, out);
+        default:
+            write_nibbles(tile, out);
     }
     if (type == WeightType::Q6_K) write_pairs(tile, 4, out + 256);
     if (type == WeightType::Q5_0 || type == WeightType::Q5_1 || type == WeightType::Q5_K)
@@ -99,7 +104,8 @@ void pack_dense(const PackedWeight& w, const uint8_t* source, uint8_t* out, int3
         for (int32_t c = 0; c < columns; ++c) {
             const uint8_t* const row = source + static_cast<int64_t>(first + c) * w.k * sizeof(T);
             for (int32_t k = k0; k < std::min(k0 + CHUNK, w.k); ++k)
-                std::memcpy(out + (static_cast<int64_t>(k) * PANEL_COLS + c) * sizeof(T), row + k * sizeof(T), sizeof(T));
+                std::memcpy(out + (static_cast<int64_t>(k) * PANEL_COLS + c) * sizeof(T), row + k * sizeof(T),
+                            sizeof(T));
         }
 }
 
@@ -119,9 +125,12 @@ WeightType parse_weight_type(const std::string& name) {
 void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end) {
     for (int32_t panel = begin; panel < end; ++panel) {
         uint8_t* const target = out + panel * w.panel_bytes;
-        if (w.type == WeightType::F32) pack_dense<uint32_t>(w, source, target, panel);
-        else if (is_dense(w.type)) pack_dense<uint16_t>(w, source, target, panel);
-        else pack_quantized(w, source, target, panel);
+        if (w.type == WeightType::F32)
+            pack_dense<uint32_t>(w, source, target, panel);
+        else if (is_dense(w.type))
+            pack_dense<uint16_t>(w, source, target, panel);
+        else
+            pack_quantized(w, source, target, panel);
     }
 }
 

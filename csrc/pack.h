@@ -1,10 +1,10 @@
 // Packs matrices from their GGUF blocks into panels (packed_weight.h).
 #pragma once
 
-#include "packed_weight.h"
-
 #include <string>
 #include <vector>
+
+#include "packed_weight.h"
 
 namespace octavo {
 
@@ -15,9 +15,9 @@ WeightType parse_weight_type(const std::string& name);
 
 // What a quantized block of one column means, spread out: codes one a byte, scales in header order.
 struct BlockCodes {
-    uint8_t codes[256];   // signed bytes for Q8_0
-    uint16_t d, m;        // halves; m: minimum or dmin. MXFP4: the exponent in d
-    uint8_t scales[16];   // of units or half units
+    uint8_t codes[256];  // signed bytes for Q8_0
+    uint16_t d, m;       // halves; m: minimum or dmin. MXFP4: the exponent in d
+    uint8_t scales[16];  // of units or half units
     uint8_t mins[8];
 };
 

@@ -1,7 +1,7 @@
 // The blocks of the GGUF types, as ggml defines them (ggml-common.h), spread out to one code a byte.
-#include "pack.h"
-
 #include <cstring>
+
+#include "pack.h"
 
 namespace octavo {
 namespace {
@@ -104,27 +104,36 @@ void decode_block(WeightType type, const uint8_t* b, BlockCodes& out) {
             out.d = read_u16(b + 80);
             out.m = read_u16(b + 82);
             return;
-        case WeightType::Q3_K: return decode_q3_k(b, out);
-        case WeightType::Q4_K: return decode_q4_k(b, out, false);
-        case WeightType::Q5_K: return decode_q4_k(b, out, true);
-        case WeightType::Q6_K: return decode_q6_k(b, out);
-        case WeightType::IQ4_XS: return decode_iq4_xs(b, out);
+        case WeightType::Q3_K:
+            return decode_q3_k(b, out);
+        case WeightType::Q4_K:
+            return decode_q4_k(b, out, false);
+        case WeightType::Q5_K:
+            return decode_q4_k(b, out, true);
+        case WeightType::Q6_K:
+            return decode_q6_k(b, out);
+        case WeightType::IQ4_XS:
+            return decode_iq4_xs(b, out);
         case WeightType::MXFP4:
             out.d = b[0];
             return split_nibbles(b + 1, out.codes);
-        default: break;
+        default:
+            break;
     }
     out.d = read_u16(b);
     out.m = has_min ? read_u16(b + 2) : 0;
     const uint8_t* const q = b + (has_min ? 4 : 2);
     switch (type) {
-        case WeightType::Q8_0: std::memcpy(out.codes, q, 32); break;
+        case WeightType::Q8_0:
+            std::memcpy(out.codes, q, 32);
+            break;
         case WeightType::Q5_0:
         case WeightType::Q5_1:
             split_nibbles(q + 4, out.codes);
             add_fifth_bits(q, out.codes);
             break;
-        default: split_nibbles(q, out.codes);
+        default:
+            split_nibbles(q, out.codes);
     }
 }
 

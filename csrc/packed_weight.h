@@ -69,21 +69,36 @@ struct PanelLayout {
 //   Q3_K Q6_K: d, scales[16] (signed)   Q2_K: d, dmin, scales[16] (low nibble) with mins (high nibble)
 constexpr PanelLayout panel_layout(WeightType type) {
     switch (type) {
-        case WeightType::Q4_0: return {32, 32, 256, 18};
-        case WeightType::Q4_1: return {32, 64, 256, 20};
-        case WeightType::Q5_0: return {32, 32, 320, 22};
-        case WeightType::Q5_1: return {32, 64, 320, 24};
-        case WeightType::Q8_0: return {32, 32, 512, 34};
-        case WeightType::Q2_K: return {256, 320, 128, 84};
-        case WeightType::Q3_K: return {256, 288, 192, 110};
-        case WeightType::Q4_K: return {256, 320, 256, 144};
-        case WeightType::Q5_K: return {256, 320, 320, 176};
-        case WeightType::Q6_K: return {256, 288, 384, 210};
-        case WeightType::IQ4_NL: return {32, 32, 256, 18};
-        case WeightType::IQ4_XS: return {256, 160, 256, 136};
-        case WeightType::MXFP4: return {32, 16, 256, 17};
-        case WeightType::F32: return {1, 0, 64, 4};
-        default: return {1, 0, 32, 2};
+        case WeightType::Q4_0:
+            return {32, 32, 256, 18};
+        case WeightType::Q4_1:
+            return {32, 64, 256, 20};
+        case WeightType::Q5_0:
+            return {32, 32, 320, 22};
+        case WeightType::Q5_1:
+            return {32, 64, 320, 24};
+        case WeightType::Q8_0:
+            return {32, 32, 512, 34};
+        case WeightType::Q2_K:
+            return {256, 320, 128, 84};
+        case WeightType::Q3_K:
+            return {256, 288, 192, 110};
+        case WeightType::Q4_K:
+            return {256, 320, 256, 144};
+        case WeightType::Q5_K:
+            return {256, 320, 320, 176};
+        case WeightType::Q6_K:
+            return {256, 288, 384, 210};
+        case WeightType::IQ4_NL:
+            return {32, 32, 256, 18};
+        case WeightType::IQ4_XS:
+            return {256, 160, 256, 136};
+        case WeightType::MXFP4:
+            return {32, 16, 256, 17};
+        case WeightType::F32:
+            return {1, 0, 64, 4};
+        default:
+            return {1, 0, 32, 2};
     }
 }
 

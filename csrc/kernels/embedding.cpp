@@ -1,7 +1,7 @@
 // Rows of the embedding matrix, dequantized from the packed panels that the output head shares.
 #include "elementwise.h"
-#include "linear_format.h"
 #include "linear_dense.h"
+#include "linear_format.h"
 
 namespace octavo {
 namespace {
@@ -39,10 +39,14 @@ void read_row(const PackedWeight& w, int32_t row, float* out) {
     const uint8_t* const panel = w.data + row / PANEL_COLS * w.panel_bytes;
     const int column = row % PANEL_COLS;
     switch (w.type) {
-        case WeightType::F32: return read_dense_column<WeightType::F32>(panel, column, w.k, out);
-        case WeightType::F16: return read_dense_column<WeightType::F16>(panel, column, w.k, out);
-        case WeightType::BF16: return read_dense_column<WeightType::BF16>(panel, column, w.k, out);
-        default: with_quantized_type(w.type, [&](auto tag) { read_column<decltype(tag)::type>(panel, column, w.k, out); });
+        case WeightType::F32:
+            return read_dense_column<WeightType::F32>(panel, column, w.k, out);
+        case WeightType::F16:
+            return read_dense_column<WeightType::F16>(panel, column, w.k, out);
+        case WeightType::BF16:
+            return read_dense_column<WeightType::BF16>(panel, column, w.k, out);
+        default:
+            with_quantized_type(w.type, [&](auto tag) { read_column<decltype(tag)::type>(panel, column, w.k, out); });
     }
 }
 

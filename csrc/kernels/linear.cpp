@@ -6,8 +6,9 @@ namespace octavo {
 namespace {
 
 Product linear_operands(const Args& args) {
-    return {args.weights, args.weights + 1, 1,        args.inputs[0], args.output, nullptr,
-            nullptr,      0.0f,             0.0f,     KIND_NONE,      1.0f,        0.0f};
+    return {args.weights, args.weights + 1, 1,       args.inputs[0],
+            args.output,  nullptr,          nullptr, 0.0f,
+            0.0f,         KIND_NONE,        1.0f,    0.0f};
 }
 
 // floats: softcap, scale

@@ -58,8 +58,8 @@ inline void multiply_batch(const UnitTile<T>* tiles, ImageGroup a, TileSums (&su
 }
 
 template <WeightType T>
-inline F32x16 row_sum(const UnitTile<T>& tile, const TileSums (&sums)[UnitTile<T>::TILES], const int32_t* terms, int row,
-                      int rows) {
+inline F32x16 row_sum(const UnitTile<T>& tile, const TileSums (&sums)[UnitTile<T>::TILES], const int32_t* terms,
+                      int row, int rows) {
     F32x16 part[2];
     for (int j = 0; j < UnitTile<T>::TILES; ++j) {
         __m512i sum = _mm512_loadu_si512(sums[j][row]);
@@ -94,10 +94,17 @@ void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int
     for (int u = 0; u < units; u += BATCH_UNITS) {
         const int batch = units - u < BATCH_UNITS ? units - u : BATCH_UNITS;
         switch (batch) {
-            case 1: multiply_batch<T, 1>(tiles + u, a.from(u), sums); break;
-            case 2: multiply_batch<T, 2>(tiles + u, a.from(u), sums); break;
-            case 3: multiply_batch<T, 3>(tiles + u, a.from(u), sums); break;
-            default: multiply_batch<T, 4>(tiles + u, a.from(u), sums);
+            case 1:
+                multiply_batch<T, 1>(tiles + u, a.from(u), sums);
+                break;
+            case 2:
+                multiply_batch<T, 2>(tiles + u, a.from(u), sums);
+                break;
+            case 3:
+                multiply_batch<T, 3>(tiles + u, a.from(u), sums);
+                break;
+            default:
+                multiply_batch<T, 4>(tiles + u, a.from(u), sums);
         }
         for (int i = 0; i < batch; ++i)
             add_unit<T>(tiles[u + i], sums[i], a.from(u + i), terms + (u + i) * TERM_COUNT<T> * a.rows, c);

@@ -77,7 +77,9 @@ struct PackedSource {
     UnitCursor<T> cursor;
     explicit PackedSource(const uint8_t* panel) : cursor(panel, 0) {}
     template <int Q, int H>
-    __m256i quad() const { return unpack_quad<T, Q, H>(cursor.codes()); }
+    __m256i quad() const {
+        return unpack_quad<T, Q, H>(cursor.codes());
+    }
     F32x16 scales() const { return unit_scales<T>(cursor.header, cursor.unit); }
     F32x16 mins(int half) const { return unit_mins<T>(cursor.header, cursor.unit, half); }
     I32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
@@ -102,7 +104,9 @@ template <WeightType T>
 struct TileSource {
     const UnitTile<T>* tile;
     template <int Q, int H>
-    __m256i quad() const { return load_bytes(tile->codes + 64 * Q + 32 * H); }
+    __m256i quad() const {
+        return load_bytes(tile->codes + 64 * Q + 32 * H);
+    }
     F32x16 scales() const { return load(tile->scales); }
     F32x16 mins(int half) const { return load(tile->mins[half]); }
     I32x16 half_scales(int half) const {
@@ -178,8 +182,10 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
                 acc[r][0] = _mm256_madd_epi16(acc[r][0], s.lo);
                 acc[r][1] = _mm256_madd_epi16(acc[r][1], s.hi);
                 for (int h = 0; h < 2; ++h)
-                    if (J == 0) first[r][h] = acc[r][h];
-                    else acc[r][h] = _mm256_add_epi32(acc[r][h], first[r][h]);
+                    if (J == 0)
+                        first[r][h] = acc[r][h];
+                    else
+                        acc[r][h] = _mm256_add_epi32(acc[r][h], first[r][h]);
             }
         });
     }
@@ -209,8 +215,10 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
     for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
         source.prefetch();
         __m256i sum[R][2];
-        if constexpr (Format<T>::is_wide) unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
-        else unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        if constexpr (Format<T>::is_wide)
+            unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
+        else
+            unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
         const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
         const F32x16 s = source.scales();
         F32x16 mins[2];
@@ -232,10 +240,14 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
 template <WeightType T, typename Source>
 inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
     switch (a.rows) {
-        case 1: return multiply_units<T, 1>(source, units, a.data, terms, c);
-        case 2: return multiply_units<T, 2>(source, units, a.data, terms, c);
-        case 3: return multiply_units<T, 3>(source, units, a.data, terms, c);
-        default: return multiply_units<T, 4>(source, units, a.data, terms, c);
+        case 1:
+            return multiply_units<T, 1>(source, units, a.data, terms, c);
+        case 2:
+            return multiply_units<T, 2>(source, units, a.data, terms, c);
+        case 3:
+            return multiply_units<T, 3>(source, units, a.data, terms, c);
+        default:
+            return multiply_units<T, 4>(source, units, a.data, terms, c);
     }
 }
 

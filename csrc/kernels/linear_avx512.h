@@ -1,5 +1,6 @@
 // Products of quantized panels with 512-bit registers: one register holds a quad of all 16 columns. With VNNI the sums
-// are int32 from the start; without it they are int16 as long as they fit (see linear_avx2.h), byte codes as two nibbles.
+// are int32 from the start; without it they are int16 as long as they fit (see linear_avx2.h), byte codes as two
+// nibbles.
 #pragma once
 
 #include "linear_image.h"
@@ -56,8 +57,8 @@ inline __m512i unpack_quad(const uint8_t* codes) {
     if constexpr (F::is_iq4) u = _mm512_xor_si512(_mm512_shuffle_epi8(table16(IQ4_VALUES), u), flip);
     if constexpr (T == WeightType::MXFP4) u = _mm512_shuffle_epi8(table16(MXFP4_VALUES), u);
     if constexpr (F::pairs_offset >= 0)
-        u = _mm512_or_si512(u, move_bits<2 * (Q % 4), F::pairs_place>(load_bytes(codes + F::pairs_offset + 64 * (Q / 4)),
-                                                                      3 << F::pairs_place));
+        u = _mm512_or_si512(u, move_bits<2 * (Q % 4), F::pairs_place>(
+                                   load_bytes(codes + F::pairs_offset + 64 * (Q / 4)), 3 << F::pairs_place));
     if constexpr (F::bits_offset >= 0)
         u = _mm512_or_si512(u, move_bits<Q, F::bits_place>(load_bytes(codes + F::bits_offset), 1 << F::bits_place));
     return u;
@@ -78,7 +79,9 @@ struct PackedSource {
     UnitCursor<T> cursor;
     explicit PackedSource(const uint8_t* panel) : cursor(panel, 0) {}
     template <int Q>
-    __m512i quad() const { return unpack_quad<T, Q>(cursor.codes()); }
+    __m512i quad() const {
+        return unpack_quad<T, Q>(cursor.codes());
+    }
     F32x16 scales() const { return unit_scales<T>(cursor.header, cursor.unit); }
     F32x16 mins(int half) const { return unit_mins<T>(cursor.header, cursor.unit, half); }
     F32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
@@ -104,7 +107,9 @@ template <WeightType T>
 struct TileSource {
     const UnitTile<T>* tile;
     template <int Q>
-    __m512i quad() const { return load_bytes(tile->codes + 64 * Q); }
+    __m512i quad() const {
+        return load_bytes(tile->codes + 64 * Q);
+    }
     F32x16 scales() const { return load(tile->scales); }
     F32x16 mins(int half) const { return load(tile->mins[half]); }
     F32x16 half_scales(int half) const { return load(tile->half_scales[half]); }
@@ -148,7 +153,8 @@ inline void sum_quads(const Source& source, const int8_t* a, const int32_t* term
     for (int r = 0; r < R; ++r) {
         if constexpr (AS_NIBBLES<T>) {
             high[r] = _mm512_add_epi16(high[r], broadcast_i32(terms + r));
-            sum[r] = _mm512_add_epi32(_mm512_madd_epi16(sum[r], ones), _mm512_madd_epi16(high[r], _mm512_set1_epi16(16)));
+            sum[r] =
+                _mm512_add_epi32(_mm512_madd_epi16(sum[r], ones), _mm512_madd_epi16(high[r], _mm512_set1_epi16(16)));
         } else {
             if constexpr (ZERO_POINT<T> != 0) sum[r] = _mm512_add_epi16(sum[r], broadcast_i32(terms + r));
             sum[r] = _mm512_madd_epi16(sum[r], ones);
@@ -171,7 +177,8 @@ inline void sum_quads(const Source& source, const int8_t* a, const int32_t* term
     unroll<Count>([&](auto i) __attribute__((always_inline)) {
         constexpr int Q = First + decltype(i)::value, C = Q % CHAINS;
         const __m512i u = source.template quad<Q>();
-        for (int r = 0; r < R; ++r) chain[C][r] = _mm512_dpbusd_epi32(chain[C][r], u, broadcast_i32(a + 32 * r + 4 * Q));
+        for (int r = 0; r < R; ++r)
+            chain[C][r] = _mm512_dpbusd_epi32(chain[C][r], u, broadcast_i32(a + 32 * r + 4 * Q));
     });
     for (int r = 0; r < R; ++r)
         sum[r] = CHAINS == 2 ? _mm512_add_epi32(chain[0][r], chain[CHAINS - 1][r]) : chain[0][r];

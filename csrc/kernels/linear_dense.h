@@ -18,9 +18,12 @@ struct DenseRows {
 
 template <WeightType T>
 inline F32x16 load_dense(const uint8_t* panel, int64_t k) {
-    if constexpr (T == WeightType::F32) return load(reinterpret_cast<const float*>(panel) + k * PANEL_COLS);
-    else if constexpr (T == WeightType::F16) return load_f16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
-    else return load_bf16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
+    if constexpr (T == WeightType::F32)
+        return load(reinterpret_cast<const float*>(panel) + k * PANEL_COLS);
+    else if constexpr (T == WeightType::F16)
+        return load_f16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
+    else
+        return load_bf16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
 }
 
 // c [R][16] += x [R][k0 .. k0 + count) * weights
@@ -40,10 +43,17 @@ inline void multiply_dense(const uint8_t* panel, int count, DenseRows x, float* 
     for (int r = 0; r < x.rows; r += DENSE_ROWS, c += DENSE_ROWS * PANEL_COLS) {
         const float* const p = x.data + r * x.stride;
         switch (x.rows - r) {
-            case 1: multiply_dense_rows<T, 1>(panel, count, p, x.stride, c); break;
-            case 2: multiply_dense_rows<T, 2>(panel, count, p, x.stride, c); break;
-            case 3: multiply_dense_rows<T, 3>(panel, count, p, x.stride, c); break;
-            default: multiply_dense_rows<T, 4>(panel, count, p, x.stride, c);
+            case 1:
+                multiply_dense_rows<T, 1>(panel, count, p, x.stride, c);
+                break;
+            case 2:
+                multiply_dense_rows<T, 2>(panel, count, p, x.stride, c);
+                break;
+            case 3:
+                multiply_dense_rows<T, 3>(panel, count, p, x.stride, c);
+                break;
+            default:
+                multiply_dense_rows<T, 4>(panel, count, p, x.stride, c);
         }
     }
 }
@@ -69,9 +79,12 @@ void multiply_dense_panel(const uint8_t* panel, int k, DenseRows x, float* c) {
 
 inline void multiply_dense_panel(WeightType type, const uint8_t* panel, int k, DenseRows x, float* c) {
     switch (type) {
-        case WeightType::F32: return multiply_dense_panel<WeightType::F32>(panel, k, x, c);
-        case WeightType::F16: return multiply_dense_panel<WeightType::F16>(panel, k, x, c);
-        default: return multiply_dense_panel<WeightType::BF16>(panel, k, x, c);
+        case WeightType::F32:
+            return multiply_dense_panel<WeightType::F32>(panel, k, x, c);
+        case WeightType::F16:
+            return multiply_dense_panel<WeightType::F16>(panel, k, x, c);
+        default:
+            return multiply_dense_panel<WeightType::BF16>(panel, k, x, c);
     }
 }
 

@@ -39,48 +39,66 @@ struct TypeTag {
 template <typename F>
 inline auto with_quantized_type(WeightType type, const F& f) {
     switch (type) {
-        case WeightType::Q4_0: return f(TypeTag<WeightType::Q4_0>{});
-        case WeightType::Q4_1: return f(TypeTag<WeightType::Q4_1>{});
-        case WeightType::Q5_0: return f(TypeTag<WeightType::Q5_0>{});
-        case WeightType::Q5_1: return f(TypeTag<WeightType::Q5_1>{});
-        case WeightType::Q2_K: return f(TypeTag<WeightType::Q2_K>{});
-        case WeightType::Q3_K: return f(TypeTag<WeightType::Q3_K>{});
-        case WeightType::Q4_K: return f(TypeTag<WeightType::Q4_K>{});
-        case WeightType::Q5_K: return f(TypeTag<WeightType::Q5_K>{});
-        case WeightType::Q6_K: return f(TypeTag<WeightType::Q6_K>{});
-        case WeightType::IQ4_NL: return f(TypeTag<WeightType::IQ4_NL>{});
-        case WeightType::IQ4_XS: return f(TypeTag<WeightType::IQ4_XS>{});
-        case WeightType::MXFP4: return f(TypeTag<WeightType::MXFP4>{});
-        default: return f(TypeTag<WeightType::Q8_0>{});
+        case WeightType::Q4_0:
+            return f(TypeTag<WeightType::Q4_0>{});
+        case WeightType::Q4_1:
+            return f(TypeTag<WeightType::Q4_1>{});
+        case WeightType::Q5_0:
+            return f(TypeTag<WeightType::Q5_0>{});
+        case WeightType::Q5_1:
+            return f(TypeTag<WeightType::Q5_1>{});
+        case WeightType::Q2_K:
+            return f(TypeTag<WeightType::Q2_K>{});
+        case WeightType::Q3_K:
+            return f(TypeTag<WeightType::Q3_K>{});
+        case WeightType::Q4_K:
+            return f(TypeTag<WeightType::Q4_K>{});
+        case WeightType::Q5_K:
+            return f(TypeTag<WeightType::Q5_K>{});
+        case WeightType::Q6_K:
+            return f(TypeTag<WeightType::Q6_K>{});
+        case WeightType::IQ4_NL:
+            return f(TypeTag<WeightType::IQ4_NL>{});
+        case WeightType::IQ4_XS:
+            return f(TypeTag<WeightType::IQ4_XS>{});
+        case WeightType::MXFP4:
+            return f(TypeTag<WeightType::MXFP4>{});
+        default:
+            return f(TypeTag<WeightType::Q8_0>{});
     }
 }
 
 template <WeightType T>
 struct Format {
     static constexpr PanelLayout layout = panel_layout(T);
-    static constexpr bool has_nibbles =
-        T != WeightType::Q8_0 && T != WeightType::Q2_K && T != WeightType::Q3_K;
+    static constexpr bool has_nibbles = T != WeightType::Q8_0 && T != WeightType::Q2_K && T != WeightType::Q3_K;
     static constexpr bool is_iq4 = T == WeightType::IQ4_NL || T == WeightType::IQ4_XS;
     // Signed byte codes; all others are unsigned codes below 64.
     static constexpr bool is_wide = T == WeightType::Q8_0 || is_iq4;
     // Where the bit plane lies in a unit and which bit of the code it holds; -1: none.
-    static constexpr int bits_offset =
-        T == WeightType::Q5_0 || T == WeightType::Q5_1 || T == WeightType::Q5_K ? 256 : T == WeightType::Q3_K ? 128 : -1;
+    static constexpr int bits_offset = T == WeightType::Q5_0 || T == WeightType::Q5_1 || T == WeightType::Q5_K ? 256
+                                       : T == WeightType::Q3_K                                                 ? 128
+                                                                                                               : -1;
     static constexpr int bits_place = T == WeightType::Q3_K ? 2 : 4;
-    static constexpr int pairs_offset = T == WeightType::Q6_K ? 256 : T == WeightType::Q2_K || T == WeightType::Q3_K ? 0 : -1;
+    static constexpr int pairs_offset = T == WeightType::Q6_K                            ? 256
+                                        : T == WeightType::Q2_K || T == WeightType::Q3_K ? 0
+                                                                                         : -1;
     static constexpr int pairs_place = T == WeightType::Q6_K ? 4 : 0;
-    static constexpr int zero = T == WeightType::Q4_0   ? 8
-                                : T == WeightType::Q5_0 ? 16
-                                : T == WeightType::Q6_K ? 32
-                                : T == WeightType::Q3_K ? 4
+    static constexpr int zero = T == WeightType::Q4_0    ? 8
+                                : T == WeightType::Q5_0  ? 16
+                                : T == WeightType::Q6_K  ? 32
+                                : T == WeightType::Q3_K  ? 4
                                 : T == WeightType::MXFP4 ? 12
                                                          : 0;
     static constexpr bool has_half_scales = T == WeightType::Q2_K || T == WeightType::Q3_K || T == WeightType::Q6_K;
     static constexpr bool has_k_mins = T == WeightType::Q4_K || T == WeightType::Q5_K;
-    static constexpr int mins = T == WeightType::Q2_K                                                   ? 2
+    static constexpr int mins = T == WeightType::Q2_K                                          ? 2
                                 : has_k_mins || T == WeightType::Q4_1 || T == WeightType::Q5_1 ? 1
-                                                                                                : 0;
-    static constexpr int max_code = bits_offset == 256 ? 31 : T == WeightType::Q6_K ? 63 : T == WeightType::MXFP4 ? 24 : 15;
+                                                                                               : 0;
+    static constexpr int max_code = bits_offset == 256       ? 31
+                                    : T == WeightType::Q6_K  ? 63
+                                    : T == WeightType::MXFP4 ? 24
+                                                             : 15;
 };
 
 #if defined(__AVX512F__)
@@ -93,11 +111,13 @@ inline F32x16 load_i8(const uint8_t* p) {
 #elif defined(__AVX2__)
 inline F32x16 load_u8(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(x)),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(x, 8)))};
 }
 inline F32x16 load_i8(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(x)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(x, 8)))};
 }
 #else
 inline F32x16 load_u8(const uint8_t* p) {
@@ -127,10 +147,14 @@ inline F32x16 load_mxfp4_scales(const uint8_t* p) {
 // s of unit `unit` of the super-block with this header, 16 columns.
 template <WeightType T>
 inline F32x16 unit_scales(const uint8_t* header, [[maybe_unused]] int unit) {
-    if constexpr (T == WeightType::MXFP4) return load_mxfp4_scales(header);
-    else if constexpr (Format<T>::has_k_mins) return load_halves(header) * load_u8(header + 64 + 16 * unit);
-    else if constexpr (T == WeightType::IQ4_XS) return load_halves(header) * load_i8(header + 32 + 16 * unit);
-    else return load_halves(header);
+    if constexpr (T == WeightType::MXFP4)
+        return load_mxfp4_scales(header);
+    else if constexpr (Format<T>::has_k_mins)
+        return load_halves(header) * load_u8(header + 64 + 16 * unit);
+    else if constexpr (T == WeightType::IQ4_XS)
+        return load_halves(header) * load_i8(header + 32 + 16 * unit);
+    else
+        return load_halves(header);
 }
 
 #if defined(__AVX512F__)
@@ -150,9 +174,12 @@ inline F32x16 load_high_nibbles(const uint8_t* p) {
 template <WeightType T>
 inline F32x16 unit_mins(const uint8_t* header, [[maybe_unused]] int unit, [[maybe_unused]] int half) {
     const F32x16 m = load_halves(header + 32);
-    if constexpr (Format<T>::has_k_mins) return broadcast(0.0f) - m * load_u8(header + 192 + 16 * unit);
-    else if constexpr (T == WeightType::Q2_K) return broadcast(0.0f) - m * load_high_nibbles(header + 64 + 16 * (2 * unit + half));
-    else return m;
+    if constexpr (Format<T>::has_k_mins)
+        return broadcast(0.0f) - m * load_u8(header + 192 + 16 * unit);
+    else if constexpr (T == WeightType::Q2_K)
+        return broadcast(0.0f) - m * load_high_nibbles(header + 64 + 16 * (2 * unit + half));
+    else
+        return m;
 }
 
 // Where the 16 bytes of scale_j lie.

@@ -76,8 +76,8 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
     __m256 v[4];
     for (int i = 0; i < 4; ++i) v[i] = _mm256_loadu_ps(x + 8 * i);
     const auto magnitude = [&](int i) { return _mm256_castps_si256(_mm256_and_ps(v[i], mask)); };
-    const __m256i m = _mm256_max_epi32(_mm256_max_epi32(magnitude(0), magnitude(1)),
-                                       _mm256_max_epi32(magnitude(2), magnitude(3)));
+    const __m256i m =
+        _mm256_max_epi32(_mm256_max_epi32(magnitude(0), magnitude(1)), _mm256_max_epi32(magnitude(2), magnitude(3)));
     __m128i n = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
     n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0x4e));
     n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0xb1));
@@ -86,7 +86,8 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
     __m256i q[4];
     for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
     const __m256i ab = _mm256_packs_epi32(q[0], q[1]), cd = _mm256_packs_epi32(q[2], q[3]);
-    const __m256i a = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    const __m256i a =
+        _mm256_permutevar8x32_epi32(_mm256_packs_epi16(ab, cd), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(unit + 32 * row), a);
     // 16-bit lanes: quad 0 low pair, high pair, quad 1 ...; one half unit a 128-bit lane
     __m256i p = _mm256_maddubs_epi16(_mm256_set1_epi8(1), a);
@@ -148,14 +149,15 @@ struct Image {
 //   zero points: -ZERO_POINT * sum of a, for the unit or its two halves
 //   Q2_K: A_j as floats
 template <WeightType T>
-constexpr int TERM_COUNT = Format<T>::mins == 2      ? 2
-                           : ZERO_POINT<T> == 0       ? 0
+constexpr int TERM_COUNT = Format<T>::mins == 2         ? 2
+                           : ZERO_POINT<T> == 0         ? 0
                            : Format<T>::has_half_scales ? 2
-                                                      : 1;
+                                                        : 1;
 
 inline int32_t zero_term(int zero, int low, int high) {
     if (!TERM_PAIRS) return -zero * (low + high);
-    return static_cast<int32_t>((static_cast<uint32_t>(-zero * low) & 0xffffu) | static_cast<uint32_t>(-zero * high) << 16);
+    return static_cast<int32_t>((static_cast<uint32_t>(-zero * low) & 0xffffu) | static_cast<uint32_t>(-zero * high)
+                                                                                     << 16);
 }
 
 // The terms of one group. Returns the end.

@@ -73,15 +73,17 @@ struct ProductScratch {
     float* row;             // one normed row
     int32_t* terms[LANES];  // of BLOCK_ROWS
     uint8_t* tiles[LANES];
-    float* sums[LANES];     // [BLOCK_ROWS][16]
+    float* sums[LANES];  // [BLOCK_ROWS][16]
 
     static int64_t bytes(const Product& p) {
         ProductScratch s{};
         return s.place(p, nullptr);
     }
-    explicit ProductScratch(const Product& p, void* memory) : ProductScratch() { place(p, static_cast<uint8_t*>(memory)); }
+    explicit ProductScratch(const Product& p, void* memory) : ProductScratch() {
+        place(p, static_cast<uint8_t*>(memory));
+    }
 
-private:
+  private:
     ProductScratch() = default;
     int64_t place(const Product& p, uint8_t* base) {
         int64_t at = 0;
@@ -162,7 +164,8 @@ inline void prefetch_bytes(const uint8_t* p, int64_t bytes) {
 
 // sums[lane + i] += activations of the block * panels.data[i]
 template <WeightType T>
-void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock block, const ProductScratch& s, int lane) {
+void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock block, const ProductScratch& s,
+                          int lane) {
     const int32_t* const terms = s.terms[lane];
     const int32_t first_group = block.first / ROW_GROUP;
     const auto terms_of = [&](int32_t g, int32_t unit, int rows) {
@@ -177,7 +180,8 @@ void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock 
             }
         return;
     }
-    constexpr int64_t PIECE_BYTES = static_cast<int64_t>(TILE_UNITS) / Format<T>::layout.units() * Format<T>::layout.block_bytes();
+    constexpr int64_t PIECE_BYTES =
+        static_cast<int64_t>(TILE_UNITS) / Format<T>::layout.units() * Format<T>::layout.block_bytes();
     for (int32_t u0 = 0; u0 < image.units; u0 += TILE_UNITS) {
         const int units = image.units - u0 < TILE_UNITS ? image.units - u0 : TILE_UNITS;
         for (int i = 0; i < panels.count; ++i) {
@@ -191,15 +195,15 @@ void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock 
         for (int32_t g = 0; g * ROW_GROUP < block.count; ++g) {
             const ImageGroup a = image.group(first_group + g);
             for (int i = 0; i < panels.count; ++i)
-                multiply_tiles<T>(reinterpret_cast<UnitTile<T>*>(s.tiles[lane + i]), units, a.from(u0), terms_of(g, u0, a.rows),
-                                  s.sums[lane + i] + g * ROW_GROUP * PANEL_COLS);
+                multiply_tiles<T>(reinterpret_cast<UnitTile<T>*>(s.tiles[lane + i]), units, a.from(u0),
+                                  terms_of(g, u0, a.rows), s.sums[lane + i] + g * ROW_GROUP * PANEL_COLS);
         }
     }
 }
 
 // One worker's part of a product.
 class ProductRun {
-public:
+  public:
     ProductRun(const Product& p, const ProductScratch& s, const Activations& a) : p_(p), s_(s), a_(a) {}
 
     // Items are (block of rows, panel); a worker takes those whose cost begins in its share.
@@ -215,7 +219,7 @@ public:
         }
     }
 
-private:
+  private:
     bool gated() const { return p_.gate_kind != KIND_NONE; }
     int32_t num_columns() const { return gated() ? 1 : p_.num_weights; }
 
@@ -224,8 +228,10 @@ private:
         int64_t cost = 0;
         for (int j = i; j < (gated() ? p_.num_weights : i + 1); ++j) {
             const PackedWeight& w = *p_.weights[j].packed;
-            if (p_.x.rows <= PACKED_ROWS) cost += w.panel_bytes / 64;
-            else cost += w.type == WeightType::Q8_0 || is_dense(w.type) ? 2 : 1;
+            if (p_.x.rows <= PACKED_ROWS)
+                cost += w.panel_bytes / 64;
+            else
+                cost += w.type == WeightType::Q8_0 || is_dense(w.type) ? 2 : 1;
         }
         return cost;
     }
@@ -263,7 +269,8 @@ private:
                 finish_gated(panel);
             } else {
                 const PackedWeight& w = *p_.weights[i].packed;
-                const PanelPair panels = {{panel_data(w, panel), panel_data(w, panel + 1)}, count, count * w.panel_bytes};
+                const PanelPair panels = {
+                    {panel_data(w, panel), panel_data(w, panel + 1)}, count, count * w.panel_bytes};
                 accumulate(w, panels, 0);
                 for (int lane = 0; lane < count; ++lane) finish(i, panel + lane, column, s_.sums[lane]);
             }
@@ -283,7 +290,8 @@ private:
         if (block_.count <= FEW_ROWS) return;
         for (int32_t r = 0; r < block_.count; ++r)
             for (int i = 0; i < panels; ++i)
-                __builtin_prefetch(p_.out.data + static_cast<int64_t>(block_.first + r) * p_.out.cols + column + i * PANEL_COLS, 1, 2);
+                __builtin_prefetch(
+                    p_.out.data + static_cast<int64_t>(block_.first + r) * p_.out.cols + column + i * PANEL_COLS, 1, 2);
     }
 
     void clear_sums() {

@@ -23,8 +23,7 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
         for (int n = 0; n < PANEL_COLS; ++n)
             tile.values[k][n] = static_cast<int16_t>(unit_code<T>(cursor.codes(), k, n) - Format<T>::zero);
     for (int j = 0; j < 2; ++j)
-        for (int n = 0; n < PANEL_COLS; ++n)
-            tile.half_scales[j][n] = half_scale<T>(cursor.header, cursor.unit, j, n);
+        for (int n = 0; n < PANEL_COLS; ++n) tile.half_scales[j][n] = half_scale<T>(cursor.header, cursor.unit, j, n);
 }
 
 template <WeightType T>

@@ -16,10 +16,19 @@ struct MoeOperands {
     float routed_scale;
 
     explicit MoeOperands(const Args& args)
-        : x(args.inputs[0]), out(args.output), router(args.weights[0]), gate(args.weights[1]), up(args.weights[2]),
-          down(args.weights[3]), experts(router.packed->n), intermediate(down.packed->k),
-          top_k(static_cast<int32_t>(args.ints[0])), kind(args.ints[1]), scoring(args.ints[2]),
-          normalize(args.ints[3] != 0), routed_scale(args.floats[0]) {}
+        : x(args.inputs[0]),
+          out(args.output),
+          router(args.weights[0]),
+          gate(args.weights[1]),
+          up(args.weights[2]),
+          down(args.weights[3]),
+          experts(router.packed->n),
+          intermediate(down.packed->k),
+          top_k(static_cast<int32_t>(args.ints[0])),
+          kind(args.ints[1]),
+          scoring(args.ints[2]),
+          normalize(args.ints[3] != 0),
+          routed_scale(args.floats[0]) {}
 };
 
 // The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix, and the columns to skip in front.
@@ -43,9 +52,9 @@ inline Product plain_product(const Weight* weights, int32_t count, View x, View 
 // What all workers share. `rows` is the largest number an expert can get: all of them.
 struct MoeScratch {
     void* product;
-    float *scores;      // [rows, experts]
-    int32_t* chosen;    // [rows, top_k], increasing
-    float* weights;     // [rows, top_k]
+    float* scores;                      // [rows, experts]
+    int32_t* chosen;                    // [rows, top_k], increasing
+    float* weights;                     // [rows, top_k]
     float *x, *hidden, *aligned, *out;  // [rows, ...] of one expert; hidden and out with skipped columns
 
     static int64_t bytes(const MoeOperands& m, int64_t product_bytes) {
@@ -56,7 +65,7 @@ struct MoeScratch {
         place(m, product_bytes, static_cast<uint8_t*>(memory));
     }
 
-private:
+  private:
     MoeScratch() = default;
     int64_t place(const MoeOperands& m, int64_t product_bytes, uint8_t* base) {
         const int64_t rows = m.x.rows;
@@ -117,7 +126,7 @@ inline void choose_experts(const MoeOperands& m, const float* scores, int32_t* c
 }
 
 class MoeRun {
-public:
+  public:
     MoeRun(const MoeOperands& m, const MoeScratch& s, Worker& worker) : m_(m), s_(s), worker_(worker) {}
 
     void route() {
@@ -152,7 +161,7 @@ public:
         worker_.barrier();
     }
 
-private:
+  private:
     // The weight of an expert in a row; null if it was not chosen.
     const float* chosen_weight(int64_t row, int32_t expert) const {
         for (int32_t i = 0; i < m_.top_k; ++i)
@@ -194,7 +203,8 @@ private:
             float* const out = m_.out.data + r * m_.out.cols;
             for (int32_t c = 0; c < m_.out.cols; c += 16) {
                 const int lanes = m_.out.cols - c < 16 ? m_.out.cols - c : 16;
-                store_partial(out + c, fma(broadcast(*weight), load_partial(y + c, lanes), load_partial(out + c, lanes)), lanes);
+                store_partial(out + c,
+                              fma(broadcast(*weight), load_partial(y + c, lanes), load_partial(out + c, lanes)), lanes);
             }
         }
     }
