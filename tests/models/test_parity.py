@@ -41,7 +41,7 @@ def test_cpu_backend(name: str, tmp_path: Path) -> None:
         checkpoint = open_checkpoint(tiny_models.save_gguf(model, tmp_path / "model.gguf"))
     else:
         checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path))
-    assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), 2e-2)
+    assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), 2e-3)
 
 
 def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.float32]:
