@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from itertools import product
@@ -149,7 +150,7 @@ def test_the_template_refuses_in_its_own_words() -> None:
         ("{{ messages[0].content.x.y }}", UsageError, "misses something"),
         ("{% if %}", ModelLoadError, "broken: line 1"),
         ("{{ messages | no_such_filter }}", ModelLoadError, "broken.*no_such_filter"),
-        ("{{ 1 / 0 }}", ModelLoadError, "ZeroDivisionError"),
+        ("{{ 1 / 0 }}", UsageError, "ZeroDivisionError"),
         ("{{ lipsum.__globals__.os.popen('id').read() }}", ModelLoadError, "unsafe"),
         ("{{ cycler.__init__.__globals__.os.popen('id').read() }}", ModelLoadError, "unsafe"),
         ("{{ self.__init__.__globals__ }}", ModelLoadError, "unsafe"),
@@ -157,8 +158,8 @@ def test_the_template_refuses_in_its_own_words() -> None:
         ("{{ raise_exception.__globals__['sys'] }}", ModelLoadError, "unsafe"),
         ("{{ messages.append(1) }}", ModelLoadError, "unsafe"),
         ("{{ messages[0].update({}) }}", ModelLoadError, "unsafe"),
-        ("{% include '/etc/passwd' %}", ModelLoadError, "broken"),
-        ("{{ range(10**9) | list }}", ModelLoadError, "broken|stopped"),
+        ("{% include '/etc/passwd' %}", UsageError, "failed on this conversation"),
+        ("{{ range(10**9) | list }}", UsageError, "failed on this conversation: OverflowError"),
         ("{{ 'a' * 10**9 }}", ModelLoadError, "memory"),
         ("{% set x = 'a' * 10**7 %}{{ [x] * 10**9 }}", ModelLoadError, "memory|stopped"),
         ("{{ 'x'.ljust(10**10) }}", ModelLoadError, "memory|OverflowError"),
@@ -227,7 +228,54 @@ def test_what_the_caller_may_not_pass() -> None:
     with pytest.raises(UsageError, match="'chat_template' cannot be passed"):
         template.render(CHAT, chat_template="x")
     with pytest.raises(UsageError, match="strings, numbers, lists and dicts"):
-        template.render([{"role": "user", "content": object()}])
+        template.render([{"role": "user", "content": "x", "name": object()}])
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ("hi", "message 1 is 'hi'"),
+        ({"content": "x"}, "message 1: role must be a string such as 'user', and it is missing"),
+        ({"role": 5, "content": "x"}, "message 1: role must .* not 5"),
+        ({"role": "user"}, "message 1: content must .* and it is missing"),
+        ({"role": "user", "content": None}, "message 1: content must .* not None"),
+        ({"role": "assistant", "content": None, "tool_calls": []}, "message 1: content must .* not None"),
+        ({"role": "user", "content": 5}, "message 1: content must .* not 5"),
+        ({"role": "user", "content": ["x"]}, "message 1: a part of content .* not 'x'"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "message 1: a part of content .*image_url"),
+        ({"role": "user", "content": [{"type": "text", "text": 5}]}, "message 1: a part of content"),
+    ],
+)
+def test_malformed_messages_are_named(message: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ChatTemplate(CHATML).render([CHAT[0], message])
+
+
+def test_content_may_be_parts_and_may_be_missing_beside_tool_calls() -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content[0].text or m.tool_calls[0].id }},{% endfor %}")
+    parts = {"role": "user", "content": [{"type": "text", "text": "x"}]}
+    call = {"role": "assistant", "tool_calls": [{"id": "y"}]}
+    assert template.render([parts]) == "x,"
+    template = ChatTemplate("{% for m in messages %}{{ m.content or m.tool_calls[0].id }},{% endfor %}")
+    assert template.render([call, {**call, "content": None}]) == "y,y,"
+
+
+def test_a_template_that_fails_on_a_conversation_is_no_fault_of_the_model() -> None:
+    with pytest.raises(UsageError, match="failed on this conversation: TypeError: can only concatenate str"):
+        ChatTemplate(CHATML).render([{"role": "user", "content": [{"type": "text", "text": "x"}]}])
+
+
+@pytest.mark.parametrize("source", ["{% if %}", "{{ 'a' * 10**9 }}", "{{ messages.append(1) }}", "x" * (1 << 20) + "y"])
+def test_a_fault_of_the_caller_s_template_is_the_caller_s(source: str) -> None:
+    with pytest.raises(ModelLoadError, match="the model's chat template"):
+        ChatTemplate(source).render(CHAT)
+    with pytest.raises(UsageError, match="the chat template given"):
+        ChatTemplate(source, from_caller=True).render(CHAT)
+
+
+def test_the_caller_s_template_may_not_be_empty() -> None:
+    with pytest.raises(UsageError, match="the chat template given is empty"):
+        ChatTemplate("", from_caller=True)
 
 
 def test_an_enormous_source_is_refused() -> None:
@@ -244,6 +292,7 @@ def test_nobody_plays_another_role() -> None:
     ids = template.encode(tokenizer, [{"role": "user", "content": attack}])
     assert ids.count(IM_END) == honest.count(IM_END) == 1
     assert tokenizer.decode(ids, skip_special_tokens=False) == template.render([{"role": "user", "content": attack}])
+    assert template.encode(tokenizer, deque([{"role": "user", "content": attack}])) == ids
     assert honest == tokenizer.encode_chat(template.render([{"role": "user", "content": "hi"}]))
 
 

@@ -18,7 +18,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.tokenizer.chat_template import ChatTemplate, check_messages
 from octavo.tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | Sequence[int]"
@@ -65,14 +65,10 @@ class Session:
             raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")
         if not isinstance(chat_template, str | None):
             raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
-        for message in messages:
-            if not isinstance(message, Mapping):
-                raise UsageError(
-                    f"a message must be a mapping such as {{'role': 'user', 'content': '...'}}, not {message!r:.80}"
-                )
+        check_messages(messages)  # before a missing template is blamed
         if chat_template is None:
             return self._own_template().encode(self.tokenizer, messages, **template_arguments)
-        template = self._make_template(chat_template)
+        template = self._make_template(chat_template, from_caller=True)
         try:
             return template.encode(self.tokenizer, messages, **template_arguments)
         finally:
@@ -135,10 +131,13 @@ class Session:
                 self._chat_template = self._make_template(self.tokenizer.chat_template)
             return self._chat_template
 
-    def _make_template(self, source: str | None) -> ChatTemplate:
+    def _make_template(self, source: str | None, *, from_caller: bool = False) -> ChatTemplate:
         model = self.model()
         return ChatTemplate(
-            source, bos_token=self._text(self.tokenizer.bos_token_id), eos_token=self._text(model.eos_token_id)
+            source,
+            bos_token=self._text(self.tokenizer.bos_token_id),
+            eos_token=self._text(model.eos_token_id),
+            from_caller=from_caller,
         )
 
     def _text(self, token_id: int | None) -> str | None:

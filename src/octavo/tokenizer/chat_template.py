@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
-from octavo.errors import ModelLoadError, UsageError
+from octavo.errors import ModelLoadError, OctavoError, UsageError
 
 if TYPE_CHECKING:
     from octavo.tokenizer.tokenizer import Tokenizer
@@ -42,20 +42,26 @@ class ChatTemplate:
         *,
         bos_token: str | None = None,
         eos_token: str | None = None,
+        from_caller: bool = False,
         max_render_seconds: float = MAX_RENDER_SECONDS,
     ) -> None:
         """source: Jinja, as the model file has it. bos_token, eos_token: their texts, which templates write.
+        from_caller: the caller gave it instead of the model's own, so a fault in it is a UsageError.
 
         Starts the template's process, so that it is ready when the first conversation comes.
-        Raises UsageError where the model has no template (source None or empty).
+        Raises UsageError where there is no template (source None or empty).
         """
+        self._name = "the chat template given" if from_caller else "the model's chat template"
+        self._fault: type[OctavoError] = UsageError if from_caller else ModelLoadError
+        if not source and from_caller:
+            raise UsageError("the chat template given is empty; leave it out for the model's own")
         if not source:
             raise UsageError(
                 "this model has no chat template, so it may be a base model: give it a text to continue "
                 "(`octavo run --raw`, `LLM.generate`) instead of a conversation"
             )
         if len(source) > MAX_SOURCE_CHARS:
-            raise ModelLoadError(f"the chat template has {len(source):,} characters; the limit is {MAX_SOURCE_CHARS:,}")
+            raise self._fault(f"{self._name} has {len(source):,} characters; the limit is {MAX_SOURCE_CHARS:,}")
         self.source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._max_render_seconds = max_render_seconds
@@ -76,9 +82,11 @@ class ChatTemplate:
         messages: the conversation; tools, documents: descriptions that the template may show to the model;
         kwargs: what this model's template knows besides, such as `enable_thinking`.
 
-        Raises UsageError where the conversation does not suit the template, with the template's own words, and
-        ModelLoadError where the template is broken, unsafe, or exceeds 2 s of computing, 4 Mi characters or 512 MiB.
+        Raises UsageError where a message is malformed or the template fails on this conversation, with the
+        template's own words, and ModelLoadError where the model's template does not compile, is unsafe, or exceeds
+        2 s of computing, 4 Mi characters or 512 MiB. The caller's own template gives a UsageError then too.
         """
+        check_messages(messages)
         if wrong := _RESERVED & kwargs.keys():
             raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it itself")
         variables = {
@@ -104,8 +112,8 @@ class ChatTemplate:
         """
         for name in ("tools", "documents"):
             if kwargs.get(name) is not None:
-                kwargs[name] = tokenizer.guard(kwargs[name])
-        return tokenizer.encode_chat(self.render(tokenizer.guard(messages), **kwargs))
+                kwargs[name] = tokenizer.guard(list(kwargs[name]))
+        return tokenizer.encode_chat(self.render(tokenizer.guard(list(messages)), **kwargs))
 
     def close(self) -> None:
         """Ends the template's process. May be called twice; a later `render` starts another."""
@@ -124,8 +132,7 @@ class ChatTemplate:
             return {"error": "limit", "message": f"it computed for {self._max_render_seconds:g} s without end"}
         return answer
 
-    @staticmethod
-    def _text(answer: dict[str, str]) -> str:
+    def _text(self, answer: dict[str, str]) -> str:
         kind = answer.get("error")
         if kind is None:
             return answer["text"]
@@ -134,11 +141,49 @@ class ChatTemplate:
             raise UsageError(f"the chat template refuses this conversation: {message}")
         if kind == "undefined":
             raise UsageError(f"the chat template misses something in this conversation: {message}")
+        if kind == "failed":
+            raise UsageError(f"the chat template failed on this conversation: {message}")
         if kind == "unsafe":
-            raise ModelLoadError(f"the model's chat template does something unsafe and was stopped: {message}")
+            raise self._fault(f"{self._name} does something unsafe and was stopped: {message}")
         if kind == "limit":
-            raise ModelLoadError(f"the model's chat template was stopped: {message}")
-        raise ModelLoadError(f"the model's chat template is broken: {message}")
+            raise self._fault(f"{self._name} was stopped: {message}")
+        raise self._fault(f"{self._name} is broken: {message}")
+
+
+def check_messages(messages: Sequence[Message]) -> None:
+    """Raises UsageError naming the first message that is malformed, and its key.
+
+    A message is a mapping with a string `role`, and `content` that is a string or a list of text parts
+    (`{"type": "text", "text": "..."}`); beside `tool_calls` the content may be missing or None.
+    """
+    for i, message in enumerate(messages):
+        if not isinstance(message, Mapping):
+            raise UsageError(
+                f"a message must be a mapping such as {{'role': 'user', 'content': '...'}}; "
+                f"message {i} is {message!r:.80}"
+            )
+        if not isinstance(message.get("role"), str):
+            raise UsageError(f"message {i}: role must be a string such as 'user', {_found(message, 'role')}")
+        content = message.get("content")
+        if isinstance(content, (list, tuple)):
+            _check_parts(i, content)
+        elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise UsageError(
+                f"message {i}: content must be a string or a list of text parts, {_found(message, 'content')}; "
+                "only a message with tool_calls may go without"
+            )
+
+
+def _check_parts(index: int, parts: Sequence[Any]) -> None:
+    for part in parts:
+        if not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise UsageError(
+                f"message {index}: a part of content must be {{'type': 'text', 'text': '...'}}, not {part!r:.80}"
+            )
+
+
+def _found(message: Message, key: str) -> str:
+    return f"not {message[key]!r:.80}" if key in message else "and it is missing"
 
 
 class _Worker:

@@ -92,13 +92,16 @@ def main() -> None:
     _limit_memory(setup["limits"]["memory_bytes"])
     _answer(sink, {})
     seconds = setup["limits"]["compute_seconds"]
-    _answer(sink, _attempt(compile_source, seconds))
+    _answer(sink, _attempt(compile_source, seconds, "broken"))
     for line in source:
-        _answer(sink, _attempt(partial(render_line, line), seconds))
+        _answer(sink, _attempt(partial(render_line, line), seconds, "failed"))
 
 
-def _attempt(work: Callable[[], dict[str, str]], seconds: float) -> dict[str, str]:
-    """What `work` gives, or its error in words. The process dies when it computes for longer than `seconds`."""
+def _attempt(work: Callable[[], dict[str, str]], seconds: float, failure: str) -> dict[str, str]:
+    """What `work` gives, or its error in words. The process dies when it computes for longer than `seconds`.
+
+    failure: the kind of an error that has none of its own.
+    """
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 
     try:
@@ -109,7 +112,7 @@ def _attempt(work: Callable[[], dict[str, str]], seconds: float) -> dict[str, st
     except SecurityError as error:
         return _error("unsafe", str(error))
     except TemplateSyntaxError as error:
-        return _error("syntax", f"line {error.lineno}: {error.message}")
+        return _error(failure, f"line {error.lineno}: {error.message}")
     except UndefinedError as error:
         return _error("undefined", str(error))
     except OutputTooLongError as error:
@@ -119,7 +122,7 @@ def _attempt(work: Callable[[], dict[str, str]], seconds: float) -> dict[str, st
     except RecursionError:
         return _error("limit", "too many calls within calls")
     except Exception as error:  # whatever a template can provoke in Python
-        return _error("failed", f"{type(error).__name__}: {error}")
+        return _error(failure, f"{type(error).__name__}: {error}")
 
 
 def _error(kind: str, message: str) -> dict[str, str]:
