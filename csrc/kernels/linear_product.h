@@ -26,7 +26,7 @@ namespace {
 constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
 constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
 constexpr int TILE_UNITS = 16;   // units that are unpacked at once: they stay in the L1 cache
-constexpr int LANES = 2;         // panels that walk over k together
+constexpr int RUN_PANELS = 16;   // panels of one weight whose sums are kept until all are finished, if rows are few
 
 // One fused product. Everything but `weights` may be absent.
 struct Product {
@@ -69,11 +69,11 @@ constexpr int64_t tile_bytes() {
 
 // The private scratch of a worker.
 struct ProductScratch {
-    uint8_t* activations;   // of FEW_ROWS
-    float* row;             // one normed row
-    int32_t* terms[LANES];  // of BLOCK_ROWS
-    uint8_t* tiles[LANES];
-    float* sums[LANES];  // [BLOCK_ROWS][16]
+    uint8_t* activations;  // of FEW_ROWS
+    float* row;            // one normed row
+    uint8_t* tiles;
+    int32_t* terms[2];  // of BLOCK_ROWS; for two types that take turns (gate and up)
+    float* sums[2];     // [panels of a run][rows][16], at most BLOCK_ROWS x 16
 
     static int64_t bytes(const Product& p) {
         ProductScratch s{};
@@ -94,9 +94,9 @@ struct ProductScratch {
         };
         activations = take(ProductNeeds(p).bytes(p, FEW_ROWS));
         row = reinterpret_cast<float*>(take(p.x.cols * 4));
-        for (int i = 0; i < LANES; ++i) {
+        tiles = take(tile_bytes());
+        for (int i = 0; i < 2; ++i) {
             terms[i] = reinterpret_cast<int32_t*>(take(static_cast<int64_t>(BLOCK_ROWS) * (p.x.cols / UNIT_K) * 8));
-            tiles[i] = take(tile_bytes());
             sums[i] = reinterpret_cast<float*>(take(BLOCK_ROWS * PANEL_COLS * 4));
         }
         return at;
@@ -151,52 +151,56 @@ struct TermsKey {
     int32_t first = -1;
 };
 
-// Panels that walk over k together: they share the activations in the L1 cache.
-struct PanelPair {
-    const uint8_t* data[LANES];
+// Neighbouring panels of one weight.
+struct PanelRun {
+    const uint8_t* data;
+    int64_t stride;  // bytes from panel to panel
     int count;
-    int64_t step;  // bytes from a panel to the one that its lane takes next
 };
 
 inline void prefetch_bytes(const uint8_t* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
 
-// sums[lane + i] += activations of the block * panels.data[i]
-template <WeightType T>
-void accumulate_quantized(const PanelPair& panels, const Image& image, RowBlock block, const ProductScratch& s,
-                          int lane) {
-    const int32_t* const terms = s.terms[lane];
-    const int32_t first_group = block.first / ROW_GROUP;
-    const auto terms_of = [&](int32_t g, int32_t unit, int rows) {
+// Sums of some rows with one panel, and the terms that the type needs for them.
+struct PanelSums {
+    const Image& image;
+    RowBlock block;
+    const int32_t* terms;
+    float* sums;  // [block.count][16]
+
+    int32_t groups() const { return (block.count + ROW_GROUP - 1) / ROW_GROUP; }
+    ImageGroup group(int32_t g) const { return image.group(block.first / ROW_GROUP + g); }
+    template <WeightType T>
+    const int32_t* terms_of(int32_t g, int32_t unit, int rows) const {
         return terms + (static_cast<int64_t>(g) * ROW_GROUP * image.units + unit * rows) * TERM_COUNT<T>;
-    };
-    if (image.rows <= PACKED_ROWS) {
-        for (int i = 0; i < panels.count; ++i)
-            for (int32_t g = 0; g * ROW_GROUP < block.count; ++g) {
-                const ImageGroup a = image.group(g);
-                multiply_packed<T>(panels.data[i], image.units, a, terms_of(g, 0, a.rows),
-                                   s.sums[lane + i] + g * ROW_GROUP * PANEL_COLS);
-            }
-        return;
     }
+    float* sums_of(int32_t g) const { return sums + g * ROW_GROUP * PANEL_COLS; }
+};
+
+// Few rows: straight from the packed panel.
+template <WeightType T>
+void accumulate_packed(const uint8_t* panel, const PanelSums& s) {
+    for (int32_t g = 0; g < s.groups(); ++g) {
+        const ImageGroup a = s.group(g);
+        multiply_packed<T>(panel, s.image.units, a, s.terms_of<T>(g, 0, a.rows), s.sums_of(g));
+    }
+}
+
+// Many rows: a piece of the panel is unpacked once for all of them. `next` is the panel after this one.
+template <WeightType T>
+void accumulate_unpacked(const uint8_t* panel, const uint8_t* next, const PanelSums& s, UnitTile<T>* tiles) {
     constexpr int64_t PIECE_BYTES =
         static_cast<int64_t>(TILE_UNITS) / Format<T>::layout.units() * Format<T>::layout.block_bytes();
-    for (int32_t u0 = 0; u0 < image.units; u0 += TILE_UNITS) {
-        const int units = image.units - u0 < TILE_UNITS ? image.units - u0 : TILE_UNITS;
-        for (int i = 0; i < panels.count; ++i) {
-            UnitCursor<T> cursor(panels.data[i], u0);
-            UnitTile<T>* const tiles = reinterpret_cast<UnitTile<T>*>(s.tiles[lane + i]);
-            for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<T>(cursor, tiles[u]);
-            // The next piece comes from memory while this one is multiplied.
-            const bool last = u0 + TILE_UNITS >= image.units;
-            prefetch_bytes(last ? panels.data[i] + panels.step : cursor.header, PIECE_BYTES);
-        }
-        for (int32_t g = 0; g * ROW_GROUP < block.count; ++g) {
-            const ImageGroup a = image.group(first_group + g);
-            for (int i = 0; i < panels.count; ++i)
-                multiply_tiles<T>(reinterpret_cast<UnitTile<T>*>(s.tiles[lane + i]), units, a.from(u0),
-                                  terms_of(g, u0, a.rows), s.sums[lane + i] + g * ROW_GROUP * PANEL_COLS);
+    for (int32_t u0 = 0; u0 < s.image.units; u0 += TILE_UNITS) {
+        const int units = s.image.units - u0 < TILE_UNITS ? s.image.units - u0 : TILE_UNITS;
+        UnitCursor<T> cursor(panel, u0);
+        for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<T>(cursor, tiles[u]);
+        // The next piece comes from memory while this one is multiplied.
+        prefetch_bytes(u0 + units == s.image.units ? next : cursor.header, PIECE_BYTES);
+        for (int32_t g = 0; g < s.groups(); ++g) {
+            const ImageGroup a = s.group(g);
+            multiply_tiles<T>(tiles, units, a.from(u0), s.terms_of<T>(g, u0, a.rows), s.sums_of(g));
         }
     }
 }
@@ -258,31 +262,26 @@ class ProductRun {
 
     static const uint8_t* panel_data(const PackedWeight& w, int32_t panel) { return w.data + panel * w.panel_bytes; }
 
+    static PanelRun panel_run(const PackedWeight& w, int32_t panel, int count) {
+        return {w.data + panel * w.panel_bytes, w.panel_bytes, count};
+    }
+    // Sums of the i-th panel of a run.
+    float* sums_of(int slot, int i) const { return s_.sums[slot] + i * block_.count * PANEL_COLS; }
+
     void run_panels(int i, int32_t begin, int32_t end, int32_t column) {
-        const int step = gated() ? 1 : LANES;
+        const int fitting = BLOCK_ROWS / block_.count, step = fitting < RUN_PANELS ? fitting : RUN_PANELS;
         for (int32_t panel = begin; panel < end; panel += step) {
-            const int count = end - panel < step ? 1 : step;
-            clear_sums();
+            const int count = end - panel < step ? end - panel : step;
             prefetch_output(column + panel * PANEL_COLS, count);
-            if (gated()) {
-                accumulate_gated(panel);
-                finish_gated(panel);
-            } else {
-                const PackedWeight& w = *p_.weights[i].packed;
-                const PanelPair panels = {
-                    {panel_data(w, panel), panel_data(w, panel + 1)}, count, count * w.panel_bytes};
-                accumulate(w, panels, 0);
-                for (int lane = 0; lane < count; ++lane) finish(i, panel + lane, column, s_.sums[lane]);
+            accumulate(panel_run(*p_.weights[i].packed, panel, count), p_.weights[i].packed->type, 0);
+            if (gated()) accumulate(panel_run(*p_.weights[1].packed, panel, count), p_.weights[1].packed->type, 1);
+            for (int j = 0; j < count; ++j) {
+                if (gated())
+                    finish_gated(panel + j, j);
+                else
+                    finish(i, panel + j, column, sums_of(0, j));
             }
         }
-    }
-
-    void accumulate_gated(int32_t panel) {
-        const PackedWeight &gate = *p_.weights[0].packed, &up = *p_.weights[1].packed;
-        const uint8_t *gate_data = panel_data(gate, panel), *up_data = panel_data(up, panel);
-        if (gate.type == up.type) return accumulate(gate, {{gate_data, up_data}, 2, gate.panel_bytes}, 0);
-        accumulate(gate, {{gate_data, nullptr}, 1, gate.panel_bytes}, 0);
-        accumulate(up, {{up_data, nullptr}, 1, up.panel_bytes}, 1);
     }
 
     // Many rows lie far apart: by the time they are written their cache lines are here.
@@ -294,28 +293,39 @@ class ProductRun {
                     p_.out.data + static_cast<int64_t>(block_.first + r) * p_.out.cols + column + i * PANEL_COLS, 1, 2);
     }
 
-    void clear_sums() {
-        for (int lane = 0; lane < LANES; ++lane)
-            for (int32_t r = 0; r < block_.count; ++r) store(s_.sums[lane] + r * PANEL_COLS, broadcast(0.0f));
-    }
-    // sums[lane ...] += activations of the block * panels of w
-    void accumulate(const PackedWeight& w, const PanelPair& panels, int lane) {
-        if (is_dense(w.type)) {
-            const DenseRows rows = {a_.dense + static_cast<int64_t>(block_.first) * w.k, w.k, block_.count};
-            for (int i = 0; i < panels.count; ++i)
-                multiply_dense_panel(w.type, panels.data[i], w.k, rows, s_.sums[lane + i]);
+    // The sums of `slot` become activations of the block * panels.
+    void accumulate(const PanelRun& run, WeightType type, int slot) {
+        for (int32_t r = 0; r < run.count * block_.count; ++r) store(s_.sums[slot] + r * PANEL_COLS, broadcast(0.0f));
+        if (is_dense(type)) {
+            const int64_t k = p_.x.cols;
+            const DenseRows rows = {a_.dense + block_.first * k, k, block_.count};
+            for (int i = 0; i < run.count; ++i)
+                multiply_dense_panel(type, run.data + i * run.stride, p_.x.cols, rows, sums_of(slot, i));
             return;
         }
-        with_quantized_type(w.type, [&](auto tag) {
-            constexpr WeightType T = decltype(tag)::type;
-            if (keys_[lane].type != T || keys_[lane].first != block_.first) {
-                int32_t* out = s_.terms[lane];
-                for (int32_t g = 0; g * ROW_GROUP < block_.count; ++g)
-                    out = write_terms<T>(a_.image.group(block_.first / ROW_GROUP + g), a_.image.units, out);
-                keys_[lane] = {T, block_.first};
-            }
-            accumulate_quantized<T>(panels, a_.image, block_, s_, lane);
-        });
+        with_quantized_type(type, [&](auto tag) { accumulate_quantized<decltype(tag)::type>(run, slot); });
+    }
+
+    template <WeightType T>
+    void accumulate_quantized(const PanelRun& run, int slot) {
+        prepare_terms<T>(slot);
+        for (int i = 0; i < run.count; ++i) {
+            const uint8_t* const panel = run.data + i * run.stride;
+            const PanelSums s = {a_.image, block_, s_.terms[slot], sums_of(slot, i)};
+            if (p_.x.rows <= PACKED_ROWS)
+                accumulate_packed<T>(panel, s);
+            else
+                accumulate_unpacked<T>(panel, panel + run.stride, s, reinterpret_cast<UnitTile<T>*>(s_.tiles));
+        }
+    }
+
+    template <WeightType T>
+    void prepare_terms(int slot) {
+        if (keys_[slot].type == T && keys_[slot].first == block_.first) return;
+        int32_t* out = s_.terms[slot];
+        for (int32_t g = 0; g * ROW_GROUP < block_.count; ++g)
+            out = write_terms<T>(a_.image.group(block_.first / ROW_GROUP + g), a_.image.units, out);
+        keys_[slot] = {T, block_.first};
     }
 
     static int lanes_of(const PackedWeight& w, int32_t panel) {
@@ -367,8 +377,8 @@ class ProductRun {
         write_rows(i, panel, column, [&](int32_t r) { return cap * tanh(rows(r) * scale / cap); });
     }
 
-    void finish_gated(int32_t panel) const {
-        const BiasedSums gate = biased_sums(0, panel, s_.sums[0]), up = biased_sums(1, panel, s_.sums[1]);
+    void finish_gated(int32_t panel, int i) const {
+        const BiasedSums gate = biased_sums(0, panel, sums_of(0, i)), up = biased_sums(1, panel, sums_of(1, i));
         with_activation(p_.gate_kind, [&](auto activation) {
             write_rows(0, panel, 0, [&](int32_t r) { return activation(gate(r)) * up(r); });
         });
@@ -378,7 +388,7 @@ class ProductRun {
     const ProductScratch& s_;
     const Activations& a_;
     RowBlock block_{};
-    TermsKey keys_[LANES];
+    TermsKey keys_[2];
 };
 
 inline void run_product(const Product& p, void* shared, Worker& worker) {
