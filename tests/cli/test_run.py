@@ -132,6 +132,14 @@ def test_the_prompt_is_missing_at_a_terminal() -> None:
         assert terminal.wait() == 2
 
 
+def test_parameters_that_leave_no_token_are_exit_code_2(tiny: Path) -> None:
+    only_the_end = ("--allowed-token-ids", "1", "--min-tokens", "3", "--max-tokens", "3")
+    result = octavo_here("run", tiny, "abcd", "--raw", *only_the_end)
+    assert result.returncode == 2
+    assert "no token may be chosen" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_ctrl_c_ends_it_quietly(smollm2_path: Path) -> None:
     with Terminal("run", smollm2_path, "Tell a very long story.", "--ignore-eos", "--temperature", "0") as terminal:
         terminal.wait_for("a ")

@@ -6,6 +6,7 @@ import math
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from octavo.engine.engine import Engine, RequestFailure
@@ -13,6 +14,7 @@ from octavo.engine.request import derive_seed
 from octavo.errors import UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
+from tests.support import fake_executor
 from tests.support.fake_executor import EOS_ID, VOCAB_SIZE, FakeExecutor, FakeTokenizer, fake_engine, fake_logits
 
 TOKENIZER = FakeTokenizer()
@@ -265,10 +267,24 @@ def test_a_request_that_may_choose_nothing_fails_alone() -> None:
     failure, answer, many = seen["bad"], seen["good"], seen["many"]
     assert isinstance(failure, RequestFailure)
     assert "bad failed: no token may be chosen" in str(failure.error)
+    assert isinstance(failure.error, UsageError)
+    assert engine.metrics.num_finished_total["error"] == 1
+    assert sum(engine.metrics.num_finished_total.values()) == 5
     assert isinstance(answer, RequestOutput)
     assert answer.outputs[0].token_ids == greedy([7, 8], 6)
     assert isinstance(many, RequestOutput)
     assert many.outputs == run(fake_engine(), [3, 4, 5], SamplingParams(n=3, seed=1, max_tokens=4))[-1].outputs
+
+
+def test_damaged_numbers_are_not_the_callers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fake_executor, "fake_logits", lambda _: np.full(VOCAB_SIZE, np.nan, np.float32))
+    engine = fake_engine()
+    engine.add_request(engine.create_request("one", [7, 8], SamplingParams(n=2)))
+    (failure,) = engine.step()
+    assert isinstance(failure, RequestFailure)
+    assert "one failed: the model's logits contain NaN" in str(failure.error)
+    assert not isinstance(failure.error, UsageError)
+    assert engine.metrics.num_finished_total == {"error": 2}
 
 
 def test_extreme_biases_still_choose_something() -> None:
@@ -276,6 +292,26 @@ def test_extreme_biases_still_choose_something() -> None:
     assert len(last([5], logit_bias=bias, max_tokens=3, ignore_eos=True).outputs[0].token_ids) == 3
     top = [VOCAB_SIZE - 1] * 3
     assert last(top, repetition_penalty=1.5, frequency_penalty=2.0, presence_penalty=-2.0, max_tokens=3).finished
+
+
+def test_metrics_count_aborted_requests() -> None:
+    engine = fake_engine(max_num_seqs=1)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    for name in ("first", "second", "third"):
+        engine.add_request(engine.create_request(name, [5, 6], params))
+    engine.step()
+    engine.step()
+    assert engine.metrics.num_waiting == 2
+    engine.abort("third")  # it is not at the head of the queue
+    assert engine.metrics.num_waiting == 1
+    engine.abort("first")
+    engine.abort("second")
+    assert not engine.has_work
+    metrics = engine.metrics
+    assert (metrics.num_waiting, metrics.num_running, metrics.num_used_blocks) == (0, 0, 0)
+    assert metrics.num_generated_tokens_total == 2
+    assert metrics.num_finished_total == {"abort": 3}
+    assert metrics.queue_s.num_observations == metrics.time_to_first_token_s.num_observations == 1
 
 
 def test_metrics_count_what_happened() -> None:

@@ -28,6 +28,8 @@ is an error: see `raise_row_errors`.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -41,11 +43,26 @@ ROW_NAN_LOGITS = 1
 ROW_NOTHING_ALLOWED = 2
 ROW_TOKEN_ID_OUT_OF_RANGE = 3
 
+
+class RowError(NamedTuple):
+    """Why a row has no outcome. is_usage: the request asks for the impossible; else the numbers or the batch are."""
+
+    reason: str
+    is_usage: bool
+
+
 _ROW_ERRORS = {
-    ROW_NAN_LOGITS: "the model's logits contain NaN: its weights are damaged or its activations overflowed",
-    ROW_NOTHING_ALLOWED: "no token may be chosen: bias and allowed tokens forbid the whole vocabulary, or "
-    "every logit is -inf; relax logit_bias, bad_words or allowed_token_ids",
-    ROW_TOKEN_ID_OUT_OF_RANGE: "a token id in the target, the history or the bias lies outside the vocabulary",
+    ROW_NAN_LOGITS: RowError(
+        "the model's logits contain NaN: its weights are damaged or its activations overflowed", is_usage=False
+    ),
+    ROW_NOTHING_ALLOWED: RowError(
+        "no token may be chosen: bias, allowed tokens and min_tokens forbid the whole vocabulary, or every logit is "
+        "-inf; relax logit_bias, bad_words, allowed_token_ids or min_tokens",
+        is_usage=True,
+    ),
+    ROW_TOKEN_ID_OUT_OF_RANGE: RowError(
+        "a token id in the target, the history or the bias lies outside the vocabulary", is_usage=False
+    ),
 }
 
 _LARGEST = np.finfo(np.float32).max
@@ -100,20 +117,20 @@ def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
 class SamplingError(OctavoError):
     """Some output rows have no defined outcome; the other rows of the step are sound.
 
-    reasons: output row -> why.
+    errors: output row -> why.
     """
 
-    def __init__(self, reasons: dict[int, str]) -> None:
-        row = min(reasons)
-        super().__init__(f"cannot sample output row {row}: {reasons[row]}")
-        self.reasons = reasons
+    def __init__(self, errors: dict[int, RowError]) -> None:
+        row = min(errors)
+        super().__init__(f"cannot sample output row {row}: {errors[row].reason}")
+        self.errors = errors
 
 
 def raise_row_errors(errors: Int32) -> None:
     """Raises SamplingError if any row of `errors` [R] is not ROW_OK."""
-    reasons = {row: _ROW_ERRORS[int(errors[row])] for row in np.flatnonzero(errors).tolist()}
-    if reasons:
-        raise SamplingError(reasons)
+    failed = {row: _ROW_ERRORS[int(errors[row])] for row in np.flatnonzero(errors).tolist()}
+    if failed:
+        raise SamplingError(failed)
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from octavo.backends import Executor
-from octavo.backends.sampling import SamplingError
+from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import StepOutput
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.beam_search import BeamSearch, Candidate
@@ -147,6 +147,7 @@ class Engine:
             if sequence.finish_reason is None:
                 self._note_end(sequence, FinishReason.ABORT)
         self.scheduler.finish_request(request)
+        self._measure_request(request)
         self._measure_state()
         return self._output_builder.build(request, _output_kind(request), finished=True)
 
@@ -171,17 +172,22 @@ class Engine:
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestOutput | RequestFailure]:
         """Ends the requests whose rows have no outcome. For all others the step did not happen; they repeat it."""
         row = 0
-        reasons: dict[Request, str] = {}
+        errors: dict[Request, RowError] = {}
         for item in schedule.scheduled.values():
             for _ in range(item.num_logprob_rows + len(item.samplers)):
-                if row in error.reasons:
-                    reasons.setdefault(item.sequence.request, error.reasons[row])
+                if row in error.errors:
+                    errors.setdefault(item.sequence.request, error.errors[row])
                 row += 1
         failures: list[RequestOutput | RequestFailure] = []
-        for request, reason in reasons.items():
+        for request, (reason, is_usage) in errors.items():
+            for sequence in request.sequences:
+                if sequence.finish_reason is None:
+                    self._note_end(sequence, FinishReason.ERROR)
             self.scheduler.finish_request(request)
             del self._requests[request.request_id]
-            failures.append(RequestFailure(request.request_id, OctavoError(f"{request.request_id} failed: {reason}")))
+            self._measure_request(request)
+            kind = UsageError if is_usage else OctavoError
+            failures.append(RequestFailure(request.request_id, kind(f"{request.request_id} failed: {reason}")))
         self._measure_state()
         return failures
 
@@ -318,11 +324,14 @@ class Engine:
         metrics.num_used_blocks = pool.num_used_blocks
 
     def _measure_request(self, request: Request) -> None:
+        """What an ended request did, whether it was answered, aborted or failed."""
         metrics = self.metrics
         metrics.num_generated_tokens_total += request.num_generated_tokens
         metrics.num_cached_tokens_total += request.num_cached_tokens
-        metrics.queue_s.observe(request.scheduled_time - request.arrival_time)
-        metrics.time_to_first_token_s.observe(request.first_token_time - request.arrival_time)
+        if request.scheduled_time:
+            metrics.queue_s.observe(request.scheduled_time - request.arrival_time)
+        if request.first_token_time:
+            metrics.time_to_first_token_s.observe(request.first_token_time - request.arrival_time)
         steps_after_first = request.num_generated_tokens / len(request.sequences) - 1
         if steps_after_first > 0:
             elapsed_s = request.last_token_time - request.first_token_time

@@ -23,11 +23,15 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended; the values are what users see in `finish_reason`."""
+    """Why a sequence ended; the values are what users see in `finish_reason`.
+
+    ERROR is seen in the metrics alone: a request that fails has no output.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(slots=True, eq=False)

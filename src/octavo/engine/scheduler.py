@@ -69,15 +69,16 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_outputs = max_num_outputs
         self.running: list[Sequence] = []  # in order of service
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # heap; finished ones are skipped
+        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # heap; those not in _queued are skipped
+        self._queued: set[Sequence] = set()
         self._num_seats_taken = 0
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self.num_preemptions = 0
 
     @property
     def num_waiting(self) -> int:
-        """Sequences in the queue; aborted ones count until their turn comes."""
-        return len(self._waiting)
+        """Sequences in the queue, of a waiting or preempted beam search one."""
+        return len(self._queued)
 
     @property
     def has_work(self) -> bool:
@@ -115,6 +116,7 @@ class Scheduler:
         """Ends one sequence, wherever it is, and gives its blocks back. For a beam search there is finish_request."""
         if sequence.status is RequestStatus.RUNNING:
             self._leave([sequence], RequestStatus.FINISHED)
+        self._queued.discard(sequence)
         sequence.status = RequestStatus.FINISHED
 
     def finish_request(self, request: Request) -> None:
@@ -325,17 +327,19 @@ class Scheduler:
         return [sequence] if sequence.request.beam_search is None else sequence.request.sequences
 
     def _next_waiting(self) -> Sequence | None:
-        while self._waiting and self._waiting[0][1].status in (RequestStatus.FINISHED, RequestStatus.RUNNING):
+        while self._waiting and self._waiting[0][1] not in self._queued:
             heapq.heappop(self._waiting)
         return self._waiting[0][1] if self._waiting else None
 
     def _wait(self, sequence: Sequence) -> None:
         heapq.heappush(self._waiting, (sequence.key, sequence))
+        self._queued.add(sequence)
 
     def _enter(self, group: list[Sequence]) -> None:
         """A group begins to run: it takes its seats, and each sequence a row of the batch builder's table."""
         self._num_seats_taken += group[0].request.num_seats
         for sequence in group:
+            self._queued.discard(sequence)
             sequence.status = RequestStatus.RUNNING
             sequence.row = self._free_rows.pop()
             insort(self.running, sequence, key=_key)
