@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,14 +12,7 @@ from octavo.config import EngineConfig
 from octavo.errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:
-    from octavo.graph.builder import Graph
     from octavo.loader.checkpoint import Checkpoint
-
-_KV_ELEMENT_BYTES = 2  # float16
-_PADDED_TO = 16  # dimensions of a value in the cache
-# Kept free for the rest of the machine, as the engine does.
-_HEADROOM_FRACTION = 10
-_MIN_HEADROOM_BYTES = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +34,8 @@ class MemoryNeeds:
     fits: bool
     largest_context: int  # of each of the users; 0: not even the weights fit
     largest_users: int  # with that context
+    bytes_read_per_token: int  # while all users' answers grow at that context: weights are read once for all of them
+    flops_per_token: int
 
 
 def plan(
@@ -76,27 +71,35 @@ def plan(
 
 def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, available_bytes: int) -> MemoryNeeds:
     """The arithmetic, from the graph and the headers. context: None is the model's own."""
-    from octavo.graph.memory_plan import plan as plan_workspace
+    from octavo.backends.cpu.sizes import cache_bytes_per_token, estimate_workspace_bytes
+    from octavo.backends.cpu.threads import plan_threads
+    from octavo.engine.load import executor_limits
+    from octavo.engine.memory import headroom_bytes
+    from octavo.graph.cost import graph_cost
+    from octavo.graph.ops import StepSizes
     from octavo.graph.passes import optimize
-    from octavo.graph.values import Rows
     from octavo.models import build_graph
 
-    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
-    weight_bytes = sum(checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters)
-    defaults = EngineConfig()
-    sequences = max(users, defaults.max_num_seqs)
-    tokens = max(defaults.max_num_batched_tokens, sequences)
-    rows = {Rows.TOKENS: tokens, Rows.REQUESTS: sequences, Rows.OUTPUTS: sequences}
-    workspace_bytes = plan_workspace(optimize(graph), rows).total_bytes
-    kv_bytes_per_token = cache_bytes_per_token(graph)
-    left = available_bytes - weight_bytes - workspace_bytes
-    headroom_bytes = max(left // _HEADROOM_FRACTION, _MIN_HEADROOM_BYTES)
-    num_tokens = max(left - headroom_bytes, 0) // max(kv_bytes_per_token, 1)
     model_context: int = checkpoint.config.max_position_embeddings
-    block = defaults.block_size
     wanted = context or model_context
     if wanted > 1 << 30:
         raise UsageError(f"--ctx is {wanted}; it must be from 1 to {1 << 30}")
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    bytes_of = {parameter.name: checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters}
+    weight_bytes = sum(bytes_of.values())
+    defaults = EngineConfig()
+    sequences = max(users, defaults.max_num_seqs)
+    config = replace(
+        defaults, max_num_seqs=sequences, max_num_batched_tokens=max(defaults.max_num_batched_tokens, sequences)
+    )
+    limits = executor_limits(config, wanted)
+    workspace_bytes = estimate_workspace_bytes(graph, limits, plan_threads(config.num_threads).count)
+    kv_bytes_per_token = cache_bytes_per_token(graph)
+    left = available_bytes - weight_bytes - workspace_bytes
+    headroom = headroom_bytes(left)
+    num_tokens = max(left - headroom, 0) // max(kv_bytes_per_token, 1)
+    block = config.block_size
+    step = graph_cost(graph, StepSizes(tokens=users, requests=users, outputs=users, context=wanted), bytes_of)
     per_request = -(-wanted // block) * block  # the cache is given out in whole blocks
     return MemoryNeeds(
         model=str(checkpoint.path),
@@ -105,7 +108,7 @@ def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, availa
         kv_bytes_per_token=kv_bytes_per_token,
         workspace_bytes=workspace_bytes,
         available_bytes=available_bytes,
-        headroom_bytes=headroom_bytes,
+        headroom_bytes=headroom,
         model_context=model_context,
         users=users,
         context=wanted,
@@ -114,16 +117,9 @@ def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, availa
         fits=users * per_request <= num_tokens,
         largest_context=min(num_tokens // users // block * block, model_context),
         largest_users=num_tokens // per_request,
+        bytes_read_per_token=step.bytes_read // users,
+        flops_per_token=step.flops // users,
     )
-
-
-def cache_bytes_per_token(graph: Graph) -> int:
-    """What a token takes in the native cache: keys as they are and values padded, in float16 (csrc/kv_cache.h)."""
-    total = 0
-    for layer in graph.attention_layers:
-        padded = -(-layer.head_dim // _PADDED_TO) * _PADDED_TO
-        total += layer.num_kv_heads * (layer.head_dim + padded) * _KV_ELEMENT_BYTES
-    return total
 
 
 def _write(needs: MemoryNeeds) -> None:
@@ -140,6 +136,8 @@ def _write(needs: MemoryNeeds) -> None:
             "largest context": f"{needs.largest_context:,} tokens for {_count(needs.users)} "
             f"(the model's own: {needs.model_context:,})",
             "most users": f"{needs.largest_users:,} with {needs.context:,} tokens each",
+            "one token": f"reads {size(needs.bytes_read_per_token)}, computes {needs.flops_per_token / 1e9:.3g} GFLOP "
+            f"at {needs.context:,} tokens of context",
             **({"options": _options(needs)} if needs.fits else {}),
         }
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine, EngineLimits
-from octavo.engine.memory import available_memory_bytes
+from octavo.engine.memory import available_memory_bytes, headroom_bytes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
@@ -25,8 +25,6 @@ Progress = Callable[[int, int], None]
 _EXTRA_OUTPUTS = 16
 # A context below this is of no use to anybody; rather an error that says what is missing.
 MIN_MODEL_LEN = 256
-# Kept free for the rest of the machine: a tenth of what is there, but not less than this.
-_MIN_HEADROOM_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +65,7 @@ def _load(
     config: EngineConfig, checkpoint: Checkpoint, tokenizer: Future[Tokenizer], progress: Progress | None
 ) -> LoadedModel:
     model_len = _check_model_len(config, checkpoint)
-    limits = ExecutorLimits(
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
-        max_model_len=model_len,
-    )
+    limits = executor_limits(config, model_len)
     executor = _compile(config, checkpoint, limits, progress)
     try:
         plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available_memory_bytes())
@@ -87,6 +80,16 @@ def _load(
         name=config.model,
         architecture=checkpoint.architecture,
         eos_token_id=_eos_token_id(checkpoint, engine.tokenizer),
+    )
+
+
+def executor_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
+    """The largest step that the engine makes. model_len: tokens of the longest request."""
+    return ExecutorLimits(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
+        max_model_len=model_len,
     )
 
 
@@ -146,7 +149,7 @@ def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, av
     """
     block_bytes = max(kv_bytes_per_token, 1) * config.block_size
     blocks_per_request = -(-model_len // config.block_size)
-    usable = max(available_bytes - max(available_bytes // 10, _MIN_HEADROOM_BYTES), 0)
+    usable = max(available_bytes - headroom_bytes(available_bytes), 0)
     if config.kv_cache_memory is not None:
         budget = int(config.kv_cache_memory)
         if budget > usable:

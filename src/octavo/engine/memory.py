@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
+# Kept free for the rest of the machine: a tenth of what is there, but not less than this.
+_MIN_HEADROOM_BYTES = 256 * 2**20
 _UNLIMITED = 2**60  # cgroup v1 writes a huge number for "no limit"
 
 
@@ -20,6 +22,11 @@ def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sy
         if limit is not None and usage is not None and limit < _UNLIMITED:
             available = min(available, max(limit - usage + _reclaimable(group), 0))
     return available
+
+
+def headroom_bytes(available_bytes: int) -> int:
+    """How much of the memory that is free after loading stays free. May be more than there is."""
+    return max(available_bytes // 10, _MIN_HEADROOM_BYTES)
 
 
 def _meminfo(proc: Path) -> dict[str, int]:

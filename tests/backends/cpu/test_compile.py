@@ -108,6 +108,7 @@ def test_a_weight_that_is_used_twice_is_packed_once():
     matrices = sum(np.prod(shape) for shape in shapes().values()) * 4
     assert executor.weight_bytes < matrices + 32 * WIDTH * 4
     assert executor.kv_bytes_per_token == LAYERS * 2 * 2 * 16 * 2
+    assert executor._program.cache_block_bytes(32) == 32 * executor.kv_bytes_per_token
 
 
 def test_progress_rises_to_the_total():

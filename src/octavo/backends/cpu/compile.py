@@ -12,6 +12,7 @@ from octavo import env
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import Operands, WeightOperand, lower
+from octavo.backends.cpu.sizes import largest_rows
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import Progress, pack_matrices, plain_weight
 from octavo.errors import GraphError, UsageError
@@ -116,12 +117,7 @@ class _Compiler:
         return CpuExecutor(self._program, self._graph, logits, weight_bytes, self._isa, self._threads)
 
     def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
-        rows = {
-            Rows.TOKENS: limits.max_num_batched_tokens,
-            Rows.REQUESTS: limits.max_num_seqs,
-            Rows.OUTPUTS: limits.max_num_outputs,
-        }
-        memory = plan(self._graph, rows)
+        memory = plan(self._graph, largest_rows(limits))
         places: list[tuple[int, int, int]] = []
         for node in self._graph.nodes:
             self._values[node.output] = len(places)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.backends.cpu.sizes import cache_bytes_per_token
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import UsageError
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from octavo.graph.builder import Graph
     from octavo.graph.cost import Cost
     from octavo.graph.ops import StepSizes
-
-# What the cache per token is computed from; a block's padding is spread over its tokens.
-_NOMINAL_BLOCK_SIZE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +57,7 @@ class CpuExecutor:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        return self._program.cache_block_bytes(_NOMINAL_BLOCK_SIZE) // _NOMINAL_BLOCK_SIZE
+        return cache_bytes_per_token(self._graph)
 
     @property
     def workspace_bytes(self) -> int:

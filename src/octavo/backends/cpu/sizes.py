@@ -1,0 +1,42 @@
+"""What a graph takes of memory beside its weights, known before it is compiled."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from octavo.graph.memory_plan import plan
+from octavo.graph.values import Rows
+
+if TYPE_CHECKING:
+    from octavo.backends import ExecutorLimits
+    from octavo.graph.builder import Graph
+
+_KV_ELEMENT_BYTES = 2  # float16
+_PADDED_TO = 16  # dimensions of a value in the cache
+
+
+def cache_bytes_per_token(graph: Graph) -> int:
+    """What a token takes in the cache: keys as they are and values padded, in float16 (csrc/kv_cache.h)."""
+    total = 0
+    for layer in graph.attention_layers:
+        padded = -(-layer.head_dim // _PADDED_TO) * _PADDED_TO
+        total += layer.num_kv_heads * (layer.head_dim + padded) * _KV_ELEMENT_BYTES
+    return total
+
+
+def largest_rows(limits: ExecutorLimits) -> dict[Rows, int]:
+    """The most rows that each kind of value has in a step."""
+    return {
+        Rows.TOKENS: limits.max_num_batched_tokens,
+        Rows.REQUESTS: limits.max_num_seqs,
+        Rows.OUTPUTS: limits.max_num_outputs,
+    }
+
+
+def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: int) -> int:
+    """Bytes of the values of an optimized graph and of the sampler's scratch, a few hundredths below the truth.
+
+    The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). What products
+    and attention need depends on the instruction set and is missing.
+    """
+    return plan(graph, largest_rows(limits)).total_bytes + num_threads * graph.output.cols * 7 * 4
