@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,12 @@ import pytest
 from octavo.loader.hub import resolve_model
 
 LARGE_MODELS = Path.home() / ".cache" / "octavo-models"
+
+
+def pytest_configure() -> None:
+    """A job in the background of a script inherits an ignored SIGINT, and hands it on to every program it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
