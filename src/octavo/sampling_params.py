@@ -47,7 +47,8 @@ class SamplingParams:
     seed: with the number of the choice and of the token it fixes all randomness; None: drawn per request.
     stop: strings that end the text and are cut off it, unless include_stop_str_in_output.
     stop_token_ids: ids that end the sequence, beside the model's own unless ignore_eos.
-    min_tokens: no end-of-text and no stop token before. max_tokens: None is the end of the context.
+    min_tokens: no end-of-text and no stop token before. max_tokens: None is the end of the context. Where the
+        context ends before either, so does the answer, with finish_reason "length"; that is no error.
     logprobs, prompt_logprobs: number of most likely tokens reported beside the chosen one; 0 is only the chosen one.
     detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
     """

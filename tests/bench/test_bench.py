@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+from typing import Any
 
 import pytest
 
-from octavo.bench import DEFINITIONS, LatencyReport, Spread, ThroughputReport, latency, throughput
+from octavo.bench import DEFINITIONS, LatencyReport, Spread, ThroughputReport, latency, load, throughput
+from octavo.engine.session import Session
 from octavo.errors import UsageError
 from tests.support.fake_model import use_fake_model
 
@@ -27,8 +30,14 @@ def test_latency_runs_the_batches_it_says(monkeypatch: pytest.MonkeyPatch) -> No
     assert report.end_to_end_s.num_values == 2
     assert report.time_per_output_token_s is not None
     assert report.end_to_end_s.median > report.time_to_first_token_s.low > 0
-    assert report.output_tokens_per_s.median == pytest.approx(15 / report.end_to_end_s.median, rel=0.5)
+    assert report.output_tokens_per_s.num_values == 2
     assert json.loads(json.dumps(dataclasses.asdict(report)))["machine"]["model"] == "fake"
+
+
+def test_the_speed_of_one_run_is_its_tokens_over_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_model(monkeypatch)
+    report = latency("fake", input_len=10, output_len=5, batch_size=3, iterations=1, warmup=0)
+    assert report.output_tokens_per_s.median == pytest.approx(15 / report.end_to_end_s.median)
 
 
 def test_throughput_counts_tokens_and_waste(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,6 +48,28 @@ def test_throughput_counts_tokens_and_waste(monkeypatch: pytest.MonkeyPatch) -> 
     assert report.requests_per_s.median == pytest.approx(report.output_tokens_per_s.median / 4)
     assert 0 < report.kv_waste < 0.5
     json.dumps(dataclasses.asdict(report))
+
+
+def test_warm_ups_are_not_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fake_model(monkeypatch)
+    sizes: list[int] = []
+
+    def run_once(session: Session, num_requests: int, *arguments: Any) -> load.Run:
+        run = load.run_once(session, num_requests, *arguments)
+        sizes.append(num_requests)
+        if len(sizes) <= 2:  # as if the warm-ups had wasted everything
+            metrics = session.metrics
+            metrics.num_wasted_slots_total += 10**6
+            metrics.num_allocated_slots_total += 10**6
+            metrics.num_preemptions_total += 5
+            session._loaded.engine.scheduler.num_preemptions += 5
+        return run
+
+    monkeypatch.setattr(importlib.import_module("octavo.bench.throughput"), "run_once", run_once)
+    report = throughput("fake", num_prompts=12, input_len=10, output_len=4, iterations=2, warmup=2)
+    assert sizes == [8, 8, 12, 12]
+    assert 0 < report.kv_waste < 0.5
+    assert report.num_preemptions == 0
 
 
 def test_every_measured_field_is_defined() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.bench.load import check_sizes, run_once
@@ -54,12 +54,15 @@ def throughput(
     session = Session(EngineConfig.resolve(model, options))
     try:
         runs = []
+        before = replace(session.metrics)
         for i in range(warmup + iterations):
             # A short run brings caches and clocks up as well as a long one.
             count = min(num_prompts, 8) if i < warmup else num_prompts
             runs.append(run_once(session, count, input_len, output_len, rng))
             if progress is not None:
                 progress(i + 1, warmup + iterations)
+            if i < warmup:
+                before = replace(session.metrics)
         runs = runs[warmup:]
         per_token = [value for run in runs for value in run.time_per_output_tokens_s]
         times = [run.end_to_end_s for run in runs]
@@ -75,8 +78,8 @@ def throughput(
             total_tokens_per_s=Spread.of([num_prompts * (input_len + output_len) / time for time in times]),
             time_to_first_token_s=Spread.of([value for run in runs for value in run.time_to_first_tokens_s]),
             time_per_output_token_s=Spread.of(per_token) if per_token else None,
-            kv_waste=session.metrics.kv_waste,
-            num_preemptions=session.metrics.num_preemptions_total,
+            kv_waste=session.metrics.kv_waste_since(before),
+            num_preemptions=session.metrics.num_preemptions_total - before.num_preemptions_total,
         )
     finally:
         session.close()

@@ -63,4 +63,9 @@ class EngineMetrics:
     @property
     def kv_waste(self) -> float:
         """Share of the allocated cache slots that held no token, averaged over all steps."""
-        return self.num_wasted_slots_total / max(self.num_allocated_slots_total, 1)
+        return self.kv_waste_since(EngineMetrics())
+
+    def kv_waste_since(self, before: EngineMetrics) -> float:
+        """The same over the steps after `before`, a copy of these metrics."""
+        allocated = self.num_allocated_slots_total - before.num_allocated_slots_total
+        return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
