@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from octavo import AsyncLLM, EngineDeadError, RequestOutput, RequestOutputKind, SamplingParams, UsageError
+from octavo.batch import Batch, StepOutput
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_model import use_fake_model
 
@@ -87,14 +88,29 @@ def test_a_cancelled_task_ends_its_request(llm: AsyncLLM) -> None:
     wait_until_idle(llm)
 
 
-def test_abort_by_id_gives_a_last_output(llm: AsyncLLM) -> None:
+def test_abort_by_id_gives_a_last_output(
+    llm: AsyncLLM, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_aborted = threading.Event()
+    execute = executor.execute
+
+    def execute_until_aborted(batch: Batch) -> StepOutput:
+        if executor.num_steps == 1:
+            assert is_aborted.wait(60)
+        return execute(batch)
+
+    monkeypatch.setattr(executor, "execute", execute_until_aborted)
+
     async def run() -> RequestOutput:
         async for output in llm.generate("ab", LONG, "mine"):
             llm.abort("mine")
+            is_aborted.set()
             last = output
         return last
 
-    assert asyncio.run(run()).outputs[0].finish_reason in ("abort", "length")
+    (choice,) = asyncio.run(run()).outputs
+    assert choice.finish_reason == "abort"
+    assert 1 <= len(choice.token_ids) <= 2
 
 
 def test_errors_come_before_the_first_output(llm: AsyncLLM) -> None:

@@ -73,9 +73,8 @@ class RejectedPromptsError(UsageError):
     def __init__(self, outputs: list[RequestOutput | None], errors: dict[int, OctavoError]) -> None:
         first = min(errors)
         others = f" (and {len(errors) - 1} more: see .errors)" if len(errors) > 1 else ""
-        super().__init__(
-            f"prompt {first} of {len(outputs)}: {errors[first]}{others}; "
-            f"the other {len(outputs) - len(errors)} answers are in .outputs of this error"
-        )
+        num_answers = len(outputs) - len(errors)
+        answers = f"; .outputs of this error has the answers to the other {num_answers}" if num_answers else ""
+        super().__init__(f"prompt {first} of {len(outputs)}: {errors[first]}{others}{answers}")
         self.outputs = outputs
         self.errors = errors

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -140,6 +138,13 @@ def test_parameters_that_leave_no_token_are_exit_code_2(tiny: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_a_context_beyond_the_memory_is_one_error(tiny: Path) -> None:
+    result = octavo("run", tiny, "abcd", "--raw", "--max-model-len", "100000", "--kv-cache-memory", "1MiB")
+    assert result.returncode == 3
+    assert "max_model_len 100000 does not fit" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
 def test_ctrl_c_ends_it_quietly(smollm2_path: Path) -> None:
     with Terminal("run", smollm2_path, "Tell a very long story.", "--ignore-eos", "--temperature", "0") as terminal:
         terminal.wait_for("a ")
@@ -150,14 +155,20 @@ def test_ctrl_c_ends_it_quietly(smollm2_path: Path) -> None:
 
 
 def test_an_interrupt_while_loading_is_quiet(smollm2_path: Path) -> None:
-    process = subprocess.Popen(
-        [*COMMAND, "run", str(smollm2_path), "x"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    time.sleep(0.45)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert errors == ""
+    code = """
+import importlib, os, signal, sys
+compiler = importlib.import_module("octavo.backends.cpu.compile")
+pack_matrices = compiler.pack_matrices
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.SIGINT)
+    return pack_matrices(*arguments)
+compiler.pack_matrices = interrupted
+from octavo.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", code, "run", str(smollm2_path), "x"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
 
 def test_an_interrupt_while_the_program_is_imported_is_quiet() -> None:

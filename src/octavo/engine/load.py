@@ -64,7 +64,8 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
 def _load(
     config: EngineConfig, checkpoint: Checkpoint, tokenizer: Future[Tokenizer], progress: Progress | None
 ) -> LoadedModel:
-    model_len = _check_model_len(config, checkpoint)
+    trained: int = checkpoint.config.max_position_embeddings
+    model_len = config.max_model_len or trained
     limits = executor_limits(config, model_len)
     executor = _compile(config, checkpoint, limits, progress)
     try:
@@ -74,6 +75,8 @@ def _load(
     except BaseException:
         executor.close()
         raise
+    if model_len > trained:
+        logger.warning("max_model_len %d exceeds the %d that the model was made for", model_len, trained)
     return LoadedModel(
         engine=engine,
         executor=executor,
@@ -130,13 +133,6 @@ def _compile(
         )
     backend = get_backend(config.backend)
     return backend.compile(graph, checkpoint.weights, limits, num_threads=config.num_threads, progress=progress)
-
-
-def _check_model_len(config: EngineConfig, checkpoint: Checkpoint) -> int:
-    trained: int = checkpoint.config.max_position_embeddings
-    if config.max_model_len is not None and config.max_model_len > trained:
-        logger.warning("max_model_len %d exceeds the %d that the model was made for", config.max_model_len, trained)
-    return config.max_model_len or trained
 
 
 def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, available_bytes: int) -> CachePlan:
