@@ -53,12 +53,6 @@ def optimize(graph: Graph) -> Graph:
     return Graph.from_nodes(graph.weights, body.nodes, body.output)
 
 
-def remove_dead(graph: Graph) -> Graph:
-    """Without the operations that the output does not depend on."""
-    body = _live(_Body(graph.nodes, graph.output))
-    return Graph.from_nodes(graph.weights, body.nodes, body.output)
-
-
 class _Body(NamedTuple):
     """What the passes work on; it becomes a graph, checked again, when they are done."""
 
