@@ -158,17 +158,6 @@ def test_chat_needs_a_template_and_takes_one(llm: LLM) -> None:
     assert [output.outputs for output in both] == [answer.outputs] * 2
 
 
-def test_only_who_prepares_for_chat_has_a_process_for_it_and_closing_ends_it(executor: FakeExecutor) -> None:
-    del executor
-    with LLM("fake") as llm:
-        assert llm._session._spare_worker is None
-    with LLM("fake", prepare_chat=True) as llm:
-        worker = llm._session._spare_worker
-        assert worker is not None
-        assert worker.is_usable()
-    assert not worker.is_usable()
-
-
 @pytest.mark.parametrize("wrong", [b"bytes", None, 5, {"prompt": "x"}])
 def test_what_is_no_prompt_is_refused(llm: LLM, wrong: object) -> None:
     with pytest.raises(UsageError, match="must be a text"):

@@ -68,20 +68,14 @@ class LLM:
     """A loaded model. Safe to use from several threads: they share one engine, one cache and each step."""
 
     def __init__(
-        self,
-        model: str = "smollm2",
-        *,
-        load_progress: Callable[[int, int], None] | None = None,
-        prepare_chat: bool = False,
-        **options: Any,
+        self, model: str = "smollm2", *, load_progress: Callable[[int, int], None] | None = None, **options: Any
     ) -> None:
         """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
 
         load_progress: called with (bytes loaded, bytes in all) while the weights are prepared.
-        prepare_chat: start the process of the chat template meanwhile; else the first conversation waits for it.
         Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
         """
-        self._session = Session(EngineConfig.resolve(model, options), load_progress, prepare_chat=prepare_chat)
+        self._session = Session(EngineConfig.resolve(model, options), load_progress)
 
     def generate(
         self,

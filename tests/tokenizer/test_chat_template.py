@@ -20,7 +20,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.gguf import GGUFFile
-from octavo.tokenizer.chat_template import MAX_OUTPUT_CHARS, ChatTemplate, TemplateWorker
+from octavo.tokenizer.chat_template import MAX_OUTPUT_CHARS, ChatTemplate
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.vocabularies import IM_END, superword_metadata
 
@@ -299,24 +299,15 @@ def test_nobody_plays_another_role() -> None:
 def test_the_process_ends_with_the_template() -> None:
     template = ChatTemplate(CHATML)
     template.render(CHAT)
-    process = template._worker._process
+    process = template._worker._process  # type: ignore[union-attr]
     template.close()
     template.close()
     assert process.poll() is not None
     assert template.render(CHAT)
-    process = template._worker._process
+    process = template._worker._process  # type: ignore[union-attr]
     del template
     gc.collect()
     assert process.poll() is not None
-
-
-def test_a_process_can_start_before_its_template() -> None:
-    worker = TemplateWorker()
-    template = ChatTemplate(CHATML, worker=worker)
-    assert template.render(CHAT) == ChatTemplate(CHATML).render(CHAT)
-    assert template._worker is worker
-    template.close()
-    assert not worker.is_usable()
 
 
 def test_a_forked_child_has_a_process_of_its_own() -> None:

@@ -38,7 +38,7 @@ def chat(
     params = sampling_params(sampling_options)
     with suppress(ImportError):
         import readline  # noqa: F401 - gives `input` history and editing
-    with load_model(model, engine_options, prepare_chat=True) as llm:
+    with load_model(model, engine_options) as llm:
         if sys.stdin.isatty():
             write("/help for help, Ctrl-D to leave\n")
         conversation = _Conversation(llm, params, system)

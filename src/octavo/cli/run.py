@@ -49,7 +49,7 @@ def run(
         raise UsageError("--system needs the chat template, which --raw leaves out: give only one of them")
     if params.logprobs is not None and not as_json:
         raise UsageError("--logprobs are shown only with --json")
-    with load_model(model, engine_options, prepare_chat=not raw) as llm:
+    with load_model(model, engine_options) as llm:
         load_s = time.monotonic() - started
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
         parts = _stream(llm, prompt_ids, params, show=not as_json)

@@ -74,18 +74,13 @@ def find_model(model: str) -> Path:
         )
 
 
-def load_model(model: str, options: Options, *, prepare_chat: bool = False) -> LLM:
-    """The model, loaded with progress. options: fields of `EngineConfig`. prepare_chat: as in `LLM`."""
+def load_model(model: str, options: Options) -> LLM:
+    """The model, loaded with progress. options: fields of `EngineConfig`."""
     from octavo.llm import LLM
 
     path = find_model(model)
     with WorkProgress(announced=False) as progress:
-        return LLM(
-            str(path),
-            load_progress=lambda done, total: progress.update("loading", done, total),
-            prepare_chat=prepare_chat,
-            **options,
-        )
+        return LLM(str(path), load_progress=lambda done, total: progress.update("loading", done, total), **options)
 
 
 class ReaderGoneError(Exception):

@@ -18,7 +18,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from octavo.tokenizer.chat_template import ChatTemplate, TemplateWorker, check_messages
+from octavo.tokenizer.chat_template import ChatTemplate, check_messages
 from octavo.tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | Sequence[int]"
@@ -29,16 +29,8 @@ Params: TypeAlias = "SamplingParams | BeamSearchParams"
 class Session:
     """A model, its engine's thread, its tokenizer and its chat template. Safe to share between threads."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        progress: Callable[[int, int], None] | None = None,
-        *,
-        prepare_chat: bool = False,
-    ) -> None:
-        """prepare_chat: start the process of the chat template now, so that it is ready once the model is loaded."""
+    def __init__(self, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> None:
         self.config = config
-        self._spare_worker = TemplateWorker() if prepare_chat else None
         self._loaded: LoadedModel | None = load_engine(config, progress)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
         self.metrics: EngineMetrics = self._loaded.engine.metrics
@@ -123,10 +115,8 @@ class Session:
         with self._lock:
             self._loaded = None
             template, self._chat_template = self._chat_template, None
-            worker, self._spare_worker = self._spare_worker, None
-        for process in (template, worker):
-            if process is not None:
-                process.close()
+        if template is not None:
+            template.close()
         gc.collect()
 
     def model(self) -> LoadedModel:
@@ -138,20 +128,16 @@ class Session:
     def _own_template(self) -> ChatTemplate:
         with self._lock:
             if self._chat_template is None:
-                self._chat_template = self._make_template(self.tokenizer.chat_template, worker=self._spare_worker)
-                self._spare_worker = None
+                self._chat_template = self._make_template(self.tokenizer.chat_template)
             return self._chat_template
 
-    def _make_template(
-        self, source: str | None, *, from_caller: bool = False, worker: TemplateWorker | None = None
-    ) -> ChatTemplate:
+    def _make_template(self, source: str | None, *, from_caller: bool = False) -> ChatTemplate:
         model = self.model()
         return ChatTemplate(
             source,
             bos_token=self._text(self.tokenizer.bos_token_id),
             eos_token=self._text(model.eos_token_id),
             from_caller=from_caller,
-            worker=worker,
         )
 
     def _text(self, token_id: int | None) -> str | None:

@@ -44,12 +44,11 @@ class ChatTemplate:
         eos_token: str | None = None,
         from_caller: bool = False,
         max_render_seconds: float = MAX_RENDER_SECONDS,
-        worker: TemplateWorker | None = None,
     ) -> None:
         """source: Jinja, as the model file has it. bos_token, eos_token: their texts, which templates write.
         from_caller: the caller gave it instead of the model's own, so a fault in it is a UsageError.
-        worker: a process that was started beforehand; it belongs to the template from now on. Else one starts now.
 
+        Starts the template's process, so that it is ready when the first conversation comes.
         Raises UsageError where there is no template (source None or empty).
         """
         self._name = "the chat template given" if from_caller else "the model's chat template"
@@ -67,7 +66,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
         self._max_render_seconds = max_render_seconds
         self._lock = threading.Lock()
-        self._worker = worker if worker is not None else TemplateWorker(max_render_seconds)
+        self._worker: _Worker | None = _Worker(source, max_render_seconds)
 
     def render(
         self,
@@ -119,14 +118,17 @@ class ChatTemplate:
     def close(self) -> None:
         """Ends the template's process. May be called twice; a later `render` starts another."""
         with self._lock:
-            self._worker.close()
+            if self._worker is not None:
+                self._worker.close()
+            self._worker = None
 
     def _render_line(self, line: str) -> dict[str, str]:
-        if not self._worker.is_usable():
-            self._worker = TemplateWorker(self._max_render_seconds)
-        answer = self._worker.render(self.source, line)
+        if self._worker is None or not self._worker.is_usable():
+            self._worker = _Worker(self.source, self._max_render_seconds)
+        answer = self._worker.render(line)
         if answer is None:
             self._worker.close()
+            self._worker = None
             return {"error": "limit", "message": f"it computed for {self._max_render_seconds:g} s without end"}
         return answer
 
@@ -184,13 +186,10 @@ def _found(message: Message, key: str) -> str:
     return f"not {message[key]!r:.80}" if key in message else "and it is missing"
 
 
-class TemplateWorker:
-    """The process of one template, which it learns at the first rendering: it can start before the template is known.
+class _Worker:
+    """The process of one template. Not safe for threads; the template's lock guards it."""
 
-    Not safe for threads; the template's lock guards it.
-    """
-
-    def __init__(self, max_render_seconds: float = MAX_RENDER_SECONDS) -> None:
+    def __init__(self, source: str, max_render_seconds: float) -> None:
         self._owner = os.getpid()
         self._compiled: dict[str, str] | None = None
         # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
@@ -208,21 +207,18 @@ class TemplateWorker:
             "max_output_chars": MAX_OUTPUT_CHARS,
             "compute_seconds": max_render_seconds,
         }
-        self._send(json.dumps({"path": sys.path, "limits": limits}))
+        self._send(json.dumps({"path": sys.path, "limits": limits, "source": source}))
 
     def is_usable(self) -> bool:
         """Whether the process lives and is ours; after a fork it is the parent's."""
         return self._owner == os.getpid() and self._process.poll() is None
 
-    def render(self, source: str, line: str) -> dict[str, str] | None:
-        """The worker's answer to a line of variables. None: it died or had to be killed.
-
-        source: the template, the same each time.
-        """
+    def render(self, line: str) -> dict[str, str] | None:
+        """The worker's answer to a line of variables. None: it died or had to be killed."""
         if self._compiled is None:
             if self._exchange(None) is None:  # it is ready
                 return None
-            self._compiled = self._exchange(json.dumps(source))
+            self._compiled = self._exchange(None)
         if self._compiled is None or "error" in self._compiled:
             return self._compiled
         return self._exchange(line)

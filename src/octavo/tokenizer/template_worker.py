@@ -3,9 +3,8 @@
 A template is a program that came with a model file. In a process of its own its memory can be limited and it
 can be stopped wherever it is, even in the middle of one huge multiplication.
 
-Protocol: lines of JSON. First comes `{"path": sys.path, "limits": {...}}`; the answer is `{}`. Then the template's
-source; the answer is `{}` or an error. Then, for each line of variables, `{"text": ...}` or an error:
-`{"error": kind, "message": ...}`.
+Protocol: lines of JSON. First comes `{"path": sys.path, "limits": {...}, "source": template}`; the answer is
+`{}` or an error. Then, for each line of variables, `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
 Run as a file, so that it starts without the package.
 """
 
@@ -82,7 +81,7 @@ def main() -> None:
     max_chars = setup["limits"]["max_output_chars"]
 
     def compile_source() -> dict[str, str]:
-        template.append(compile_template(json.loads(source.readline())))
+        template.append(compile_template(setup["source"]))
         return {}
 
     def render_line(line: str) -> dict[str, str]:
