@@ -7,7 +7,7 @@ CPP := $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
 setup:  ## an environment with everything that development needs
 	python3 -m venv $(VENV)
-	$(BIN)/pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' ninja
+	$(BIN)/pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.26' ninja
 	$(BIN)/pip install --no-build-isolation -e '.[test,dev]'
 
 build:  ## the native library, in place
