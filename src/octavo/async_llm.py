@@ -9,8 +9,9 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.prompts import Message, Prompt
 from octavo.engine.request import Request
-from octavo.engine.session import Message, Params, Prompt, Session
+from octavo.engine.session import Params, Session
 from octavo.errors import OctavoError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams

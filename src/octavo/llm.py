@@ -13,8 +13,9 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.progress import ProgressBar
+from octavo.engine.prompts import Message, Prompt
 from octavo.engine.request import Request
-from octavo.engine.session import Message, Params, Prompt, Session
+from octavo.engine.session import Params, Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.outputs import RejectedPromptsError, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams

@@ -35,6 +35,21 @@ class RequestOutputKind(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class StructuredOutputsParams:
+    """What the text of an answer must look like; exactly one of these, with vLLM's names.
+
+    json: a JSON schema, as its text or as a dict. regex: a regular expression that matches the whole answer.
+    choice: the answer is one of these. grammar: a Lark grammar in llguidance's dialect. json_object: any JSON object.
+    """
+
+    json: str | Mapping[str, object] | None = None
+    regex: str | None = None
+    choice: Iterable[str] | None = None
+    grammar: str | None = None
+    json_object: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """One request's sampling. Every field is checked; a wrong one raises `UsageError`.
 
@@ -77,6 +92,7 @@ class SamplingParams:
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._set("n", _integer("n", self.n, 1, MAX_CHOICES))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import gc
 import itertools
-import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -15,14 +14,12 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.prompts import Message, Prompt, PromptEncoder
 from octavo.engine.request import Request
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from octavo.tokenizer.chat_template import ChatTemplate, check_messages
 from octavo.tokenizer.tokenizer import Tokenizer
 
-Prompt: TypeAlias = "str | Sequence[int]"
-Message: TypeAlias = "Mapping[str, Any]"
 Params: TypeAlias = "SamplingParams | BeamSearchParams"
 
 
@@ -38,41 +35,19 @@ class Session:
         self._engine = AsyncEngine(self._loaded.engine)
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor)
-        self._chat_template: ChatTemplate | None = None
-        self._lock = threading.Lock()
+        self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id)
         self._ids = itertools.count()
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt as `create_request` takes it: control tokens in it count, BOS comes once.
-
-        Raises UsageError for what is neither a text nor a list.
-        """
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, parse_special=True)
-        if not isinstance(prompt, (list, tuple)):
-            raise UsageError(f"a prompt must be a text or a list of token ids, not {prompt!r:.80}")
-        return list(prompt)
+        """See `PromptEncoder.encode`."""
+        return self._prompts.encode(prompt)
 
     def encode_chat(
         self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
     ) -> list[int]:
-        """Token ids of a conversation. chat_template: Jinja instead of the model's own.
-
-        template_arguments: tools, documents, add_generation_prompt and what this template knows besides.
-        Raises UsageError where the conversation is none, or does not suit the template.
-        """
-        if not isinstance(messages, Sequence) or not messages:
-            raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")
-        if not isinstance(chat_template, str | None):
-            raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
-        check_messages(messages)  # before a missing template is blamed
-        if chat_template is None:
-            return self._own_template().encode(self.tokenizer, messages, **template_arguments)
-        template = self._make_template(chat_template, from_caller=True)
-        try:
-            return template.encode(self.tokenizer, messages, **template_arguments)
-        finally:
-            template.close()
+        """See `PromptEncoder.encode_chat`. Raises UsageError also once the model is closed."""
+        self.model()
+        return self._prompts.encode_chat(messages, chat_template, **template_arguments)
 
     def create_request(
         self,
@@ -112,11 +87,8 @@ class Session:
     def close(self) -> None:
         """Ends running requests with an error and gives all memory back. May be called twice."""
         self._shut_down()
-        with self._lock:
-            self._loaded = None
-            template, self._chat_template = self._chat_template, None
-        if template is not None:
-            template.close()
+        self._loaded = None
+        self._prompts.close()
         gc.collect()
 
     def model(self) -> LoadedModel:
@@ -124,24 +96,6 @@ class Session:
         if self._loaded is None:
             raise UsageError("this model is closed; load it again")
         return self._loaded
-
-    def _own_template(self) -> ChatTemplate:
-        with self._lock:
-            if self._chat_template is None:
-                self._chat_template = self._make_template(self.tokenizer.chat_template)
-            return self._chat_template
-
-    def _make_template(self, source: str | None, *, from_caller: bool = False) -> ChatTemplate:
-        model = self.model()
-        return ChatTemplate(
-            source,
-            bos_token=self._text(self.tokenizer.bos_token_id),
-            eos_token=self._text(model.eos_token_id),
-            from_caller=from_caller,
-        )
-
-    def _text(self, token_id: int | None) -> str | None:
-        return None if token_id is None else self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
 
 
 def _shut_down(engine: AsyncEngine, executor: Executor) -> None:

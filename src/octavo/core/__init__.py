@@ -1,0 +1,1 @@
+"""The engine as a service: in a process of its own, or in this one."""

@@ -1,0 +1,129 @@
+"""What a server asks of an engine: `process_client` has one in another process, `local_client` in this one."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from octavo.batch import Float32
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+
+
+class EngineState(enum.Enum):
+    """What the engine is doing, as its supervisor sees it."""
+
+    LOADING = "loading"
+    READY = "ready"
+    STALLED = "stalled"  # work waits, and no step was made for too long
+    RESTARTING = "restarting"  # it died; another one is being started
+    DEAD = "dead"  # it died too often, or was closed
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a loaded engine says of itself, once. Sizes are in bytes."""
+
+    model: str  # as it was asked for: path, hub id or short name
+    path: str  # the file or directory it was loaded from
+    architecture: str
+    max_model_len: int  # prompt and answer of one request, in tokens
+    vocab_size: int  # columns of the logits
+    eos_token_id: int | None  # the one that a chat template writes
+    hidden_size: int  # width of an embedding
+    max_num_seqs: int
+    block_size: int
+    num_blocks: int
+    kv_bytes_per_token: int
+    weight_bytes: int
+    workspace_bytes: int
+    num_threads: int
+    load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """A prompt for the engine.
+
+    prompt: its text, if it was one, for `RequestOutput.prompt`. priority: lower goes first. cache_salt: only
+    requests with the same salt share prefix cache blocks. The output kind of `params` is replaced by DELTA, except for
+    beam search, which has one output at its end.
+    """
+
+    prompt_token_ids: Sequence[int]
+    params: SamplingParams | BeamSearchParams
+    prompt: str | None = None
+    priority: int = 0
+    cache_salt: str = ""
+
+
+class OutputStream(Protocol):
+    """The answer to one request as it comes: `RequestOutput`s with what is new, the last one `finished`.
+
+    Raises, instead of a further output, the OctavoError that ended the request: UsageError or NumericalError if
+    it was the request's own fault, EngineDeadError if the engine died. Outputs that nobody fetches are merged into one.
+    """
+
+    @property
+    def request_id(self) -> str:
+        """The engine's own id, unique for the life of the server."""
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        """Itself."""
+
+    async def __anext__(self) -> RequestOutput:
+        """What is new since the last call; waits until something is."""
+
+    async def aclose(self) -> None:
+        """Ends the request within a step and frees its blocks. Does nothing after the end. May be called twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """The latest known state; reading it costs nothing and never waits."""
+
+    state: EngineState
+    reason: str | None = None  # of STALLED, RESTARTING and DEAD, in one line for people
+    pid: int | None = None
+    num_steps: int = 0
+    last_step_age_s: float | None = None  # None: no step yet
+    num_restarts: int = 0
+    num_running: int = 0  # sequences
+    num_waiting: int = 0
+    num_used_blocks: int = 0  # by requests; cached ones that nobody uses are not counted
+    num_blocks: int = 0
+    load_progress: float = 0.0  # 0 to 1 while LOADING
+
+
+class EngineClient(Protocol):
+    """One loaded model. All methods belong to one event loop; none of them blocks it."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Known once the engine was ready for the first time; EngineDeadError before."""
+
+    def status(self) -> EngineStatus:
+        """The latest known state."""
+
+    async def wait_ready(self) -> None:
+        """Returns when the engine is READY; raises what kept it from loading."""
+
+    async def generate(self, request: GenerateRequest) -> OutputStream:
+        """Hands a request in; returns when the engine has checked and taken it.
+
+        Raises UsageError (with param and code) if it is wrong or could never fit, OverloadedError if the
+        engine is loading, restarting or stalled, EngineDeadError if it is gone for good.
+        """
+
+    async def embed(
+        self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"], cache_salt: str = ""
+    ) -> list[Float32]:
+        """The pooled last hidden state of each prompt, [hidden_size], not normalised. Raises as `generate`."""
+
+    async def metrics(self) -> dict[str, object]:
+        """`EngineMetrics` as plain numbers, dicts and lists. Raises OverloadedError if the engine is not READY."""
+
+    async def close(self) -> None:
+        """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""

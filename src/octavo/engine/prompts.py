@@ -1,0 +1,83 @@
+"""From what a user says to token ids: texts and conversations, with the model's own template or another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from octavo.errors import UsageError
+from octavo.tokenizer.chat_template import ChatTemplate, check_messages
+from octavo.tokenizer.tokenizer import Tokenizer
+
+Prompt: TypeAlias = "str | Sequence[int]"
+Message: TypeAlias = "Mapping[str, Any]"
+
+
+class PromptEncoder:
+    """A tokenizer with the model's chat template, which starts when it is first used. Safe to share between threads.
+
+    eos_token_id: the one that the template writes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int | None) -> None:
+        self.tokenizer = tokenizer
+        self._eos_token_id = eos_token_id
+        self._lock = threading.Lock()
+        self._own: ChatTemplate | None = None
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt: control tokens in a text count, BOS comes once.
+
+        Raises UsageError for what is neither a text nor a list.
+        """
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, parse_special=True)
+        if not isinstance(prompt, (list, tuple)):
+            raise UsageError(f"a prompt must be a text or a list of token ids, not {prompt!r:.80}", param="prompt")
+        return list(prompt)
+
+    def encode_chat(
+        self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
+    ) -> list[int]:
+        """Token ids of a conversation. chat_template: Jinja instead of the model's own.
+
+        template_arguments: tools, documents, add_generation_prompt and what this template knows besides.
+        Raises UsageError where the conversation is none, or does not suit the template.
+        """
+        if not isinstance(messages, Sequence) or not messages:
+            raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")
+        if not isinstance(chat_template, str | None):
+            raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
+        check_messages(messages)  # before a missing template is blamed
+        if chat_template is None:
+            return self._own_template().encode(self.tokenizer, messages, **template_arguments)
+        template = self._make_template(chat_template, from_caller=True)
+        try:
+            return template.encode(self.tokenizer, messages, **template_arguments)
+        finally:
+            template.close()
+
+    def close(self) -> None:
+        """Ends the template's process. May be called twice."""
+        with self._lock:
+            template, self._own = self._own, None
+        if template is not None:
+            template.close()
+
+    def _own_template(self) -> ChatTemplate:
+        with self._lock:
+            if self._own is None:
+                self._own = self._make_template(self.tokenizer.chat_template)
+            return self._own
+
+    def _make_template(self, source: str | None, *, from_caller: bool = False) -> ChatTemplate:
+        return ChatTemplate(
+            source,
+            bos_token=self._text(self.tokenizer.bos_token_id),
+            eos_token=self._text(self._eos_token_id),
+            from_caller=from_caller,
+        )
+
+    def _text(self, token_id: int | None) -> str | None:
+        return None if token_id is None else self.tokenizer.token_bytes(token_id).decode("utf-8", "replace")

@@ -1,0 +1,78 @@
+"""The error contract of the HTTP interface: one envelope, exact status, type, param and code.
+
+`{"error": {"message": str, "type": str, "param": str | null, "code": str | null}}`, as OpenAI's clients expect it.
+"""
+
+from __future__ import annotations
+
+from octavo.errors import (
+    EngineDeadError,
+    GenerationTimeoutError,
+    InsufficientMemoryError,
+    ModelLoadError,
+    NumericalError,
+    OctavoError,
+    OverloadedError,
+    UsageError,
+)
+
+INVALID_REQUEST = "invalid_request_error"
+RATE_LIMIT = "rate_limit_error"
+SERVER = "server_error"
+
+
+class ApiError(Exception):
+    """An answer that is an error. Raise it anywhere below an endpoint; once a stream has begun, it becomes an event."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        error_type: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.type = error_type or (SERVER if status >= 500 else RATE_LIMIT if status == 429 else INVALID_REQUEST)
+        self.headers = headers or {}
+
+    def body(self) -> dict[str, dict[str, str | None]]:
+        """The envelope."""
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """400, the caller's mistake."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def to_api_error(error: Exception, request_id: str) -> ApiError:
+    """What a caller is told of any exception. Of our own faults it learns the request id and nothing else."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, UsageError):
+        return bad_request(str(error), error.param, error.code or "invalid_value")
+    if isinstance(error, OverloadedError):
+        seconds = str(max(1, round(error.retry_after_s)))
+        return ApiError(503, str(error), code=error.code, headers={"Retry-After": seconds})
+    if isinstance(error, GenerationTimeoutError):
+        return ApiError(504, str(error), code="generation_timeout")
+    if isinstance(error, NumericalError):
+        return ApiError(
+            500, f"the model computed a value that is no number (request {request_id})", code="numerical_error"
+        )
+    if isinstance(error, EngineDeadError):
+        message = f"the engine stopped while this request ran; it can be sent again (request {request_id})"
+        return ApiError(500, message, code="engine_restarting")
+    if isinstance(error, (ModelLoadError, InsufficientMemoryError)):
+        # Reaches a caller only where a model is loaded on demand; the details stay in the log.
+        message = f"the model cannot be loaded; the server's log says why (request {request_id})"
+        return ApiError(503, message, code="model_loading", headers={"Retry-After": "10"})
+    kind = "a fault of the server" if isinstance(error, OctavoError) else "an unexpected fault of the server"
+    return ApiError(500, f"{kind}; its log says more (request {request_id})", code="internal_error")

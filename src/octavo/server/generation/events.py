@@ -1,0 +1,78 @@
+"""What happens while an answer is made. Every protocol's endpoint turns these into its own format.
+
+The answer that is not streamed is the fold of the same events, so the two can never differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from octavo.outputs import Logprob, RequestMetrics
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """One generated token's log-probability and those of the most likely ones, the token itself first."""
+
+    token_id: int
+    entries: dict[int, Logprob]
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """More of the answer that the user sees. `logprobs` and `token_ids` are those of the tokens behind it."""
+
+    index: int  # the choice
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    """More of what the model thinks before it answers."""
+
+    index: int
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """More of a tool call. The first delta of a call has its id and name and no arguments; the joined arguments of
+    all its deltas are its JSON text."""
+
+    index: int
+    call_index: int  # 0 for the first call of this choice
+    call_id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceEnd:
+    """The last event of a choice. stop_reason: the stop string or token id; None: the model's own end."""
+
+    index: int
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The last event of all."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    num_reasoning_tokens: int
+    metrics: RequestMetrics
+
+
+Event: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd | Usage"

@@ -1,0 +1,88 @@
+"""What an endpoint asks for, in no protocol's own words, and what it gets back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
+
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.server.generation.events import Event
+
+ToolChoice: TypeAlias = "Literal['auto', 'none', 'required'] | NamedTool"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedTool:
+    """The one tool that must be called."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Common:
+    """What requests of every kind can say beside their prompt.
+
+    truncate_prompt_tokens: keep only so many tokens, the last ones, or all but the middle; None: a prompt beyond the
+    context is an error. tenant: whose prefix cache this is, from the API key and the request's own cache_salt.
+    """
+
+    params: SamplingParams | BeamSearchParams
+    priority: int = 0
+    tenant: str = ""
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "middle"] = "left"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatSpec(Common):
+    """A conversation. messages: OpenAI's shape, checked. tools: OpenAI's shape, checked, with their schemas.
+
+    separates_reasoning: what the model thinks comes as ReasoningDelta instead of as text.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
+    tool_choice: ToolChoice = "auto"
+    parallel_tool_calls: bool = True
+    template_arguments: Mapping[str, Any] = field(default_factory=dict)
+    separates_reasoning: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSpec(Common):
+    """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1."""
+
+    prompts: Sequence[str | Sequence[int]]
+
+
+class Generation(Protocol):
+    """A running request: an async iterator of `Event`s, the last of them one `Usage`.
+
+    Raises what ended the request otherwise: an ApiError or OctavoError.
+    """
+
+    @property
+    def request_id(self) -> str:
+        """The server's own id, for cancelling it and for the log."""
+
+    @property
+    def prompt_token_ids(self) -> Sequence[Sequence[int]]:
+        """Of each prompt, as the engine got them; a conversation is one prompt."""
+
+    @property
+    def num_truncated_tokens(self) -> int:
+        """How many tokens of the prompts were cut off because the request asked for it."""
+
+    @property
+    def prompt_logprobs(self) -> Sequence[Any]:
+        """Of each prompt, `RequestOutput.prompt_logprobs`; complete with the first event."""
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Itself."""
+
+    async def __anext__(self) -> Event:
+        """The next event."""
+
+    async def aclose(self) -> None:
+        """Ends the request if it still runs."""

@@ -1,0 +1,30 @@
+"""A loaded model as the endpoints see it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from octavo.core.client import EngineClient, ModelInfo
+from octavo.engine.prompts import PromptEncoder
+from octavo.server.tool_parsers import ToolFormat
+from octavo.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """name: as requests call it. tool_format: how this model writes tool calls; None: its template has no tools."""
+
+    name: str
+    client: EngineClient
+    prompts: PromptEncoder
+    tool_format: ToolFormat | None = None
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.prompts.tokenizer
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.client.info
