@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -22,6 +23,7 @@ OutputLen = Annotated[int, typer.Option(help="tokens of each answer", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
 
 _WARMUP = 1
+_Report = TypeVar("_Report")
 
 
 @bench.command()
@@ -37,22 +39,10 @@ def latency(
     engine_options: Options,
 ) -> None:
     """Measure how long one batch of requests takes."""
-    from octavo import bench as measure
-    from octavo.engine.progress import ProgressBar
+    from octavo.bench import latency as measure
 
-    path = str(find_model(model))
-    with ProgressBar(_WARMUP + iterations, "runs") as bar:
-        report = measure.latency(
-            path,
-            input_len,
-            output_len,
-            batch_size,
-            iterations,
-            warmup=_WARMUP,
-            progress=lambda _done, _total: bar.advance(),
-            **engine_options,
-        )
-    _write(report, as_json)
+    load = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
+    _write(_run(measure, model, iterations, {**load, **engine_options}), as_json)
 
 
 @bench.command()
@@ -68,22 +58,21 @@ def throughput(
     engine_options: Options,
 ) -> None:
     """Measure how much a model does when there is always more to do."""
-    from octavo import bench as measure
+    from octavo.bench import throughput as measure
+
+    load = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
+    _write(_run(measure, model, iterations, {**load, **engine_options}), as_json)
+
+
+def _run(measure: Callable[..., _Report], model: str, iterations: int, options: Options) -> _Report:
+    """The report of a benchmark, with a bar over its runs."""
     from octavo.engine.progress import ProgressBar
 
     path = str(find_model(model))
     with ProgressBar(_WARMUP + iterations, "runs") as bar:
-        report = measure.throughput(
-            path,
-            num_prompts,
-            input_len,
-            output_len,
-            iterations=iterations,
-            warmup=_WARMUP,
-            progress=lambda _done, _total: bar.advance(),
-            **engine_options,
+        return measure(
+            path, iterations=iterations, warmup=_WARMUP, progress=lambda _done, _total: bar.advance(), **options
         )
-    _write(report, as_json)
 
 
 def _write(report: LatencyReport | ThroughputReport, as_json: bool) -> None:
