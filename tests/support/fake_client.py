@@ -1,0 +1,240 @@
+"""An engine client that answers by script: what the HTTP side does can be tested without a model.
+
+client = FakeClient(tokenizer, Script(["Hel", "lo"]))
+model = fake_model(tokenizer, client)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import itertools
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from octavo.batch import Float32
+from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
+from octavo.engine.prompts import PromptEncoder
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.server.served_model import ServedModel
+from octavo.server.tool_parsers import ToolFormat
+from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+MAX_MODEL_LEN = 256
+
+
+@dataclass(frozen=True)
+class Script:
+    """The answer to one request: every choice says `pieces`, one output each, and ends.
+
+    pieces: a text becomes the tokens it is made of; a tuple (text, token ids) says both.
+    delay_s: before each output. refusal: raised by `generate`. error: raised instead of the end.
+    never_ends: after the pieces nothing comes. num_cached_tokens: of each prompt, as the usage reports it.
+    """
+
+    pieces: Sequence[str | tuple[str, Sequence[int]]] = ("Hello", " world")
+    finish_reason: str = "stop"
+    stop_reason: int | str | None = None
+    delay_s: float = 0.0
+    refusal: OctavoError | None = None
+    error: OctavoError | None = None
+    never_ends: bool = False
+    num_cached_tokens: int = 0
+
+
+@dataclass
+class FakeClient:
+    """Implements `octavo.core.client.EngineClient`.
+
+    script: the answer to every request, or a function from the request to its answer.
+    requests, streams: everything that was asked for and given so far.
+    """
+
+    tokenizer: Tokenizer
+    script: Script | Callable[[GenerateRequest], Script] = Script()
+    max_model_len: int = MAX_MODEL_LEN
+    state: EngineState = EngineState.READY
+    requests: list[GenerateRequest] = field(default_factory=list)
+    streams: list[FakeStream] = field(default_factory=list)
+    is_closed: bool = False
+
+    @property
+    def info(self) -> ModelInfo:
+        return ModelInfo(
+            model="fake",
+            path="/nowhere/fake.gguf",
+            architecture="llama",
+            max_model_len=self.max_model_len,
+            vocab_size=self.tokenizer.vocab_size,
+            eos_token_id=min(self.tokenizer.eos_token_ids, default=None),
+            hidden_size=8,
+            max_num_seqs=16,
+            block_size=16,
+            num_blocks=64,
+            kv_bytes_per_token=64,
+            weight_bytes=1024,
+            workspace_bytes=0,
+            num_threads=1,
+        )
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(self.state, pid=1, num_running=sum(not stream.is_closed for stream in self.streams))
+
+    async def wait_ready(self) -> None:
+        await asyncio.sleep(0)
+
+    async def generate(self, request: GenerateRequest) -> FakeStream:
+        await asyncio.sleep(0)
+        if self.is_closed:
+            raise EngineDeadError("the engine is closed")
+        script = self.script(request) if callable(self.script) else self.script
+        if script.refusal is not None:
+            raise script.refusal
+        self.requests.append(request)
+        stream = FakeStream(f"fake-{len(self.requests)}", request, script, self.tokenizer)
+        self.streams.append(stream)
+        return stream
+
+    async def embed(
+        self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"], cache_salt: str = ""
+    ) -> list[Float32]:
+        """A vector [8] that depends on the tokens, the pooling and the salt."""
+        await asyncio.sleep(0)
+        vectors = []
+        for token_ids in prompts:
+            seed = [*token_ids, len(pooling), *cache_salt.encode()]
+            vectors.append(np.random.default_rng(seed).normal(size=8).astype(np.float32))
+        return vectors
+
+    async def metrics(self) -> dict[str, object]:
+        await asyncio.sleep(0)
+        return {"num_requests": len(self.requests)}
+
+    async def close(self) -> None:
+        await asyncio.sleep(0)
+        self.is_closed = True
+        for stream in self.streams:
+            await stream.aclose()
+
+
+class FakeStream:
+    """Implements `octavo.core.client.OutputStream`. `was_aborted`: it was closed before its end."""
+
+    def __init__(self, request_id: str, request: GenerateRequest, script: Script, tokenizer: Tokenizer) -> None:
+        self.request_id = request_id
+        self.is_closed = False
+        self.was_aborted = False
+        self._request = request
+        self._tokenizer = tokenizer
+        self._outputs = self._play(script)
+
+    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+        return self
+
+    async def __anext__(self) -> RequestOutput:
+        try:
+            return await self._outputs.__anext__()
+        except (StopAsyncIteration, OctavoError):
+            self.is_closed = True
+            raise
+
+    async def aclose(self) -> None:
+        self.was_aborted = self.was_aborted or not self.is_closed
+        self.is_closed = True
+        await self._outputs.aclose()
+
+    async def _play(self, script: Script) -> AsyncIterator[RequestOutput]:
+        params = self._request.params
+        num_choices = params.n if isinstance(params, SamplingParams) else params.num_returned
+        steps, finish_reason = self._steps(script)
+        num_generated = 0
+        for step, (text, token_ids) in enumerate(steps):
+            await asyncio.sleep(script.delay_s)
+            num_generated += len(token_ids) * num_choices
+            is_last = step == len(steps) - 1 and script.error is None and not script.never_ends
+            choices = [
+                self._choice(i, text, list(token_ids), finish_reason if is_last else None, script.stop_reason)
+                for i in range(num_choices or 1)
+            ]
+            yield self._output(choices, is_last, script.num_cached_tokens, num_generated)
+            if is_last:
+                self.is_closed = True
+        if script.error is not None:
+            raise script.error
+        if script.never_ends:
+            await asyncio.Event().wait()
+
+    def _steps(self, script: Script) -> tuple[list[tuple[str, Sequence[int]]], str]:
+        """The outputs up to max_tokens; tokens have no half, so a piece is said or not."""
+        steps = [self._step(piece) for piece in script.pieces] or [("", ())]
+        limit = self._request.params.max_tokens
+        lengths = itertools.accumulate(len(token_ids) for _, token_ids in steps)
+        kept = [step for step, length in zip(steps, lengths, strict=True) if limit is None or length <= limit]
+        if len(kept) < len(steps):
+            return kept or [("", steps[0][1][:limit])], "length"
+        return steps, script.finish_reason
+
+    def _step(self, piece: str | tuple[str, Sequence[int]]) -> tuple[str, Sequence[int]]:
+        if isinstance(piece, str):
+            return piece, self._tokenizer.encode(piece, add_special_tokens=False, parse_special=True)
+        return piece
+
+    def _choice(
+        self, index: int, text: str, token_ids: list[int], finish_reason: str | None, stop_reason: int | str | None
+    ) -> CompletionOutput:
+        params = self._request.params
+        is_wanted = not isinstance(params, BeamSearchParams) and params.logprobs is not None
+        output = CompletionOutput(index, text, token_ids, finish_reason=finish_reason)
+        if is_wanted:
+            logprobs = [self._logprobs(token_id, params.logprobs or 0) for token_id in token_ids]
+            output = dataclasses.replace(output, logprobs=logprobs, cumulative_logprob=-0.5)
+        return dataclasses.replace(output, stop_reason=stop_reason) if finish_reason else output
+
+    def _logprobs(self, token_id: int, num_top: int) -> dict[int, Logprob]:
+        others = [other for other in range(100, 101 + num_top) if other != token_id]
+        ids = [token_id, *others[: max(num_top - 1, 0)]]
+        return {
+            item: Logprob(-0.5 - rank, rank + 1, self._tokenizer.token_bytes(item).decode("utf-8", "replace"))
+            for rank, item in enumerate(ids)
+        }
+
+    def _output(
+        self, choices: list[CompletionOutput], finished: bool, num_cached_tokens: int, num_generated: int
+    ) -> RequestOutput:
+        request = self._request
+        prompt_logprobs = None
+        if isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None:
+            num_top = request.params.prompt_logprobs
+            prompt_logprobs = [None, *(self._logprobs(item, num_top) for item in request.prompt_token_ids[1:])]
+        metrics = RequestMetrics(
+            queue_s=0.001,
+            prefill_s=0.002,
+            decode_s=0.003 if finished else 0.0,
+            time_to_first_token_s=0.003,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            num_cached_tokens=num_cached_tokens,
+            num_generated_tokens=num_generated,
+        )
+        return RequestOutput(
+            self.request_id, request.prompt, list(request.prompt_token_ids), choices, finished, prompt_logprobs, metrics
+        )
+
+
+def fake_model(
+    tokenizer: Tokenizer, client: FakeClient | None = None, *, name: str = "fake", tool_format: ToolFormat | None = None
+) -> ServedModel:
+    """A served model without an engine, over a real tokenizer and its chat template."""
+    prompts = PromptEncoder(tokenizer, min(tokenizer.eos_token_ids, default=None))
+    return ServedModel(name, client or FakeClient(tokenizer), prompts, tool_format)
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    """The tokenizer of a model file, such as that of the fixture `smollm2_path`."""
+    return load_tokenizer(open_checkpoint(path))
