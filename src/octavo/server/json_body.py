@@ -1,0 +1,267 @@
+"""Request bodies: JSON read strictly, and the types that request models are made of.
+
+RFC 8259 leaves to the reader what is ambiguous or unbounded; here all of that is refused: repeated names, NaN and
+Infinity, numbers beyond float64, half surrogate pairs, deep nesting.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Annotated, Any, TypeAlias
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import PydanticCustomError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.errors import ApiError, bad_request
+
+MAX_DEPTH = 128
+# Where a caller's JSON schemas are: too deep a nesting there is the schema's fault.
+_SCHEMA_FIELDS = frozenset({"response_format", "tools", "structured_outputs", "guided_json", "text"})
+
+_NOT_FINITE = "not_finite"
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
+
+Path: TypeAlias = "tuple[str | int, ...]"
+
+
+def _whole_number(value: object) -> object:
+    """JSON has one type of numbers: 1.0 is an integer, as JSON Schema has it."""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise PydanticCustomError(_NOT_FINITE, "the number is too large")
+        if value.is_integer():
+            return int(value)
+    return value
+
+
+def _finite_number(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError(_NOT_FINITE, "the number is too large")
+    return value
+
+
+Int = Annotated[int, BeforeValidator(_whole_number)]
+Number = Annotated[float, BeforeValidator(_finite_number)]
+Text: TypeAlias = str  # the body has been searched for half surrogate pairs already
+
+
+class RequestModel(BaseModel):
+    """A request's body: no type is converted into another one, and no field is ignored."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+
+class JsonRoute(APIRoute):
+    """A route whose body is one JSON object, read by `parse_object`."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        if self.body_field is None:
+            return handler
+
+        async def handle(request: Request) -> Response:
+            strict = _ParsedRequest(request.scope, request.receive)
+            strict.parsed = parse_object(await request.body())
+            return await handler(strict)
+
+        return handle
+
+
+class _ParsedRequest(Request):
+    """Hands out what was parsed before FastAPI asks, because FastAPI hides what goes wrong while it reads."""
+
+    parsed: dict[str, Any]
+
+    async def json(self) -> Any:
+        return self.parsed
+
+    async def body(self) -> bytes:
+        return b"parsed"
+
+
+class _RepeatedNameError(ValueError):
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in `body`. Raises ApiError 400 with the code that tells what is wrong, and where."""
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        message = f"the body is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}"
+        raise bad_request(message, code="invalid_encoding") from None
+    value, has_infinity = _parse(text)
+    if not isinstance(value, dict):
+        raise bad_request(f"the body must be a JSON object, not {_json_type(value)}", code="invalid_type")
+    if text.count("[") + text.count("{") > MAX_DEPTH:
+        _check_depth(value)
+    if has_infinity:
+        for path, leaf in _leaves(value):
+            if isinstance(leaf, float) and not math.isfinite(leaf):
+                name = format_path(path)
+                raise bad_request(f"{name} is a number that is too large", name, "invalid_value")
+    if "\\ud" in text or "\\uD" in text:
+        _check_surrogates(value)
+    return value
+
+
+def _parse(text: str) -> tuple[Any, bool]:
+    """The value and whether a number in it is beyond float64, or has more digits than Python reads; it is inf then."""
+    infinities: list[str] = []
+
+    def parse_float(digits: str) -> float:
+        number = float(digits)
+        if math.isinf(number):
+            infinities.append(digits[:20])
+        return number
+
+    def parse_long_int(digits: str) -> int | float:
+        if len(digits) < 1000:
+            return int(digits)
+        infinities.append(digits[:20])
+        return math.inf
+
+    decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=parse_float)
+    try:
+        try:
+            value = decoder.decode(text)
+        except (json.JSONDecodeError, _RepeatedNameError, ApiError):
+            raise
+        except ValueError:  # an integer with more digits than sys.get_int_max_str_digits()
+            decoder = json.JSONDecoder(
+                object_pairs_hook=_object,
+                parse_constant=_refuse_constant,
+                parse_float=parse_float,
+                parse_int=parse_long_int,
+            )
+            value = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        message = (
+            f"the body is not valid JSON: {error.msg} at {where}" if text.strip() else f"the body is empty: {where}"
+        )
+        raise bad_request(message, code="invalid_json") from None
+    except _RepeatedNameError as error:
+        raise bad_request(f"the name {quote(error.name)} is in one object twice", code="invalid_json") from None
+    except RecursionError:
+        raise _too_deep(_deepest_field(text)) from None
+    return value, bool(infinities)
+
+
+def _deepest_field(text: str) -> str:
+    """The name in the outer object under which the nesting first goes too deep; of an array, nothing."""
+    depth, field, last_string = 0, "", ""
+    for token in _STRUCTURE.finditer(text):
+        char = token[0][0]
+        if char == '"':
+            last_string = token[0][1:-1]
+        elif char == ":":
+            field = last_string if depth == 1 else field
+        else:
+            depth += 1 if char in "[{" else -1
+            if depth > MAX_DEPTH:
+                break
+    return field
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) != len(pairs):
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise _RepeatedNameError(name)
+            seen.add(name)
+    return values
+
+
+def _refuse_constant(name: str) -> float:
+    raise bad_request(f"{name} is no JSON value; leave the field out", code="invalid_json")
+
+
+def _too_deep(field: str) -> ApiError:
+    message = f"the body is nested deeper than {MAX_DEPTH} levels"
+    if field in _SCHEMA_FIELDS:
+        return bad_request(f"{message}, in {field}", field, "invalid_json_schema")
+    return bad_request(message, code="invalid_json")
+
+
+def _check_depth(value: dict[str, Any]) -> None:
+    """Without recursion: the point is not to need a deep stack."""
+    for field, content in value.items():
+        level = [content]
+        for _ in range(MAX_DEPTH):
+            level = [child for item in level if isinstance(item, (dict, list)) for child in _children(item)]
+            if not level:
+                break
+        else:
+            raise _too_deep(field)
+
+
+def _children(container: dict[str, Any] | list[Any]) -> Iterator[Any]:
+    return (
+        item
+        for item in (container.values() if isinstance(container, dict) else container)
+        if isinstance(item, (dict, list))
+    )
+
+
+def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every string, number and name in a value that is not too deep; a name counts as its value's leaf."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield path, name
+            yield from _leaves(item, (*path, name))
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from _leaves(item, (*path, i))
+    else:
+        yield path, value
+
+
+def _check_surrogates(value: dict[str, Any]) -> None:
+    for path, leaf in _leaves(value):
+        if isinstance(leaf, str):
+            try:
+                leaf.encode("utf-8")
+            except UnicodeEncodeError as error:
+                name = format_path(path)
+                message = f"{name or 'a name'} holds half of a surrogate pair at character {error.start}"
+                raise bad_request(message, name or None, "invalid_encoding") from None
+
+
+def format_path(path: Path) -> str:
+    """`messages[0].content`. Half surrogate pairs in names are escaped, so that an answer can be encoded."""
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += ("." if text else "") + part.encode("utf-8", "backslashreplace").decode()
+    return text[:200]
+
+
+def quote(value: object, limit: int = 64) -> str:
+    """A value from a caller as it can be shown: one line, bounded, ASCII."""
+    text = ascii(value[: limit + 1]) if isinstance(value, str) else ascii(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def _json_type(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "an array" if isinstance(value, list) else "an object"

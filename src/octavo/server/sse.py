@@ -1,0 +1,180 @@
+"""Server-sent events (WHATWG HTML, section 9.2): a response that is written while it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from octavo.server.errors import ApiError, to_api_error
+
+DEFAULT_KEEP_ALIVE_S = 5.0
+
+_COMMENT = b": keep-alive\n\n"
+
+logger = logging.getLogger(__name__)
+
+
+def event(data: bytes, name: str | None = None) -> bytes:
+    """One event. data: without line breaks, as JSON encoders write it; name: the event's type, None: `message`."""
+    if name is None:
+        return b"data: " + data + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+class OpenStreams:
+    """The event streams that are being written, for the end of the server."""
+
+    def __init__(self) -> None:
+        self._streams: set[EventStream] = set()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def add(self, stream: EventStream) -> None:
+        self._streams.add(stream)
+
+    def discard(self, stream: EventStream) -> None:
+        self._streams.discard(stream)
+
+    def end_all(self, error: ApiError) -> None:
+        """Every stream ends with this error as its last event."""
+        for stream in self._streams:
+            stream.end(error)
+
+
+class EventStream(Response):
+    """Writes the chunks as they come; the server's flow control holds them back while the client does not read.
+
+    Two tasks a stream and none an event: one makes and writes the chunks, one waits for the client to leave.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self,
+        chunks: AsyncGenerator[bytes, None],
+        *,
+        on_error: Callable[[ApiError], bytes],
+        last: bytes,
+        keep_alive_s: float,
+        request_id: str,
+        open_streams: OpenStreams,
+    ) -> None:
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks = chunks
+        self._on_error = on_error
+        self._last = last
+        self._keep_alive_s = keep_alive_s
+        self._request_id = request_id
+        self._open_streams = open_streams
+        self._lock = asyncio.Lock()  # a comment never falls behind the end of the body
+        self._last_write = 0.0
+        self._complete = False
+        self._end: ApiError | None = None
+        self._writer: asyncio.Task[None] | None = None
+
+    def end(self, error: ApiError) -> None:
+        """Ends the stream from outside with this error as its last event."""
+        if self._writer is not None and self._end is None and not self._complete:
+            self._end = error
+            self._writer.cancel()
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+        try:
+            await send(start)
+        except BaseException:
+            await self._chunks.aclose()
+            raise
+        self._last_write = asyncio.get_running_loop().time()
+        self._writer = asyncio.create_task(self._write_all(send))
+        gone = asyncio.create_task(_disconnected(receive))
+        self._open_streams.add(self)
+        try:
+            await self._keep_alive(self._writer, gone, send)
+        finally:
+            self._open_streams.discard(self)
+            gone.cancel()
+            self._writer.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._writer
+
+    async def _keep_alive(self, writer: asyncio.Task[None], gone: asyncio.Task[None], send: Send) -> None:
+        """Returns when the stream is written or nobody reads it any more."""
+        time = asyncio.get_running_loop().time
+        while True:
+            silence = time() - self._last_write
+            done, _ = await asyncio.wait(
+                {writer, gone}, timeout=max(self._keep_alive_s - silence, 0.01), return_when=asyncio.FIRST_COMPLETED
+            )
+            if done:
+                return
+            # A held lock is a client that does not read: it has bytes enough.
+            if time() - self._last_write >= self._keep_alive_s and not self._lock.locked():
+                async with self._lock:
+                    if not self._complete:
+                        await self._write(send, _COMMENT)
+
+    async def _write_all(self, send: Send) -> None:
+        try:
+            async for chunk in self._chunks:
+                async with self._lock:
+                    await self._write(send, chunk)
+        except asyncio.CancelledError:
+            if self._end is None:  # the client left
+                raise
+            await self._finish(send, self._on_error(self._end) + self._last)
+        except Exception as error:
+            if not isinstance(error, ApiError):
+                logger.warning("request %s failed in mid-stream: %r", self._request_id, error)
+            await self._finish(send, self._on_error(to_api_error(error, self._request_id)) + self._last)
+        else:
+            await self._finish(send, self._last)
+        finally:
+            await self._chunks.aclose()
+
+    async def _write(self, send: Send, chunk: bytes) -> None:
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._last_write = asyncio.get_running_loop().time()
+
+    async def _finish(self, send: Send, chunk: bytes) -> None:
+        async with self._lock:
+            self._complete = True
+            await send({"type": "http.response.body", "body": chunk, "more_body": False})
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def event_stream(
+    request: Request,
+    chunks: AsyncGenerator[bytes, None],
+    *,
+    on_error: Callable[[ApiError], bytes],
+    last: bytes = b"",
+) -> Response:
+    """A response of these chunks, each of them whole events made with `event`.
+
+    An exception of `chunks` becomes `on_error` of it and the end. `last` ends every stream, such as
+    `data: [DONE]`. `chunks` is closed when it ends, when the client leaves or reads nothing for too long, and when
+    the server ends; while it is silent, the stream gets comments, so that nobody on the way takes it for dead.
+    """
+    app_state = request.app.state
+    open_streams = getattr(app_state, "open_streams", None)
+    return EventStream(
+        chunks,
+        on_error=on_error,
+        last=last,
+        keep_alive_s=getattr(app_state, "keep_alive_s", DEFAULT_KEEP_ALIVE_S),
+        request_id=getattr(request.state, "request_id", ""),
+        open_streams=OpenStreams() if open_streams is None else open_streams,
+    )
