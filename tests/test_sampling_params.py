@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import UsageError
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 TINY, BIG = 2**-1074, 2**70
 
@@ -65,7 +65,7 @@ TINY, BIG = 2**-1074, 2**70
         ("allowed_token_ids", [1, "a"], r"allowed_token_ids\[1\] must be an integer, not 'a'"),
         ("allowed_token_ids", 5, "allowed_token_ids must be a list, not 5"),
         ("stop_token_ids", [-1], r"stop_token_ids\[0\] is -1"),
-        ("stop_token_ids", [BIG], "largest value"),
+        ("stop_token_ids", [BIG], "no token id of any model"),
         ("stop_token_ids", list(range(1025)), "stop_token_ids has 1025 items; at most 1024"),
         ("stop", "", r"stop\[0\] is empty"),
         ("stop", ["a"] * 17, "stop has 17 items; at most 16"),
@@ -83,6 +83,94 @@ TINY, BIG = 2**-1074, 2**70
 def test_wrong_values_are_refused_by_name(name: str, value: object, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         SamplingParams(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code"),
+    [
+        ("n", 0, "integer_below_min_value"),
+        ("n", 129, "integer_above_max_value"),
+        pytest.param("n", 10**5000, "integer_above_max_value", id="n-huge"),
+        ("n", "5", "invalid_type"),
+        ("max_tokens", 0, "integer_below_min_value"),
+        ("max_tokens", 2**63, "integer_above_max_value"),
+        ("max_tokens", True, "invalid_type"),
+        ("min_tokens", 17, "integer_above_max_value"),
+        ("logprobs", 10**6, "integer_above_max_value"),
+        ("logprobs", -1, "integer_below_min_value"),
+        ("prompt_logprobs", 21, "integer_above_max_value"),
+        ("temperature", -0.1, "decimal_below_min_value"),
+        ("temperature", 2.1, "decimal_above_max_value"),
+        ("temperature", math.inf, "invalid_value"),
+        ("temperature", 10**400, "invalid_value"),
+        ("temperature", "1", "invalid_type"),
+        ("top_p", 0, "decimal_below_min_value"),
+        ("top_p", 1.1, "decimal_above_max_value"),
+        ("min_p", -1, "decimal_below_min_value"),
+        ("top_k", -2, "integer_below_min_value"),
+        ("logit_bias", {"foo": 1, "bar": 2}, "invalid_type"),
+        ("logit_bias", {5: "x"}, "invalid_type"),
+        ("logit_bias", {5: 101}, "decimal_above_max_value"),
+        ("logit_bias", {-1: 1}, "token_out_of_range"),
+        ("logit_bias", {BIG: 1}, "token_out_of_range"),
+        ("logit_bias", dict.fromkeys(range(100_000), 1.0), "array_above_max_length"),
+        ("allowed_token_ids", [], "empty_array"),
+        ("allowed_token_ids", [-1], "token_out_of_range"),
+        ("stop_token_ids", [-1], "token_out_of_range"),
+        ("stop_token_ids", ["a"], "invalid_type"),
+        ("stop", "", "invalid_value"),
+        ("stop", ["a"] * 17, "array_above_max_length"),
+        ("stop", "x" * 2**20, "string_above_max_length"),
+        ("stop", "\ud83d", "invalid_encoding"),
+        ("stop", ["a", 5], "invalid_type"),
+        ("bad_words", "word", "invalid_type"),
+        ("frequency_penalty", 5, "decimal_above_max_value"),
+        ("presence_penalty", -3, "decimal_below_min_value"),
+        ("repetition_penalty", 0, "decimal_below_min_value"),
+        ("seed", 2**64, "integer_above_max_value"),
+        ("seed", -(2**63) - 1, "integer_below_min_value"),
+        ("ignore_eos", 1, "invalid_type"),
+        ("output_kind", "delta", "invalid_type"),
+        ("structured_outputs", {"regex": "a"}, "invalid_type"),
+    ],
+)
+def test_errors_name_the_field_and_say_what_is_wrong_in_one_word(name: str, value: object, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        SamplingParams(**{name: value})  # type: ignore[arg-type]
+    assert (caught.value.param, caught.value.code) == (name, code)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({}, "structured_outputs", "invalid_value"),
+        ({"regex": "a", "json": "{}"}, "structured_outputs", "invalid_value"),
+        ({"regex": "a", "json_object": True}, "structured_outputs", "invalid_value"),
+        ({"json_object": 1}, "structured_outputs.json_object", "invalid_type"),
+        ({"json": 5}, "structured_outputs.json", "invalid_type"),
+        ({"json": {"a": {1, 2}}}, "structured_outputs.json", "invalid_json_schema"),
+        ({"json": " " * 2**20}, "structured_outputs.json", "invalid_json_schema"),
+        ({"regex": ""}, "structured_outputs.regex", "invalid_grammar"),
+        ({"regex": 5}, "structured_outputs.regex", "invalid_type"),
+        ({"regex": "\ud83d"}, "structured_outputs.regex", "invalid_encoding"),
+        ({"grammar": ""}, "structured_outputs.grammar", "invalid_grammar"),
+        ({"grammar": "x" * 2**17}, "structured_outputs.grammar", "string_above_max_length"),
+        ({"choice": []}, "structured_outputs.choice", "empty_array"),
+        ({"choice": [""]}, "structured_outputs.choice", "invalid_value"),
+        ({"choice": "yes"}, "structured_outputs.choice", "invalid_type"),
+        ({"choice": ["a"] * 2000}, "structured_outputs.choice", "array_above_max_length"),
+    ],
+)
+def test_wrong_constraints_are_refused(fields: dict[str, object], param: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        StructuredOutputsParams(**fields)  # type: ignore[arg-type]
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_a_schema_is_kept_as_text() -> None:
+    assert StructuredOutputsParams(json={"type": "string", "const": "é"}).json == '{"type": "string", "const": "é"}'
+    assert StructuredOutputsParams(choice=iter(["a", "b"])).choice == ("a", "b")
 
 
 def test_values_at_the_limits_are_accepted() -> None:

@@ -6,6 +6,7 @@ Names and defaults are those of vLLM, so that a script moves over unchanged.
 from __future__ import annotations
 
 import enum
+import json
 import math
 import numbers
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,9 @@ MAX_LOGIT_BIAS = 1024
 MAX_STOP_STRINGS = 16
 MAX_STRING_CHARS = 1024
 MAX_LIST_ITEMS = 1024
+MAX_SCHEMA_CHARS = 2**19  # sixty tools with their parameters take a fifth of it
+MAX_GRAMMAR_CHARS = 2**16  # of a regex or a Lark grammar
+MAX_CACHE_SALT_CHARS = 1024
 # Below this a division of the logits overflows float32 for some models; the limit of the softmax is greedy anyway.
 GREEDY_TEMPERATURE = 1e-5
 
@@ -38,8 +42,9 @@ class RequestOutputKind(enum.Enum):
 class StructuredOutputsParams:
     """What the text of an answer must look like; exactly one of these, with vLLM's names.
 
-    json: a JSON schema, as its text or as a dict. regex: a regular expression that matches the whole answer.
-    choice: the answer is one of these. grammar: a Lark grammar in llguidance's dialect. json_object: any JSON object.
+    json: a JSON schema, as its text or as a dict; kept as text. regex: a regular expression that matches the whole
+    answer. choice: the answer is one of these. grammar: a Lark grammar in llguidance's dialect. json_object: any
+    JSON object. What cannot be enforced is refused when the model sees the request; see `engine.constrained`.
     """
 
     json: str | Mapping[str, object] | None = None
@@ -47,6 +52,25 @@ class StructuredOutputsParams:
     choice: Iterable[str] | None = None
     grammar: str | None = None
     json_object: bool = False
+
+    def __post_init__(self) -> None:
+        _boolean("structured_outputs.json_object", self.json_object)
+        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        given += ["json_object"] * self.json_object
+        if len(given) != 1:
+            named = " and ".join(given) if given else "none"
+            raise _refusal("structured_outputs", f"takes exactly one constraint, not {named}", "invalid_value")
+        if self.json is not None:
+            object.__setattr__(self, "json", _schema_text(self.json))
+        if self.choice is not None:
+            choices = _strings("structured_outputs.choice", self.choice, MAX_LIST_ITEMS)
+            if not choices:
+                raise _refusal("structured_outputs.choice", "is empty, so no answer could be given", "empty_array")
+            object.__setattr__(self, "choice", choices)
+        for name in ("regex", "grammar"):
+            source = getattr(self, name)
+            if source is not None and not _string(f"structured_outputs.{name}", source, MAX_GRAMMAR_CHARS):
+                raise _refusal(f"structured_outputs.{name}", "is empty", "invalid_grammar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +87,7 @@ class SamplingParams:
     stop: strings that end the text and are cut off it, unless include_stop_str_in_output.
     stop_token_ids: ids that end the sequence, beside the model's own unless ignore_eos.
     min_tokens: no end-of-text and no stop token before. max_tokens: None is the end of the context. Where the
-        context ends before either, so does the answer, with finish_reason "length"; that is no error.
+        context ends before max_tokens, so does the answer, with finish_reason "length"; that is no error.
     logprobs, prompt_logprobs: number of most likely tokens reported beside the chosen one; 0 is only the chosen one.
     detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
     """
@@ -107,7 +131,12 @@ class SamplingParams:
         for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
             _boolean(name, getattr(self, name))
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise UsageError(f"output_kind must be a RequestOutputKind, not {self.output_kind!r}")
+            raise _refusal("output_kind", f"must be a RequestOutputKind, not {self.output_kind!r}", "invalid_type")
+        outputs = self.structured_outputs
+        if outputs is not None and not isinstance(outputs, StructuredOutputsParams):
+            raise _refusal(
+                "structured_outputs", f"must be a StructuredOutputsParams, not {outputs!r:.80}", "invalid_type"
+            )
 
     def _check_distribution(self) -> None:
         self._set("temperature", _number("temperature", self.temperature, 0.0, 2.0))
@@ -127,7 +156,11 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             ids = _token_ids("allowed_token_ids", self.allowed_token_ids, limit=None)
             if not ids:
-                raise UsageError("allowed_token_ids is empty, so no token could be chosen; leave it out to allow all")
+                raise _refusal(
+                    "allowed_token_ids",
+                    "is empty, so no token could be chosen; leave it out to allow all",
+                    "empty_array",
+                )
             self._set("allowed_token_ids", ids)
         self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, MAX_LIST_ITEMS))
 
@@ -135,10 +168,12 @@ class SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         self._set("stop", _strings("stop", () if stop is None else stop, MAX_STOP_STRINGS))
         if isinstance(self.bad_words, str):
-            raise UsageError(f"bad_words must be a list of strings, not the string {self.bad_words!r}")
+            raise _refusal("bad_words", f"must be a list of strings, not the string {self.bad_words!r}", "invalid_type")
         self._set("bad_words", _strings("bad_words", self.bad_words or (), MAX_LIST_ITEMS))
         if self.stop and not self.detokenize:
-            raise UsageError("stop needs text to look at: leave detokenize=True, or use stop_token_ids")
+            raise _refusal(
+                "stop", "needs text to look at: leave detokenize=True, or use stop_token_ids", "invalid_value"
+            )
 
     def _check_lengths(self) -> None:
         self._set("min_tokens", _integer("min_tokens", self.min_tokens, 0, _INT32_MAX))
@@ -146,7 +181,11 @@ class SamplingParams:
             return
         self._set("max_tokens", _integer("max_tokens", self.max_tokens, 1, _INT32_MAX))
         if self.min_tokens > self.max_tokens:
-            raise UsageError(f"min_tokens is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it")
+            raise _refusal(
+                "min_tokens",
+                f"is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it",
+                "integer_above_max_value",
+            )
 
     def _set(self, name: str, value: object) -> None:
         object.__setattr__(self, name, value)
@@ -197,69 +236,122 @@ class BeamSearchParams:
         return self.beam_width if self.n is None else self.n
 
 
+def _schema_text(schema: object) -> str:
+    name = "structured_outputs.json"
+    if isinstance(schema, Mapping):
+        try:
+            schema = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _refusal(name, f"is no JSON schema: {error}", "invalid_json_schema") from None
+    if not isinstance(schema, str):
+        raise _refusal(name, f"must be a JSON schema, as text or dict, not {schema!r:.80}", "invalid_type")
+    if len(schema) > MAX_SCHEMA_CHARS:
+        limit = f"has {len(schema)} characters; at most {MAX_SCHEMA_CHARS} are allowed"
+        raise _refusal(name, limit, "invalid_json_schema")
+    return _string(name, schema, MAX_SCHEMA_CHARS)
+
+
+def _refusal(name: str, problem: str, code: str) -> UsageError:
+    """The error about a field, or about an item of it such as `stop[3]`; `param` names the field alone."""
+    return UsageError(f"{name} {problem}", param=name.partition("[")[0], code=code)
+
+
 def _integer(name: str, value: object, low: int, high: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise UsageError(f"{name} must be an integer, not {value!r}")
+        raise _refusal(name, f"must be an integer, not {value!r:.80}", "invalid_type")
     number = int(value)
     if number < low:
-        raise UsageError(f"{name} is {number}; the smallest value is {low}")
+        raise _refusal(name, f"is {_shown(number)}; the smallest value is {low}", "integer_below_min_value")
     if high is not None and number > high:
-        raise UsageError(f"{name} is {number}; the largest value is {high}")
+        raise _refusal(name, f"is {_shown(number)}; the largest value is {high}", "integer_above_max_value")
     return number
+
+
+def _shown(number: int) -> str:
+    """The number in digits, or its length: Python refuses to write thousands of them."""
+    bits = number.bit_length()
+    return str(number) if bits <= 256 else f"a number of {bits} bits"
 
 
 def _number(name: str, value: object, low: float, high: float, above: bool = False) -> float:
     """The value as float, within [low, high], or (low, high] with `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise UsageError(f"{name} must be a number, not {value!r}")
-    number = float(value)
+        raise _refusal(name, f"must be a number, not {value!r:.80}", "invalid_type")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond the floats
+        number = math.inf
     if not math.isfinite(number):
-        raise UsageError(f"{name} is {number}; it must be a finite number")
+        raise _refusal(name, f"is {number}; it must be a finite number", "invalid_value")
     if number < low or number > high or (above and number == low):
         interval = f"above {low:g}" if above else f"at least {low:g}"
-        raise UsageError(f"{name} is {number:g}; it must be {interval} and at most {high:g}")
+        code = "decimal_above_max_value" if number > high else "decimal_below_min_value"
+        raise _refusal(name, f"is {number:g}; it must be {interval} and at most {high:g}", code)
     return number
 
 
 def _boolean(name: str, value: object) -> None:
     if not isinstance(value, bool):
-        raise UsageError(f"{name} must be True or False, not {value!r}")
+        raise _refusal(name, f"must be True or False, not {value!r:.80}", "invalid_type")
 
 
 def _items(name: str, values: object, limit: int | None) -> list[object]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
-        raise UsageError(f"{name} must be a list, not {values!r}")
+        raise _refusal(name, f"must be a list, not {values!r:.80}", "invalid_type")
     items = list(values)
     if limit is not None and len(items) > limit:
-        raise UsageError(f"{name} has {len(items)} items; at most {limit} are allowed")
+        raise _refusal(name, f"has {len(items)} items; at most {limit} are allowed", "array_above_max_length")
     return items
 
 
 def _token_ids(name: str, values: object, limit: int | None) -> tuple[int, ...]:
-    return tuple(_integer(f"{name}[{i}]", item, 0, _INT32_MAX) for i, item in enumerate(_items(name, values, limit)))
+    return tuple(_token_id(f"{name}[{i}]", item) for i, item in enumerate(_items(name, values, limit)))
+
+
+def _token_id(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise _refusal(name, f"must be an integer, not {value!r:.80}", "invalid_type")
+    number = int(value)
+    if not 0 <= number <= _INT32_MAX:
+        raise _refusal(name, f"is {_shown(number)}, which is no token id of any model", "token_out_of_range")
+    return number
+
+
+def _string(name: str, value: object, limit: int) -> str:
+    if not isinstance(value, str):
+        raise _refusal(name, f"must be a string, not {value!r:.80}", "invalid_type")
+    if len(value) > limit:
+        raise _refusal(name, f"has {len(value)} characters; at most {limit} are allowed", "string_above_max_length")
+    if any("\ud800" <= char <= "\udfff" for char in value):
+        raise _refusal(
+            name, f"holds half of a surrogate pair, which is no character: {value!r:.80}", "invalid_encoding"
+        )
+    return value
 
 
 def _strings(name: str, values: object, limit: int) -> tuple[str, ...]:
     strings = []
     for i, item in enumerate(_items(name, values, limit)):
-        if not isinstance(item, str):
-            raise UsageError(f"{name}[{i}] must be a string, not {item!r}")
-        if not item:
-            raise UsageError(f"{name}[{i}] is empty, which would match everywhere; leave it out")
-        if len(item) > MAX_STRING_CHARS:
-            raise UsageError(f"{name}[{i}] has {len(item)} characters; at most {MAX_STRING_CHARS} are allowed")
-        if any("\ud800" <= char <= "\udfff" for char in item):
-            raise UsageError(f"{name}[{i}] holds half of a surrogate pair, which is no character: {item!r}")
-        strings.append(item)
+        text = _string(f"{name}[{i}]", item, MAX_STRING_CHARS)
+        if not text:
+            raise _refusal(f"{name}[{i}]", "is empty, which would match everywhere; leave it out", "invalid_value")
+        strings.append(text)
     return tuple(strings)
 
 
 def _logit_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
-        raise UsageError(f"logit_bias must map token ids to numbers, not {bias!r}")
+        raise _refusal("logit_bias", f"must map token ids to numbers, not {bias!r:.80}", "invalid_type")
     if len(bias) > MAX_LOGIT_BIAS:
-        raise UsageError(f"logit_bias has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed")
-    wrong = [key for key in bias if isinstance(key, bool) or not isinstance(key, numbers.Integral) or key < 0]
+        raise _refusal(
+            "logit_bias", f"has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed", "array_above_max_length"
+        )
+    wrong = [key for key in bias if isinstance(key, bool) or not isinstance(key, numbers.Integral)]
     if wrong:
-        raise UsageError(f"logit_bias keys must be token ids, not {', '.join(repr(key) for key in wrong)}")
+        names = ", ".join(f"{key!r:.80}" for key in wrong)
+        raise _refusal("logit_bias", f"keys must be token ids, not {names}", "invalid_type")
+    beyond = [int(key) for key in bias if not 0 <= key <= _INT32_MAX]
+    if beyond:
+        names = ", ".join(_shown(key) for key in beyond)
+        raise _refusal("logit_bias", f"keys must be token ids, not {names}", "token_out_of_range")
     return {int(key): _number(f"logit_bias[{key}]", value, -100.0, 100.0) for key, value in bias.items()}

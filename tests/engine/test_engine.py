@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from octavo.engine.engine import Engine, RequestFailure
 from octavo.engine.request import derive_seed
 from octavo.errors import UsageError
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.support import fake_executor
 from tests.support.fake_executor import EOS_ID, VOCAB_SIZE, FakeExecutor, FakeTokenizer, fake_engine, fake_logits
 
@@ -232,6 +233,71 @@ def test_seeds_of_choices_are_stable() -> None:
 def test_wrong_prompts_are_refused_with_the_numbers(prompt: list[int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         fake_engine().create_request("r", prompt, SamplingParams())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text", "code"),
+    [
+        ([], None, "empty_array"),
+        ([], "", "invalid_value"),
+        ([5] * 64, None, "context_length_exceeded"),
+        ([5] * 65, None, "context_length_exceeded"),
+        ([5, VOCAB_SIZE], None, "token_out_of_range"),
+        ([-1], None, "token_out_of_range"),
+        ([2**70], None, "token_out_of_range"),
+        pytest.param([10**5000], None, "token_out_of_range", id="huge"),
+        ([5, "a"], None, "invalid_type"),
+    ],
+)
+def test_wrong_prompts_have_a_code(prompt: list[int], text: str | None, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        fake_engine().create_request("r", prompt, SamplingParams(), prompt=text)
+    assert (caught.value.param, caught.value.code) == ("prompt", code)
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "param", "code"),
+    [
+        (SamplingParams(allowed_token_ids=[VOCAB_SIZE]), {}, "allowed_token_ids", "token_out_of_range"),
+        (SamplingParams(logit_bias={VOCAB_SIZE: 1.0}), {}, "logit_bias", "token_out_of_range"),
+        (SamplingParams(stop_token_ids=[10**6]), {}, "stop_token_ids", "token_out_of_range"),
+        (SamplingParams(min_tokens=63, max_tokens=None), {}, "min_tokens", "integer_above_max_value"),
+        (BeamSearchParams(beam_width=9), {}, "beam_width", "integer_above_max_value"),
+        (BeamSearchParams(beam_width=65), {}, "beam_width", "integer_above_max_value"),
+        (BeamSearchParams(beam_width=8, max_tokens=63), {}, "max_tokens", "context_length_exceeded"),
+        (SamplingParams(), {"priority": 10**30}, "priority", "integer_above_max_value"),
+        (SamplingParams(), {"priority": -(2**40)}, "priority", "integer_below_min_value"),
+        (SamplingParams(), {"priority": 1.0}, "priority", "invalid_type"),
+        (SamplingParams(), {"cache_salt": "x" * 10_240}, "cache_salt", "string_above_max_length"),
+        (SamplingParams(), {"cache_salt": 5}, "cache_salt", "invalid_type"),
+        (SamplingParams(), {"cache_salt": "\ud83d"}, "cache_salt", "invalid_encoding"),
+    ],
+)
+def test_what_only_the_model_can_refuse_has_a_field_and_a_code(
+    params: SamplingParams | BeamSearchParams, options: dict[str, Any], param: str, code: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        fake_engine().create_request("r", [5, 6], params, **options)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_ids_in_the_padding_of_the_logits_are_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeTokenizer, "vocab_size", VOCAB_SIZE - 2)
+    for prompt, params in (([62], SamplingParams()), ([5], SamplingParams(allowed_token_ids=[63]))):
+        with pytest.raises(UsageError, match="ids 0 to 61"):
+            fake_engine().create_request("r", prompt, params)
+
+
+def test_requests_share_cached_blocks_only_under_the_same_salt() -> None:
+    engine, prompt = fake_engine(), list(range(10, 23))
+    cached = []
+    for i, salt in enumerate(("", "a", "a", "/\0é", "", "/\0é", "b")):
+        engine.add_request(
+            engine.create_request(str(i), prompt, SamplingParams(max_tokens=2, ignore_eos=True), cache_salt=salt)
+        )
+        while engine.has_work:
+            cached.extend(output.num_cached_tokens for output in engine.step() if output.finished)
+    assert cached == [0, 0, 12, 0, 12, 12, 0]
 
 
 @pytest.mark.parametrize(

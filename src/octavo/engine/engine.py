@@ -19,7 +19,13 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_builder import OutputBuilder
 from octavo.engine.request import FinishReason, Request, Sequence, derive_seed
-from octavo.engine.request_checks import check_prompt, check_token_ids, find_bad_words
+from octavo.engine.request_checks import (
+    check_cache_salt,
+    check_params,
+    check_priority,
+    check_prompt,
+    find_bad_words,
+)
 from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.engine.text_stream import TextStream
 from octavo.errors import OctavoError, UsageError
@@ -85,15 +91,18 @@ class Engine:
         *,
         prompt: str | None = None,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> Request:
         """A checked request, not yet queued. Safe to call from any thread.
 
-        priority: lower goes first. Raises UsageError with the numbers if it is wrong or could never fit.
+        priority: lower goes first. cache_salt: only requests with the same salt share blocks of the prefix cache.
+        Raises UsageError with the numbers if it is wrong or could never fit.
         """
         limits = self.limits
-        token_ids = check_prompt(prompt_token_ids, limits.vocab_size, limits.max_model_len)
-        check_token_ids(params, limits.vocab_size)
+        num_tokens = min(limits.vocab_size, self.tokenizer.vocab_size)  # either may be padded
+        token_ids = check_prompt(prompt_token_ids, num_tokens, limits.max_model_len, prompt is not None)
         room = limits.max_model_len - len(token_ids)
+        check_params(params, num_tokens, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         request = Request(
             request_id=request_id,
@@ -103,8 +112,9 @@ class Engine:
             max_total_tokens=len(token_ids) + max_tokens,
             eos_token_ids=frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids,
             prompt=prompt,
-            priority=priority,
-            bad_words_ids=find_bad_words(params, self.tokenizer, limits.vocab_size),
+            priority=check_priority(priority),
+            cache_salt=check_cache_salt(cache_salt),
+            bad_words_ids=find_bad_words(params, self.tokenizer, num_tokens),
             arrival_time=time.perf_counter(),
         )
         self.scheduler.check_fits(request)
@@ -132,7 +142,11 @@ class Engine:
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises UsageError if its id is in use."""
         if request.request_id in self._requests:
-            raise UsageError(f"request id {request.request_id!r} is in use; give each running request its own")
+            raise UsageError(
+                f"request id {request.request_id!r} is in use; give each running request its own",
+                param="request_id",
+                code="invalid_value",
+            )
         self.scheduler.add(request)
         self._requests[request.request_id] = request
         self.metrics.num_requests_total += 1

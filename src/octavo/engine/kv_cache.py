@@ -93,7 +93,7 @@ class KVCacheManager:
         hashes, size = sequence.block_hashes, self.block_size
         for position in range(len(hashes), num_blocks):
             tokens = array("q", sequence.token_ids[position * size : (position + 1) * size])
-            parent = hashes[-1] if hashes else b""
+            parent = hashes[-1] if hashes else _root(sequence.request.cache_salt)
             hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=32).digest())
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
@@ -116,3 +116,8 @@ class KVCacheManager:
         sequence.block_table = []
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0
+
+
+def _root(salt: str) -> bytes:
+    """What the chain of hashes begins with, so that no block is shared across salts."""
+    return hashlib.blake2b(salt.encode(), digest_size=32).digest() if salt else b""

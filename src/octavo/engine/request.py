@@ -89,6 +89,7 @@ class Request:
     eos_token_ids: frozenset[int]  # empty if ignore_eos
     prompt: str | None = None
     priority: int = 0
+    cache_salt: str = ""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     sequences: list[Sequence] = field(default_factory=list)
     pending_choices: list[Sequence] = field(default_factory=list)  # wait for the first to compute the prompt

@@ -3,38 +3,89 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.errors import UsageError
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.sampling_params import MAX_CACHE_SALT_CHARS, BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
-def check_prompt(prompt_token_ids: Sequence[int], vocab_size: int, max_model_len: int) -> list[int]:
+def check_prompt(prompt_token_ids: Sequence[int], vocab_size: int, max_model_len: int, is_text: bool) -> list[int]:
     """The prompt as a list of ints. Raises UsageError if it is empty, too long, or holds what is no token id."""
     if not prompt_token_ids:
-        raise UsageError("the prompt is empty; give at least one token")
+        code = "invalid_value" if is_text else "empty_array"
+        raise UsageError("the prompt is empty; give at least one token", param="prompt", code=code)
     if len(prompt_token_ids) >= max_model_len:
         raise UsageError(
             f"the prompt has {len(prompt_token_ids)} tokens; with a context of {max_model_len} tokens it can have at "
-            f"most {max_model_len - 1}, so that one new token has room. Shorten it, or raise max_model_len"
+            f"most {max_model_len - 1}, so that one new token has room. Shorten it, or raise max_model_len",
+            param="prompt",
+            code="context_length_exceeded",
         )
     wrong = [item for item in prompt_token_ids if isinstance(item, bool) or not isinstance(item, numbers.Integral)]
     if wrong:
-        raise UsageError(f"prompt token ids must be integers, not {wrong[0]!r}")
+        raise UsageError(
+            f"prompt token ids must be integers, not {wrong[0]!r:.80}", param="prompt", code="invalid_type"
+        )
     token_ids = [int(item) for item in prompt_token_ids]
-    _check_range("the prompt", (min(token_ids), max(token_ids)), vocab_size)
+    _check_range("prompt", (min(token_ids), max(token_ids)), vocab_size)
     return token_ids
 
 
-def check_token_ids(params: SamplingParams | BeamSearchParams, vocab_size: int) -> None:
-    """Raises UsageError if the parameters name a token that the model does not have."""
+def check_params(params: SamplingParams | BeamSearchParams, vocab_size: int, room: int) -> None:
+    """Raises UsageError if the parameters name a token that the model does not have, or more than it can do.
+
+    vocab_size: ids that stand for a token. room: tokens of an answer that the context has left.
+    """
     if isinstance(params, BeamSearchParams):
         if params.beam_width > vocab_size:
-            raise UsageError(f"beam_width is {params.beam_width}; the model has only {vocab_size} tokens")
+            raise UsageError(
+                f"beam_width is {params.beam_width}; the model has only {vocab_size} tokens",
+                param="beam_width",
+                code="integer_above_max_value",
+            )
         return
+    if params.min_tokens > room:
+        raise UsageError(
+            f"min_tokens is {params.min_tokens}, but the context has room for only {room} after this prompt; lower it",
+            param="min_tokens",
+            code="integer_above_max_value",
+        )
     for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
         _check_range(name, getattr(params, name) or (), vocab_size)
+
+
+def check_priority(priority: object) -> int:
+    """A priority of 32 bits. Raises UsageError."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        code = "invalid_type"
+    elif -(2**31) <= priority < 2**31:
+        return priority
+    else:
+        code = "integer_above_max_value" if priority > 0 else "integer_below_min_value"
+    shown = "too large to show" if isinstance(priority, int) and priority.bit_length() > 256 else repr(priority)
+    raise UsageError(
+        f"priority is {shown:.80}; it must be an integer of 32 bits, lower goes first", param="priority", code=code
+    )
+
+
+def check_cache_salt(salt: object) -> str:
+    """A salt that can be hashed, "" for none. Raises UsageError."""
+    if not isinstance(salt, str):
+        raise UsageError(f"cache_salt must be a string, not {salt!r:.80}", param="cache_salt", code="invalid_type")
+    if len(salt) > MAX_CACHE_SALT_CHARS:
+        raise UsageError(
+            f"cache_salt has {len(salt)} characters; at most {MAX_CACHE_SALT_CHARS} are allowed",
+            param="cache_salt",
+            code="string_above_max_length",
+        )
+    if any("\ud800" <= char <= "\udfff" for char in salt):
+        raise UsageError(
+            f"cache_salt holds half of a surrogate pair, which is no character: {salt!r:.80}",
+            param="cache_salt",
+            code="invalid_encoding",
+        )
+    return salt
 
 
 def find_bad_words(
@@ -50,7 +101,12 @@ def find_bad_words(
     return tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
 
 
-def _check_range(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+def _check_range(name: str, token_ids: Iterable[int], vocab_size: int) -> None:
     for token_id in token_ids:
         if not 0 <= token_id < vocab_size:
-            raise UsageError(f"{name} holds token id {token_id}; this model has ids 0 to {vocab_size - 1}")
+            shown = token_id if abs(token_id) < 2**256 else "with thousands of digits"
+            raise UsageError(
+                f"{name} holds token id {shown}; this model has ids 0 to {vocab_size - 1}",
+                param=name,
+                code="token_out_of_range",
+            )

@@ -98,7 +98,9 @@ class Scheduler:
         if seats > self.max_num_seqs:
             raise UsageError(
                 f"beam_width is {seats}, but only {self.max_num_seqs} sequences run at once; "
-                f"lower it or raise max_num_seqs"
+                f"lower it or raise max_num_seqs",
+                param="beam_width",
+                code="integer_above_max_value",
             )
         # The last token of a sequence is never computed, and beams share the full blocks of their prompt.
         total = self.kv_cache.num_blocks_for(request.max_total_tokens - 1)
@@ -109,7 +111,9 @@ class Scheduler:
                 f"a request of {request.num_prompt_tokens} prompt tokens and up to "
                 f"{request.max_total_tokens - request.num_prompt_tokens} new ones in {seats} sequence(s) needs "
                 f"{needed} cache blocks of {size} tokens; the cache has {self.kv_cache.pool.num_blocks}. "
-                f"Lower max_tokens{' or beam_width' if seats > 1 else ''}, or give the cache more memory"
+                f"Lower max_tokens{' or beam_width' if seats > 1 else ''}, or give the cache more memory",
+                param="max_tokens",
+                code="context_length_exceeded",
             )
 
     def finish(self, sequence: Sequence) -> None:

@@ -57,15 +57,20 @@ class Session:
         output_kind: RequestOutputKind | None = None,
         request_id: str | None = None,
         priority: int = 0,
+        cache_salt: str = "",
     ) -> Request:
         """A checked request, not yet submitted. output_kind: instead of that of the parameters.
 
+        cache_salt: only requests with the same salt share blocks of the prefix cache.
+
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
         """
-        if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**31) <= priority < 2**31:
-            raise UsageError(f"priority is {priority!r}; it must be an integer of 32 bits, lower goes first")
         if not isinstance(params, (SamplingParams, BeamSearchParams)):
-            raise UsageError(f"sampling_params must be a SamplingParams, not {params!r}")
+            raise UsageError(
+                f"sampling_params must be a SamplingParams, not {params!r:.80}",
+                param="sampling_params",
+                code="invalid_type",
+            )
         if output_kind is not None and isinstance(params, SamplingParams):
             params = replace(params, output_kind=output_kind)
         return self.model().engine.create_request(
@@ -74,6 +79,7 @@ class Session:
             params,
             prompt=prompt if isinstance(prompt, str) else None,
             priority=priority,
+            cache_salt=cache_salt,
         )
 
     def submit(self, request: Request, sink: Sink) -> None:
