@@ -1,0 +1,32 @@
+"""What all endpoints share: `state_of(request)`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, cast
+
+from fastapi import Request
+
+from octavo.server.admission import Admission
+from octavo.server.config import ServerConfig
+from octavo.server.model_manager import ModelManager
+
+if TYPE_CHECKING:
+    from octavo.server.metrics import ServerMetrics
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """One server. metrics: None in tests that do not look at them."""
+
+    config: ServerConfig
+    models: ModelManager
+    admission: Admission
+    metrics: ServerMetrics | None = None
+    started_at: float = field(default_factory=time.monotonic)
+
+
+def state_of(request: Request) -> ServerState:
+    """The state that `create_app` has stored in `app.state.server`."""
+    return cast(ServerState, request.app.state.server)
