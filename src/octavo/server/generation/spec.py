@@ -24,7 +24,8 @@ class Common:
     """What requests of every kind can say beside their prompt.
 
     truncate_prompt_tokens: keep only so many tokens, the last ones, or all but the middle; None: a prompt beyond the
-    context is an error. tenant: whose prefix cache this is, from the API key and the request's own cache_salt.
+    context is an error; -1: as many as fit. tenant: whose prefix cache this is, from the API key and the request's own
+    cache_salt. max_tokens_may_shrink: max_tokens is a default and no wish, so the context may end the answer before.
     """
 
     params: SamplingParams | BeamSearchParams
@@ -32,6 +33,7 @@ class Common:
     tenant: str = ""
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "middle"] = "left"
+    max_tokens_may_shrink: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

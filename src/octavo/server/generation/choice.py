@@ -1,0 +1,89 @@
+"""One choice: from the engine's text and tokens to events."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import cast
+
+from octavo.errors import EngineDeadError
+from octavo.outputs import CompletionOutput
+from octavo.server.generation.events import ChoiceEnd, Event, FinishReason, TextDelta, TokenLogprobs, ToolCallDelta
+from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, ToolParser
+
+
+class ChoiceReader:
+    """Turns the outputs of one choice into its events. index: of the choice. tools: parses tool calls; None: none.
+
+    Tokens and log-probabilities travel with the first event after them; text that a parser holds back delays them.
+    """
+
+    def __init__(self, index: int, tools: ToolParser | None = None, *, parallel_tool_calls: bool = True) -> None:
+        self._index = index
+        self._tools = tools
+        self._max_calls = None if parallel_tool_calls else 1
+        self._num_calls = 0
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprobs] = []
+        self._is_over = False
+        self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+
+    def push(self, output: CompletionOutput) -> list[Event]:
+        """The events of this output; after the ChoiceEnd there are none."""
+        if self._is_over:
+            return []
+        self.num_tokens += len(output.token_ids)
+        self._token_ids += output.token_ids
+        if output.logprobs is not None:
+            pairs = zip(output.token_ids, output.logprobs, strict=True)
+            self._logprobs += [TokenLogprobs(token_id, entries) for token_id, entries in pairs]
+        if self._tools is None:
+            events: list[Event] = [self._text(output.text)] if output.text else []
+        else:
+            parts = self._tools.push(output.text) if output.text else []
+            if output.finish_reason is not None:
+                parts = [*parts, *self._tools.finish()]
+            events = self._calls(parts)
+        if output.finish_reason is not None and not self._is_over:
+            self._end(events, output.finish_reason, output.stop_reason)
+        return events
+
+    def _calls(self, parts: Iterable[Part]) -> list[Event]:
+        events: list[Event] = []
+        for part in parts:
+            if isinstance(part, TextPart):
+                events.append(self._text(part.text))
+            elif isinstance(part, CallStart):
+                if self._num_calls == self._max_calls:
+                    self._end(events, "stop", None)
+                    break
+                self._num_calls += 1
+                call_id = f"call_{secrets.token_hex(12)}"
+                events.append(self._call(call_id=call_id, name=part.name))
+            elif isinstance(part, CallArguments):
+                events.append(self._call(arguments=part.text))
+        return events
+
+    def _text(self, text: str) -> TextDelta:
+        token_ids, logprobs = self._take_tokens()
+        return TextDelta(self._index, text, logprobs, token_ids)
+
+    def _call(self, *, call_id: str | None = None, name: str | None = None, arguments: str = "") -> ToolCallDelta:
+        token_ids, logprobs = self._take_tokens()
+        return ToolCallDelta(self._index, self._num_calls - 1, call_id, name, arguments, logprobs, token_ids)
+
+    def _take_tokens(self) -> tuple[tuple[int, ...], tuple[TokenLogprobs, ...]]:
+        taken = tuple(self._token_ids), tuple(self._logprobs)
+        self._token_ids, self._logprobs = [], []
+        return taken
+
+    def _end(self, events: list[Event], finish_reason: str, stop_reason: int | str | None) -> None:
+        if finish_reason == "abort":
+            raise EngineDeadError("the engine ended the request")
+        self._is_over = True
+        if self._token_ids:
+            events.append(self._text(""))
+        if self._num_calls and finish_reason == "stop":
+            finish_reason = "tool_calls"
+        events.append(ChoiceEnd(self._index, cast(FinishReason, finish_reason), stop_reason))

@@ -1,0 +1,92 @@
+"""The answer that is not streamed: the fold of the events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from octavo.server.generation.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+    ToolCallDelta,
+    Usage,
+)
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A whole call; arguments: JSON text, as the model wrote it."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Choice:
+    """A whole choice. text, reasoning: None: the model wrote none of it."""
+
+    text: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: FinishReason = "stop"
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole request: its choices in order."""
+
+    choices: list[Choice]
+    usage: Usage
+
+
+async def fold(events: AsyncIterator[Event]) -> Answer:
+    """The answer when it is complete. Raises what ended the request otherwise."""
+    choices: dict[int, _Building] = {}
+    async for event in events:
+        if isinstance(event, Usage):
+            return Answer([choices[index].build() for index in sorted(choices)], event)
+        choices.setdefault(event.index, _Building()).push(event)
+    raise RuntimeError("a generation ended without its usage")
+
+
+class _Building:
+    """A choice in pieces; strings are joined once."""
+
+    def __init__(self) -> None:
+        self._choice = Choice()
+        self._texts: list[str] = []
+        self._reasonings: list[str] = []
+        self._arguments: list[list[str]] = []
+
+    def push(self, event: TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd) -> None:
+        choice = self._choice
+        if isinstance(event, ChoiceEnd):
+            choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+            return
+        choice.logprobs += event.logprobs
+        choice.token_ids += event.token_ids
+        if isinstance(event, TextDelta):
+            self._texts.append(event.text)
+        elif isinstance(event, ReasoningDelta):
+            self._reasonings.append(event.text)
+        else:
+            if event.call_id is not None:
+                choice.tool_calls.append(ToolCall(event.call_id, event.name or ""))
+                self._arguments.append([])
+            self._arguments[event.call_index].append(event.arguments)
+
+    def build(self) -> Choice:
+        choice = self._choice
+        choice.text = "".join(self._texts) or None
+        choice.reasoning = "".join(self._reasonings) or None
+        for call, arguments in zip(choice.tool_calls, self._arguments, strict=True):
+            call.arguments = "".join(arguments)
+        return choice

@@ -1,0 +1,75 @@
+"""Starts a request: template and tokens, a place among the running, the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from octavo.core.client import GenerateRequest, OutputStream
+from octavo.sampling_params import SamplingParams
+from octavo.server.generation.choice import ChoiceReader
+from octavo.server.generation.prompt import PreparedPrompts, prepare_chat, prepare_texts
+from octavo.server.generation.running import RunningGeneration
+from octavo.server.generation.spec import ChatSpec, Common, Generation, TextSpec
+from octavo.server.served_model import ServedModel
+
+if TYPE_CHECKING:
+    from octavo.server.state import ServerState
+
+
+async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, request_id: str) -> Generation:
+    """Begins to answer a conversation; returns when the engine has taken it.
+
+    Raises UsageError (with param and code) where the request is wrong, OverloadedError where there is no room.
+    """
+    prompts = await prepare_chat(model, spec)
+    readers = [ChoiceReader(i) for i in range(num_choices(spec))]
+    return await _start(state, model, spec, prompts, request_id, readers)
+
+
+async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, request_id: str) -> Generation:
+    """Begins to continue texts; otherwise as `start_chat`."""
+    prompts = await prepare_texts(model, spec)
+    readers = [ChoiceReader(i) for i in range(num_choices(spec) * len(spec.prompts))]
+    return await _start(state, model, spec, prompts, request_id, readers)
+
+
+def num_choices(spec: Common) -> int:
+    """Of each prompt."""
+    return spec.params.n if isinstance(spec.params, SamplingParams) else spec.params.num_returned
+
+
+async def _start(
+    state: ServerState,
+    model: ServedModel,
+    spec: Common,
+    prompts: PreparedPrompts,
+    request_id: str,
+    readers: Sequence[ChoiceReader],
+) -> Generation:
+    ticket = state.admission.admit(
+        model,
+        request_id,
+        num_sequences=len(readers),
+        num_prompt_tokens=prompts.num_tokens,
+        num_prompts=len(prompts.token_ids),
+        tenant=spec.tenant,
+        priority=spec.priority,
+    )
+    streams: list[OutputStream] = []
+
+    async def submit() -> None:
+        for token_ids in prompts.token_ids:
+            request = GenerateRequest(
+                prompt_token_ids=token_ids, params=prompts.params, priority=spec.priority, cache_salt=spec.tenant
+            )
+            streams.append(await model.client.generate(request))
+
+    try:
+        await ticket.wait(submit)
+    except BaseException:
+        ticket.release()
+        for stream in streams:
+            await stream.aclose()
+        raise
+    return RunningGeneration(ticket, prompts, streams, readers)
