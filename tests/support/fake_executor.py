@@ -52,6 +52,7 @@ class FakeExecutor:
 
     kv_bytes_per_token = 8
     workspace_bytes = 0
+    num_threads = 1
     weight_bytes = 0
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:

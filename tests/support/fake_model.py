@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,7 @@ def use_fake_model(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeExecu
     def load(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
         if progress is not None:
             progress(1, 1)
-        return LoadedModel(engine, executor, config.model, "fake", eos_token_id=1)
+        return LoadedModel(engine, executor, config.model, "fake", 1, Path("fake.gguf"), hidden_size=8)
 
     monkeypatch.setattr("octavo.engine.session.load_engine", load)
     return executor

@@ -41,6 +41,10 @@ class Executor(Protocol):
     def weight_bytes(self) -> int:
         """Bytes that the packed weights take."""
 
+    @property
+    def num_threads(self) -> int:
+        """Compute threads, the caller of `execute` included."""
+
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocates the paged cache, once, before the first step."""
 

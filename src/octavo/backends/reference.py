@@ -59,6 +59,11 @@ class ReferenceExecutor:
         return sum(2 * p.num_kv_heads * p.head_dim for p in layers) * self._dtype.itemsize
 
     @property
+    def num_threads(self) -> int:
+        """The caller's; what numpy adds to it is numpy's own affair."""
+        return 1
+
+    @property
     def workspace_bytes(self) -> int:
         """All values of the largest step: nothing is reused here."""
         limits = self._limits

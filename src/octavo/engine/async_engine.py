@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
@@ -22,8 +23,11 @@ Sink: TypeAlias = Callable[["RequestOutput | OctavoError"], None]
 class AsyncEngine:
     """An `Engine` with a thread of its own. Every method may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, on_round_end: Callable[[], None] | None = None) -> None:
+        """on_round_end: called on the engine's thread when all sinks have the news of a step, and after a failure."""
         self.engine = engine
+        self.last_round_at = time.monotonic()  # when the thread last came round to see what there is to do
+        self._on_round_end = on_round_end
         self._wake = threading.Condition()
         self._added: deque[tuple[Request, Sink]] = deque()
         self._aborted: deque[str] = deque()
@@ -32,6 +36,11 @@ class AsyncEngine:
         self._failure: OctavoError | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def failure(self) -> OctavoError | None:
+        """What ended the engine's thread; None while it lives."""
+        return self._failure
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queues a request of `Engine.create_request`. `sink` gets its outputs, the last one finished.
@@ -70,6 +79,8 @@ class AsyncEngine:
             while self._take_commands():
                 for output in self.engine.step():
                     self._deliver(output)
+                if self._on_round_end is not None:
+                    self._on_round_end()
             failure = EngineDeadError("the engine was closed while the request ran")
         except Exception as error:  # whatever happens, nobody may wait for ever
             logger.exception("the engine failed")
@@ -82,6 +93,8 @@ class AsyncEngine:
             self._added.clear()
         for sink in sinks:
             self._hand_over(sink, failure)
+        if self._on_round_end is not None:
+            self._on_round_end()
 
     def _take_commands(self) -> bool:
         """Waits for work, then queues and aborts what callers asked for. False: it is time to end."""
@@ -90,6 +103,7 @@ class AsyncEngine:
                 self._wake.wait()
             if self._is_closing:
                 return False
+            self.last_round_at = time.monotonic()
             added, self._added = self._added, deque()
             aborted, self._aborted = self._aborted, deque()
         for request, sink in added:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
 from octavo.config import EngineConfig
@@ -44,6 +45,8 @@ class LoadedModel:
     name: str
     architecture: str
     eos_token_id: int | None  # the one that a chat template writes
+    path: Path
+    hidden_size: int
 
 
 def load_engine(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
@@ -83,6 +86,8 @@ def _load(
         name=config.model,
         architecture=checkpoint.architecture,
         eos_token_id=_eos_token_id(checkpoint, engine.tokenizer),
+        path=checkpoint.path,
+        hidden_size=checkpoint.config.hidden_size,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.prompts import Message, Prompt, PromptEncoder
 from octavo.engine.request import Request
-from octavo.errors import UsageError
+from octavo.errors import OctavoError, UsageError
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -26,13 +27,19 @@ Params: TypeAlias = "SamplingParams | BeamSearchParams"
 class Session:
     """A model, its engine's thread, its tokenizer and its chat template. Safe to share between threads."""
 
-    def __init__(self, config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        progress: Callable[[int, int], None] | None = None,
+        on_round_end: Callable[[], None] | None = None,
+    ) -> None:
+        """progress: see `load_engine`. on_round_end: see `AsyncEngine`. Raises what `load_engine` raises."""
         self.config = config
         self._loaded: LoadedModel | None = load_engine(config, progress)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
         self.metrics: EngineMetrics = self._loaded.engine.metrics
         self.max_model_len = self._loaded.engine.limits.max_model_len
-        self._engine = AsyncEngine(self._loaded.engine)
+        self._engine = AsyncEngine(self._loaded.engine, on_round_end)
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id)
@@ -85,6 +92,21 @@ class Session:
     def submit(self, request: Request, sink: Sink) -> None:
         """See `AsyncEngine.submit`."""
         self._engine.submit(request, sink)
+
+    @property
+    def failure(self) -> OctavoError | None:
+        """See `AsyncEngine.failure`."""
+        return self._engine.failure
+
+    @property
+    def stalled_s(self) -> float:
+        """How long requests have waited for a step that does not come; 0.0 while nothing waits."""
+        return time.monotonic() - self._engine.last_round_at if self._engine.engine.has_work else 0.0
+
+    @property
+    def last_round_age_s(self) -> float:
+        """Since the engine's thread last looked for something to do, which it does before every step."""
+        return time.monotonic() - self._engine.last_round_at
 
     def abort(self, request_id: str) -> None:
         """Ends a request within a step."""

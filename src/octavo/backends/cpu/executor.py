@@ -67,6 +67,10 @@ class CpuExecutor:
     def weight_bytes(self) -> int:
         return sum(self._weight_bytes.values())
 
+    @property
+    def num_threads(self) -> int:
+        return self.thread_plan.count
+
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """See `Executor`. Raises UsageError if the kernels cannot work with `block_size`."""
         try:
