@@ -22,9 +22,9 @@ class Histogram:
     def num_observations(self) -> int:
         return sum(self.counts)
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
+    def observe(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
 
 
 def _times() -> Histogram:
