@@ -34,11 +34,17 @@ class PreparedPrompts:
 
 
 async def prepare_chat(model: ServedModel, spec: ChatSpec) -> PreparedPrompts:
-    """Renders and tokenizes a conversation. Raises UsageError naming `messages` where it does not suit the template."""
+    """The prompt of a conversation. Raises as `encode_conversation`, and where it does not fit the context."""
+    return _fit(model, spec, [await encode_conversation(model, spec)], "messages")
+
+
+async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
+    """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` where it does not suit
+    the template."""
     token_ids = await in_thread(lambda: _encode_chat(model, spec))
     if not token_ids:
         raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
-    return _fit(model, spec, [token_ids], "messages")
+    return token_ids
 
 
 async def prepare_texts(model: ServedModel, spec: TextSpec) -> PreparedPrompts:
