@@ -1,0 +1,101 @@
+"""What a loaded engine tells a server: its model, and its metrics as plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+from octavo.config import EngineConfig
+from octavo.core.client import GenerateRequest, ModelInfo
+from octavo.engine.metrics import EngineMetrics, Histogram
+from octavo.engine.request import Request
+from octavo.engine.session import Session
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+Progress = Callable[[int, int], None]
+
+# No step for so long while work waits is a stall. Steps are chunked to a fraction of a second.
+STALL_S = 1.5
+
+
+class LoadClock:
+    """Measures the phases of a load by its progress: open (find and read the files), weights, cache."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._start = time.monotonic()
+        self._first: float | None = None
+        self._last = self._start
+
+    def progress(self, done: int, total: int) -> None:
+        """For `load_engine`: passes the figures on."""
+        self._last = time.monotonic()
+        self._first = self._first or self._last
+        self._progress(done, total)
+
+    def seconds(self) -> dict[str, float]:
+        """By phase, in order. Call it when the load is over."""
+        first = self._first or self._last
+        return {
+            "open": first - self._start,
+            "weights": self._last - first,
+            "cache": time.monotonic() - self._last,
+        }
+
+
+def load(
+    config: EngineConfig, progress: Progress, on_round_end: Callable[[], None] | None = None
+) -> tuple[Session, ModelInfo]:
+    """A session and what there is to say of it. Raises what `load_engine` raises."""
+    clock = LoadClock(progress)
+    session = Session(config, clock.progress, on_round_end)
+    return session, _model_info(session, clock.seconds())
+
+
+def _model_info(session: Session, load_seconds: dict[str, float]) -> ModelInfo:
+    loaded = session.model()
+    executor, limits = loaded.executor, loaded.engine.limits
+    return ModelInfo(
+        model=loaded.name,
+        path=str(loaded.path),
+        architecture=loaded.architecture,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        eos_token_id=loaded.eos_token_id,
+        hidden_size=loaded.hidden_size,
+        max_num_seqs=limits.max_num_seqs,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        kv_bytes_per_token=executor.kv_bytes_per_token,
+        weight_bytes=executor.weight_bytes,
+        workspace_bytes=executor.workspace_bytes,
+        num_threads=executor.num_threads,
+        load_seconds=load_seconds,
+    )
+
+
+def create_request(session: Session, request_id: str, request: GenerateRequest) -> Request:
+    """The request, checked, as a stream of deltas. Raises UsageError with param and code."""
+    params = request.params
+    if isinstance(params, SamplingParams):
+        params = dataclasses.replace(params, output_kind=RequestOutputKind.DELTA)
+    return session.model().engine.create_request(
+        request_id,
+        request.prompt_token_ids,
+        params,
+        prompt=request.prompt,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+    )
+
+
+def plain_metrics(metrics: EngineMetrics) -> dict[str, object]:
+    """Each field by its name. A histogram is a dict of `bounds`, `counts` (one more than bounds) and `total`."""
+    return {field.name: _plain(getattr(metrics, field.name)) for field in dataclasses.fields(metrics)}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Histogram):
+        return {"bounds": list(value.bounds), "counts": list(value.counts), "total": value.total}
+    return dict(value) if isinstance(value, dict) else value

@@ -1,0 +1,145 @@
+"""An engine in the server's own process: for debugging, and for a machine that must not have a second one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+from octavo.batch import Float32
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
+from octavo.core.loaded import STALL_S, Progress, create_request, load, plain_metrics
+from octavo.core.refusals import refusal
+from octavo.core.stream import MergedStream
+from octavo.engine.session import Session
+from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.outputs import RequestOutput
+
+
+class LocalClient:
+    """Implements `octavo.core.client.EngineClient` over a `Session`. An engine that fails here stays dead."""
+
+    def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
+        """Begins to load, in a thread. on_progress: called there with (bytes loaded, bytes in all)."""
+        self._on_progress = on_progress
+        self._load_progress = 0.0
+        self._session: Session | None = None
+        self._info: ModelInfo | None = None
+        self._streams: dict[str, MergedStream] = {}
+        self._ids = itertools.count(1)
+        self._is_closed = False
+        self._loop = asyncio.get_running_loop()
+        self._loading = self._loop.create_task(self._load(config))
+        # Whoever awaits `wait_ready` sees the exception; asyncio need not complain that nobody did.
+        self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    @property
+    def info(self) -> ModelInfo:
+        if self._info is None:
+            raise EngineDeadError("the engine was not ready yet; await wait_ready() first")
+        return self._info
+
+    def status(self) -> EngineStatus:
+        state, reason = self._state()
+        session = self._session
+        if session is None:
+            return EngineStatus(state, reason, os.getpid(), load_progress=self._load_progress)
+        metrics = session.metrics
+        return EngineStatus(
+            state,
+            reason,
+            os.getpid(),
+            num_steps=metrics.num_steps_total,
+            last_step_age_s=session.last_round_age_s if metrics.num_steps_total else None,
+            num_running=metrics.num_running,
+            num_waiting=metrics.num_waiting,
+            num_used_blocks=metrics.num_used_blocks,
+            num_blocks=metrics.num_blocks,
+            load_progress=1.0,
+        )
+
+    async def wait_ready(self) -> None:
+        await asyncio.shield(self._loading)
+
+    async def generate(self, request: GenerateRequest) -> MergedStream:
+        session = self._ready_session()
+        request_id = f"request-{next(self._ids)}"
+        # A long prompt or a grammar takes a while to check; other requests of this loop go on meanwhile.
+        checked = await asyncio.to_thread(create_request, session, request_id, request)
+        stream = MergedStream(request_id, self._abort)
+        self._streams[request_id] = stream
+
+        def hand_over(item: RequestOutput | OctavoError) -> None:
+            # From the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
+            self._loop.call_soon_threadsafe(self._deliver, stream, item)
+
+        session.submit(checked, hand_over)
+        return stream
+
+    async def embed(
+        self,
+        prompts: Sequence[Sequence[int]],  # noqa: ARG002
+        *,
+        pooling: Literal["mean", "last"],  # noqa: ARG002
+        cache_salt: str = "",  # noqa: ARG002
+    ) -> list[Float32]:
+        raise UsageError("embeddings are not supported yet", param="model", code="unsupported_value")
+
+    async def metrics(self) -> dict[str, object]:
+        return plain_metrics(self._ready_session().metrics)
+
+    async def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        await asyncio.wait([self._loading])
+        if self._session is not None:
+            await asyncio.to_thread(self._session.close)
+        for stream in self._streams.values():
+            stream.fail(EngineDeadError("the engine was closed while the request ran"))
+        self._streams.clear()
+
+    async def _load(self, config: EngineConfig) -> None:
+        session, info = await asyncio.to_thread(load, config, self._progress)
+        self._session, self._info = session, info
+
+    def _progress(self, done: int, total: int) -> None:
+        self._load_progress = done / max(total, 1)
+        if self._on_progress is not None:
+            self._on_progress(done, total)
+
+    def _state(self) -> tuple[EngineState, str | None]:
+        if self._is_closed:
+            return EngineState.DEAD, "it was closed"
+        if not self._loading.done():
+            return EngineState.LOADING, None
+        if self._session is None:
+            return EngineState.DEAD, str(self._loading.exception())
+        if self._session.failure is not None:
+            return EngineState.DEAD, str(self._session.failure)
+        if self._session.stalled_s > STALL_S:
+            return EngineState.STALLED, f"no step for {self._session.stalled_s:.1f} s while requests wait"
+        return EngineState.READY, None
+
+    def _ready_session(self) -> Session:
+        state, reason = self._state()
+        if state is not EngineState.READY or self._session is None:
+            raise refusal(state, reason)
+        return self._session
+
+    def _deliver(self, stream: MergedStream, item: RequestOutput | OctavoError) -> None:
+        if isinstance(item, OctavoError):
+            self._streams.pop(stream.request_id, None)
+            stream.fail(item)
+            return
+        if item.finished:
+            self._streams.pop(stream.request_id, None)
+        stream.feed(item)
+
+    def _abort(self, request_id: str) -> None:
+        self._streams.pop(request_id, None)
+        if self._session is not None:
+            self._session.abort(request_id)

@@ -1,0 +1,19 @@
+"""From a configuration to a running engine client."""
+
+from __future__ import annotations
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineClient
+from octavo.core.loaded import Progress
+from octavo.core.local_client import LocalClient
+
+
+def start_client(
+    config: EngineConfig, *, in_process: bool, stall_timeout_s: float, on_progress: Progress | None = None
+) -> EngineClient:
+    """Begins to load a model; `EngineClient.wait_ready` says when it is there. Call it from a running event loop.
+
+    in_process: no process of its own for the engine, for debugging. stall_timeout_s: an engine that makes no step
+    for so long while work waits is ended and started again. on_progress: called with (bytes loaded, bytes in all).
+    """
+    return LocalClient(config, on_progress)
