@@ -1,46 +1,61 @@
-"""The ASGI application: every endpoint module, and one shape of error for whatever goes wrong."""
+"""The ASGI application: every endpoint module behind one guard, and one shape of error for whatever goes wrong."""
 
 from __future__ import annotations
 
 import importlib
-import logging
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse
 
 import octavo.server.endpoints
 from octavo import __version__
-from octavo.errors import OctavoError
-from octavo.server.disconnect import ClientGoneError
-from octavo.server.errors import ApiError, bad_request, to_api_error
-from octavo.server.json_body import quote
-from octavo.server.sse import OpenStreams
+from octavo.server.api_keys import ApiKeys, configured_keys
+from octavo.server.config import ServerConfig
+from octavo.server.disconnect import OpenRequests
+from octavo.server.errors import ApiError
+from octavo.server.guard import HEALTH_PATHS, Access, Guard, RequestCounter
+from octavo.server.openapi import describe, render_page
+from octavo.server.route_table import RouteTable
 from octavo.server.validation import to_bad_request
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
 
-CLIENT_CLOSED_REQUEST = 499  # for the log; nobody receives it
-
-logger = logging.getLogger(__name__)
-
 
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves `state`, with the routes of every module in `server/endpoints`."""
-    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
+
+    def count(route: str | None, method: str, status: int) -> None:
+        if state.metrics is not None:
+            state.metrics.http_request(route, method, status)
+
+    app = build_app(state.config, endpoint_modules(), count)
     app.state.server = state
-    app.state.keep_alive_s = state.config.keep_alive
-    app.state.open_streams = OpenStreams()
-    for module in endpoint_modules():
-        app.include_router(module.router)
-    add_error_handlers(app)
+    return app
+
+
+def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: RequestCounter) -> FastAPI:
+    """An application of these endpoint modules. count: hears of every answer."""
+    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app.state.keep_alive_s = config.keep_alive
+    app.state.open_requests = OpenRequests()
+    public: set[str] = set() if config.protect_health else set(HEALTH_PATHS)
+    for module in modules:
+        # One flat list: the guard must know every route that there is.
+        app.router.routes.extend(module.router.routes)
+        public.update(getattr(module, "PUBLIC_PATHS", ()))
+    _add_documentation(app)
+    for kind, handler in ((RequestValidationError, _on_invalid), (HTTPException, _on_http_exception)):
+        app.add_exception_handler(kind, handler)
+    access = Access(keys=ApiKeys(configured_keys(config)), public=frozenset(public))
+    app.add_middleware(Guard, config=config, access=access, routes=RouteTable(app.routes), count=count)
     return app
 
 
@@ -51,44 +66,35 @@ def endpoint_modules() -> Iterator[ModuleType]:
         yield importlib.import_module(f"{package.__name__}.{info.name}")
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Whatever goes wrong in `app` becomes the envelope."""
-    app.add_exception_handler(RequestValidationError, _on_invalid)
-    app.add_exception_handler(HTTPException, _on_http_exception)
-    app.add_exception_handler(ClientGoneError, _on_client_gone)
-    app.add_exception_handler(ApiError, _on_known)
-    app.add_exception_handler(OctavoError, _on_known)
+def _add_documentation(app: FastAPI) -> None:
+    """`/openapi.json` is FastAPI's own route; `/docs` shows the same document without any request to elsewhere."""
+
+    def openapi() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app)
+        return app.openapi_schema
+
+    def docs() -> HTMLResponse:
+        return HTMLResponse(render_page(openapi()))
+
+    app.openapi = openapi  # type: ignore[method-assign]
+    app.add_api_route("/docs", docs, include_in_schema=False, response_class=HTMLResponse)
 
 
-def error_response(error: ApiError) -> JSONResponse:
-    """The envelope with its status and headers."""
-    return JSONResponse(error.body(), status_code=error.status, headers=error.headers)
+# What starlette and FastAPI raise leaves the application as our error, which the guard answers with.
 
 
-async def _on_known(request: Request, error: Exception) -> Response:
-    request_id: str = getattr(request.state, "request_id", "")
-    api_error = to_api_error(error, request_id)
-    if api_error.status == 500:
-        logger.error("request %s failed", request_id, exc_info=error)
-    return error_response(api_error)
+async def _on_invalid(_request: Request, error: Exception) -> NoReturn:
+    if not isinstance(error, RequestValidationError):
+        raise error
+    raise to_bad_request(error.errors(), error.body) from None
 
 
-async def _on_invalid(_request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    return error_response(to_bad_request(error.errors(), error.body))
-
-
-async def _on_client_gone(_request: Request, _error: Exception) -> Response:
-    return Response(status_code=CLIENT_CLOSED_REQUEST)
-
-
-async def _on_http_exception(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return error_response(ApiError(404, f"Invalid URL ({request.method} {quote(request.url.path)[1:-1]})"))
+async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
+    if not isinstance(error, HTTPException):
+        raise error
+    headers = dict(error.headers or {})
     if error.status_code == 405:
-        message = f"{request.method} is not supported here; use {(error.headers or {}).get('Allow')}"
-        return error_response(ApiError(405, message, code="method_not_supported", headers=dict(error.headers or {})))
-    if error.status_code == 400:
-        return error_response(bad_request(str(error.detail)))
-    return error_response(ApiError(error.status_code, str(error.detail), headers=dict(error.headers or {})))
+        message = f"{request.method} is not supported here; use {headers.get('Allow')}"
+        raise ApiError(405, message, code="method_not_supported", headers=headers) from None
+    raise ApiError(error.status_code, str(error.detail), headers=headers) from None

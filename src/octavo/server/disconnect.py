@@ -1,38 +1,79 @@
-"""Work for a client that may leave before it is done."""
+"""Work for a client that may leave, or a server that may end, before it is done."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from starlette.requests import Request
+from starlette.types import Receive
+
+from octavo.server.errors import ApiError
 
 T = TypeVar("T")
+EndRequest: TypeAlias = Callable[[ApiError], None]
 
 
 class ClientGoneError(Exception):
     """The client left; nobody reads the answer."""
 
 
+class OpenRequests:
+    """The requests whose answers are being made, each with what ends it early."""
+
+    def __init__(self) -> None:
+        self._ends: set[EndRequest] = set()
+
+    def add(self, end: EndRequest) -> None:
+        self._ends.add(end)
+
+    def discard(self, end: EndRequest) -> None:
+        self._ends.discard(end)
+
+    def end_all(self, error: ApiError) -> None:
+        """Every answer becomes this error: as its status, or as the last event of a stream."""
+        for end in tuple(self._ends):
+            end(error)
+
+
+def open_requests_of(request: Request) -> OpenRequests:
+    """Those of the application; an application that has none is never ended early."""
+    return getattr(request.app.state, "open_requests", None) or OpenRequests()
+
+
 async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled as soon as the client leaves; ClientGoneError then."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_wait_until_gone(request))
+    gone = asyncio.ensure_future(wait_until_gone(request.receive))
+    ended: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
+
+    def end(error: ApiError) -> None:
+        if not ended.done():
+            ended.set_result(error)
+
+    open_requests = open_requests_of(request)
+    open_requests.add(end)
+    waits: list[asyncio.Future[Any]] = [task, gone, ended]
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
+        if ended.done():
+            raise ended.result()
         raise ClientGoneError
     finally:
+        open_requests.discard(end)
+        ended.cancel()
         gone.cancel()
         if not task.done():
             task.cancel()
-            with suppress(asyncio.CancelledError):
+            with suppress(asyncio.CancelledError, Exception):
                 await task
 
 
-async def _wait_until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def wait_until_gone(receive: Receive) -> None:
+    """Returns when the client has left, or has its whole answer."""
+    while (await receive())["type"] != "http.disconnect":
         pass

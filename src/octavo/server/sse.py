@@ -11,6 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from octavo.server.access_log import AccessRecord, record_of
+from octavo.server.disconnect import OpenRequests, open_requests_of, wait_until_gone
 from octavo.server.errors import ApiError, to_api_error
 
 DEFAULT_KEEP_ALIVE_S = 5.0
@@ -25,27 +27,6 @@ def event(data: bytes, name: str | None = None) -> bytes:
     if name is None:
         return b"data: " + data + b"\n\n"
     return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
-
-
-class OpenStreams:
-    """The event streams that are being written, for the end of the server."""
-
-    def __init__(self) -> None:
-        self._streams: set[EventStream] = set()
-
-    def __len__(self) -> int:
-        return len(self._streams)
-
-    def add(self, stream: EventStream) -> None:
-        self._streams.add(stream)
-
-    def discard(self, stream: EventStream) -> None:
-        self._streams.discard(stream)
-
-    def end_all(self, error: ApiError) -> None:
-        """Every stream ends with this error as its last event."""
-        for stream in self._streams:
-            stream.end(error)
 
 
 class EventStream(Response):
@@ -63,8 +44,8 @@ class EventStream(Response):
         on_error: Callable[[ApiError], bytes],
         last: bytes,
         keep_alive_s: float,
-        request_id: str,
-        open_streams: OpenStreams,
+        record: AccessRecord,
+        open_requests: OpenRequests,
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
@@ -72,8 +53,8 @@ class EventStream(Response):
         self._on_error = on_error
         self._last = last
         self._keep_alive_s = keep_alive_s
-        self._request_id = request_id
-        self._open_streams = open_streams
+        self._record = record
+        self._open_requests = open_requests
         self._lock = asyncio.Lock()  # a comment never falls behind the end of the body
         self._last_write = 0.0
         self._complete = False
@@ -86,7 +67,8 @@ class EventStream(Response):
             self._end = error
             self._writer.cancel()
 
-    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["is_event_stream"] = True  # the connection may put comments between the chunks
         start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         try:
             await send(start)
@@ -95,12 +77,12 @@ class EventStream(Response):
             raise
         self._last_write = asyncio.get_running_loop().time()
         self._writer = asyncio.create_task(self._write_all(send))
-        gone = asyncio.create_task(_disconnected(receive))
-        self._open_streams.add(self)
+        gone = asyncio.create_task(wait_until_gone(receive))
+        self._open_requests.add(self.end)
         try:
             await self._keep_alive(self._writer, gone, send)
         finally:
-            self._open_streams.discard(self)
+            self._open_requests.discard(self.end)
             gone.cancel()
             self._writer.cancel()
             with suppress(asyncio.CancelledError):
@@ -130,11 +112,12 @@ class EventStream(Response):
         except asyncio.CancelledError:
             if self._end is None:  # the client left
                 raise
-            await self._finish(send, self._on_error(self._end) + self._last)
+            await self._fail(send, self._end)
         except Exception as error:
-            if not isinstance(error, ApiError):
-                logger.warning("request %s failed in mid-stream: %r", self._request_id, error)
-            await self._finish(send, self._on_error(to_api_error(error, self._request_id)) + self._last)
+            api_error = to_api_error(error, self._record.request_id)
+            if api_error.status == 500:
+                logger.error("request %s failed in mid-stream", self._record.request_id, exc_info=error)
+            await self._fail(send, api_error)
         else:
             await self._finish(send, self._last)
         finally:
@@ -144,15 +127,14 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
         self._last_write = asyncio.get_running_loop().time()
 
+    async def _fail(self, send: Send, error: ApiError) -> None:
+        self._record.error_code = error.code
+        await self._finish(send, self._on_error(error) + self._last)
+
     async def _finish(self, send: Send, chunk: bytes) -> None:
         async with self._lock:
             self._complete = True
             await send({"type": "http.response.body", "body": chunk, "more_body": False})
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def event_stream(
@@ -168,13 +150,11 @@ def event_stream(
     `data: [DONE]`. `chunks` is closed when it ends, when the client leaves or reads nothing for too long, and when
     the server ends; while it is silent, the stream gets comments, so that nobody on the way takes it for dead.
     """
-    app_state = request.app.state
-    open_streams = getattr(app_state, "open_streams", None)
     return EventStream(
         chunks,
         on_error=on_error,
         last=last,
-        keep_alive_s=getattr(app_state, "keep_alive_s", DEFAULT_KEEP_ALIVE_S),
-        request_id=getattr(request.state, "request_id", ""),
-        open_streams=OpenStreams() if open_streams is None else open_streams,
+        keep_alive_s=getattr(request.app.state, "keep_alive_s", DEFAULT_KEEP_ALIVE_S),
+        record=record_of(request),
+        open_requests=open_requests_of(request),
     )

@@ -1,0 +1,126 @@
+"""One line a request, without prompts and without keys; and how the server's log is written."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+MAX_CLIENT_CHARS = 256
+
+_QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+
+logger = logging.getLogger("octavo.access")
+
+
+@dataclass(slots=True)
+class AccessRecord:
+    """What is known of a request at its end. Endpoints put their figures into `request.state.access`."""
+
+    request_id: str
+    method: str
+    path: str
+    route: str | None = None  # the path's pattern, None if there is none
+    client: str = ""
+    client_request_id: str = ""  # what the client calls it
+    status: int = 0
+    model: str | None = None
+    num_prompt_tokens: int | None = None
+    num_completion_tokens: int | None = None
+    num_cached_tokens: int | None = None
+    ttft_s: float | None = None
+    duration_s: float = 0.0
+    error_code: str | None = None
+
+    def log(self) -> None:
+        """Writes the line; that of a probe only with debug messages on."""
+        level = logging.DEBUG if self.path in _QUIET_PATHS and self.status < 400 else logging.INFO
+        if logger.isEnabledFor(level):
+            fields = self.fields()
+            words = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _IN_FRONT)
+            front = " ".join(str(fields[name]) for name in _IN_FRONT)
+            logger.log(level, "%s", f"{front} {words}", extra={"fields": fields})
+
+    def fields(self) -> dict[str, str | int | float]:
+        """What is known, under the names that the log has."""
+        fields: dict[str, str | int | float | None] = {
+            "id": self.request_id,
+            "method": printable(self.method),
+            "path": printable(self.path),
+            "status": self.status,
+            "seconds": round(self.duration_s, 4),
+            "ttft": None if self.ttft_s is None else round(self.ttft_s, 4),
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "completion_tokens": self.num_completion_tokens,
+            "model": None if self.model is None else printable(self.model),
+            "error": self.error_code,
+            "client": self.client or None,
+            "client_id": printable(self.client_request_id) if self.client_request_id else None,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
+
+def record_of(request: Request) -> AccessRecord:
+    """That of a request behind the guard; without a guard one that nobody logs."""
+    record: AccessRecord | None = getattr(request.state, "access", None)
+    return AccessRecord("", request.method, request.url.path) if record is None else record
+
+
+_IN_FRONT = ("id", "method", "path", "status")
+
+
+def printable(text: str) -> str:
+    """A client's string as it can stand in a line: no spaces, control or non-ASCII characters, and bounded."""
+    if len(text) > MAX_CLIENT_CHARS:
+        text = text[: MAX_CLIENT_CHARS - 3] + "..."
+    if text.isascii() and text.isprintable() and " " not in text:
+        return text
+    return "".join(char if "!" <= char <= "~" else ascii(char)[1:-1] if char != " " else "\\x20" for char in text)
+
+
+class LineFormatter(logging.Formatter):
+    """For people: time, level, logger, message. Line breaks in a message are escaped, tracebacks keep theirs."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
+        return super().formatMessage(record)
+
+
+class JsonFormatter(logging.Formatter):
+    """For machines: one JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{when}.{int(record.msecs):03d}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+        }
+        fields = getattr(record, "fields", None)
+        if fields is None:
+            line["message"] = record.getMessage()
+        else:
+            line.update(fields)
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def set_up_logging(*, as_json: bool, level: int = logging.INFO) -> None:
+    """Sends the log of `octavo` and of the web server to standard error."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if as_json else LineFormatter())
+    for name in ("octavo", "uvicorn"):
+        target = logging.getLogger(name)
+        target.handlers = [handler]
+        target.propagate = False
+        target.setLevel(level)
+    # Its own access lines and its greetings say nothing that ours do not.
+    logging.getLogger("uvicorn").setLevel(max(level, logging.WARNING))

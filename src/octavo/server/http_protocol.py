@@ -1,0 +1,285 @@
+"""HTTP/1.1 on one connection: uvicorn's protocol with the bounds that it lacks.
+
+A time to send the headers, a limit on their number and size, a time that a client may leave an answer unread, a limit
+on connections, and clients that close only their sending half (RFC 9112, section 9.6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from octavo.server.errors import ApiError, bad_request
+
+MAX_HEADERS = 100
+MAX_HEADER_BYTES = 64 << 10  # names and values of one request, and its target
+SEND_BUFFER_BYTES = 256 << 10  # the kernel's, per connection; it doubles this number
+IDLE_TIMEOUT_S = 75  # of a connection between two requests
+
+_NUM_SPARE = 32  # connections above the limit that are kept just long enough to be told so
+_REFUSAL_S = 1.0
+_PROBE_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
+_TCP_INFO_CLOSED = 7  # first byte of Linux's struct tcp_info
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """In seconds and connections, as in `ServerConfig`."""
+
+    max_connections: int
+    header_timeout: float
+    write_timeout: float
+
+
+class RateLimitedWarning:
+    """At most one line a second, however often clients cause it; the next line counts those left out."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+        self._num_left_out = 0
+
+    def __call__(self, message: str) -> None:
+        if (now := time.monotonic()) < self._next_s:
+            self._num_left_out += 1
+            return
+        logger.warning("%s%s", message, f" ({self._num_left_out} more like it)" if self._num_left_out else "")
+        self._next_s, self._num_left_out = now + 1.0, 0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(self, *arguments: Any, limits: ConnectionLimits, warn: RateLimitedWarning, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
+        self._limits = limits
+        self._warn = warn
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._awaits_head = True
+        self._num_header_bytes = 0
+        self._refusal: ApiError | None = None  # of this request or connection; nothing is parsed any more
+        self._last_data_s = 0.0
+
+    # Connection
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._last_data_s = self.loop.time()
+        if len(self.connections) >= self._limits.max_connections:
+            self._make_room()
+        if len(self.connections) >= self._limits.max_connections + _NUM_SPARE:
+            self._warn("too many connections: one was closed unanswered")
+            transport.abort()
+            return
+        is_over = len(self.connections) >= self._limits.max_connections
+        super().connection_made(transport)
+        raw = transport.get_extra_info("socket")
+        if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
+            # Kept small: what lies in the kernel cannot be taken back from a client that does not read.
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+        if is_over:
+            # Told when the request comes: an answer before it would be lost with clients that write first.
+            message = f"the server has {self._limits.max_connections} connections, its limit; try again later"
+            self._refusal = ApiError(503, message, code="server_overloaded", headers={"Retry-After": "1"})
+            self._warn("too many connections: one was refused")
+        self._start_header_timer(_REFUSAL_S if is_over else self._limits.header_timeout)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.transport is None:  # closed unanswered
+            return
+        self._stop_header_timer()
+        self._stop_write_timer()
+        super().connection_lost(exc)
+        self._unset_keepalive_if_required()
+
+    def _make_room(self) -> None:
+        """Closes the connection that has been idle for longest, if one is."""
+        before = self.loop.time() - 1.0
+        idle = [c for c in self.connections if isinstance(c, BoundedProtocol) and c._is_idle_since(before)]
+        if idle:
+            oldest = min(idle, key=lambda connection: connection._last_data_s)
+            self.connections.discard(oldest)
+            oldest.transport.close()
+
+    def _is_idle_since(self, before_s: float) -> bool:
+        return (self.cycle is None or self.cycle.response_complete) and self._last_data_s < before_s
+
+    # Reading
+
+    def data_received(self, data: bytes) -> None:
+        self._last_data_s = self.loop.time()
+        self._unset_keepalive_if_required()
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+            return
+        if self._awaits_head and self._header_timer is None:
+            self._start_header_timer(self._limits.header_timeout)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # no other protocol is spoken here; the request is answered as it is
+        except httptools.HttpParserError as error:
+            self._warn(f"a request was no valid HTTP: {type(error).__name__}")
+            self._refuse(self._refusal or self._explain(error, data))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._num_header_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._count_header_bytes(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_header_bytes(len(name) + len(value))
+        if len(self.headers) >= MAX_HEADERS:
+            self._reject(ApiError(431, f"more than {MAX_HEADERS} headers", code="headers_too_large"))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if not self.url.startswith(b"/"):
+            self._reject(bad_request("the request's target must be a path that begins with /"))
+        if self.url.startswith(b"//"):
+            self._reject(ApiError(404, f"Invalid URL ({self.parser.get_method().decode('ascii')} //...)"))
+        if not self.url.isascii():
+            self._reject(bad_request("the request's target holds bytes that are not ASCII; encode them with %"))
+        self._stop_header_timer()
+        self._awaits_head = False
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self._awaits_head = True
+        super().on_response_complete()
+
+    def _count_header_bytes(self, count: int) -> None:
+        self._num_header_bytes += count
+        if self._num_header_bytes > MAX_HEADER_BYTES:
+            self._reject(ApiError(431, f"headers of more than {MAX_HEADER_BYTES} bytes", code="headers_too_large"))
+
+    def _reject(self, error: ApiError) -> None:
+        """Ends the parsing, in whose callback this is called."""
+        self._refusal = error
+        raise ValueError(error.message)
+
+    def _explain(self, error: httptools.HttpParserError, data: bytes) -> ApiError:
+        if isinstance(error, httptools.HttpParserInvalidMethodError) and data[:1].isalpha():
+            message = "unknown request method; use GET or POST"
+            return ApiError(405, message, code="method_not_supported", headers={"Allow": "GET, HEAD, POST"})
+        if isinstance(error, httptools.HttpParserInvalidURLError) and not self.url:
+            return ApiError(404, "Invalid URL: it must be a path that begins with /")
+        return bad_request("the request is not valid HTTP/1.1")
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answers with the error and closes, unless an answer to an earlier request is on its way."""
+        self._refusal = error
+        self._stop_header_timer()
+        if self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body:
+            self.cycle.keep_alive = False
+            return
+        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+            self.transport.write(_response(error))
+        self._close()
+
+    # Times
+
+    def _start_header_timer(self, seconds: float) -> None:
+        self._header_timer = self.loop.call_later(seconds, self._on_header_timeout)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _on_header_timeout(self) -> None:
+        self._header_timer = None
+        if self._refusal is not None:
+            self._refuse(self._refusal)
+        else:
+            self._close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self._close()
+
+    def _close(self) -> None:
+        """Closes when everything is sent, or when the client has not read it in time."""
+        if self.transport.is_closing():
+            return
+        if self.transport.get_write_buffer_size() and self._write_timer is None:
+            self._start_write_timer()
+        self.transport.close()
+
+    def _start_write_timer(self) -> None:
+        self._write_timer = self.loop.call_later(self._limits.write_timeout, self._on_write_timeout)
+
+    def _stop_write_timer(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._write_timer is None:
+            self._start_write_timer()
+
+    def resume_writing(self) -> None:
+        if not self.transport.is_closing():
+            self._stop_write_timer()
+        super().resume_writing()
+
+    def _on_write_timeout(self) -> None:
+        self._write_timer = None
+        self._warn("a client did not read its answer in time; its connection was closed")
+        self.transport.abort()
+
+    # A client that has closed its sending half, or left: both look the same until something is sent to it.
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays open for the answer."""
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.scheme == "https":
+            return False
+        if self.scope["http_version"] != "1.1":
+            return False
+        self.cycle.keep_alive = False
+        self._probe()
+        return True
+
+    def _probe(self) -> None:
+        """Sends what means nothing to a client that listens, and what makes the kernel of one that left reset."""
+        if not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif self.cycle.scope["state"].get("is_event_stream"):
+            self.transport.write(b"2\r\n:\n\r\n")  # a chunk that holds a comment
+        for delay in _PROBE_DELAYS_S:
+            self.loop.call_later(delay, self._check_reset)
+
+    def _check_reset(self) -> None:
+        raw = self.transport.get_extra_info("socket")
+        if self.transport.is_closing() or raw is None:
+            return
+        if raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_INFO_CLOSED:
+            self.transport.abort()
+
+
+def _response(error: ApiError) -> bytes:
+    body = json.dumps(error.body()).encode()
+    lines = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
+    headers = {"content-length": str(len(body)), "x-request-id": f"req-{secrets.token_hex(12)}", **error.headers}
+    lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
+    return b"".join(lines) + b"\r\n" + body
+
+
+def protocol_factory(limits: ConnectionLimits) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn calls for every connection."""
+    return functools.partial(BoundedProtocol, limits=limits, warn=RateLimitedWarning())

@@ -1,0 +1,196 @@
+"""The listening socket, the web server on it, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from octavo.errors import OctavoError, UsageError
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError
+from octavo.server.http_protocol import IDLE_TIMEOUT_S, ConnectionLimits, RateLimitedWarning, protocol_factory
+
+_NUM_OTHER_FILES = 32  # for the engine, logs and files that are opened while the server runs
+_BACKLOG = 128
+_END_S = 1.0  # for answers that are written when the server must end
+
+logger = logging.getLogger(__name__)
+
+
+class PortError(OctavoError):
+    """The address cannot be listened on."""
+
+    exit_code = 4
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket that does not listen yet: a used port is found out before a model is loaded.
+
+    Raises PortError. A host name with several addresses is bound to its first.
+    """
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PortError(f"cannot listen on {config.host}: {error.strerror or error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        remedy = "; another --port, or 0 for a free one, would do" if error.errno == errno.EADDRINUSE else ""
+        text = os.strerror(error.errno) if error.errno else str(error)
+        raise PortError(f"cannot listen on {config.host} port {config.port}: {text.lower()}{remedy}") from None
+    return sock
+
+
+def url_of(config: ServerConfig, sock: socket.socket) -> str:
+    """Where clients on this machine find the server, such as `http://127.0.0.1:8000`."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """TLS 1.2 or later with the configured certificate, None without one. Raises UsageError."""
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # A password would be asked for on the terminal; a server has none.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"--ssl-certfile {config.ssl_certfile}: {error}") from None
+    return context
+
+
+def num_affordable_connections(wanted: int) -> int:
+    """`wanted`, or what the limit on open files leaves after it was raised as far as allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, soft - len(os.listdir("/proc/self/fd")) - _NUM_OTHER_FILES))
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers: `serve` has its own."""
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+async def serve(
+    app: FastAPI, config: ServerConfig, sock: socket.socket, *, on_drain: Callable[[], Awaitable[None]]
+) -> None:
+    """Serves until a signal. SIGTERM or SIGINT awaits `on_drain`, while requests are still answered, and then ends
+    what is left of them with 503 `server_shutting_down`; a second signal does so at once."""
+    loop = asyncio.get_running_loop()
+    server = web_server(app, config)
+    first, second = asyncio.Event(), asyncio.Event()
+
+    def on_signal() -> None:
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+    loop.set_exception_handler(_LoopErrors())
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        await _first_of(serving, asyncio.create_task(first.wait()))
+        if not serving.done():
+            draining = asyncio.ensure_future(on_drain())
+            await _first_of(draining, asyncio.create_task(second.wait()))
+            draining.cancel()
+            await _end_requests(app, server)
+        await serving
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        serving.cancel()
+
+
+def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
+    """uvicorn with all bounds of `config`, not yet running."""
+    num_connections = num_affordable_connections(config.max_connections)
+    if num_connections < config.max_connections:
+        logger.warning(
+            "the limit on open files leaves %d connections instead of %d; raise it with ulimit -n",
+            num_connections,
+            config.max_connections,
+        )
+    limits = ConnectionLimits(
+        max_connections=num_connections,
+        header_timeout=config.header_timeout,
+        write_timeout=config.write_timeout,
+    )
+    context = tls_context(config)
+    uvicorn_config = uvicorn.Config(
+        app,
+        http=protocol_factory(limits),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        # asyncio accepts so many at once before any is looked at, so they must have files too.
+        backlog=max(1, min(_BACKLOG, num_connections)),
+        timeout_keep_alive=IDLE_TIMEOUT_S,
+        timeout_graceful_shutdown=1,
+        ssl_context_factory=None if context is None else lambda _config, _default: context,
+    )
+    return _Server(uvicorn_config)
+
+
+async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool]) -> None:
+    """Waits for either; the second is cancelled then. Raises what the first raised."""
+    both: list[asyncio.Future[Any]] = [task, signal_task]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    signal_task.cancel()
+    if task.done():
+        task.result()
+
+
+async def _end_requests(app: FastAPI, server: uvicorn.Server) -> None:
+    error = ApiError(503, "the server is shutting down", code="server_shutting_down", headers={"Retry-After": "10"})
+    app.state.open_requests.end_all(error)
+    time = asyncio.get_running_loop().time
+    until = time() + _END_S
+    while server.server_state.tasks and time() < until:
+        await asyncio.sleep(0.02)
+    server.should_exit = True
+
+
+class _LoopErrors:
+    """What the event loop has to say, at most once a second: without files it says the same for every connection."""
+
+    def __init__(self) -> None:
+        self._warn = RateLimitedWarning()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            self._warn(f"no new connection can be accepted: {os.strerror(error.errno)}")
+        else:
+            loop.default_exception_handler(context)
