@@ -1,0 +1,214 @@
+"""Reads one call written as a JSON object, `{"name": ..., "arguments": {...}}`, from text that comes in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from octavo.server.tool_parsers import CallArguments, CallStart, Part
+from octavo.server.tool_parsers._json_value import WHITESPACE, JsonSpan, JsonStringDecoder, decode_string
+
+_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+# What models write beside the name and the arguments.
+_HARMLESS_KEYS = frozenset({"type", "id"})
+
+
+class JsonCall:
+    """One object that may be a call. Where markup says so, it is one once its name is known; otherwise, once it has a
+    name and arguments that begin, in any order.
+
+    The arguments come out as the model wrote them, character by character; arguments that are a JSON string holding
+    the object come out as what the string says, and `null`, an empty string or none at all as `{}`.
+    state: "open" until the object ends ("done") or turns out to be none or broken ("broken"). What it has withheld
+    as long as it was no call is `held`.
+    """
+
+    def __init__(self, tool_names: Collection[str], *, is_marked: bool) -> None:
+        """tool_names: of the request. is_marked: markup says that this is a call, so one without arguments is one
+        too, and other keys are forgiven; without markup it must look like a call and nothing else."""
+        self.state: Literal["open", "done", "broken"] = "open"
+        self.started = False
+        self._tool_names = tool_names
+        self._is_marked = is_marked
+        self._expects: Literal["brace", "key", "colon", "value", "comma"] = "brace"
+        self._token: list[str] = []  # the text of the key or value that is being read
+        self._span: JsonSpan | None = None
+        self._key = ""
+        self._name: str | None = None
+        self._arguments: _Arguments | None = None
+        self._held: list[str] = []
+
+    @property
+    def held(self) -> str:
+        """The text so far of what is not known to be a call."""
+        return "" if self.started else "".join(self._held)
+
+    def push(self, text: str, start: int, parts: list[Part]) -> int:
+        """Reads on from `start`; returns where it stopped, which is the end of `text` while the object is open. The
+        character that breaks an object is not read."""
+        position = start
+        while position < len(text) and self.state == "open":
+            if self._span is None and text[position] in WHITESPACE:
+                position += 1
+            elif self._span is not None:
+                position = self._read_value(text, position, parts)
+            else:
+                position = self._read_mark(text, position, parts)
+        if not self.started:
+            self._held.append(text[start:position])
+        return position
+
+    def finish(self, parts: list[Part]) -> None:
+        """The text has ended, or the markup around has. A call that has begun keeps what it has."""
+        if self.started and self._arguments is not None:
+            self._arguments.finish(parts)
+        if self.state == "open":
+            self.state = "broken"
+
+    def _read_mark(self, text: str, position: int, parts: list[Part]) -> int:
+        """Reads one character that is not within a key or a value."""
+        char = text[position]
+        expects = self._expects
+        if expects == "brace" and char == "{":
+            self._expects = "key"
+        elif expects == "key" and char == '"':
+            self._span = JsonSpan()
+            return position
+        elif expects == "colon" and char == ":":
+            self._expects = "value"
+        elif expects == "value" and char not in ",:}]":
+            self._begin_value(parts)
+            return position
+        elif expects == "comma" and char == ",":
+            self._expects = "key"
+        elif char == "}" and (expects == "comma" or (expects == "key" and self._is_marked)):
+            self._close(parts)
+            return position + (self.state == "done")
+        else:
+            self._break(parts)
+            return position
+        return position + 1
+
+    def _begin_value(self, parts: list[Part]) -> None:
+        self._span = JsonSpan()
+        if self._key in _ARGUMENT_KEYS and self._arguments is None:
+            self._arguments = _Arguments()
+            self._start_if_known(parts)
+
+    def _start_if_known(self, parts: list[Part]) -> None:
+        if self.started or self._name is None or (self._arguments is None and not self._is_marked):
+            return
+        self._start(self._name, parts)
+        if self._arguments is not None:
+            self._arguments.flush(parts)
+
+    def _start(self, name: str, parts: list[Part]) -> None:
+        self.started = True
+        self._held.clear()
+        parts.append(CallStart(name))
+
+    def _read_value(self, text: str, start: int, parts: list[Part]) -> int:
+        span = self._span
+        if span is None:
+            return start
+        end = span.scan(text, start)
+        piece = text[start:end]
+        is_key = self._expects == "key"
+        is_arguments = not is_key and self._key in _ARGUMENT_KEYS
+        if is_arguments and self._arguments is not None and not self._arguments.is_closed:
+            self._arguments.push(piece, parts if self.started else None)
+        elif is_key or self._key == "name":
+            self._token.append(piece)
+        if span.is_done:
+            self._end_value(parts)
+        elif span.is_broken:
+            self._break(parts)
+        return end
+
+    def _end_value(self, parts: list[Part]) -> None:
+        """A key or a value is complete."""
+        token, self._token, self._span = "".join(self._token), [], None
+        if self._expects == "key":
+            self._expects = "colon"
+            self._key = decode_string(token)
+            if not self._is_marked and self._key != "name" and self._key not in _ARGUMENT_KEYS | _HARMLESS_KEYS:
+                self._break(parts)
+            return
+        self._expects = "comma"
+        if self._key in _ARGUMENT_KEYS and self._arguments is not None:
+            self._arguments.close(parts if self.started else None)
+        elif self._key == "name" and self._name is None:
+            if not token.startswith('"') or len(token) < 3:
+                self._break(parts)
+                return
+            self._name = decode_string(token)
+            self._start_if_known(parts)
+
+    def _close(self, parts: list[Part]) -> None:
+        """The object's closing brace. Without markup and arguments, its name must be that of a tool."""
+        if not self.started and self._name is not None and self._name in self._tool_names:
+            self._start(self._name, parts)
+        if self.started and self._arguments is None:
+            parts.append(CallArguments("{}"))
+        self.state = "done" if self.started else "broken"
+
+    def _break(self, parts: list[Part]) -> None:
+        self.state = "broken"
+        if self.started and self._arguments is not None:
+            self._arguments.finish(parts)
+
+
+class _Arguments:
+    """The value of the arguments: passed on as it is, or held while it may be `null` or while the name is unknown."""
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._decoder: JsonStringDecoder | None = None
+        self._has_begun = False
+        self._held: list[str] = []  # decoded, waiting for the call's name
+        self._scalar: list[str] | None = None
+        self._is_empty = True
+
+    def push(self, piece: str, parts: list[Part] | None) -> None:
+        """More of the value. parts: None as long as the call has no name."""
+        if not self._has_begun and piece:
+            self._has_begun = True
+            if piece[0] == '"':
+                self._decoder = JsonStringDecoder()
+            elif piece[0] not in "{[":
+                self._scalar = []
+        if self._scalar is not None:
+            self._scalar.append(piece)
+            return
+        self._emit(self._decoder.push(piece) if self._decoder is not None else piece, parts)
+
+    def close(self, parts: list[Part] | None) -> None:
+        """The value is complete."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        scalar = "".join(self._scalar or [])
+        if self._is_empty:
+            self._emit("{}" if scalar in ("", "null") else scalar, parts)
+
+    def flush(self, parts: list[Part]) -> None:
+        """The call has its name: what was held for it."""
+        text = "".join(self._held)
+        self._held.clear()
+        self._emit(text, parts)
+
+    def finish(self, parts: list[Part]) -> None:
+        """The value was cut off."""
+        if not self.is_closed and self._scalar is not None:
+            self._emit("".join(self._scalar), parts)
+            self._scalar = None
+        self.is_closed = True
+
+    def _emit(self, text: str, parts: list[Part] | None) -> None:
+        if not text:
+            return
+        self._is_empty = False
+        if parts is None:
+            self._held.append(text)
+        else:
+            parts.append(CallArguments(text))
