@@ -1,0 +1,113 @@
+"""What the protocols beside OpenAI's chat have in common: one writer makes the stream, and the whole answer of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, TypeAlias
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.errors import UsageError
+from octavo.server.disconnect import run_unless_gone
+from octavo.server.errors import ApiError
+from octavo.server.generation.events import Event
+from octavo.server.generation.spec import Generation
+from octavo.server.generation.streaming import ChunkStream
+from octavo.server.served_model import ServedModel
+from octavo.server.sse import event, event_stream
+from octavo.server.state import state_of
+
+JsonObject: TypeAlias = "dict[str, Any]"
+NamedEvent: TypeAlias = "tuple[str | None, JsonObject]"
+"""The type of a server-sent event, None for the default, and its data."""
+
+
+STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer, or its server-sent events", "content": {"text/event-stream": {}}}
+}
+"""For OpenAPI, of a route that may stream."""
+
+
+class AnswerWriter(Protocol):
+    """One answer in a protocol's words. The stream is what `begin` and `push` yield; `body` is the same as a whole."""
+
+    def begin(self) -> Iterator[NamedEvent]:
+        """Before the first event of the generation."""
+
+    def push(self, event: Event) -> Iterator[NamedEvent]:
+        """For each event of the generation; the last one is its Usage."""
+
+    def fail(self, error: ApiError) -> Iterator[NamedEvent]:
+        """In place of all further events."""
+
+    def body(self) -> JsonObject:
+        """The whole answer, after the last event."""
+
+
+async def answer(
+    request: Request,
+    model_name: str | None,
+    start: Callable[[ServedModel], Coroutine[Any, Any, tuple[Generation, AnswerWriter]]],
+    *,
+    stream: bool,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """The response to a request that generates: server-sent events or one JSON object.
+
+    start: begins the generation, on the model that the request names. Ends it when the client leaves.
+    """
+    resources = AsyncExitStack()
+
+    async def begin() -> tuple[Generation, AnswerWriter]:
+        model = await resources.enter_async_context(state_of(request).models.use(model_name))
+        generation, writer = await start(model)
+        resources.push_async_callback(generation.aclose)
+        return generation, writer
+
+    async def whole() -> JsonObject:
+        generation, writer = await begin()
+        for _ in writer.begin():
+            pass
+        async for item in generation:
+            for _ in writer.push(item):
+                pass
+        return writer.body()
+
+    try:
+        if not stream:
+            body = await run_unless_gone(request, whole())
+            return JSONResponse(body, headers=dict(headers or {}))
+        generation, writer = await run_unless_gone(request, begin())
+        held = resources.pop_all()
+    finally:
+        await resources.aclose()
+    chunks = ChunkStream(_chunks(generation, writer), held)
+    response = event_stream(request, chunks, on_error=lambda error: b"".join(map(_encode, writer.fail(error))))
+    response.headers.update(headers or {})
+    return response
+
+
+async def _chunks(generation: Generation, writer: AnswerWriter) -> AsyncGenerator[bytes, None]:
+    if first := b"".join(map(_encode, writer.begin())):
+        yield first
+    async for item in generation:
+        if chunk := b"".join(map(_encode, writer.push(item))):
+            yield chunk
+
+
+def _encode(named: NamedEvent) -> bytes:
+    name, data = named
+    return event(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), name)
+
+
+def tenant_of(request: Request) -> str:
+    """Whose request this is, by its API key; see `Common.tenant`."""
+    return str(getattr(request.state, "tenant", ""))
+
+
+def refuse(param: str, reason: str, code: str = "unsupported_value") -> UsageError:
+    """The error about a value that is well-formed and cannot be honoured."""
+    return UsageError(f"{param} {reason}", param=param, code=code)

@@ -1,0 +1,120 @@
+"""`/tokenize` and `/detokenize`, in vLLM's shape: what a text or a conversation is to the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+from starlette.requests import Request
+
+from octavo.errors import UsageError
+from octavo.sampling_params import SamplingParams
+from octavo.server.answering import refuse
+from octavo.server.disconnect import run_unless_gone
+from octavo.server.generation.prompt import encode_conversation, in_thread
+from octavo.server.generation.spec import ChatSpec
+from octavo.server.json_body import Int, JsonRoute, RequestModel, Text, quote
+from octavo.server.json_schema import check_tools
+from octavo.server.served_model import ServedModel
+from octavo.server.state import state_of
+
+MAX_MESSAGES = 4096
+MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
+
+router = APIRouter(route_class=JsonRoute, tags=["tokens"])
+
+
+class TokenizeRequest(RequestModel):
+    """A prompt or messages. add_special_tokens: None is true for a prompt, and false for messages, whose template
+    writes them."""
+
+    model: Text | None = None
+    prompt: Text | None = None
+    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    add_generation_prompt: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class TokenizeResponse(BaseModel):
+    """token_strs: the text of each token; bytes that are a part of a character become U+FFFD."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeRequest(RequestModel):
+    model: Text | None = None
+    tokens: list[Int] = Field(max_length=MAX_TOKENS)
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str
+
+
+@router.post("/tokenize")
+async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
+    """The token ids of a prompt, as `/v1/completions` would compute with it, or of a conversation."""
+    _check_kind(body)
+    async with state_of(request).models.use(body.model) as model:
+        if body.messages is None:
+            prompt, adds = body.prompt or "", body.add_special_tokens is not False
+            work = in_thread(lambda: model.tokenizer.encode(prompt, add_special_tokens=adds, parse_special=True))
+        else:
+            work = encode_conversation(model, _chat_spec(body))
+        tokens = await run_unless_gone(request, work)
+        return TokenizeResponse(
+            count=len(tokens),
+            max_model_len=model.info.max_model_len,
+            tokens=tokens,
+            token_strs=_texts(model, tokens) if body.return_token_strs else None,
+        )
+
+
+@router.post("/detokenize")
+async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeResponse:
+    """The text of token ids, control tokens included."""
+    async with state_of(request).models.use(body.model) as model:
+        vocab_size = model.tokenizer.vocab_size
+        wrong = next((i for i, token_id in enumerate(body.tokens) if not 0 <= token_id < vocab_size), None)
+        if wrong is not None:
+            message = f"tokens[{wrong}] is {quote(body.tokens[wrong])}; this model has ids 0 to {vocab_size - 1}"
+            raise UsageError(message, param="tokens", code="token_out_of_range")
+        tokens = body.tokens
+        text = in_thread(lambda: model.tokenizer.decode(tokens, skip_special_tokens=False))
+        return DetokenizeResponse(prompt=await run_unless_gone(request, text))
+
+
+def _check_kind(body: TokenizeRequest) -> None:
+    if (body.prompt is None) == (body.messages is None):
+        given = "neither" if body.prompt is None else "both"
+        message = f"give prompt or messages, not {given}"
+        raise UsageError(message, param="prompt", code="missing_required_parameter" if given == "neither" else None)
+    if body.messages is not None:
+        if body.add_special_tokens:
+            raise refuse("add_special_tokens", "is for a prompt; of messages the chat template writes them")
+        return
+    for name in ("add_generation_prompt", "tools", "chat_template_kwargs"):
+        if getattr(body, name) is not None:
+            raise refuse(name, "is for messages; leave it out with a prompt")
+
+
+def _chat_spec(body: TokenizeRequest) -> ChatSpec:
+    check_tools(body.tools or ())
+    arguments = dict(body.chat_template_kwargs or {})
+    if "add_generation_prompt" in arguments:
+        raise refuse("chat_template_kwargs", "sets add_generation_prompt, which is a field of its own", "invalid_value")
+    if body.add_generation_prompt is not None:
+        arguments["add_generation_prompt"] = body.add_generation_prompt
+    return ChatSpec(
+        params=SamplingParams(), messages=body.messages or (), tools=body.tools or (), template_arguments=arguments
+    )
+
+
+def _texts(model: ServedModel, tokens: list[int]) -> list[str]:
+    return [model.tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in tokens]
