@@ -23,6 +23,7 @@ from octavo.server.errors import ApiError
 from octavo.server.guard import HEALTH_PATHS, Access, Guard, RequestCounter
 from octavo.server.openapi import describe, render_page
 from octavo.server.route_table import RouteTable
+from octavo.server.tracing import TraceContext
 from octavo.server.validation import to_bad_request
 
 if TYPE_CHECKING:
@@ -32,11 +33,13 @@ if TYPE_CHECKING:
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves `state`, with the routes of every module in `server/endpoints`."""
 
-    def count(route: str | None, method: str, status: int) -> None:
+    def count(route: str | None, method: str, status: int, error_code: str | None) -> None:
         if state.metrics is not None:
-            state.metrics.http_request(route, method, status)
+            state.metrics.http_request(route, method, status, error_code)
 
     app = build_app(state.config, endpoint_modules(), count)
+    if state.metrics is not None and state.metrics.tracer is not None:
+        app.add_middleware(TraceContext)
     app.state.server = state
     return app
 

@@ -31,7 +31,10 @@ CLIENT_CLOSED_REQUEST = 499  # for the log; nobody receives it
 # Bodies of all requests together while they are read, as a multiple of the largest one.
 NUM_BUFFERED_BODIES = 32
 
-RequestCounter: TypeAlias = Callable[["str | None", str, int], None]  # route, method, status
+_LINGER_S = 2.0
+_CLOSE = {"Connection": "close"}
+
+RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], None]  # route, method, status, error code
 
 logger = logging.getLogger(__name__)
 
@@ -71,9 +74,10 @@ class Guard:
         state = scope.setdefault("state", {})
         state["request_id"], state["access"] = record.request_id, record
         answer = _Answer(send, record, self._origins.cors_headers(scope["headers"]))
+        body = _Body.announced(scope["headers"])
         begin = time.monotonic()
         try:
-            await self._serve(scope, receive, answer)
+            await self._serve(scope, receive, answer, body)
         except ClientGoneError:
             record.status = CLIENT_CLOSED_REQUEST
         except Exception as error:
@@ -81,13 +85,13 @@ class Guard:
             if api_error.status == 500:
                 logger.error("request %s failed", record.request_id, exc_info=error)
             if not record.status:
-                await answer.send_error(api_error)
+                await answer.send_error(api_error, body, receive)
         finally:
             record.duration_s = time.monotonic() - begin
             record.log()
-            self._count(record.route, record.method, record.status)
+            self._count(record.route, record.method, record.status, record.error_code)
 
-    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, body: _Body) -> None:
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self._origins.check(headers, scope["http_version"])
         if scope["method"] == "OPTIONS" and (preflight := self._origins.preflight_headers(headers)) is not None:
@@ -99,31 +103,18 @@ class Guard:
         state["tenant"] = "" if self._access.is_public(route) else self._access.keys.tenant(headers)
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
-        body = await self._read_body(headers, receive)
-        await self._app(scope, receive if body is None else _replay(body, receive), answer)
+        if body.is_pending or body.content_type:
+            receive = _replay(await self._read_body(body, receive), receive)
+        await self._app(scope, receive, answer)
 
-    async def _read_body(self, headers: Sequence[tuple[bytes, bytes]], receive: Receive) -> bytes | None:
-        """The whole body, None if the request has none. Raises ApiError 408, 413, 415 or 503."""
-        length, is_chunked, expects_continue = 0, False, False
-        content_type = encoding = b""
-        for name, value in headers:
-            if name == b"content-length":
-                length = int(value)
-            elif name == b"transfer-encoding":
-                is_chunked = True
-            elif name == b"content-type":
-                content_type = value
-            elif name == b"content-encoding":
-                encoding = value
-            elif name == b"expect":
-                expects_continue = True
-        if length == 0 and not is_chunked and not content_type:
-            return None
-        _check_type(content_type, encoding)
-        if length > self._config.max_body_bytes:
-            # A client that waits for leave to send will not send: nothing more can be read from it.
-            raise self._too_large({"Connection": "close"} if expects_continue else {})
-        return await self._receive_all(receive)
+    async def _read_body(self, pending: _Body, receive: Receive) -> bytes:
+        """The whole body. Raises ApiError 408, 413, 415 or 503."""
+        _check_type(pending.content_type, pending.encoding)
+        if pending.length > self._config.max_body_bytes:
+            raise self._too_large()
+        body = await self._receive_all(receive)
+        pending.is_pending = False
+        return body
 
     async def _receive_all(self, receive: Receive) -> bytes:
         chunks: list[bytes] = []
@@ -136,7 +127,7 @@ class Guard:
                     message = await receive()
                 if cancel_scope.cancelled_caught:
                     text = "the body did not arrive in time"
-                    raise ApiError(408, text, code="request_timeout", headers={"Connection": "close"})
+                    raise ApiError(408, text, code="request_timeout", headers=_CLOSE)
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 chunk = message.get("body", b"")
@@ -144,7 +135,7 @@ class Guard:
                 self._num_buffered += len(chunk)
                 chunks.append(chunk)
                 if size > self._config.max_body_bytes:
-                    raise self._too_large({})
+                    raise self._too_large()
                 if self._num_buffered > NUM_BUFFERED_BODIES * self._config.max_body_bytes:
                     text = "too many requests are being read at once"
                     raise ApiError(503, text, code="server_overloaded", headers={"Retry-After": "1"})
@@ -153,9 +144,40 @@ class Guard:
         finally:
             self._num_buffered -= size
 
-    def _too_large(self, headers: dict[str, str]) -> ApiError:
+    def _too_large(self) -> ApiError:
         message = f"the body is larger than {self._config.max_body_bytes} bytes"
-        return ApiError(413, message, code="request_too_large", headers=headers)
+        return ApiError(413, message, code="request_too_large", headers=_CLOSE)
+
+
+@dataclass(slots=True)
+class _Body:
+    """What the headers say of the body. is_pending: there is one, and not all of it has been read.
+
+    waits_for_leave: the client sends it after `100 Continue` only.
+    """
+
+    length: int = 0
+    is_pending: bool = False
+    waits_for_leave: bool = False
+    content_type: bytes = b""
+    encoding: bytes = b""
+
+    @classmethod
+    def announced(cls, headers: Sequence[tuple[bytes, bytes]]) -> _Body:
+        body = cls()
+        for name, value in headers:
+            if name == b"content-length":
+                body.length = int(value)
+                body.is_pending = body.length > 0
+            elif name == b"transfer-encoding":
+                body.is_pending = True
+            elif name == b"content-type":
+                body.content_type = value
+            elif name == b"content-encoding":
+                body.encoding = value
+            elif name == b"expect":
+                body.waits_for_leave = True
+        return body
 
 
 class _Answer:
@@ -172,13 +194,20 @@ class _Answer:
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         await self._send(message)
 
-    async def send_error(self, error: ApiError) -> None:
+    async def send_error(self, error: ApiError, body: _Body, receive: Receive) -> None:
+        """The envelope. What the client still sends of its body is taken and thrown away for a while: closed at once,
+        the connection would be reset under a client that writes before it reads."""
         self._record.error_code = error.code
-        body = json.dumps(error.body()).encode()
-        headers = {"content-type": "application/json", "content-length": str(len(body)), **error.headers}
+        data = json.dumps(error.body()).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(data)), **error.headers}
         encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": error.status, "headers": encoded})
-        await self({"type": "http.response.body", "body": body})
+        await self({"type": "http.response.body", "body": data, "more_body": body.is_pending})
+        if body.is_pending:
+            with anyio.move_on_after(0 if body.waits_for_leave or error.status == 408 else _LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+            await self({"type": "http.response.body", "body": b""})
 
     async def send_empty(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         await self._send_start(status, headers)

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import anyio
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
 
 from octavo.core.client import EngineClient, GenerateRequest
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.outputs import RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.server import metric_families
-from octavo.server.errors import ApiError
 from octavo.server.metric_values import (
     FINISHED_REASONS,
     METHODS,
@@ -32,9 +32,11 @@ from octavo.server.metric_values import (
     ModelStats,
     resident_bytes,
 )
+from octavo.server.tracing import RequestTracer
 
 # An engine in the middle of a long step answers late; a scrape then shows what it said before.
 ENGINE_ANSWER_TIMEOUT_S = 0.5
+_NO_ESCAPING = "allow-utf-8"
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -133,17 +135,25 @@ class RequestMeter:
 class ServerMetrics:
     """Everything a server counts. Belongs to its event loop.
 
-    Who calls what: `ObservedClient` calls `served`, `ended` and `request_started`; whoever turns an exception into an
-    error response calls `request_rejected`; the outermost middleware calls `http_request` once a response.
+    Who calls what: `ObservedClient` calls `served`, `ended` and `request_started`; the guard calls `http_request`, once
+    a response; whoever shows the figures calls `refresh` before.
     """
 
-    def __init__(self, prefix: str = "vllm", *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        prefix: str = "vllm",
+        *,
+        tracer: RequestTracer | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """tracer: makes a trace of every request; see `start_tracer`."""
         if not _PREFIX.fullmatch(prefix):
             raise UsageError(
                 f"metrics_prefix is {prefix!r}; it must be letters, digits and _ and not begin with a digit",
                 param="metrics_prefix",
             )
         self.prefix = prefix
+        self.tracer = tracer
         self.models: dict[str, ModelStats] = {}  # by served name; stays when a model is unloaded
         self.engines: dict[str, EngineFigures] = {}
         self.rejected: Counter[str] = Counter()
@@ -172,18 +182,20 @@ class ServerMetrics:
         """One prompt was handed to the engine."""
         return RequestMeter(self.models.setdefault(model_name, ModelStats()), request, self._clock)
 
-    def request_rejected(self, error: ApiError) -> None:
-        """A request was answered with an error instead of a result. Not called for errors in the middle of a stream."""
-        reason = error.code if error.code in REJECTED_REASONS else "invalid_request" if error.status < 500 else UNKNOWN
-        self.rejected[reason or UNKNOWN] += 1
-
-    def http_request(self, route: str | None, method: str, status: int) -> None:
+    def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
         """A response was sent.
 
         route: the route's template, such as `/v1/requests/{id}/cancel`, never the path that was asked for; None: no
-        route fits. method: as it came; all that HTTP does not know count as one.
+        route fits. method: as it came; all that HTTP does not know count as one. error_code: of a response that is an
+        error; those of POST requests also count as rejected.
         """
-        self.http[route or UNKNOWN, method if method in METHODS else UNKNOWN, status] += 1
+        known_method = method if method in METHODS else UNKNOWN
+        self.http[route or UNKNOWN, known_method, status] += 1
+        if status >= 400 and route is not None and known_method == "POST":
+            reason = error_code or UNKNOWN
+            if reason not in REJECTED_REASONS:
+                reason = "invalid_request" if status < 500 else UNKNOWN
+            self.rejected[reason] += 1
 
     async def refresh(self) -> None:
         """Asks every engine for its figures; within ENGINE_ANSWER_TIMEOUT_S, whatever an engine does."""
@@ -207,8 +219,11 @@ class ServerMetrics:
 
     def export(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) of the exposition that fits the Accept header: OpenMetrics or Prometheus's own text."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        # Our names are valid as they are; what these libraries call escaping would replace the colon of the prefix.
+        if "application/openmetrics-text" in accept:
+            body: bytes = openmetrics.generate_latest(self._registry, escaping=_NO_ESCAPING)  # type: ignore[no-untyped-call]
+            return body, openmetrics.CONTENT_TYPE_LATEST
+        return generate_latest(self._registry, escaping=_NO_ESCAPING), CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterable[Metric]:
         """What the registry asks for; the interface of a collector."""

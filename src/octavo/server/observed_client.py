@@ -11,6 +11,7 @@ from octavo.core.client import EngineClient, EngineStatus, GenerateRequest, Mode
 from octavo.errors import OctavoError
 from octavo.outputs import RequestOutput
 from octavo.server.metrics import RequestMeter, ServerMetrics
+from octavo.server.tracing import RequestSpan
 
 
 class ObservedClient:
@@ -37,12 +38,18 @@ class ObservedClient:
 
     async def generate(self, request: GenerateRequest) -> OutputStream:
         meter = self._metrics.request_started(self._model_name, request)
+        tracer = self._metrics.tracer
+        span = tracer.begin(self._model_name, request) if tracer is not None else None
         try:
             stream = await self._client.generate(request)
-        except asyncio.CancelledError:
-            meter.cancelled()
+        except BaseException as error:
+            # One that the engine refuses never began: its response counts, as an error, and nothing else.
+            if isinstance(error, asyncio.CancelledError):
+                meter.cancelled()
+            if span is not None:
+                span.end(meter.metrics, (), type(error).__name__)
             raise
-        return ObservedStream(stream, meter)
+        return ObservedStream(stream, meter, span)
 
     async def embed(
         self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"], cache_salt: str = ""
@@ -60,9 +67,10 @@ class ObservedClient:
 class ObservedStream:
     """An answer on its way to the user."""
 
-    def __init__(self, stream: OutputStream, meter: RequestMeter) -> None:
+    def __init__(self, stream: OutputStream, meter: RequestMeter, span: RequestSpan | None) -> None:
         self._stream = stream
         self._meter = meter
+        self._span = span
 
     @property
     def request_id(self) -> str:
@@ -76,10 +84,18 @@ class ObservedStream:
             output = await self._stream.__anext__()
         except OctavoError as error:
             self._meter.failed(error)
+            self._end_span(type(error).__name__)
             raise
         self._meter.saw(output)
+        if output.finished:
+            self._end_span()
         return output
 
     async def aclose(self) -> None:
         self._meter.cancelled()
+        self._end_span("cancelled")
         await self._stream.aclose()
+
+    def _end_span(self, error: str | None = None) -> None:
+        if self._span is not None:
+            self._span.end(self._meter.metrics, self._meter.finish_reasons, error)

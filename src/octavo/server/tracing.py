@@ -1,0 +1,187 @@
+"""A trace of every request through OpenTelemetry, if that is asked for and installed.
+
+One span a request with the children `queue`, `prefill` and `decode`, under the trace that the caller's `traceparent`
+names (W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI; never the text itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio.to_thread
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from octavo import __version__
+from octavo.core.client import GenerateRequest
+from octavo.errors import UsageError
+from octavo.outputs import RequestMetrics
+from octavo.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
+
+_CHAT_ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
+_NS = 1_000_000_000
+
+_http_request: ContextVar[Scope | None] = ContextVar("http_request", default=None)
+
+
+class TraceContext:
+    """ASGI middleware: remembers for the spans below whose request they belong to."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        token = _http_request.set(scope)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            _http_request.reset(token)
+
+
+def start_tracer(endpoint: str | None) -> RequestTracer | None:
+    """A tracer that sends to this OTLP/HTTP endpoint, in the background; None without an endpoint.
+
+    endpoint: the collector's URL; `/v1/traces` is added if it has no path. Raises UsageError if it is no URL, or if
+    OpenTelemetry is not installed.
+    """
+    if endpoint is None:
+        return None
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise UsageError(
+            f"otlp_endpoint is {endpoint!r}; it must be a URL such as http://localhost:4318", param="otlp_endpoint"
+        )
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise UsageError(
+            f"otlp_endpoint needs OpenTelemetry, which is not installed: pip install 'octavo[otel]' ({error})",
+            param="otlp_endpoint",
+        ) from None
+    if url.path in ("", "/"):
+        endpoint = url._replace(path="/v1/traces").geturl()
+    resource = Resource.create({"service.name": "octavo", "service.version": __version__})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint, timeout=5)))
+    return RequestTracer(provider)
+
+
+class RequestTracer:
+    """Begins the spans of requests."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("octavo.server", __version__)
+
+    def begin(self, model_name: str, request: GenerateRequest) -> RequestSpan:
+        """One prompt was handed to the engine."""
+        from opentelemetry.trace import SpanKind
+
+        http_request = _http_request.get()
+        route = _route(http_request)
+        operation = "chat" if route in _CHAT_ROUTES else "text_completion"
+        params = request.params
+        attributes: dict[str, str | int | float] = {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": "octavo",
+            "gen_ai.request.model": model_name,
+            "gen_ai.response.model": model_name,
+        }
+        if params.max_tokens is not None:
+            attributes["gen_ai.request.max_tokens"] = params.max_tokens
+        if isinstance(params, SamplingParams):
+            attributes |= {
+                "gen_ai.request.temperature": params.temperature,
+                "gen_ai.request.top_p": params.top_p,
+                "gen_ai.request.top_k": params.top_k,
+                "gen_ai.request.choice.count": params.n,
+            }
+        if http_request is not None:
+            attributes["http.route"] = route
+            attributes["octavo.request_id"] = str(http_request.get("state", {}).get("request_id", ""))
+        start_ns = time.time_ns()
+        span = self._tracer.start_span(
+            f"{operation} {model_name}",
+            context=_parent(http_request),
+            kind=SpanKind.SERVER,
+            attributes=attributes,
+            start_time=start_ns,
+        )
+        return RequestSpan(self, span, start_ns)
+
+    def child(self, parent: Span, name: str, start_ns: int, end_ns: int) -> None:
+        """A part of a request that is over."""
+        from opentelemetry.trace import set_span_in_context
+
+        span = self._tracer.start_span(name, context=set_span_in_context(parent), start_time=start_ns)
+        span.end(end_time=max(start_ns, end_ns))
+
+    async def close(self) -> None:
+        """Sends what is left, and ends."""
+        await anyio.to_thread.run_sync(self._provider.shutdown)
+
+
+class RequestSpan:
+    """A request under way."""
+
+    def __init__(self, tracer: RequestTracer, span: Span, start_ns: int) -> None:
+        self._tracer = tracer
+        self._span = span
+        self._start_ns = start_ns
+        self._has_ended = False
+
+    def end(self, metrics: RequestMetrics, finish_reasons: Sequence[str], error: str | None = None) -> None:
+        """metrics: the last that is known. error: why there is no whole answer. Later calls do nothing."""
+        from opentelemetry.trace import Status, StatusCode
+
+        if self._has_ended:
+            return
+        self._has_ended = True
+        now_ns = time.time_ns()
+        span = self._span
+        span.set_attribute("gen_ai.usage.input_tokens", metrics.num_prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", metrics.num_generated_tokens)
+        span.set_attribute("gen_ai.usage.cache_read.input_tokens", metrics.num_cached_tokens)
+        if finish_reasons:
+            span.set_attribute("gen_ai.response.finish_reasons", list(finish_reasons))
+        if metrics.time_to_first_token_s is not None:
+            span.set_attribute("gen_ai.latency.time_to_first_token", metrics.time_to_first_token_s)
+            prefill_ns = self._start_ns + round(metrics.queue_s * _NS)
+            decode_ns = prefill_ns + round(metrics.prefill_s * _NS)
+            self._tracer.child(span, "queue", self._start_ns, prefill_ns)
+            self._tracer.child(span, "prefill", prefill_ns, decode_ns)
+            self._tracer.child(span, "decode", decode_ns, now_ns)
+        if error is not None:
+            span.set_attribute("error.type", error)
+            span.set_status(Status(StatusCode.ERROR, error))
+        span.end(end_time=now_ns)
+
+
+def _route(http_request: Scope | None) -> str:
+    if http_request is None:
+        return ""
+    record = http_request.get("state", {}).get("access")
+    return str(getattr(record, "route", None) or "")
+
+
+def _parent(http_request: Scope | None) -> Context:
+    """The caller's span, from its headers; a new trace if there is none or it is malformed."""
+    from opentelemetry.context import Context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    headers = (
+        {} if http_request is None else {k.decode("latin-1"): v.decode("latin-1") for k, v in http_request["headers"]}
+    )
+    carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+    return TraceContextTextMapPropagator().extract(carrier, context=Context())
