@@ -199,23 +199,17 @@ class ServerMetrics:
 
     async def refresh(self) -> None:
         """Asks every engine for its figures; within ENGINE_ANSWER_TIMEOUT_S, whatever an engine does."""
+        self.refresh_statuses()
         async with anyio.create_task_group() as group:
             for model_name, client in list(self._clients.items()):
-                group.start_soon(self._refresh_one, model_name, client)
+                group.start_soon(_ask_engine, client, self.engines[model_name])
 
-    async def _refresh_one(self, model_name: str, client: EngineClient) -> None:
-        status = client.status()
-        figures = self.engines.setdefault(model_name, EngineFigures(status))
-        figures.saw_status(status, resident_bytes(status.pid))
-        numbers: Mapping[str, object] | None = None
-        try:
-            figures.info = client.info
-            with anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):
-                numbers = await client.metrics()
-        except OctavoError:
-            return  # its state, which is shown, says why
-        if numbers is not None:
-            figures.saw_numbers(numbers)
+    def refresh_statuses(self) -> None:
+        """Only what is known without asking: states, running and waiting sequences, blocks in use."""
+        for model_name, client in self._clients.items():
+            status = client.status()
+            figures = self.engines.setdefault(model_name, EngineFigures(status))
+            figures.saw_status(status, resident_bytes(status.pid))
 
     def export(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) of the exposition that fits the Accept header: OpenMetrics or Prometheus's own text."""
@@ -228,3 +222,15 @@ class ServerMetrics:
     def collect(self) -> Iterable[Metric]:
         """What the registry asks for; the interface of a collector."""
         return metric_families.collect(self.prefix, self)
+
+
+async def _ask_engine(client: EngineClient, figures: EngineFigures) -> None:
+    numbers: Mapping[str, object] | None = None
+    try:
+        figures.info = client.info
+        with anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):
+            numbers = await client.metrics()
+    except OctavoError:
+        return  # its state, which is shown, says why
+    if numbers is not None:
+        figures.saw_numbers(numbers)
