@@ -6,6 +6,7 @@
 | `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                  |
 | `OCTAVO_ISA`         | widest instruction set to use: `scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`  |
 | `OCTAVO_NUM_THREADS` | compute threads; default: as many as the machine gives this process             |
+| `OCTAVO_FAULT`       | for tests of Octavo only: makes an engine's process fail; see `core/faults.py`  |
 """
 
 from __future__ import annotations
@@ -52,6 +53,11 @@ def num_threads() -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= _MAX_THREADS:
         raise UsageError(f"OCTAVO_NUM_THREADS is {value!r}; it must be a number from 1 to {_MAX_THREADS}")
     return int(value)
+
+
+def fault() -> str | None:
+    """The fault that an engine's process shall make, for tests."""
+    return os.environ.get("OCTAVO_FAULT") or None
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from octavo.config import EngineConfig
 from octavo.core.client import EngineClient
 from octavo.core.loaded import Progress
 from octavo.core.local_client import LocalClient
+from octavo.core.process_client import ProcessClient
 
 
 def start_client(
@@ -13,7 +14,9 @@ def start_client(
 ) -> EngineClient:
     """Begins to load a model; `EngineClient.wait_ready` says when it is there. Call it from a running event loop.
 
-    in_process: no process of its own for the engine, for debugging. stall_timeout_s: an engine that makes no step
-    for so long while work waits is ended and started again. on_progress: called with (bytes loaded, bytes in all).
+    in_process: no process of its own for the engine, for debugging. stall_timeout_s: an engine process that makes no
+    step for so long while work waits is ended and started again. on_progress: called with (bytes loaded, bytes in all).
     """
-    return LocalClient(config, on_progress)
+    if in_process:
+        return LocalClient(config, on_progress)
+    return ProcessClient(config, stall_timeout_s=stall_timeout_s, on_progress=on_progress)

@@ -1,0 +1,96 @@
+"""The engine's process: `python -m octavo.core.main`, started and watched by `supervisor`, with orders on its stdin."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import logging
+import os
+import shutil
+import signal
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from octavo import env
+from octavo.core.faults import Faults
+from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, TO_ENGINE, Log, Started, StartOrder
+from octavo.core.outbox import Outbox
+from octavo.core.service import EngineService
+
+# When memory runs out, the system shall take this process, which is restarted, and not the server's.
+_OOM_SCORE = 500
+_PR_SET_PDEATHSIG = 1
+_EXIT_ORPHANED = 1
+
+
+def main() -> int:
+    """Serves one engine until the server says close, or is gone. Returns the exit code."""
+    # A terminal and a service manager signal every process they find. The server decides what becomes of this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    line = sys.stdin.buffer.readline()
+    if not line.endswith(b"\n"):
+        return _EXIT_ORPHANED
+    order = msgspec.json.decode(line, type=StartOrder)
+    directory = Path(order.directory)
+    threading.Thread(target=_end_with_server, args=(directory,), name="octavo-lifeline", daemon=True).start()
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+
+    outbox = Outbox(f"ipc://{directory / FROM_ENGINE}")
+    logging.basicConfig(level=order.log_level, handlers=[_LogToServer(outbox)])
+    inbox = zmq.Context().socket(zmq.PULL)
+    inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+    inbox.setsockopt(zmq.LINGER, 0)
+    inbox.connect(f"ipc://{directory / TO_ENGINE}")
+    outbox.send(Started(os.getpid()))
+
+    def connected() -> None:
+        # From here on nothing is left behind, however the two processes end.
+        shutil.rmtree(directory, ignore_errors=True)
+        _die_with(order.parent_pid)
+
+    EngineService(order, inbox, outbox, Faults.parse(env.fault()), connected).run()
+    inbox.close()
+    outbox.close()
+    return 0
+
+
+def _end_with_server(directory: Path) -> None:
+    """Waits for the end of standard input, which the server holds open as long as it lives."""
+    while os.read(0, 4096):
+        pass
+    shutil.rmtree(directory, ignore_errors=True)
+    os._exit(_EXIT_ORPHANED)
+
+
+def _die_with(parent_pid: int) -> None:
+    """Has the kernel end this process with the server, even if it is stopped or stuck in native code."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_pid:  # it died before the call
+        os._exit(_EXIT_ORPHANED)
+
+
+class _LogToServer(logging.Handler):
+    """The server writes the log of both processes, in its own format."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
+        self._outbox = outbox
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._outbox.send(Log(record.levelno, record.name, self.format(record)))
+        except Exception:
+            self.handleError(record)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""The way out of the engine's process, for all of its threads."""
+
+from __future__ import annotations
+
+import threading
+
+import zmq
+
+from octavo.core.messages import FromEngine, encode
+
+# Messages that wait for a server that does not read, before the engine waits too.
+_MAX_UNSENT = 1000
+_FLUSH_MS = 1000
+
+
+class Outbox:
+    """Sends messages to the server, in the order of the calls. Safe to share between threads."""
+
+    def __init__(self, address: str) -> None:
+        self._lock = threading.Lock()
+        # A context of its own, so that it can be flushed and ended whatever the inbox's thread does.
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, _MAX_UNSENT)
+        self._socket.setsockopt(zmq.LINGER, _FLUSH_MS)
+        self._socket.connect(address)
+        self._is_closed = False
+
+    def send(self, message: FromEngine) -> None:
+        """Waits while the server leaves too much unread. Does nothing once it is closed."""
+        data = encode(message)
+        with self._lock:
+            if not self._is_closed:
+                self._socket.send(data)
+
+    def close(self) -> None:
+        """Waits, for a moment at most, until everything is sent. May be called twice."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._socket.close()
+                self._context.term()

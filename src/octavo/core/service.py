@@ -1,0 +1,242 @@
+"""The engine's process at work: messages in, requests to the engine, one message a step out."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.core.faults import Faults
+from octavo.core.loaded import create_request, load, plain_metrics
+from octavo.core.messages import (
+    Abort,
+    Accepted,
+    AskMetrics,
+    Close,
+    Failure,
+    Generate,
+    Heartbeat,
+    Hello,
+    LoadFailed,
+    Loading,
+    MalformedMessageError,
+    Metrics,
+    News,
+    Ready,
+    Rejected,
+    StartOrder,
+    Step,
+    ToEngine,
+    decode_request,
+    decode_to_engine,
+    to_problem,
+)
+from octavo.core.outbox import Outbox
+from octavo.engine.session import Session
+from octavo.errors import EngineDeadError, OctavoError
+from octavo.outputs import RequestMetrics, RequestOutput
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 0.25
+_PROGRESS_S = 0.05  # between two messages about the load
+_EXIT_FAILED = 70
+# Grammars are compiled here, so that other requests are not kept waiting for their answer.
+_NUM_CHECKERS = 2
+
+
+class EngineService:
+    """Loads a model and serves it. `run` is the thread that receives; the engine and the heartbeat have their own."""
+
+    def __init__(
+        self, order: StartOrder, inbox: zmq.Socket[bytes], outbox: Outbox, faults: Faults, on_hello: Callable[[], None]
+    ) -> None:
+        """on_hello: called once both processes are connected."""
+        self._order = order
+        self._inbox = inbox
+        self._outbox = outbox
+        self._faults = faults
+        self._on_hello = on_hello
+        self._session: Session | None = None
+        self._num_malformed = 0
+        self._last_progress = 0.0
+        self._checkers = ThreadPoolExecutor(_NUM_CHECKERS, "octavo-check")
+        self._lock = threading.Lock()
+        self._being_checked: set[str] = set()
+        # Only the engine's thread touches these.
+        self._news: list[News] = []
+        self._failures: list[Failure] = []
+
+    def run(self) -> None:
+        """Until the server says close."""
+        for name, target in (("octavo-load", self._load), ("octavo-heartbeat", self._beat)):
+            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True).start()
+        self._guarded(self._receive)
+        self._checkers.shutdown(wait=False, cancel_futures=True)
+        if self._session is not None:
+            self._session.close()
+
+    def _guarded(self, target: Callable[[], None]) -> None:
+        """No thread may end unnoticed: without one of them the process is of no use."""
+        try:
+            target()
+        except Exception as error:
+            logger.exception("a thread of the engine's process failed")
+            self._fail(f"{type(error).__name__}: {error}")
+
+    def _fail(self, reason: str) -> None:
+        logger.critical("the engine's process ends: %s", reason)
+        self._outbox.close()
+        os._exit(_EXIT_FAILED)
+
+    # --- the thread that loads ---
+
+    def _load(self) -> None:
+        started_at = time.monotonic()
+        try:
+            self._faults.at("load")
+            session, info = load(EngineConfig(**self._order.config), self._report_progress, self._end_round)
+        except OctavoError as error:
+            # The server answers with Close, so that the message is not lost with the process.
+            self._outbox.send(LoadFailed(to_problem(error)))
+            return
+        self._session = session
+        phases = {"start": started_at - self._order.spawned_at, **info.load_seconds}
+        self._outbox.send(Ready(replace(info, load_seconds=phases)))
+
+    def _report_progress(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last_progress >= _PROGRESS_S or done == total:
+            self._last_progress = now
+            self._outbox.send(Loading(done, total))
+
+    # --- the heartbeat's thread ---
+
+    def _beat(self) -> None:
+        while True:
+            time.sleep(HEARTBEAT_S)
+            self._faults.at("heartbeat")
+            session = self._session
+            if session is None:
+                self._outbox.send(Heartbeat(0, 0.0, None, 0, 0, 0, 0, self._num_malformed))
+                continue
+            metrics = session.metrics
+            self._outbox.send(
+                Heartbeat(
+                    num_steps=metrics.num_steps_total,
+                    stalled_s=session.stalled_s,
+                    last_step_age_s=session.last_round_age_s if metrics.num_steps_total else None,
+                    num_running=metrics.num_running,
+                    num_waiting=metrics.num_waiting,
+                    num_used_blocks=metrics.num_used_blocks,
+                    num_blocks=metrics.num_blocks,
+                    num_malformed=self._num_malformed,
+                )
+            )
+
+    # --- the thread that receives ---
+
+    def _receive(self) -> None:
+        while True:
+            data = self._inbox.recv()
+            self._faults.at("receive")
+            try:
+                message = decode_to_engine(data)
+            except MalformedMessageError as error:
+                self._note_malformed(error)
+                continue
+            if isinstance(message, Close):
+                return
+            self._handle(message)
+
+    def _handle(self, message: ToEngine) -> None:
+        if isinstance(message, Generate):
+            self._begin(message)
+        elif isinstance(message, Abort):
+            self._abort(message.request_id)
+        elif isinstance(message, AskMetrics):
+            values = plain_metrics(self._session.metrics) if self._session is not None else {}
+            self._outbox.send(Metrics(message.question, values))
+        elif isinstance(message, Hello):
+            self._on_hello()
+
+    def _note_malformed(self, error: MalformedMessageError) -> None:
+        self._num_malformed += 1
+        if self._num_malformed.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood must not fill the log
+            logger.warning("a malformed message was dropped, the %dth: %.200s", self._num_malformed, error)
+
+    def _begin(self, message: Generate) -> None:
+        with self._lock:
+            self._being_checked.add(message.request_id)
+        if "structured_outputs" in message.params:
+            self._checkers.submit(self._guarded, lambda: self._check(message))
+        else:
+            self._check(message)
+
+    def _check(self, message: Generate) -> None:
+        """Answers whether the request is taken, and hands it to the engine if so."""
+        request_id = message.request_id
+        try:
+            if self._session is None:
+                raise EngineDeadError("the model is not loaded")
+            request = create_request(self._session, request_id, decode_request(message))
+        except (OctavoError, MalformedMessageError) as error:
+            if isinstance(error, MalformedMessageError):
+                self._note_malformed(error)
+            with self._lock:
+                self._being_checked.discard(request_id)
+            self._outbox.send(Rejected(request_id, to_problem(error)))
+            return
+        with self._lock:
+            if request_id not in self._being_checked:  # aborted meanwhile
+                return
+            self._being_checked.remove(request_id)
+        self._outbox.send(Accepted(request_id))
+        self._session.submit(request, _Reporter(request_id, self._news, self._failures))
+
+    def _abort(self, request_id: str) -> None:
+        with self._lock:
+            was_being_checked = request_id in self._being_checked
+            self._being_checked.discard(request_id)
+        if not was_being_checked and self._session is not None:
+            self._session.abort(request_id)
+
+    # --- the engine's thread ---
+
+    def _end_round(self) -> None:
+        if self._news or self._failures:
+            self._outbox.send(Step(self._news, self._failures))
+            self._news.clear()
+            self._failures.clear()
+        failure = self._session.failure if self._session is not None else None
+        if failure is not None and failure.__cause__ is not None:  # one that was closed has no cause
+            self._fail(str(failure))
+        self._faults.at("step")
+
+
+class _Reporter:
+    """Notes what is new of one request, on the engine's thread."""
+
+    __slots__ = ("_failures", "_metrics", "_news", "_request_id")
+
+    def __init__(self, request_id: str, news: list[News], failures: list[Failure]) -> None:
+        self._request_id = request_id
+        self._news = news
+        self._failures = failures
+        self._metrics: RequestMetrics | None = None
+
+    def __call__(self, item: RequestOutput | OctavoError) -> None:
+        if isinstance(item, OctavoError):
+            self._failures.append(Failure(self._request_id, to_problem(item)))
+            return
+        metrics = None if item.metrics is self._metrics else item.metrics
+        prompt_logprobs = item.prompt_logprobs if self._metrics is None else None
+        self._metrics = item.metrics
+        self._news.append(News(self._request_id, item.outputs, item.finished, metrics, prompt_logprobs))

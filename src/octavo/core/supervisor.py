@@ -1,0 +1,237 @@
+"""Keeps an engine process alive: notices its death and its standstill, restarts it, and knows when to give up."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState, EngineStatus, ModelInfo
+from octavo.core.engine_process import EngineProcess
+from octavo.core.loaded import STALL_S, Progress
+from octavo.core.messages import Close, FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
+from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
+
+logger = logging.getLogger(__name__)
+
+CHECK_S = 0.25
+MAX_RESTARTS = 3
+RESTART_WINDOW_S = 300.0
+_FIRST_BACKOFF_S = 0.1
+# A check that comes so late says that this process stood still, not the engine's.
+_MAX_LATE_S = 0.5
+# A restart would end in the same way.
+_PERMANENT = (ModelLoadError, GraphError, UsageError)
+
+
+class Supervisor:
+    """One engine, in one process after another. Belongs to the event loop that it is made in."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        stall_timeout_s: float,
+        on_message: Callable[[FromEngine], None],
+        on_down: Callable[[], None],
+        on_progress: Progress | None = None,
+    ) -> None:
+        """Spawns the first process. on_message: called with messages that concern requests.
+
+        on_down: called when the engine can no longer answer what it was asked: it is dead or stands still.
+        """
+        self._config = config
+        self._stall_timeout_s = stall_timeout_s
+        self._on_message = on_message
+        self._on_down = on_down
+        self._on_progress = on_progress
+        self._loop = asyncio.get_running_loop()
+        self.state = EngineState.LOADING
+        self.reason: str | None = None
+        self.info: ModelInfo | None = None
+        self._load_error: OctavoError | None = None
+        self._heartbeat: Heartbeat | None = None
+        self._heartbeat_at = 0.0
+        self._progress_of_load = 0.0
+        self._restarts: deque[float] = deque()
+        self._num_restarts = 0
+        self._waiters: list[asyncio.Future[None]] = []
+        self._killing: asyncio.Task[None] | None = None
+        self._restart_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+        self._process: EngineProcess = EngineProcess(config, self._receive, self._note_exit)
+        self._check_due = self._loop.time() + CHECK_S
+        self._check_timer = self._loop.call_at(self._check_due, self._check)
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state is EngineState.READY
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the engine may be ready again, as far as one can say."""
+        if self.state is EngineState.STALLED or self.info is None:
+            return 1.0
+        return 1.0 + sum(self.info.load_seconds.values())
+
+    def send(self, data: bytes) -> bool:
+        """See `EngineProcess.send`."""
+        return self._process.send(data)
+
+    def status(self) -> EngineStatus:
+        beat = self._heartbeat
+        if beat is None:
+            status = EngineStatus(self.state, self.reason, self._process.pid, num_restarts=self._num_restarts)
+        else:
+            age_s = None if beat.last_step_age_s is None else beat.last_step_age_s + self._silence_s
+            status = EngineStatus(
+                self.state,
+                self.reason,
+                self._process.pid,
+                num_steps=beat.num_steps,
+                last_step_age_s=age_s,
+                num_restarts=self._num_restarts,
+                num_running=beat.num_running,
+                num_waiting=beat.num_waiting,
+                num_used_blocks=beat.num_used_blocks,
+                num_blocks=beat.num_blocks,
+                load_progress=self._progress_of_load,
+            )
+        return status
+
+    async def wait_ready(self) -> None:
+        """Returns when the engine takes requests; raises why it never will."""
+        while self.state in (EngineState.LOADING, EngineState.RESTARTING):
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self.state is EngineState.DEAD:
+            raise self._load_error or EngineDeadError(f"the engine has ended: {self.reason}")
+
+    async def close(self) -> None:
+        """Ends the engine and its process. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._check_timer.cancel()
+        if self._restart_timer is not None:
+            self._restart_timer.cancel()
+        if self._killing is not None:
+            self._killing.cancel()
+        self._set(EngineState.DEAD, "it was closed")
+        self._on_down()
+        await self._process.close()
+
+    # --- what the process says ---
+
+    def _receive(self, message: FromEngine) -> None:
+        if isinstance(message, Heartbeat):
+            self._heartbeat = message
+            self._heartbeat_at = time.monotonic()
+            self._judge()
+        elif isinstance(message, Loading):
+            self._progress_of_load = message.bytes_done / max(message.bytes_total, 1)
+            if self._on_progress is not None:
+                self._on_progress(message.bytes_done, message.bytes_total)
+        elif isinstance(message, Ready):
+            self.info = message.info
+            self._progress_of_load = 1.0
+            self._heartbeat_at = time.monotonic()
+            self._set(EngineState.READY)
+        elif isinstance(message, LoadFailed):
+            self._load_error = to_error(message.problem)
+            self._process.tell(Close())
+        elif not isinstance(message, Started):
+            self._on_message(message)
+
+    # --- standstill ---
+
+    @property
+    def _silence_s(self) -> float:
+        return time.monotonic() - self._heartbeat_at
+
+    @property
+    def _stalled_s(self) -> float:
+        """How long nothing has moved."""
+        silence_s = self._silence_s
+        if silence_s > STALL_S:
+            return silence_s
+        return self._heartbeat.stalled_s if self._heartbeat is not None else 0.0
+
+    def _check(self) -> None:
+        now = self._loop.time()
+        if now - self._check_due > _MAX_LATE_S:
+            self._heartbeat_at = time.monotonic()
+        self._check_due = now + CHECK_S
+        self._check_timer = self._loop.call_at(self._check_due, self._check)
+        self._judge()
+
+    def _judge(self) -> None:
+        if self.state not in (EngineState.READY, EngineState.STALLED):
+            return
+        stalled_s = self._stalled_s
+        if stalled_s <= STALL_S:
+            if self.state is EngineState.STALLED:
+                logger.warning("the engine makes progress again")
+                self._set(EngineState.READY)
+            return
+        what = "no sign of life" if self._silence_s > STALL_S else "no step while requests wait"
+        reason = f"{what} for {stalled_s:.1f} s"
+        if self.state is EngineState.READY:
+            logger.error("the engine stands still: %s", reason)
+            self._set(EngineState.STALLED, reason)
+            self._on_down()
+        self.reason = reason
+        if stalled_s > self._stall_timeout_s and self._killing is None:
+            logger.error("the engine's process %d is killed: %s", self._process.pid, reason)
+            self._killing = self._loop.create_task(self._process.kill_stalled())
+
+    # --- death ---
+
+    def _note_exit(self, how: str) -> None:
+        if self._is_closed:
+            return
+        self._killing = None
+        error, self._load_error = self._load_error, None
+        reason = str(error) if error is not None else how
+        now = time.monotonic()
+        while self._restarts and now - self._restarts[0] > RESTART_WINDOW_S:
+            self._restarts.popleft()
+        if self.info is None or isinstance(error, _PERMANENT):
+            self._load_error = error
+            self._die(reason)
+        elif len(self._restarts) >= MAX_RESTARTS:
+            minutes = RESTART_WINDOW_S / 60
+            self._die(f"it ended {MAX_RESTARTS + 1} times within {minutes:.0f} minutes, the last time: {reason}")
+        else:
+            backoff_s = _FIRST_BACKOFF_S * 2 ** len(self._restarts)
+            self._restarts.append(now)
+            logger.error("%s; it is restarted in %.1f s", reason, backoff_s)
+            self._set(EngineState.RESTARTING, reason)
+            self._on_down()
+            self._restart_timer = self._loop.call_later(backoff_s, self._restart)
+
+    def _restart(self) -> None:
+        self._num_restarts += 1
+        self._heartbeat = None
+        self._progress_of_load = 0.0
+        try:
+            self._process = EngineProcess(self._config, self._receive, self._note_exit)
+        except EngineDeadError as error:
+            self._note_exit(str(error))
+
+    def _die(self, reason: str) -> None:
+        logger.error("the engine is given up: %s", reason)
+        self._check_timer.cancel()
+        self._set(EngineState.DEAD, reason)
+        self._on_down()
+
+    def _set(self, state: EngineState, reason: str | None = None) -> None:
+        self.state = state
+        self.reason = reason
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
