@@ -8,19 +8,37 @@ from typing import cast
 
 from octavo.errors import EngineDeadError
 from octavo.outputs import CompletionOutput
-from octavo.server.generation.events import ChoiceEnd, Event, FinishReason, TextDelta, TokenLogprobs, ToolCallDelta
+from octavo.server.generation.events import (
+    ChoiceEnd,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+    ToolCallDelta,
+)
+from octavo.server.reasoning import ReasoningParser, ReasoningPart
 from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, ToolParser
 
 
 class ChoiceReader:
-    """Turns the outputs of one choice into its events. index: of the choice. tools: parses tool calls; None: none.
+    """Turns the outputs of one choice into its events.
 
-    Tokens and log-probabilities travel with the first event after them; text that a parser holds back delays them.
+    index: of the choice. tools: parses tool calls; None: there are none. reasoning: tells thinking apart; None: does
+    not. Tokens and log-probabilities travel with the first event after them; text that a parser holds back delays them.
     """
 
-    def __init__(self, index: int, tools: ToolParser | None = None, *, parallel_tool_calls: bool = True) -> None:
+    def __init__(
+        self,
+        index: int,
+        tools: ToolParser | None = None,
+        reasoning: ReasoningParser | None = None,
+        *,
+        parallel_tool_calls: bool = True,
+    ) -> None:
         self._index = index
         self._tools = tools
+        self._reasoning = reasoning
         self._max_calls = None if parallel_tool_calls else 1
         self._num_calls = 0
         self._token_ids: list[int] = []
@@ -38,26 +56,50 @@ class ChoiceReader:
         if output.logprobs is not None:
             pairs = zip(output.token_ids, output.logprobs, strict=True)
             self._logprobs += [TokenLogprobs(token_id, entries) for token_id, entries in pairs]
-        if self._tools is None:
-            events: list[Event] = [self._text(output.text)] if output.text else []
+        is_last = output.finish_reason is not None
+        if self._reasoning is None:
+            events = self._answer(output.text, is_last)
         else:
-            parts = self._tools.push(output.text) if output.text else []
-            if output.finish_reason is not None:
-                parts = [*parts, *self._tools.finish()]
-            events = self._calls(parts)
+            events = self._think(self._reasoning, output, is_last)
         if output.finish_reason is not None and not self._is_over:
             self._end(events, output.finish_reason, output.stop_reason)
         return events
 
+    def _think(self, reasoning: ReasoningParser, output: CompletionOutput, is_last: bool) -> list[Event]:
+        parts = reasoning.push(output.text) if output.text else []
+        if is_last:
+            parts = [*parts, *reasoning.finish()]
+        if reasoning.is_reasoning or any(isinstance(part, ReasoningPart) for part in parts):
+            self.num_reasoning_tokens += len(output.token_ids)
+        events: list[Event] = []
+        for part in parts:
+            if isinstance(part, ReasoningPart):
+                token_ids, logprobs = self._take_tokens()
+                events.append(ReasoningDelta(self._index, part.text, logprobs, token_ids))
+            else:
+                events += self._answer(part.text, is_last=False)
+        if is_last:
+            events += self._answer("", is_last=True)
+        return events
+
+    def _answer(self, text: str, is_last: bool) -> list[Event]:
+        """What the user sees and what calls tools, out of the text behind the thinking."""
+        if self._tools is None:
+            return [self._text(text)] if text else []
+        parts = self._tools.push(text) if text else []
+        return self._calls([*parts, *self._tools.finish()] if is_last else parts)
+
     def _calls(self, parts: Iterable[Part]) -> list[Event]:
         events: list[Event] = []
         for part in parts:
+            if self._is_over:
+                break
             if isinstance(part, TextPart):
                 events.append(self._text(part.text))
             elif isinstance(part, CallStart):
                 if self._num_calls == self._max_calls:
                     self._end(events, "stop", None)
-                    break
+                    continue
                 self._num_calls += 1
                 call_id = f"call_{secrets.token_hex(12)}"
                 events.append(self._call(call_id=call_id, name=part.name))

@@ -12,6 +12,7 @@ import anyio.to_thread
 from octavo.errors import ModelLoadError, UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
+from octavo.server.generation.chat_plan import ChatPlan, plan_chat
 from octavo.server.generation.spec import ChatSpec, Common, TextSpec
 from octavo.server.served_model import ServedModel
 
@@ -33,18 +34,15 @@ class PreparedPrompts:
         return sum(len(ids) for ids in self.token_ids)
 
 
-async def prepare_chat(model: ServedModel, spec: ChatSpec) -> PreparedPrompts:
+async def prepare_chat(model: ServedModel, spec: ChatSpec, plan: ChatPlan) -> PreparedPrompts:
     """The prompt of a conversation. Raises as `encode_conversation`, and where it does not fit the context."""
-    return _fit(model, spec, [await encode_conversation(model, spec)], "messages")
+    return _fit(model, spec, plan.params, [await _encode(model, plan)], "messages")
 
 
 async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
     """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` where it does not suit
     the template."""
-    token_ids = await in_thread(lambda: _encode_chat(model, spec))
-    if not token_ids:
-        raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
-    return token_ids
+    return await _encode(model, plan_chat(model, spec))
 
 
 async def prepare_texts(model: ServedModel, spec: TextSpec) -> PreparedPrompts:
@@ -55,7 +53,7 @@ async def prepare_texts(model: ServedModel, spec: TextSpec) -> PreparedPrompts:
         message = f"prompt has {len(spec.prompts)} entries; at most {MAX_PROMPTS} are allowed: send several requests"
         raise UsageError(message, param="prompt", code="array_above_max_length")
     token_ids = await in_thread(lambda: [_encode_text(model, prompt) for prompt in spec.prompts])
-    return _fit(model, spec, token_ids, "prompt")
+    return _fit(model, spec, spec.params, token_ids, "prompt")
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -63,16 +61,20 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(work)
 
 
-def _encode_chat(model: ServedModel, spec: ChatSpec) -> list[int]:
-    arguments = dict(spec.template_arguments)
-    if spec.tools and spec.tool_choice != "none":
-        arguments["tools"] = spec.tools
+async def _encode(model: ServedModel, plan: ChatPlan) -> list[int]:
+    token_ids = await in_thread(lambda: _render(model, plan))
+    if not token_ids:
+        raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
+    return token_ids
+
+
+def _render(model: ServedModel, plan: ChatPlan) -> list[int]:
     try:
-        return model.prompts.encode_chat(spec.messages, None, **arguments)
+        return model.prompts.encode_chat(plan.messages, None, **plan.template_arguments)
     except UsageError as error:
         raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
     except ModelLoadError as error:
-        # The model's template is at fault, not the request; the log has its name, the caller gets no more than this.
+        # The model's template is at fault, not the request.
         raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
 
 
@@ -94,10 +96,12 @@ def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
     return list(prompt)
 
 
-def _fit(model: ServedModel, spec: Common, prompts: list[list[int]], param: str) -> PreparedPrompts:
+def _fit(
+    model: ServedModel, spec: Common, params: SamplingParams | BeamSearchParams, prompts: list[list[int]], param: str
+) -> PreparedPrompts:
     """The prompts as they fit the context, cut only where the request asks for it."""
     limit = model.info.max_model_len
-    wanted = spec.params.max_tokens
+    wanted = params.max_tokens
     num_before = sum(map(len, prompts))
     if spec.truncate_prompt_tokens is not None:
         room = _room(spec.truncate_prompt_tokens, None if spec.max_tokens_may_shrink else wanted, limit)
@@ -109,7 +113,6 @@ def _fit(model: ServedModel, spec: Common, prompts: list[list[int]], param: str)
             f"at most {limit - 1} leave room for one token: shorten it, or ask for truncate_prompt_tokens"
         )
         raise UsageError(message, param=param, code="context_length_exceeded")
-    params = spec.params
     if wanted is not None and longest + wanted > limit:
         if not spec.max_tokens_may_shrink:
             message = (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from octavo.core.client import GenerateRequest, OutputStream
 from octavo.sampling_params import SamplingParams
+from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
+from octavo.server.generation.naming import constraint_named
 from octavo.server.generation.prompt import PreparedPrompts, prepare_chat, prepare_texts
 from octavo.server.generation.running import RunningGeneration
 from octavo.server.generation.spec import ChatSpec, Common, Generation, TextSpec
@@ -22,9 +25,18 @@ async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, req
 
     Raises UsageError (with param and code) where the request is wrong, OverloadedError where there is no room.
     """
-    prompts = await prepare_chat(model, spec)
-    readers = [ChoiceReader(i) for i in range(num_choices(spec))]
-    return await _start(state, model, spec, prompts, request_id, readers)
+    plan = plan_chat(model, spec)
+    prompts = await prepare_chat(model, spec, plan)
+
+    def create_reader(index: int) -> ChoiceReader:
+        tools = None if plan.create_tool_parser is None else plan.create_tool_parser()
+        reasoning = plan.create_reasoning_parser(model.tokenizer, prompts.token_ids[0])
+        return ChoiceReader(index, tools, reasoning, parallel_tool_calls=spec.parallel_tool_calls)
+
+    readers = [create_reader(index) for index in range(num_choices(spec))]
+    # With tools the only constraint is the one that makes the model call them.
+    with constraint_named("tools" if spec.tools and spec.tool_choice != "none" else "structured_outputs"):
+        return await _start(state, model, spec, prompts, request_id, readers)
 
 
 async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, request_id: str) -> Generation:
@@ -56,12 +68,13 @@ async def _start(
         tenant=spec.tenant,
         priority=spec.priority,
     )
+    cache_salt = _cache_salt(spec)
     streams: list[OutputStream] = []
 
     async def submit() -> None:
         for token_ids in prompts.token_ids:
             request = GenerateRequest(
-                prompt_token_ids=token_ids, params=prompts.params, priority=spec.priority, cache_salt=spec.tenant
+                prompt_token_ids=token_ids, params=prompts.params, priority=spec.priority, cache_salt=cache_salt
             )
             streams.append(await model.client.generate(request))
 
@@ -73,3 +86,10 @@ async def _start(
             await stream.aclose()
         raise
     return RunningGeneration(ticket, prompts, streams, readers)
+
+
+def _cache_salt(spec: Common) -> str:
+    """Whose prefix cache a request may share; of bounded length, whatever the request says."""
+    if not spec.tenant and not spec.cache_salt:
+        return ""
+    return hashlib.sha256(f"{len(spec.tenant)}:{spec.tenant}{spec.cache_salt}".encode()).hexdigest()

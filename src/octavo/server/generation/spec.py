@@ -23,14 +23,16 @@ class NamedTool:
 class Common:
     """What requests of every kind can say beside their prompt.
 
-    truncate_prompt_tokens: keep only so many tokens, the last ones, or all but the middle; None: a prompt beyond the
-    context is an error; -1: as many as fit. tenant: whose prefix cache this is, from the API key and the request's own
-    cache_salt. max_tokens_may_shrink: max_tokens is a default and no wish, so the context may end the answer before.
+    tenant: whose request this is, by the API key: nobody else can cancel it or share its prefix cache. cache_salt:
+    separates the prefix cache further. truncate_prompt_tokens: keep only so many tokens, the last ones, or all but the
+    middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink: max_tokens is a
+    default and no wish, so the context may end the answer before.
     """
 
     params: SamplingParams | BeamSearchParams
     priority: int = 0
     tenant: str = ""
+    cache_salt: str = ""
     truncate_prompt_tokens: int | None = None
     truncation_side: Literal["left", "middle"] = "left"
     max_tokens_may_shrink: bool = False

@@ -1,0 +1,116 @@
+"""How a conversation is put to a model: as its template wants it, with its ways of calling tools and of thinking."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from octavo.errors import UsageError
+from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.server.generation.spec import ChatSpec, NamedTool
+from octavo.server.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
+from octavo.server.served_model import ServedModel
+from octavo.server.tool_messages import for_plain_template, for_tool_template
+from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser, tool_formats
+from octavo.tokenizer.tokenizer import Tokenizer
+
+# What models are taught whose template says nothing of tools.
+_TAUGHT_FORMAT = "hermes"
+# Enough for the mark that opens the thinking, with white space behind it.
+_NUM_LAST_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPlan:
+    """messages, template_arguments: for the template. params: with what the tools and the thinking need of the engine.
+
+    create_tool_parser: None where the answer has no calls to look for. reasoning: None where it is not told apart.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    template_arguments: Mapping[str, Any]
+    params: SamplingParams | BeamSearchParams
+    create_tool_parser: Callable[[], ToolParser] | None
+    reasoning: ReasoningFormat | None
+
+    def create_reasoning_parser(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ReasoningParser | None:
+        """A parser for one answer to this prompt."""
+        if self.reasoning is None:
+            return None
+        end = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
+        return self.reasoning.create_parser(end)
+
+
+def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
+    """Raises UsageError where a tool must be called and the request also says what the answer looks like otherwise."""
+    template = model.tokenizer.chat_template or ""
+    tools = list(spec.tools) if spec.tool_choice != "none" else []
+    taught = tool_formats()[_TAUGHT_FORMAT] if model.tool_format is None else None
+    tool_format = model.tool_format or taught
+    arguments = dict(spec.template_arguments)
+    messages = [_plain_content(message, "developer" in template) for message in spec.messages]
+    if taught is not None:
+        messages = for_plain_template(messages, tools, taught)
+    else:
+        messages = for_tool_template(messages)
+        if tools:
+            arguments["tools"] = tools
+    reasoning = _reasoning_format(template) if spec.separates_reasoning else None
+    params = spec.params
+    if reasoning is not None and reasoning.shows_special_tokens and _is_control_token(model.tokenizer, reasoning.close):
+        params = dataclasses.replace(params, skip_special_tokens=False)
+    if not tools or tool_format is None:
+        return ChatPlan(messages, arguments, params, None, reasoning)
+    params = _with_tools(params, spec, tools, tool_format)
+    return ChatPlan(messages, arguments, params, lambda: tool_format.create_parser(tools), reasoning)
+
+
+def _with_tools(
+    params: SamplingParams | BeamSearchParams, spec: ChatSpec, tools: list[Tool], tool_format: ToolFormat
+) -> SamplingParams | BeamSearchParams:
+    if tool_format.shows_special_tokens:
+        params = dataclasses.replace(params, skip_special_tokens=False)
+    is_constrained = isinstance(params, SamplingParams) and params.structured_outputs is not None
+    if is_constrained:
+        message = (
+            "tools cannot be combined with a format of the answer; send tool_choice none, or leave one of them out"
+        )
+        raise UsageError(message, param="tools", code="unsupported_value")
+    if spec.tool_choice == "auto":
+        return params
+    if isinstance(params, BeamSearchParams):
+        message = "beam search cannot be made to call a tool; use tool_choice auto, or leave use_beam_search out"
+        raise UsageError(message, param="tool_choice", code="unsupported_value")
+    may_be_many = spec.parallel_tool_calls
+    if isinstance(spec.tool_choice, NamedTool):
+        name = spec.tool_choice.name
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        may_be_many = False
+        if not tools:
+            raise UsageError(f"tool_choice names {name!r:.80}, which tools lacks", param="tool_choice")
+    grammar = tool_format.grammar(tools, may_be_many)
+    return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+
+
+def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:
+    """Content as one string, and roles that templates know."""
+    plain = dict(message)
+    content = plain.get("content")
+    if isinstance(content, (list, tuple)):
+        plain["content"] = "\n".join(part["text"] for part in content)
+    if plain["role"] == "developer" and not knows_developers:
+        plain["role"] = "system"
+    return plain
+
+
+@lru_cache(maxsize=64)
+def _reasoning_format(chat_template: str) -> ReasoningFormat | None:
+    return find_reasoning_format(chat_template)
+
+
+def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
+    token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+    return len(token_ids) == 1 and token_ids[0] in tokenizer.special_token_ids
