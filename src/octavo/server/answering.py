@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeAlias
 
+import msgspec
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from octavo.errors import UsageError
+from octavo.server.access_log import AccessRecord
 from octavo.server.disconnect import run_unless_gone
 from octavo.server.errors import ApiError
-from octavo.server.generation.events import Event
+from octavo.server.generation.events import Event, Usage
 from octavo.server.generation.spec import Generation
 from octavo.server.generation.streaming import ChunkStream
 from octavo.server.served_model import ServedModel
 from octavo.server.sse import event, event_stream
 from octavo.server.state import state_of
 
-JsonObject: TypeAlias = "dict[str, Any]"
+JsonObject: TypeAlias = "dict[str, Any] | msgspec.Struct"
 NamedEvent: TypeAlias = "tuple[str | None, JsonObject]"
 """The type of a server-sent event, None for the default, and its data."""
 
@@ -29,6 +30,9 @@ STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer, or its server-sent events", "content": {"text/event-stream": {}}}
 }
 """For OpenAPI, of a route that may stream."""
+
+
+_encoder = msgspec.json.Encoder()
 
 
 class AnswerWriter(Protocol):
@@ -54,15 +58,20 @@ async def answer(
     *,
     stream: bool,
     headers: Mapping[str, str] | None = None,
+    last: bytes = b"",
 ) -> Response:
     """The response to a request that generates: server-sent events or one JSON object.
 
-    start: begins the generation, on the model that the request names. Ends it when the client leaves.
+    start: begins the generation, on the model that the request names. Ends it when the client leaves. last: ends every
+    stream, whatever happened before.
     """
     resources = AsyncExitStack()
+    record: AccessRecord | None = getattr(request.state, "access", None)
 
     async def begin() -> tuple[Generation, AnswerWriter]:
         model = await resources.enter_async_context(state_of(request).models.use(model_name))
+        if record is not None:
+            record.model = model.name
         generation, writer = await start(model)
         resources.push_async_callback(generation.aclose)
         return generation, writer
@@ -72,6 +81,8 @@ async def answer(
         for _ in writer.begin():
             pass
         async for item in generation:
+            if isinstance(item, Usage):
+                _record(record, item)
             for _ in writer.push(item):
                 pass
         return writer.body()
@@ -79,28 +90,43 @@ async def answer(
     try:
         if not stream:
             body = await run_unless_gone(request, whole())
-            return JSONResponse(body, headers=dict(headers or {}))
+            return Response(_encoder.encode(body), media_type="application/json", headers=dict(headers or {}))
         generation, writer = await run_unless_gone(request, begin())
         held = resources.pop_all()
     finally:
         await resources.aclose()
-    chunks = ChunkStream(_chunks(generation, writer), held)
-    response = event_stream(request, chunks, on_error=lambda error: b"".join(map(_encode, writer.fail(error))))
+    chunks = ChunkStream(_chunks(generation, writer, record), held)
+    response = event_stream(
+        request, chunks, on_error=lambda error: b"".join(map(_encode, writer.fail(error))), last=last
+    )
     response.headers.update(headers or {})
     return response
 
 
-async def _chunks(generation: Generation, writer: AnswerWriter) -> AsyncGenerator[bytes, None]:
+async def _chunks(
+    generation: Generation, writer: AnswerWriter, record: AccessRecord | None
+) -> AsyncGenerator[bytes, None]:
     if first := b"".join(map(_encode, writer.begin())):
         yield first
     async for item in generation:
+        if isinstance(item, Usage):
+            _record(record, item)
         if chunk := b"".join(map(_encode, writer.push(item))):
             yield chunk
 
 
+def _record(record: AccessRecord | None, usage: Usage) -> None:
+    """For the line of the access log."""
+    if record is not None:
+        record.num_prompt_tokens = usage.num_prompt_tokens
+        record.num_completion_tokens = usage.num_completion_tokens
+        record.num_cached_tokens = usage.num_cached_tokens
+        record.ttft_s = usage.metrics.time_to_first_token_s
+
+
 def _encode(named: NamedEvent) -> bytes:
     name, data = named
-    return event(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode(), name)
+    return event(_encoder.encode(data), name)
 
 
 def tenant_of(request: Request) -> str:
