@@ -54,11 +54,8 @@ def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
 
 def tgi_body(error: ApiError, _request_id: str) -> dict[str, Any]:
     """`{"error", "error_type"}`, from whose type Hugging Face's client makes its exceptions."""
-    if error.status == 503:
-        kind = "overloaded"
-    else:
-        kind = "generation" if error.status >= 500 else "validation"
-    return {"error": error.message, "error_type": kind}
+    kinds = {503: "overloaded", 500: "generation", 504: "generation"}
+    return {"error": error.message, "error_type": kinds.get(error.status, "validation")}
 
 
 def error_route(

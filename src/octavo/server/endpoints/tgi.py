@@ -1,4 +1,4 @@
-"""Text Generation Inference's routes, for clients that are written for it: `/generate`, `/generate_stream`, `/info`, `/`.
+"""Text Generation Inference's routes, for clients written for it: `/generate`, `/generate_stream`, `/info` and `/`.
 
 Shapes and meanings are TGI's: a stop sequence stays in the text, the token that ends the text is reported, and errors
 are `{"error", "error_type"}`. Their status is the one that all routes of this server use.
@@ -46,7 +46,7 @@ router = APIRouter(
 
 
 class Grammar(RequestModel):
-    """What the text must look like. value: a JSON schema, `{"schema": ...}` for json_schema, or a regular expression."""
+    """What the text must look like. value: a JSON schema; for json_schema `{"schema": ...}`; for regex its text."""
 
     type: Literal["json", "json_schema", "regex"]
     value: dict[str, Any] | Text

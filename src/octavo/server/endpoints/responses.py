@@ -1,0 +1,30 @@
+"""`/v1/responses`: OpenAI's Responses, without storage: every request brings its whole conversation."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, tenant_of
+from octavo.server.generation.run import start_chat
+from octavo.server.generation.spec import Generation
+from octavo.server.protocol_errors import error_route, openai_body, request_id_of
+from octavo.server.responses_answer import ResponsesWriter
+from octavo.server.responses_request import FIELD_NAMES, ResponsesRequest, to_chat_spec
+from octavo.server.served_model import ServedModel
+from octavo.server.state import state_of
+
+router = APIRouter(route_class=error_route(openai_body, FIELD_NAMES), tags=["openai"])
+
+
+@router.post("/v1/responses", responses=STREAM_RESPONSE)
+async def create_response(request: Request, body: ResponsesRequest) -> Response:
+    """Answers a conversation; with `stream` as typed events."""
+
+    async def start(model: ServedModel) -> tuple[Generation, AnswerWriter]:
+        spec = to_chat_spec(body, model, tenant_of(request))
+        generation = await start_chat(state_of(request), model, spec, request_id_of(request))
+        return generation, ResponsesWriter(body, model, generation.num_truncated_tokens)
+
+    return await answer(request, body.model, start, stream=bool(body.stream))

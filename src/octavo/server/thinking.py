@@ -1,0 +1,39 @@
+"""Switches of a model's thinking, as far as its chat template has any."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.server.answering import refuse
+from octavo.server.reasoning import find_reasoning_format
+
+_EFFORT = "reasoning_effort"
+_SWITCH = "enable_thinking"
+_NO_EFFORT = frozenset({"none", "minimal"})
+
+
+def effort_arguments(chat_template: str | None, effort: str, param: str) -> dict[str, Any]:
+    """What to tell the template so that the model thinks with this effort. A template that can only switch thinking
+    on and off takes `none` and `minimal` as off. Raises UsageError where it can do neither."""
+    source = chat_template or ""
+    if _EFFORT in source:
+        return {_EFFORT: effort}
+    if _SWITCH in source:
+        return {_SWITCH: effort not in _NO_EFFORT}
+    raise refuse(param, "is given, but this model's chat template cannot vary how much it thinks; leave it out")
+
+
+def switch_arguments(chat_template: str | None, wanted: bool | None, param: str) -> dict[str, Any]:
+    """What to tell the template to switch thinking on or off. None: off where it can be.
+
+    Raises UsageError where the model cannot do what is wanted.
+    """
+    source = chat_template or ""
+    if _SWITCH in source:
+        return {_SWITCH: bool(wanted)}
+    thinks = find_reasoning_format(source) is not None
+    if wanted and not thinks:
+        raise refuse(param, "asks for thinking, but this model does not mark its thinking; leave it out")
+    if wanted is False and thinks:
+        raise refuse(param, "switches thinking off, but this model's chat template has no such switch; leave it out")
+    return {}
