@@ -1,7 +1,7 @@
 """`octavo`: the commands, and what becomes of errors.
 
-Exit codes: 0; 1 for a fault of Octavo's own; 2 for the command; 3 for the model; 130 after Ctrl-C; 141 when the
-reader of the output is gone.
+Exit codes: 0; 1 for a fault of Octavo's own; 2 for the command; 3 for the model; 4 for a port or memory that a server
+lacks; 5 for an engine that died too often; 130 after Ctrl-C; 141 when the reader of the output is gone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from octavo.cli.chat import chat
 from octavo.cli.doctor import doctor
 from octavo.cli.plan import plan
 from octavo.cli.run import run
+from octavo.cli.serve import serve
 from octavo.cli.show import show
 from octavo.cli.terminal import ReaderGoneError
 from octavo.errors import OctavoError
@@ -36,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (run, chat, show, plan, doctor):
+for command in (run, chat, serve, show, plan, doctor):
     app.command()(command)
 app.add_typer(bench, name="bench")
 

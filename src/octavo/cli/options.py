@@ -1,4 +1,4 @@
-"""Command line options made from the fields of `EngineConfig` and `SamplingParams`."""
+"""Command line options made from the fields of `EngineConfig`, `ServerConfig` and `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from octavo.config import EngineConfig
 from octavo.sampling_params import SamplingParams
+from octavo.server.config import ServerConfig
 
 Options = dict[str, Any]
 """What was given on the command line, by field name."""
@@ -57,6 +58,21 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
     options = {name: (kind, helps[name], defaults[name]) for name, kind in _ENGINE_TYPES.items()}
     return _with_options(command, "engine_options", options)
+
+
+def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds an option for each field of `ServerConfig`; the command gets those given as `server_options`.
+
+    Durations are texts there (`30s`), repeated options lists: `ServerConfig.from_options` reads both.
+    """
+    kinds = {float: str, tuple[str, ...]: list[str], str | None: str, int | None: int}
+    hints = get_type_hints(ServerConfig)
+    options = {}
+    for field in dataclasses.fields(ServerConfig):
+        hint = hints[field.name]
+        default = f"{field.default:g}s" if hint is float else field.default
+        options[field.name] = (kinds.get(hint, hint), field.metadata["help"], default)
+    return _with_options(command, "server_options", options)
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:

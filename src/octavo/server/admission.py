@@ -198,12 +198,6 @@ class Admission:
         """From now on nobody is let in."""
         self._is_draining = True
 
-    def end_all(self, error: Exception) -> None:
-        """Ends every request with this error."""
-        for lane in self._lanes.values():
-            for ticket in list(lane.tickets.values()):
-                ticket.end(error)
-
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
         while self.num_requests:

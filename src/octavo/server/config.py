@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from dataclasses import dataclass
 from typing import Any
+
+from octavo.config import parse_bytes
+from octavo.errors import UsageError
+
+_DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)?", re.ASCII)
+_SECONDS = {None: 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_ORIGIN = re.compile(r"https?://[^/\s]+|\*")
+_MAX_SECONDS = 7 * 24 * 3600.0
 
 
 def _option(default: Any, help: str) -> Any:  # noqa: A002 - the word that command line parsers use
@@ -26,18 +36,93 @@ class ServerConfig:
     cors_origin: tuple[str, ...] = _option((), "web origin that browsers may call from; may be given several times")
     max_queue: int = _option(128, "most sequences that wait beside those that run; above it requests get 503")
     max_queued_tokens: int | None = _option(None, "most prompt tokens that wait; default: eight contexts")
-    queue_timeout: float = _option(60.0, "longest wait for the first token's computation to begin, in seconds")
-    request_timeout: float = _option(600.0, "longest run of a request, in seconds")
+    queue_timeout: float = _option(60.0, "longest wait for the first token's computation to begin")
+    request_timeout: float = _option(600.0, "longest run of a request")
     max_body_bytes: int = _option(8 << 20, "largest request body")
     max_connections: int = _option(1000, "most connections at once")
-    header_timeout: float = _option(10.0, "longest time to send a request's headers, in seconds")
-    body_timeout: float = _option(30.0, "longest pause while a request's body is sent, in seconds")
-    write_timeout: float = _option(30.0, "longest time that a client may leave a stream unread, in seconds")
-    keep_alive: float = _option(5.0, "pause after which a silent stream gets a comment, in seconds")
-    drain: float = _option(30.0, "time for running requests to finish after SIGTERM, in seconds")
-    stall_timeout: float = _option(30.0, "an engine that makes no step for so long is restarted, in seconds")
+    header_timeout: float = _option(10.0, "longest time to send a request's headers")
+    body_timeout: float = _option(30.0, "longest pause while a request's body is sent")
+    write_timeout: float = _option(30.0, "longest time that a client may leave a stream unread")
+    keep_alive: float = _option(5.0, "pause after which a silent stream gets a comment")
+    drain: float = _option(30.0, "time for running requests to finish after SIGTERM")
+    stall_timeout: float = _option(30.0, "an engine that makes no step for so long is restarted")
     in_process: bool = _option(False, "run the engine in the server's own process, for debugging")
     models_memory: str | None = _option(None, "memory for all loaded models, such as '16GiB'; unloads the least used")
     metrics_prefix: str = _option("vllm", "prefix of the metrics' names")
     log_json: bool = _option(False, "write the log as JSON, one object a line")
     otlp_endpoint: str | None = _option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            self._check_type(field.name, getattr(self, field.name), field.default)
+        _check_range("port", self.port, 0, 65535)
+        _check_range("max_queue", self.max_queue, 0, 1_000_000)
+        _check_range("max_body_bytes", self.max_body_bytes, 1, 1 << 31)
+        _check_range("max_connections", self.max_connections, 1, 1_000_000)
+        if self.max_queued_tokens is not None:
+            _check_range("max_queued_tokens", self.max_queued_tokens, 1, 1 << 40)
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise UsageError("ssl_keyfile is given without ssl_certfile; https needs both, or one file with both")
+        for origin in self.cors_origin:
+            if not _ORIGIN.fullmatch(origin):
+                raise UsageError(f"cors_origin is {origin!r}; write it as https://example.com, or * for all")
+        if self.models_memory is not None:
+            parse_bytes("models_memory", self.models_memory)
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> ServerConfig:
+        """A configuration from the command line's options: durations may be texts, repeated options are lists."""
+        durations = {field.name for field in dataclasses.fields(cls) if isinstance(field.default, float)}
+        values: dict[str, Any] = dict(options)
+        for name, value in options.items():
+            if isinstance(value, list):
+                values[name] = tuple(value)
+        for name in durations & values.keys():
+            values[name] = parse_duration(name, values[name])
+        return cls(**values)
+
+    @property
+    def models_memory_bytes(self) -> int | None:
+        """`models_memory` as a number."""
+        return None if self.models_memory is None else parse_bytes("models_memory", self.models_memory)
+
+    def _check_type(self, name: str, value: object, default: object) -> None:
+        """Each field has the type of its default; those without one are texts or, as max_queued_tokens, numbers."""
+        if isinstance(default, float):
+            object.__setattr__(self, name, _check_seconds(name, value))
+        elif isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise UsageError(f"{name} must be True or False, not {value!r}")
+        elif isinstance(default, tuple):
+            if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
+                raise UsageError(f"{name} must be a tuple of texts that are not empty")  # the value may be a secret
+        elif isinstance(default, str) or (default is None and value is not None and name != "max_queued_tokens"):
+            is_text = isinstance(value, str) and value.strip()
+            if not is_text:
+                raise UsageError(f"{name} must be a text that is not empty, not {value!r}")
+
+
+def parse_duration(name: str, value: object) -> float:
+    """Seconds of `30`, `"30s"`, `"2m"`, `"500ms"` or `"1h"`. Raises UsageError."""
+    if not isinstance(value, str):
+        return _check_seconds(name, value)
+    match = _DURATION.fullmatch(value.strip().lower())
+    if match is None:
+        raise UsageError(f"{name} is {value!r}; write seconds, or a time with its unit, such as 30s, 2m or 500ms")
+    return _check_seconds(name, float(match["number"]) * _SECONDS[match["unit"]])
+
+
+def _check_seconds(name: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise UsageError(f"{name} must be a time in seconds, not {value!r}")
+    low = 0.0 if name == "drain" else 0.01
+    if not low <= value <= _MAX_SECONDS:
+        raise UsageError(f"{name} is {value:g} s; it must be from {low:g} s to {_MAX_SECONDS:g} s")
+    return float(value)
+
+
+def _check_range(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UsageError(f"{name} must be an integer, not {value!r}")
+    if not low <= value <= high:
+        raise UsageError(f"{name} is {value}; it must be from {low} to {high}")

@@ -100,7 +100,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    app: FastAPI, config: ServerConfig, sock: socket.socket, *, on_drain: Callable[[], Awaitable[None]]
+    app: FastAPI, config: ServerConfig, sock: socket.socket, *, on_drain: Callable[[signal.Signals], Awaitable[None]]
 ) -> None:
     """Serves until a signal. SIGTERM or SIGINT awaits `on_drain`, while requests are still answered, and then ends
     what is left of them with 503 `server_shutting_down`; a second signal does so at once."""
@@ -108,17 +108,20 @@ async def serve(
     server = web_server(app, config)
     first, second = asyncio.Event(), asyncio.Event()
 
-    def on_signal() -> None:
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
         (second if first.is_set() else first).set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)
     loop.set_exception_handler(_LoopErrors())
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         await _first_of(serving, asyncio.create_task(first.wait()))
         if not serving.done():
-            draining = asyncio.ensure_future(on_drain())
+            draining = asyncio.ensure_future(on_drain(received[0]))
             await _first_of(draining, asyncio.create_task(second.wait()))
             draining.cancel()
             await _end_requests(app, server)

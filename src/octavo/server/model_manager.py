@@ -126,6 +126,11 @@ class ModelManager:
         """The model of requests that name none: the first one."""
         return next(iter(self._entries))
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a model was loaded since the start of the server."""
+        return self._has_begun
+
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
         """The model, kept in memory meanwhile; loads it first if need be. None: the default one.

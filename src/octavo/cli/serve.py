@@ -1,0 +1,119 @@
+"""`octavo serve`: a model, or several, over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from octavo.cli.options import Options, with_engine_options, with_server_options
+from octavo.cli.terminal import WorkProgress, size
+from octavo.config import EngineConfig
+from octavo.errors import UsageError
+from octavo.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from octavo.server.model_manager import ModelSpec
+    from octavo.server.served_model import ServedModel
+
+DEFAULT_MODEL = "smollm2"
+
+
+@with_server_options
+@with_engine_options
+def serve(
+    *,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL | NAME=MODEL ...]",
+            help=f"Path, hub id or short name [default: {DEFAULT_MODEL}]; several with names, loaded when asked for.",
+            show_default=False,
+        ),
+    ] = None,
+    server_options: Options,
+    engine_options: Options,
+) -> None:
+    """Serve a model over HTTP, with the interface of OpenAI and others.
+
+    Exit codes: 2 for a wrong option, 3 if the model cannot be loaded, 4 if the port or the memory is taken, 5 if the
+    engine died too often.
+    """
+    began = time.monotonic()
+    config = ServerConfig.from_options(server_options)
+    specs = _specs(models or [DEFAULT_MODEL], engine_options)
+    # Here, not above: other commands must not wait for a web server to be imported.
+    import anyio
+
+    from octavo.server.access_log import set_up_logging
+    from octavo.server.listener import bind, tls_context, url_of
+    from octavo.server.startup import check_exposure, run_server
+
+    is_debug = logging.getLogger().level == logging.DEBUG  # --debug
+    set_up_logging(as_json=config.log_json, level=logging.DEBUG if is_debug else logging.INFO)
+    check_exposure(config)
+    tls_context(config)  # a wrong certificate is found out now
+    with bind(config) as sock, WorkProgress(announced=True) as progress:
+        report = _Report(url_of(config, sock), progress, began)
+        report.phase("start", time.monotonic() - began)
+        anyio.run(run_server, config, specs, sock, report)
+
+
+class _Report:
+    """Implements `octavo.server.startup.StartReport`: lines on standard error."""
+
+    def __init__(self, url: str, progress: WorkProgress, began: float) -> None:
+        self._url = url
+        self._progress = progress
+        self._began = began
+        self._is_ready = False
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        self._progress.update(what, done, total)
+
+    def phase(self, name: str, seconds: float) -> None:
+        if not self._is_ready:  # later loads are lines of the log
+            _say(f"  {name:<10} {seconds:6.2f} s")
+
+    def ready(self, model: ServedModel) -> None:
+        self._is_ready = True
+        info = model.info
+        num_tokens = info.num_blocks * info.block_size
+        cache_bytes = num_tokens * info.kv_bytes_per_token
+        _say(f"  {'ready':<10} {time.monotonic() - self._began:6.2f} s  {self._url}")
+        _say(
+            f"context: {info.max_model_len:,} tokens a request, {num_tokens:,} tokens of cache shared by up to "
+            f"{info.max_num_seqs} sequences at once"
+        )
+        _say(
+            f"memory: weights {size(info.weight_bytes)}, cache {size(cache_bytes)}, workspace "
+            f"{size(info.workspace_bytes)}; {info.num_threads} threads"
+        )
+        _say(f"export OPENAI_BASE_URL={self._url}/v1")
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+    sys.stderr.flush()
+
+
+def _specs(words: list[str], engine_options: Options) -> list[ModelSpec]:
+    """The models by name. Raises UsageError."""
+    from octavo.server.model_manager import ModelSpec
+
+    specs: dict[str, ModelSpec] = {}
+    for word in words:
+        name, separator, model = word.partition("=")
+        if not separator:
+            name = model = word
+        if not name or not model:
+            raise UsageError(f"{word!r} is not NAME=MODEL")
+        if len(words) > 1 and not separator:
+            raise UsageError(f"{word!r} needs a name, as there are several models: write NAME={word}")
+        if name in specs:
+            raise UsageError(f"two models have the name {name!r}; give each its own")
+        specs[name] = ModelSpec(name, EngineConfig(model=model, **engine_options))
+    return list(specs.values())

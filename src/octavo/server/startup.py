@@ -1,0 +1,154 @@
+"""A server from its configuration to its end: listen first, load, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import anyio
+
+from octavo.core.client import EngineState
+from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
+from octavo.server.admission import Admission
+from octavo.server.api_keys import configured_keys
+from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
+from octavo.server.listener import serve
+from octavo.server.metrics import ServerMetrics
+from octavo.server.model_loader import LoadReport, ModelLoader
+from octavo.server.model_manager import ModelManager, ModelSpec
+from octavo.server.origins import is_loopback
+from octavo.server.served_model import ServedModel
+from octavo.server.state import ServerState
+from octavo.server.tracing import start_tracer
+
+logger = logging.getLogger(__name__)
+
+_WATCH_S = 0.25
+
+
+class StartReport(LoadReport, Protocol):
+    """Who hears of a server's start."""
+
+    def ready(self, model: ServedModel) -> None:
+        """The default model is loaded."""
+
+
+class MemoryLimitError(OctavoError):
+    """The model does not fit into memory: the server cannot start."""
+
+    exit_code = 4
+
+
+class RestartLimitError(OctavoError):
+    """The only engine died too often to be started again."""
+
+    exit_code = 5
+
+
+def check_exposure(config: ServerConfig) -> None:
+    """Raises UsageError if the server would be open to the network without a key; warns of what others can see."""
+    has_keys = bool(configured_keys(config))
+    if is_loopback(config.host):
+        return
+    if not has_keys and not config.allow_unauthenticated:
+        raise UsageError(
+            f"--host {config.host} can be reached from other machines, and there is no key: whoever reaches it could "
+            "use the model. Give --api-key or --api-key-file, or --allow-unauthenticated if that is what you want"
+        )
+    if not has_keys:
+        logger.warning("%s can be reached from other machines, and no key is asked for", config.host)
+    if config.ssl_certfile is None:
+        logger.warning(
+            "%s can be reached from other machines without encryption: prompts, answers and keys can be read on the "
+            "way; give --ssl-certfile, or put a proxy with TLS in front",
+            config.host,
+        )
+
+
+def build_state(config: ServerConfig, specs: Sequence[ModelSpec], report: LoadReport) -> ServerState:
+    """The parts of a server. Call it from a running event loop."""
+    metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
+    models = ModelManager(
+        specs,
+        ModelLoader(config, metrics, report),
+        memory_bytes=config.models_memory_bytes,
+        wait_s=config.queue_timeout,
+        max_waiting=max(config.max_queue, 1),
+    )
+    return ServerState(config=config, models=models, admission=Admission(config), metrics=metrics)
+
+
+async def run_server(
+    config: ServerConfig, specs: Sequence[ModelSpec], sock: socket.socket, report: StartReport
+) -> None:
+    """Serves until a signal ends it. HTTP is answered from the first moment, while the first model loads.
+
+    Raises KeyboardInterrupt if SIGINT came before it was ready, what kept the first model from loading,
+    MemoryLimitError, or RestartLimitError.
+    """
+    state = build_state(config, specs, report)
+    lifetime = _Lifetime(state)
+    serving = asyncio.create_task(serve(create_app(state), config, sock, on_drain=lifetime.drain))
+    living = asyncio.create_task(lifetime.live(report))
+    try:
+        await asyncio.wait({serving, living}, return_when=asyncio.FIRST_COMPLETED)
+        if living.done():
+            living.result()  # raises
+        await serving
+        if lifetime.was_interrupted:
+            raise KeyboardInterrupt
+    except InsufficientMemoryError as error:
+        raise MemoryLimitError(str(error)) from error
+    finally:
+        for task in (living, serving):
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+        await state.models.close()
+
+
+class _Lifetime:
+    """What goes on beside the web server."""
+
+    def __init__(self, state: ServerState) -> None:
+        self._state = state
+        self._is_loaded = False
+        self.was_interrupted = False
+
+    async def live(self, report: StartReport) -> None:
+        """Loads the first model and watches its engine. Returns never; raises what ends the server."""
+        models = self._state.models
+        await models.load(None)
+        self._is_loaded = True
+        async with models.use(None) as model:
+            report.ready(model)
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            statuses = models.statuses()
+            if len(statuses) == 1 and statuses[0].model is not None:
+                engine = statuses[0].model.client.status()
+                if engine.state is EngineState.DEAD and statuses[0].state == "loaded":
+                    raise RestartLimitError(f"the engine of {statuses[0].name} has ended: {engine.reason}")
+
+    async def drain(self, number: signal.Signals) -> None:
+        """Lets nobody in any more and waits for those inside."""
+        self._state.admission.start_draining()
+        if not self._is_loaded:
+            self.was_interrupted = number is signal.SIGINT
+            return
+        num_requests = self._state.admission.num_requests
+        logger.info("%s: shutting down, %d requests are finished first", number.name, num_requests)
+        with anyio.move_on_after(self._state.config.drain) as limit:
+            await self._state.admission.wait_idle()
+        if limit.cancelled_caught:
+            logger.warning(
+                "%d requests were not finished within %g s",
+                self._state.admission.num_requests,
+                self._state.config.drain,
+            )
