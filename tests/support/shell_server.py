@@ -11,10 +11,11 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from pydantic import Field
 
 from octavo.errors import OverloadedError, UsageError
 from octavo.server.app import build_app
@@ -34,7 +35,7 @@ class Message(RequestModel):
 class Call(RequestModel):
     """Looks like a chat request."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Field(max_length=4096)]
     model: str | None = None
     n: Int = 1
     max_tokens: Int | None = None
@@ -55,7 +56,7 @@ class Probe:
         self.num_closed = 0
         self.num_made = 0
         self.tenants: list[str] = []
-        self.counted: list[tuple[str | None, str, int]] = []
+        self.counted: list[tuple[str | None, str, int, str | None]] = []
 
 
 class Shell:

@@ -32,6 +32,8 @@ _REFUSAL_S = 1.0
 _PROBE_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
 _TCP_INFO_CLOSED = 7  # first byte of Linux's struct tcp_info
 
+_ALLOW = {"Allow": "GET, POST"}
+
 logger = logging.getLogger(__name__)
 
 
@@ -127,9 +129,10 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._awaits_head and self._header_timer is None:
             self._start_header_timer(self._limits.header_timeout)
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # no other protocol is spoken here; the request is answered as it is
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._parse_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._warn(f"a request was no valid HTTP: {type(error).__name__}")
             self._refuse(self._refusal or self._explain(error, data))
@@ -155,9 +158,26 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(ApiError(404, f"Invalid URL ({self.parser.get_method().decode('ascii')} //...)"))
         if not self.url.isascii():
             self._reject(bad_request("the request's target holds bytes that are not ASCII; encode them with %"))
+        if self.parser.should_upgrade():
+            return  # the parser skips the body now; the whole request is parsed once more
         self._stop_header_timer()
         self._awaits_head = False
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Java's client offers HTTP/2 with every request, bodies included; the offer is passed over."""
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refuse(ApiError(405, "CONNECT is not supported", code="method_not_supported", headers=_ALLOW))
+            return
+        lines = [b"%b %b HTTP/1.1" % (method, self.url)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.feed_data(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     def on_response_complete(self) -> None:
         self._awaits_head = True
@@ -176,8 +196,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _explain(self, error: httptools.HttpParserError, data: bytes) -> ApiError:
         if isinstance(error, httptools.HttpParserInvalidMethodError) and data[:1].isalpha():
             message = "unknown request method; use GET or POST"
-            return ApiError(405, message, code="method_not_supported", headers={"Allow": "GET, HEAD, POST"})
-        if isinstance(error, httptools.HttpParserInvalidURLError) and not self.url:
+            return ApiError(405, message, code="method_not_supported", headers=_ALLOW)
+        if isinstance(error, httptools.HttpParserInvalidURLError) and not data.partition(b" ")[2].startswith(b"/"):
             return ApiError(404, "Invalid URL: it must be a path that begins with /")
         return bad_request("the request is not valid HTTP/1.1")
 

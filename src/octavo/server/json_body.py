@@ -24,6 +24,7 @@ MAX_DEPTH = 128
 # Where a caller's JSON schemas are: too deep a nesting there is the schema's fault.
 _SCHEMA_FIELDS = frozenset({"response_format", "tools", "structured_outputs", "guided_json", "text"})
 
+_CONTAINERS = frozenset({dict, list})
 _NOT_FINITE = "not_finite"
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
 
@@ -41,7 +42,12 @@ def _whole_number(value: object) -> object:
 
 
 def _finite_number(value: object) -> object:
-    if isinstance(value, float) and not math.isfinite(value):
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        try:
+            if math.isfinite(value):
+                return value
+        except OverflowError:  # an integer beyond float64
+            pass
         raise PydanticCustomError(_NOT_FINITE, "the number is too large")
     return value
 
@@ -197,21 +203,18 @@ def _too_deep(field: str) -> ApiError:
 def _check_depth(value: dict[str, Any]) -> None:
     """Without recursion: the point is not to need a deep stack."""
     for field, content in value.items():
-        level = [content]
+        level = [content] if type(content) in _CONTAINERS else []
         for _ in range(MAX_DEPTH):
-            level = [child for item in level if isinstance(item, (dict, list)) for child in _children(item)]
             if not level:
                 break
+            level = [
+                child
+                for item in level
+                for child in (item.values() if type(item) is dict else item)
+                if type(child) in _CONTAINERS
+            ]
         else:
             raise _too_deep(field)
-
-
-def _children(container: dict[str, Any] | list[Any]) -> Iterator[Any]:
-    return (
-        item
-        for item in (container.values() if isinstance(container, dict) else container)
-        if isinstance(item, (dict, list))
-    )
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
@@ -250,7 +253,11 @@ def format_path(path: Path) -> str:
 
 
 def quote(value: object, limit: int = 64) -> str:
-    """A value from a caller as it can be shown: one line, bounded, ASCII."""
+    """A value from a caller as it can be shown: one line, bounded, ASCII. Arrays and objects are only named."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, (list, dict)):
+        return _json_type(value)
     text = ascii(value[: limit + 1]) if isinstance(value, str) else ascii(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 

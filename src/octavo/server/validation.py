@@ -40,37 +40,48 @@ _KINDS: dict[str, tuple[str, str]] = {
 }
 
 
+_WITHOUT_VALUE = frozenset(
+    {"missing_required_parameter", "unsupported_parameter", "array_above_max_length", "empty_array"}
+)
+
+
 def to_bad_request(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
-    """400 for the first of pydantic's errors; of the members of a union, the one that came furthest."""
+    """400 for the first of pydantic's errors; of the members of a union, for the one that the value came closest to."""
     found = [(_path(error, body), error) for error in errors]
-    path, error, is_whole = _choose(found)
+    path, error, rivals = _choose(found)
     if isinstance(cause := error.get("ctx", {}).get("error"), UsageError):
         return bad_request(str(cause), cause.param or format_path(path) or None, cause.code or "invalid_value")
     name = format_path(path)
-    if is_whole:
-        wanted = list(dict.fromkeys(_words(e).removeprefix("must be ") for _, e in found if _is_type_error(e)))
-        message = f"{name} must be {' or '.join(wanted)}, not {quote(_value(path, body))}"
-        return bad_request(message, name, "invalid_type")
+    if rivals:
+        wanted = " or ".join(dict.fromkeys(_words(rival).removeprefix("must be ") for rival in rivals))
+        return bad_request(f"{name} must be {wanted}, not {quote(_value(path, body))}", name, "invalid_type")
     code, words = _code(error), _words(error)
     if not name:
         return bad_request(f"the body {words}", code=code)
-    shown = "" if code in ("missing_required_parameter", "unsupported_parameter") else f", not {quote(error['input'])}"
+    shown = "" if code in _WITHOUT_VALUE else f", not {quote(error['input'])}"
     return bad_request(f"{name} {words}{shown}", name, code)
 
 
-def _choose(found: list[tuple[Path, Mapping[str, Any]]]) -> tuple[Path, Mapping[str, Any], bool]:
-    """(path, error, whether the value fits no member of a union by its type)."""
+def _choose(
+    found: list[tuple[Path, Mapping[str, Any]]],
+) -> tuple[Path, Mapping[str, Any], list[Mapping[str, Any]]]:
+    """(path, error, the errors that say together which types the value at the path may have)."""
     path, error = found[0]
-    rivals = [(p, e) for p, e in found if p[:1] == path[:1]]
-    if len(rivals) == 1 or not _is_type_error(error):
-        return path, error, False
-    judged = [(p, e) for p, e in rivals if not _is_type_error(e)]
+    group = [(p, e) for p, e in found if p[:1] == path[:1]]
+    if len(group) == 1 or not _is_type_error(error):
+        return path, error, []
+    judged = [(p, e) for p, e in group if not _is_type_error(e)]
     if judged:
         path, error = max(judged, key=lambda item: len(item[0]))
-        return path, error, False
-    shortest = min((p for p, _ in rivals), key=len)
-    alike = [e for p, e in rivals if p == shortest]
-    return shortest, alike[0], len(alike) < len(rivals) or len(alike) > 1
+        return path, error, []
+    shortest = min((p for p, _ in group), key=len)
+    deeper = [(p, e) for p, e in group if p != shortest]
+    if len({p for p, _ in deeper}) == 1:  # one member takes the value itself, but not what is in it
+        return *deeper[0], [e for _, e in deeper] if len(deeper) > 1 else []
+    alike = [e for p, e in group if p == shortest]
+    if deeper and len(alike) < len(group):
+        alike = [*alike, {"type": "list_type"}]
+    return shortest, alike[0], alike
 
 
 def _path(error: Mapping[str, Any], body: object) -> Path:
@@ -79,12 +90,10 @@ def _path(error: Mapping[str, Any], body: object) -> Path:
     location = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
     value: Any = body
     for i, part in enumerate(location):
-        is_last = i == len(location) - 1
-        if isinstance(value, dict) and isinstance(part, str) and (part in value or is_last):
-            value = value.get(part)
-        elif isinstance(value, list) and isinstance(part, int) and part < len(value):
+        is_name = isinstance(value, dict) and part in value
+        if is_name or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             value = value[part]
-        elif not (is_last and error["type"] == "missing"):
+        elif error["type"] != "missing" or i < len(location) - 1:
             continue
         parts.append(part)
     return tuple(parts)
@@ -106,8 +115,11 @@ def _code(error: Mapping[str, Any]) -> str:
         return "array_above_max_length"
     if kind == "too_short":
         return "empty_array" if error["ctx"]["actual_length"] == 0 else "invalid_value"
+    if kind in ("literal_error", "enum") and not isinstance(error["input"], str):
+        return "invalid_type"
     if kind in _KINDS:
-        return _KINDS[kind][0].format(kind="integer" if isinstance(error["input"], int) else "decimal")
+        is_decimal = any(isinstance(bound, float) for bound in (error["input"], *error.get("ctx", {}).values()))
+        return _KINDS[kind][0].format(kind="decimal" if is_decimal else "integer")
     return "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
 
 
