@@ -1,5 +1,9 @@
 #include "pack.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -76,21 +80,107 @@ void write_header(WeightType type, const BlockCodes& block, int column, uint8_t*
     for (int i = 0; k_mins && i < 8; ++i) out = write_column(out, column, block.mins[i]);
 }
 
+// The dwords of four columns, 16 bytes of each, so that dword t of all four lies together in `out[t]`.
+struct Dwords {
+    uint32_t at[4][4];
+};
+
+Dwords transpose(const uint8_t* column, int64_t stride) {
+    Dwords in, out;
+    for (int c = 0; c < 4; ++c) std::memcpy(in.at[c], column + c * stride, 16);
+#if defined(__SSE2__)  // every x86-64 has it; written out because compilers do not find it
+    const auto load = [&](int c) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(in.at[c])); };
+    const __m128i a = _mm_unpacklo_epi32(load(0), load(1)), b = _mm_unpacklo_epi32(load(2), load(3));
+    const __m128i c = _mm_unpackhi_epi32(load(0), load(1)), d = _mm_unpackhi_epi32(load(2), load(3));
+    const __m128i rows[4] = {_mm_unpacklo_epi64(a, b), _mm_unpackhi_epi64(a, b), _mm_unpacklo_epi64(c, d),
+                             _mm_unpackhi_epi64(c, d)};
+    std::memcpy(&out, rows, sizeof(out));
+#else
+    for (int t = 0; t < 4; ++t)
+        for (int c = 0; c < 4; ++c) out.at[t][c] = in.at[c][t];
+#endif
+    return out;
+}
+
+// Where a type keeps its nibbles: pieces of 16 bytes, whose low and high nibbles are codes of the same unit (the low
+// ones before the high ones) or, in Q4_K, of two units.
+struct NibblePlaces {
+    int first;  // byte of the first piece in a block
+    int pieces;
+    bool pairs_of_units;
+};
+
+NibblePlaces nibble_places(WeightType type) {
+    switch (type) {
+        case WeightType::Q4_0:
+        case WeightType::IQ4_NL:
+            return {2, 1, false};
+        case WeightType::Q4_1:
+            return {4, 1, false};
+        case WeightType::MXFP4:
+            return {1, 1, false};
+        case WeightType::IQ4_XS:
+            return {8, 8, false};
+        case WeightType::Q4_K:
+            return {16, 8, true};
+        default:
+            return {0, 0, false};
+    }
+}
+
+// Nibbles go from the file to the units without being spread out to bytes: a dword of codes k to k + 3 and the next
+// one become one dword, the second in the high nibbles.
+void pack_nibbles(const NibblePlaces& places, const uint8_t* blocks, int64_t row_bytes, uint8_t* out) {
+    constexpr uint32_t LOW = 0x0f0f0f0f;
+    for (int piece = 0; piece < places.pieces; ++piece) {
+        // Q4_K: two pieces of 16 bytes for two units. Else one piece a unit, its high nibbles in the second half.
+        uint8_t* const low_out = out + (places.pairs_of_units ? piece / 2 * 512 + piece % 2 * 128 : piece * 256);
+        uint8_t* const high_out = low_out + (places.pairs_of_units ? 256 : 128);
+        for (int c = 0; c < PANEL_COLS; c += 4) {
+            const Dwords in = transpose(blocks + c * row_bytes + places.first + 16 * piece, row_bytes);
+            for (int half = 0; half < 2; ++half) {
+                uint32_t low[4], high[4];
+                for (int i = 0; i < 4; ++i) {
+                    const uint32_t a = in.at[2 * half][i], b = in.at[2 * half + 1][i];
+                    low[i] = (a & LOW) | (b & LOW) << 4;
+                    high[i] = (a >> 4 & LOW) | (b & ~LOW);
+                }
+                std::memcpy(low_out + 64 * half + 4 * c, low, 16);
+                std::memcpy(high_out + 64 * half + 4 * c, high, 16);
+            }
+        }
+    }
+}
+
 void pack_quantized(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t panel) {
     const PanelLayout layout = panel_layout(w.type);
+    const NibblePlaces places = nibble_places(w.type);
     const int64_t row_bytes = static_cast<int64_t>(w.k / layout.block_k) * layout.file_bytes;
     const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
-    BlockCodes block{};
-    Tile tiles[8] = {};
+    BlockCodes blocks[PANEL_COLS] = {};
+    Tile tiles[8];
     for (int64_t b = 0; b < w.k / layout.block_k; ++b) {
+        const uint8_t* const begin = source + first * row_bytes + b * layout.file_bytes;
+        const bool direct = places.pieces > 0 && columns == PANEL_COLS;
         if (columns < PANEL_COLS) std::memset(out, 0, layout.header_bytes);
         for (int32_t c = 0; c < columns; ++c) {
-            decode_block(w.type, source + (first + c) * row_bytes + b * layout.file_bytes, block);
-            write_header(w.type, block, c, out);
-            for (int i = 0; i < layout.block_k / 4; ++i)
-                std::memcpy(&tiles[i / QUADS][i % QUADS * QUAD_BYTES + 4 * c], block.codes + 4 * i, 4);
+            decode_block(w.type, begin + c * row_bytes, !direct, blocks[c]);
+            write_header(w.type, blocks[c], c, out);
         }
         out += layout.header_bytes;
+        if (direct) {
+            pack_nibbles(places, begin, row_bytes, out);
+            out += static_cast<int64_t>(layout.units()) * layout.unit_bytes;
+            continue;
+        }
+        for (int i = 0; i < layout.block_k / 16; ++i)
+            for (int c = 0; c < PANEL_COLS; c += 4) {
+                const Dwords quads = transpose(blocks[c].codes + 16 * i, sizeof(BlockCodes));
+                for (int t = 0; t < 4; ++t) {
+                    const int quad = 4 * i + t;
+                    std::memcpy(&tiles[quad / QUADS][quad % QUADS * QUAD_BYTES + 4 * c], quads.at[t], 16);
+                }
+            }
         for (int u = 0; u < layout.units(); ++u, out += layout.unit_bytes) write_unit(w.type, tiles[u], out);
     }
 }

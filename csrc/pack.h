@@ -21,8 +21,8 @@ struct BlockCodes {
     uint8_t mins[8];
 };
 
-// Reads one block in the file's layout (pack_blocks.cpp).
-void decode_block(WeightType type, const uint8_t* block, BlockCodes& out);
+// Reads one block in the file's layout (pack_blocks.cpp). wants_codes: also the codes of types with 4 bits a code.
+void decode_block(WeightType type, const uint8_t* block, bool wants_codes, BlockCodes& out);
 
 // Packs the panels [begin, end) of a matrix [w.n, w.k] from `source` (rows of blocks, contiguous) into `out`.
 void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end);

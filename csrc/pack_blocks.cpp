@@ -16,10 +16,15 @@ void split_nibbles(const uint8_t* q, uint8_t* codes) {
     }
 }
 
+// Bit i of `bits` becomes bit 4 of code i: eight at a time, each in the byte where only its own bit is left.
 void add_fifth_bits(const uint8_t* bits, uint8_t* codes) {
-    uint32_t word;
-    std::memcpy(&word, bits, 4);
-    for (int i = 0; i < 32; ++i) codes[i] |= static_cast<uint8_t>((word >> i & 1) << 4);
+    for (int i = 0; i < 4; ++i) {
+        uint64_t own = bits[i] * 0x0101010101010101ull & 0x8040201008040201ull, word;
+        own = (own + 0x7f7f7f7f7f7f7f7full) >> 3 & 0x1010101010101010ull;
+        std::memcpy(&word, codes + 8 * i, 8);
+        word |= own;
+        std::memcpy(codes + 8 * i, &word, 8);
+    }
 }
 
 // Eight scales and eight minimums of 6 bits in 12 bytes (Q4_K, Q5_K).
@@ -32,10 +37,11 @@ void unpack_6bit_scales(const uint8_t* s, uint8_t* scales, uint8_t* mins) {
     }
 }
 
-void decode_q4_k(const uint8_t* b, BlockCodes& out, bool fifth_bit) {
+void decode_q4_k(const uint8_t* b, bool wants_codes, bool fifth_bit, BlockCodes& out) {
     out.d = read_u16(b);
     out.m = read_u16(b + 2);
     unpack_6bit_scales(b + 4, out.scales, out.mins);
+    if (!wants_codes) return;
     const uint8_t* const high = b + 16;
     const uint8_t* const q = b + (fifth_bit ? 48 : 16);
     for (int c = 0; c < 4; ++c)
@@ -83,19 +89,19 @@ void decode_q3_k(const uint8_t* b, BlockCodes& out) {
     out.d = read_u16(b + 108);
 }
 
-void decode_iq4_xs(const uint8_t* b, BlockCodes& out) {
+void decode_iq4_xs(const uint8_t* b, bool wants_codes, BlockCodes& out) {
     out.d = read_u16(b);
     const uint16_t high = read_u16(b + 2);
     for (int u = 0; u < 8; ++u) {
         const int low = b[4 + u / 2] >> (4 * (u % 2)) & 15;
         out.scales[u] = static_cast<uint8_t>((low | (high >> (2 * u) & 3) << 4) - 32);
-        split_nibbles(b + 8 + 16 * u, out.codes + 32 * u);
+        if (wants_codes) split_nibbles(b + 8 + 16 * u, out.codes + 32 * u);
     }
 }
 
 }  // namespace
 
-void decode_block(WeightType type, const uint8_t* b, BlockCodes& out) {
+void decode_block(WeightType type, const uint8_t* b, bool wants_codes, BlockCodes& out) {
     const bool has_min = type == WeightType::Q4_1 || type == WeightType::Q5_1;
     switch (type) {
         case WeightType::Q2_K:
@@ -107,16 +113,17 @@ void decode_block(WeightType type, const uint8_t* b, BlockCodes& out) {
         case WeightType::Q3_K:
             return decode_q3_k(b, out);
         case WeightType::Q4_K:
-            return decode_q4_k(b, out, false);
+            return decode_q4_k(b, wants_codes, false, out);
         case WeightType::Q5_K:
-            return decode_q4_k(b, out, true);
+            return decode_q4_k(b, wants_codes, true, out);
         case WeightType::Q6_K:
             return decode_q6_k(b, out);
         case WeightType::IQ4_XS:
-            return decode_iq4_xs(b, out);
+            return decode_iq4_xs(b, wants_codes, out);
         case WeightType::MXFP4:
             out.d = b[0];
-            return split_nibbles(b + 1, out.codes);
+            if (wants_codes) split_nibbles(b + 1, out.codes);
+            return;
         default:
             break;
     }
@@ -133,7 +140,7 @@ void decode_block(WeightType type, const uint8_t* b, BlockCodes& out) {
             add_fifth_bits(q, out.codes);
             break;
         default:
-            split_nibbles(q, out.codes);
+            if (wants_codes) split_nibbles(q, out.codes);
     }
 }
 
