@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from octavo import __version__
 from octavo.cli.options import Options, with_engine_options, with_server_options
 from octavo.cli.terminal import WorkProgress, size
 from octavo.config import EngineConfig
@@ -57,7 +58,9 @@ def serve(
     check_exposure(config)
     tls_context(config)  # a wrong certificate is found out now
     with bind(config) as sock, WorkProgress(announced=True) as progress:
-        report = _Report(url_of(config, sock), progress, began)
+        url = url_of(config, sock)
+        _say(f"octavo {__version__}: {', '.join(spec.name for spec in specs)} at {url}")
+        report = _Report(url, progress, began)
         report.phase("start", time.monotonic() - began)
         anyio.run(run_server, config, specs, sock, report)
 
