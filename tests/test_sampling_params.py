@@ -155,7 +155,7 @@ def test_errors_name_the_field_and_say_what_is_wrong_in_one_word(name: str, valu
         ({"regex": 5}, "structured_outputs.regex", "invalid_type"),
         ({"regex": "\ud83d"}, "structured_outputs.regex", "invalid_encoding"),
         ({"grammar": ""}, "structured_outputs.grammar", "invalid_grammar"),
-        ({"grammar": "x" * 2**17}, "structured_outputs.grammar", "string_above_max_length"),
+        ({"grammar": "x" * 2**19}, "structured_outputs.grammar", "string_above_max_length"),
         ({"choice": []}, "structured_outputs.choice", "empty_array"),
         ({"choice": [""]}, "structured_outputs.choice", "invalid_value"),
         ({"choice": "yes"}, "structured_outputs.choice", "invalid_type"),

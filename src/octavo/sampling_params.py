@@ -22,7 +22,8 @@ MAX_STOP_STRINGS = 16
 MAX_STRING_CHARS = 1024
 MAX_LIST_ITEMS = 1024
 MAX_SCHEMA_CHARS = 2**19  # sixty tools with their parameters take a fifth of it
-MAX_GRAMMAR_CHARS = 2**16  # of a regex or a Lark grammar
+MAX_GRAMMAR_CHARS = 2**18
+MAX_REGEX_CHARS = 2**15
 MAX_CACHE_SALT_CHARS = 1024
 # Below this a division of the logits overflows float32 for some models; the limit of the softmax is greedy anyway.
 GREEDY_TEMPERATURE = 1e-5
@@ -67,9 +68,9 @@ class StructuredOutputsParams:
             if not choices:
                 raise _refusal("structured_outputs.choice", "is empty, so no answer could be given", "empty_array")
             object.__setattr__(self, "choice", choices)
-        for name in ("regex", "grammar"):
+        for name, limit in (("regex", MAX_REGEX_CHARS), ("grammar", MAX_GRAMMAR_CHARS)):
             source = getattr(self, name)
-            if source is not None and not _string(f"structured_outputs.{name}", source, MAX_GRAMMAR_CHARS):
+            if source is not None and not _string(f"structured_outputs.{name}", source, limit):
                 raise _refusal(f"structured_outputs.{name}", "is empty", "invalid_grammar")
 
 
@@ -197,6 +198,12 @@ class SamplingParams:
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+    @property
+    def forbids_tokens(self) -> bool:
+        """Some token may be impossible to choose whatever the model thinks of it."""
+        named = self.logit_bias or self.bad_words or self.min_tokens or self.structured_outputs
+        return bool(named) or self.allowed_token_ids is not None
 
     @property
     def is_greedy(self) -> bool:

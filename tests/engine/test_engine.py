@@ -12,7 +12,7 @@ import pytest
 
 from octavo.engine.engine import Engine, RequestFailure
 from octavo.engine.request import derive_seed
-from octavo.errors import UsageError
+from octavo.errors import NumericalError, UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.support import fake_executor
@@ -342,15 +342,52 @@ def test_a_request_that_may_choose_nothing_fails_alone() -> None:
     assert many.outputs == run(fake_engine(), [3, 4, 5], SamplingParams(n=3, seed=1, max_tokens=4))[-1].outputs
 
 
-def test_damaged_numbers_are_not_the_callers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize("kind", ["plain", "choices", "beams"])
+def test_damaged_numbers_end_their_request_and_leave_the_cache(
+    monkeypatch: pytest.MonkeyPatch, value: float, kind: str
+) -> None:
+    def damaged(token_ids: list[int]) -> np.ndarray:
+        logits = fake_logits(token_ids)
+        return np.full_like(logits, value) if token_ids[0] == 9 and len(token_ids) >= 20 else logits
+
+    monkeypatch.setattr(fake_executor, "fake_logits", damaged)
+    engine = fake_engine(block_size=4)
+    params: dict[str, SamplingParams | BeamSearchParams] = {
+        "plain": SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+        "choices": SamplingParams(n=2, seed=1, max_tokens=9, ignore_eos=True),
+        "beams": BeamSearchParams(beam_width=2, max_tokens=9, ignore_eos=True),
+    }
+    good = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    for _ in range(2):  # the second time the good prompt is cached, and nothing of the bad one
+        engine.add_request(engine.create_request("bad", [9, *range(10, 26)], params[kind]))
+        engine.add_request(engine.create_request("good", list(range(7, 23)), good))
+        seen: dict[str, RequestOutput | RequestFailure] = {}
+        while engine.has_work:
+            seen.update({item.request_id: item for item in engine.step()})
+            engine.scheduler.check_integrity()
+        failure, answer = seen["bad"], seen["good"]
+        assert isinstance(failure, RequestFailure)
+        assert isinstance(failure.error, NumericalError)
+        assert isinstance(answer, RequestOutput)
+        assert answer.outputs[0].token_ids == greedy(list(range(7, 23)), 12)
+    assert answer.num_cached_tokens == 12
+    assert engine.metrics.num_corrupted_total == 2
+    monkeypatch.setattr(fake_executor, "fake_logits", fake_logits)
+    again = last([9, *range(10, 26)], engine, max_tokens=1)
+    assert again.num_cached_tokens == 0
+
+
+def test_all_requests_may_be_damaged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fake_executor, "fake_logits", lambda _: np.full(VOCAB_SIZE, np.nan, np.float32))
     engine = fake_engine()
-    engine.add_request(engine.create_request("one", [7, 8], SamplingParams(n=2)))
-    (failure,) = engine.step()
-    assert isinstance(failure, RequestFailure)
-    assert "one failed: the model's logits contain NaN" in str(failure.error)
-    assert not isinstance(failure.error, UsageError)
-    assert engine.metrics.num_finished_total == {"error": 2}
+    for name in ("one", "two"):
+        engine.add_request(engine.create_request(name, [7, 8], SamplingParams(n=2)))
+    failures = engine.step()
+    assert [failure.request_id for failure in failures] == ["one", "two"]
+    assert "one failed: the model's logits contain NaN" in str(failures[0].error)  # type: ignore[union-attr]
+    assert engine.metrics.num_finished_total == {"error": 4}
+    assert not engine.has_work
 
 
 def test_extreme_biases_still_choose_something() -> None:

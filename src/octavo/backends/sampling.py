@@ -34,7 +34,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import Float32, Int32, SamplingBatch, StepOutput
-from octavo.errors import OctavoError
+from octavo.errors import NumericalError, OctavoError, UsageError
 
 Float64 = NDArray[np.float64]
 
@@ -45,23 +45,23 @@ ROW_TOKEN_ID_OUT_OF_RANGE = 3
 
 
 class RowError(NamedTuple):
-    """Why a row has no outcome. is_usage: the request asks for the impossible; else the numbers or the batch are."""
+    """Why a row has no outcome. kind: the error for its request, by whose fault it is."""
 
     reason: str
-    is_usage: bool
+    kind: type[OctavoError]
 
 
 _ROW_ERRORS = {
     ROW_NAN_LOGITS: RowError(
-        "the model's logits contain NaN: its weights are damaged or its activations overflowed", is_usage=False
+        "the model's logits contain NaN: its weights are damaged or its activations overflowed", NumericalError
     ),
     ROW_NOTHING_ALLOWED: RowError(
-        "no token may be chosen: bias, allowed tokens and min_tokens forbid the whole vocabulary, or every logit is "
-        "-inf; relax logit_bias, bad_words, allowed_token_ids or min_tokens",
-        is_usage=True,
+        "no token may be chosen: bias, allowed tokens, structured output and min_tokens forbid the whole vocabulary, "
+        "or every logit is -inf; relax logit_bias, bad_words, allowed_token_ids or min_tokens",
+        UsageError,
     ),
     ROW_TOKEN_ID_OUT_OF_RANGE: RowError(
-        "a token id in the target, the history or the bias lies outside the vocabulary", is_usage=False
+        "a token id in the target, the history or the bias lies outside the vocabulary", OctavoError
     ),
 }
 

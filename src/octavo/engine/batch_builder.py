@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +11,9 @@ from octavo.batch import Batch, Float32, Int32, SamplingBatch
 from octavo.engine.request import Sequence
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.scheduler import ScheduledSequence
+
+if TYPE_CHECKING:
+    from octavo.engine.constrained import GrammarState
 
 _Values = TypeVar("_Values", Int32, Float32)
 
@@ -150,16 +153,26 @@ class BatchBuilder:
             bias_start=bias_start,
             bias_ids=bias_ids,
             bias_values=bias_values,
-            allowed_mask=self._gather_masks(states),
+            allowed_mask=self._gather_masks(sequences, states),
         )
 
-    def _gather_masks(self, samplers: list[SamplingState | None]) -> NDArray[np.uint32] | None:
-        if not any(state is not None and state.allowed_mask is not None for state in samplers):
+    def _gather_masks(
+        self, sequences: list[Sequence], samplers: list[SamplingState | None]
+    ) -> NDArray[np.uint32] | None:
+        """What rows may choose, None if that is anything: allowed_token_ids and grammars."""
+        if not any(state is not None and state.has_mask for state in samplers):
             return None
         masks = np.full((len(samplers), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
-        for i, state in enumerate(samplers):
-            if state is not None and state.allowed_mask is not None:
+        constrained: list[tuple[int, GrammarState, bool]] = []
+        for i, (sequence, state) in enumerate(zip(sequences, samplers, strict=True)):
+            if state is None:
+                continue
+            if state.allowed_mask is not None:
                 masks[i] = state.allowed_mask
+            if sequence.grammar is not None:
+                constrained.append((i, sequence.grammar, bool(sequence.request.eos_token_ids)))
+        if constrained:
+            constrained[0][1].filler.fill(constrained, masks)
         return masks
 
 

@@ -79,6 +79,13 @@ class BlockPool:
             del self._block_of_hash[block_hash]
             self._hashes[block_id] = None
 
+    def discard(self, block_id: int) -> None:
+        """The block's content is worthless: it can no longer be found, and is free if nobody uses it."""
+        self.forget(block_id)
+        if block_id in self._evictable:
+            del self._evictable[block_id]
+            self._free.append(block_id)
+
     def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
         """Raises AssertionError unless the counts are exactly those of `block_tables` and no block is lost."""
         references = Counter(block_id for table in block_tables for block_id in table)

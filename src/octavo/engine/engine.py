@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import threading
 import time
 from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from octavo.backends import Executor
 from octavo.backends.sampling import RowError, SamplingError
@@ -28,10 +29,13 @@ from octavo.engine.request_checks import (
 )
 from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.engine.text_stream import TextStream
-from octavo.errors import OctavoError, UsageError
+from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from octavo.engine.constrained import GrammarCompiler
 
 
 class RequestFailure(NamedTuple):
@@ -76,6 +80,8 @@ class Engine:
         self._output_builder = OutputBuilder(tokenizer)
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
+        self._grammar_lock = threading.Lock()
+        self._grammar_compiler: GrammarCompiler | None = None
 
     @property
     def has_work(self) -> bool:
@@ -119,7 +125,20 @@ class Engine:
         )
         self.scheduler.check_fits(request)
         self._create_sequences(request, max_tokens)
+        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+            grammar = self._grammars().compile(params.structured_outputs)
+            for sequence in request.sequences:
+                sequence.grammar = grammar.start()
         return request
+
+    def _grammars(self) -> GrammarCompiler:
+        """Made when it is first needed: it brings a library along."""
+        with self._grammar_lock:
+            if self._grammar_compiler is None:
+                from octavo.engine.constrained import GrammarCompiler
+
+                self._grammar_compiler = GrammarCompiler(self.tokenizer, self.limits.vocab_size)
+            return self._grammar_compiler
 
     def _create_sequences(self, request: Request, max_tokens: int) -> None:
         params = request.params
@@ -193,17 +212,31 @@ class Engine:
                     errors.setdefault(item.sequence.request, error.errors[row])
                 row += 1
         failures: list[RequestOutput | RequestFailure] = []
-        for request, (reason, is_usage) in errors.items():
+        for request, row_error in errors.items():
+            failure = self._describe_failure(request, row_error)
+            if isinstance(failure, NumericalError):
+                self.metrics.num_corrupted_total += 1
+                self.scheduler.kv_cache.quarantine(request.sequences)
             for sequence in request.sequences:
                 if sequence.finish_reason is None:
                     self._note_end(sequence, FinishReason.ERROR)
             self.scheduler.finish_request(request)
             del self._requests[request.request_id]
             self._measure_request(request)
-            kind = UsageError if is_usage else OctavoError
-            failures.append(RequestFailure(request.request_id, kind(f"{request.request_id} failed: {reason}")))
+            failures.append(RequestFailure(request.request_id, failure))
         self._measure_state()
         return failures
+
+    @staticmethod
+    def _describe_failure(request: Request, row_error: RowError) -> OctavoError:
+        """Whose fault it is that there is no next token: the grammar's, the numbers' or the parameters'."""
+        name, params = request.request_id, request.params
+        for sequence in request.sequences:
+            if sequence.grammar is not None and sequence.grammar.error is not None:
+                return OctavoError(f"{name} failed: its structured output got stuck: {sequence.grammar.error}")
+        if row_error.kind is UsageError and not (isinstance(params, SamplingParams) and params.forbids_tokens):
+            return NumericalError(f"{name} failed: the model finds every token impossible (all logits are -inf)")
+        return row_error.kind(f"{name} failed: {row_error.reason}")
 
     def _update(self, schedule: Schedule, output: StepOutput, start: float) -> list[RequestOutput | RequestFailure]:
         """Takes the tokens of a step into their sequences."""
@@ -240,6 +273,8 @@ class Engine:
         """One more token of a plain sequence, and perhaps its end."""
         params = sequence.request.params
         sequence.token_ids.append(token_id)
+        if sequence.grammar is not None:
+            sequence.grammar.accept(token_id)
         if isinstance(params, SamplingParams) and params.logprobs is not None:
             logprobs = self._output_builder.logprobs(output, row, params.logprobs)
             sequence.logprobs.append(logprobs)
@@ -262,6 +297,8 @@ class Engine:
             sequence.stop_reason = stream.push(_unseen(sequence), may_stop)
             if sequence.stop_reason is not None:
                 return FinishReason.STOP
+        if sequence.grammar is not None and sequence.grammar.is_complete:
+            return FinishReason.STOP
         return FinishReason.LENGTH if len(sequence.token_ids) >= request.max_total_tokens else None
 
     def _note_end(self, sequence: Sequence, reason: FinishReason) -> None:
@@ -272,9 +309,10 @@ class Engine:
         if stream is None:
             return
         token_ids = _unseen(sequence)
-        ends_by_token = reason is FinishReason.STOP and not isinstance(sequence.stop_reason, str)
-        if ends_by_token and isinstance(params, SamplingParams) and not params.include_stop_str_in_output:
-            token_ids = token_ids[:-1]
+        hides_stop = isinstance(params, SamplingParams) and not params.include_stop_str_in_output
+        if reason is FinishReason.STOP and hides_stop and token_ids:
+            ends_by_token = token_ids[-1] in (*sequence.request.eos_token_ids, sequence.stop_reason)
+            token_ids = token_ids[:-1] if ends_by_token else token_ids
         stream.push(token_ids)
         stream.flush()
 

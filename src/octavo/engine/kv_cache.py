@@ -109,6 +109,17 @@ class KVCacheManager:
         child.num_synced_blocks = 0
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
+    def quarantine(self, sequences: list[Sequence]) -> None:
+        """Lets nobody find the blocks that these sequences have filled or taken from the cache.
+
+        The prefix that was there before too: if the damage lies in it, every request that begins alike would fail.
+        """
+        for sequence in sequences:
+            for block_hash in sequence.block_hashes:
+                block_id = self.pool.find(block_hash)
+                if block_id is not None:
+                    self.pool.discard(block_id)
+
     def free(self, sequence: Sequence) -> None:
         """Gives all blocks back, the last first, so that the start of a prefix is evicted last."""
         for block_id in reversed(sequence.block_table):

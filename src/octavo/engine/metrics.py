@@ -47,6 +47,7 @@ class EngineMetrics:
     num_steps_total: int = 0
     num_preemptions_total: int = 0
     num_evictions_total: int = 0
+    num_corrupted_total: int = 0  # requests whose logits were no numbers
     queue_s: Histogram = field(default_factory=_times)
     time_to_first_token_s: Histogram = field(default_factory=_times)
     time_per_output_token_s: Histogram = field(default_factory=_times)

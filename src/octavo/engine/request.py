@@ -12,6 +12,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.engine.beam_search import BeamSearch
+    from octavo.engine.constrained import GrammarState
     from octavo.engine.text_stream import TextStream
 
 
@@ -54,6 +55,7 @@ class Sequence:
     cumulative_logprob: float = 0.0
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
     text_stream: TextStream | None = None
+    grammar: GrammarState | None = None  # what the answer must look like, as far as it has come
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_reported_tokens: int = 0  # of the output, in a stream of deltas

@@ -30,6 +30,7 @@ class SamplingState:
         self._static_bias = dict(self._params.logit_bias or {})
         self.has_bias = bool(self._static_bias or request.bad_words_ids or self._params.min_tokens)
         self.allowed_mask = self._make_mask()
+        self.has_mask = self.allowed_mask is not None or sequence.grammar is not None
         self._num_seen = 0
         self._position: dict[int, int] = {}  # token id -> its place in the two arrays
         self._seen_ids = np.zeros(64, np.int32)

@@ -1,0 +1,263 @@
+"""Structured outputs: what an answer must look like, as masks over the vocabulary, by llguidance.
+
+Grammars are compiled where a request is created, never on the engine's thread, and are bounded on every side: the
+source by `StructuredOutputsParams`, the compiler and each mask by `_LIMITS`, the time by `_TIMEOUT_S`, the memory of
+those that are kept by `_CACHE_BYTES`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import cached_property
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from numpy.typing import NDArray
+
+from octavo.engine.grammar_source import GrammarSource, make_source
+from octavo.errors import OverloadedError
+from octavo.sampling_params import StructuredOutputsParams
+from octavo.tokenizer.tokenizer import Tokenizer
+
+# A mask takes 15 ms at most by these, most compilations far less than a second; a lexer state takes about 2 KB.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=300_000, max_grammar_size=50_000, max_lexer_states=16_000, verbose_errors=False
+)
+_TIMEOUT_S = 2.0
+_MAX_COMPILATIONS = 4  # at a time
+# The compiler recurses once for each rule that refers to another; memory is taken only as far as it does.
+_STACK_BYTES = 256 * 2**20
+_CACHE_BYTES = 64 * 2**20
+_MAX_MASK_THREADS = 8
+
+# `threading.stack_size` belongs to the process.
+_stack_size_lock = threading.Lock()
+
+
+class GrammarCompiler:
+    """Compiles the grammars for one model, and keeps them. Safe to share between threads.
+
+    vocab_size: columns of the logits; those beyond the tokenizer's ids are never allowed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._tokenizer_lock = threading.Lock()
+        self._made_tokenizer: LLTokenizer | None = None
+        self._slots = threading.BoundedSemaphore(_MAX_COMPILATIONS)
+        self._cache = _Cache(_CACHE_BYTES)
+        self._filler = MaskFiller(tokenizer.eos_token_ids, vocab_size)
+
+    def compile(self, params: StructuredOutputsParams) -> Grammar:
+        """The grammar of these parameters. May take a second; for the first one, the vocabulary is prepared too.
+
+        Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
+        if it is wrong, cannot be enforced, is too large, or no text at all matches it, and OverloadedError if too
+        many others are being compiled.
+        """
+        source = make_source(params)
+        matcher = self._cache.get(source)
+        if matcher is None:
+            matcher = self._compile(source, self._ll_tokenizer())
+            self._cache.put(source, matcher)
+        return Grammar(matcher, self._filler)
+
+    def _compile(self, source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
+        if not self._slots.acquire(timeout=_TIMEOUT_S):
+            raise OverloadedError("too many grammars are being compiled; try again", code="server_overloaded")
+
+        def work() -> LLMatcher:
+            try:
+                matcher = LLMatcher(tokenizer, source.text, log_level=0, limits=_LIMITS)
+                matcher.compute_bitmask()  # the first mask takes longest; all copies have it then
+                return matcher
+            finally:
+                self._slots.release()
+
+        try:
+            matcher = _run_on_deep_stack(work, _TIMEOUT_S)
+        except RuntimeError as error:  # no thread can be started
+            self._slots.release()
+            raise OverloadedError(f"a grammar cannot be compiled now: {error}", code="server_overloaded") from error
+        if matcher is None:
+            raise source.refusal(f"takes longer than {_TIMEOUT_S:g} s to compile; simplify it")
+        if matcher.is_stopped() and not matcher.is_accepting():
+            reason = _reason(matcher)
+            raise source.refusal(f"cannot be enforced: {reason}" if reason else "matches no text at all")
+        return matcher
+
+    def _ll_tokenizer(self) -> LLTokenizer:
+        with self._tokenizer_lock:
+            if self._made_tokenizer is None:
+                vocabulary = _VocabularyView(self._tokenizer, self._vocab_size)
+                self._made_tokenizer = LLTokenizer(
+                    TokenizerWrapper(vocabulary), n_vocab=self._vocab_size, eos_token=vocabulary.eos_token_ids
+                )
+            return self._made_tokenizer
+
+
+class Grammar:
+    """A compiled grammar, from which each sequence starts anew."""
+
+    def __init__(self, matcher: LLMatcher, filler: MaskFiller) -> None:
+        self._matcher = matcher
+        self._filler = filler
+
+    def start(self) -> GrammarState:
+        """The state before the first token."""
+        return GrammarState(self._matcher.deep_copy(), self._filler)
+
+
+class GrammarState:
+    """How far the answer of one sequence has come in its grammar. Only one thread may use it at a time.
+
+    error: why nothing can follow although the answer is not complete; None: all is well.
+    """
+
+    def __init__(self, matcher: LLMatcher, filler: MaskFiller) -> None:
+        self.matcher = matcher
+        self.filler = filler
+        self.error: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """The answer is whole and nothing but its end can follow."""
+        return self.error is None and self.matcher.is_stopped() and self.matcher.is_accepting()
+
+    def accept(self, token_id: int) -> None:
+        """Takes the next token, which the mask has allowed."""
+        if self.error is None:
+            self.matcher.consume_token(token_id)
+            self.check()
+
+    def check(self) -> None:
+        """Notes in `error` whether the grammar has got stuck."""
+        if self.matcher.is_stopped() and not self.matcher.is_accepting():
+            self.error = _reason(self.matcher) or "no token can follow what has been generated"
+
+
+class MaskFiller:
+    """Writes the masks of the rows of a step, in parallel if there are several."""
+
+    def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
+        self._executor: LLExecutor | None = None
+        bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+        bits[[token_id for token_id in eos_token_ids if token_id < vocab_size]] = 1
+        self._eos_bits = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+
+    def fill(self, rows: Sequence[tuple[int, GrammarState, bool]], masks: NDArray[np.uint32]) -> None:
+        """Narrows masks [R, ceil(vocab / 32)] down to what the grammars allow; nothing where one got stuck.
+
+        rows: row of `masks`, state, and whether the end of text may be chosen.
+        """
+        allowed = np.zeros((len(rows), masks.shape[1]), np.uint32)
+        if len(rows) == 1:
+            rows[0][1].matcher.unsafe_compute_mask_ptr(allowed.ctypes.data, allowed.nbytes)
+        else:
+            if self._executor is None:
+                self._executor = LLExecutor(min(os.cpu_count() or 1, _MAX_MASK_THREADS))
+            matchers = [(state.matcher, i) for i, (_, state, _) in enumerate(rows)]
+            self._executor.unsafe_compute_mask_ptr(matchers, allowed.ctypes.data, allowed.strides[0], len(rows))
+        for mask, (row, state, may_end) in zip(allowed, rows, strict=True):
+            state.check()
+            if state.error is not None:
+                mask[:] = 0
+            elif not may_end and np.any(mask & ~self._eos_bits):
+                mask &= ~self._eos_bits
+            masks[row] &= mask
+
+
+class _Cache:
+    """The compiled grammars that were used last, within a number of bytes. Safe to share between threads."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        self._matchers: OrderedDict[GrammarSource, LLMatcher] = OrderedDict()
+        self._num_bytes = 0
+
+    def get(self, source: GrammarSource) -> LLMatcher | None:
+        with self._lock:
+            if source in self._matchers:
+                self._matchers.move_to_end(source)
+            return self._matchers.get(source)
+
+    def put(self, source: GrammarSource, matcher: LLMatcher) -> None:
+        with self._lock:
+            if source not in self._matchers:
+                self._matchers[source] = matcher
+                self._num_bytes += self._cost(source)
+            while self._num_bytes > self._max_bytes:
+                oldest, _ = self._matchers.popitem(last=False)
+                self._num_bytes -= self._cost(oldest)
+
+    @staticmethod
+    def _cost(source: GrammarSource) -> int:
+        """Bytes of a compiled grammar, by measurements of large schemas and many small ones."""
+        return 2**17 + 64 * len(source.text)
+
+
+class _VocabularyView:
+    """A vocabulary as llguidance asks for it."""
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
+        num_tokens = min(tokenizer.vocab_size, vocab_size)
+        self._tokenizer = tokenizer
+        self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(num_tokens)]
+        self.tokens += [b""] * (vocab_size - num_tokens)
+        self.special_token_ids = sorted(i for i in tokenizer.special_token_ids if i < vocab_size)
+        self.bos_token_id = tokenizer.bos_token_id
+        # It must have one. Without a token that ends a text the grammar is left when nothing can follow.
+        self.eos_token_ids = sorted(i for i in tokenizer.eos_token_ids if i < vocab_size) or [vocab_size - 1]
+        self.eos_token_id = self.eos_token_ids[0]
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = frozenset(self.special_token_ids)
+        return {token: i for i, token in enumerate(self.tokens) if token and i not in special}
+
+    @cached_property
+    def _longest(self) -> int:
+        return max(map(len, self._ids))
+
+    def __call__(self, text: bytes) -> list[int]:
+        """Tokens that spell exactly `text`, as the model would most likely be given them."""
+        token_ids = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
+        if b"".join(self.tokens[i] for i in token_ids) == text:
+            return token_ids
+        return self._spell(text)
+
+    def _spell(self, text: bytes) -> list[int]:
+        """By the longest tokens that fit, for vocabularies that put a space before every text."""
+        token_ids: list[int] = []
+        while text:
+            size = next((n for n in range(min(len(text), self._longest), 0, -1) if text[:n] in self._ids), None)
+            if size is None:
+                return token_ids
+            token_ids.append(self._ids[text[:size]])
+            text = text[size:]
+        return token_ids
+
+
+def _run_on_deep_stack(work: Callable[[], LLMatcher], timeout_s: float) -> LLMatcher | None:
+    """What `work` returns, on a thread of its own; None if it takes longer, while it goes on."""
+    results: list[LLMatcher] = []
+    thread = threading.Thread(target=lambda: results.append(work()), name="octavo-grammar", daemon=True)
+    with _stack_size_lock:
+        before = threading.stack_size(_STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join(timeout_s)
+    return results[0] if results else None
+
+
+def _reason(matcher: LLMatcher) -> str:
+    """What llguidance says in its first lines, without its backtraces."""
+    error = str(matcher.get_error()).partition("\n<")[0].strip()
+    return "it is too large or too complex" if error.startswith("panic") else error
