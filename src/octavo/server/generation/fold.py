@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 from octavo.server.generation.events import (
@@ -39,22 +38,20 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A whole request: its choices in order."""
+class Folding:
+    """Takes the events of a request; `choices` are their sum."""
 
-    choices: list[Choice]
-    usage: Usage
+    def __init__(self) -> None:
+        self._choices: dict[int, _Building] = {}
 
+    def push(self, event: Event) -> None:
+        """The next event."""
+        if not isinstance(event, Usage):
+            self._choices.setdefault(event.index, _Building()).push(event)
 
-async def fold(events: AsyncIterator[Event]) -> Answer:
-    """The answer when it is complete. Raises what ended the request otherwise."""
-    choices: dict[int, _Building] = {}
-    async for event in events:
-        if isinstance(event, Usage):
-            return Answer([choices[index].build() for index in sorted(choices)], event)
-        choices.setdefault(event.index, _Building()).push(event)
-    raise RuntimeError("a generation ended without its usage")
+    def choices(self) -> list[Choice]:
+        """In the order of their indices."""
+        return [self._choices[index].build() for index in sorted(self._choices)]
 
 
 class _Building:

@@ -1,0 +1,151 @@
+"""`POST /v1/chat/completions`: answers to conversations, as OpenAI's and vLLM's clients ask for them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import UsageError
+from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
+from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, tenant_of
+from octavo.server.chat_answer import AnswerOptions, ChatWriter
+from octavo.server.chat_messages import (
+    MAX_MESSAGES,
+    Message,
+    NamedToolChoice,
+    Tool,
+    chat_messages,
+    chat_tool_choice,
+    chat_tools,
+)
+from octavo.server.generation.naming import constraint_named
+from octavo.server.generation.run import start_chat
+from octavo.server.generation.spec import ChatSpec, Generation
+from octavo.server.json_body import Int, JsonRoute
+from octavo.server.json_schema import check_tool_choice, check_tools
+from octavo.server.protocol_errors import request_id_of
+from octavo.server.sampling_fields import SamplingFields
+from octavo.server.served_model import ServedModel
+from octavo.server.sse import event
+from octavo.server.state import state_of
+
+LAST_EVENT = event(b"[DONE]")
+# What the server itself says to a template.
+_OWN_VARIABLES = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"}
+)
+
+router = APIRouter(route_class=JsonRoute, tags=["openai"])
+
+
+class ChatCompletionRequest(SamplingFields):
+    """A conversation and how to go on with it."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    modalities: list[Literal["text"]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """None: no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+@router.post("/v1/chat/completions", responses=STREAM_RESPONSE)
+async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
+    """Answers a conversation; with `stream` in server-sent events."""
+    params = _sampling_params(body)
+    _check(body)
+    limit, side = body.truncation()
+    messages, tools = chat_messages(body.messages), chat_tools(body.tools)
+    tool_choice = chat_tool_choice(body.tool_choice, bool(tools))
+    check_tools(tools)
+    check_tool_choice(tool_choice, tools)
+
+    async def start(model: ServedModel) -> tuple[Generation, AnswerWriter]:
+        spec = ChatSpec(
+            params=params,
+            messages=messages,
+            tools=tools,
+            tool_choice=tool_choice,
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            template_arguments=_template_arguments(body, model),
+            priority=body.priority or 0,
+            tenant=tenant_of(request),
+            cache_salt=body.cache_salt or "",
+            truncate_prompt_tokens=limit,
+            truncation_side=side,
+            max_tokens_may_shrink=body.max_tokens is None and body.max_completion_tokens is None,
+        )
+        with constraint_named(body.constraint_param):
+            generation = await start_chat(state_of(request), model, spec, request_id_of(request))
+        return generation, ChatWriter(model, generation, _options(body))
+
+    return await answer(request, body.model, start, stream=bool(body.stream), last=LAST_EVENT)
+
+
+def _sampling_params(body: ChatCompletionRequest) -> SamplingParams | BeamSearchParams:
+    limit, other = body.max_tokens, body.max_completion_tokens
+    if limit is not None and other is not None and limit != other:
+        message = f"max_tokens is {limit} and max_completion_tokens is {other}; give one of them"
+        raise UsageError(message, param="max_tokens", code="invalid_value")
+    try:
+        return body.sampling_params(other if limit is None else limit, body.num_top_logprobs)
+    except UsageError as error:
+        if error.param == "max_tokens" and limit is None:
+            raise UsageError(f"max_completion_{error}", param="max_completion_tokens", code=error.code) from None
+        raise
+
+
+def _check(body: ChatCompletionRequest) -> None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise UsageError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
+    if body.prompt_logprobs is not None and body.stream:
+        raise UsageError("prompt_logprobs needs stream: false", param="prompt_logprobs", code="invalid_value")
+    wrong = sorted(_OWN_VARIABLES & (body.chat_template_kwargs or {}).keys())
+    if wrong:
+        message = f"chat_template_kwargs cannot hold {wrong[0]}, which the server itself sets"
+        raise UsageError(message, param="chat_template_kwargs", code="invalid_value")
+
+
+def _template_arguments(body: ChatCompletionRequest, model: ServedModel) -> dict[str, Any]:
+    arguments = dict(body.chat_template_kwargs or {})
+    if body.add_generation_prompt is not None:
+        arguments["add_generation_prompt"] = body.add_generation_prompt
+    if body.reasoning_effort is not None:
+        arguments |= _reasoning_effort(body.reasoning_effort, model.tokenizer.chat_template or "")
+    return arguments
+
+
+def _reasoning_effort(effort: str, chat_template: str) -> dict[str, Any]:
+    """The template's own way to say it."""
+    if "reasoning_effort" in chat_template:
+        return {"reasoning_effort": effort}
+    if "enable_thinking" in chat_template and effort == "none":
+        return {"enable_thinking": False}
+    message = "reasoning_effort is unknown to this model's chat template; leave it out"
+    raise UsageError(message, param="reasoning_effort", code="unsupported_parameter")
+
+
+def _options(body: ChatCompletionRequest) -> AnswerOptions:
+    return AnswerOptions(
+        stream=bool(body.stream),
+        num_top_logprobs=body.num_top_logprobs,
+        includes_usage=body.includes_usage,
+        has_running_usage=body.has_running_usage,
+        has_token_ids=bool(body.return_token_ids),
+        has_timings=bool(body.timings),
+        reports_truncation=body.truncate_prompt_tokens is not None,
+    )
