@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from octavo.server.answering import JsonObject, NamedEvent
+from octavo.server.answering import NamedEvent
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import (
     ChoiceEnd,
@@ -33,7 +33,7 @@ class ResponsesWriter:
         self._model = model
         self._num_truncated_tokens = num_truncated_tokens
         self._number = -1
-        self._output: list[JsonObject] = []
+        self._output: list[dict[str, Any]] = []
         self._open: Open | None = None
         self._call_index = -1
         self._is_cut = False
@@ -62,12 +62,14 @@ class ResponsesWriter:
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        if self._open is not None:
+            self._output.append(self._open.item("incomplete"))
         self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
         yield self._event("response.failed", response=self._snapshot())
         # The clients of OpenAI raise on this one; the event before is for those who read typed events.
         yield "error", {"type": "error", "sequence_number": self._next_number(), **error.body()}
 
-    def body(self) -> JsonObject:
+    def body(self) -> dict[str, Any]:
         return self._snapshot()
 
     def event(self, kind: str, **fields: Any) -> NamedEvent:
@@ -112,7 +114,7 @@ class ResponsesWriter:
         if self._open is None and not self._output:
             yield from self._begin(_Message(self))
         yield from self._close("incomplete" if self._is_cut else "completed")
-        details: JsonObject = {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0}
+        details: dict[str, Any] = {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0}
         if self._num_truncated_tokens:
             details["truncated_tokens"] = self._num_truncated_tokens
         status = "incomplete" if self._is_cut else "completed"
@@ -137,10 +139,10 @@ class ResponsesWriter:
         self._number += 1
         return self._number
 
-    def _snapshot(self) -> JsonObject:
+    def _snapshot(self) -> dict[str, Any]:
         return {**self._response, "output": list(self._output)}
 
-    def _empty_response(self) -> JsonObject:
+    def _empty_response(self) -> dict[str, Any]:
         body = self._body
         text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text is not None else {}
         choice = body.tool_choice
@@ -186,7 +188,7 @@ class _Message:
         self._writer = writer
         self._id = _new_id("msg")
         self._text = ""
-        self._logprobs: list[JsonObject] = []
+        self._logprobs: list[dict[str, Any]] = []
 
     def begin(self) -> Iterator[NamedEvent]:
         empty = {**self.item("in_progress"), "content": []}
@@ -205,7 +207,7 @@ class _Message:
         yield self._writer.event("response.output_text.done", **self._place(), **whole)
         yield self._writer.event("response.content_part.done", **self._place(), part=self._part())
 
-    def item(self, status: str) -> JsonObject:
+    def item(self, status: str) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "message",
@@ -214,10 +216,10 @@ class _Message:
             "content": [self._part()],
         }
 
-    def _place(self) -> JsonObject:
+    def _place(self) -> dict[str, Any]:
         return {"item_id": self._id, "content_index": 0}
 
-    def _part(self) -> JsonObject:
+    def _part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": list(self._logprobs)}
 
 
@@ -243,13 +245,13 @@ class _Reasoning:
         yield self._writer.event("response.reasoning_text.done", **self._place(), text=self._text)
         yield self._writer.event("response.content_part.done", **self._place(), part=self._part())
 
-    def item(self, status: str) -> JsonObject:
+    def item(self, status: str) -> dict[str, Any]:
         return {"id": self._id, "type": "reasoning", "status": status, "summary": [], "content": [self._part()]}
 
-    def _place(self) -> JsonObject:
+    def _place(self) -> dict[str, Any]:
         return {"item_id": self._id, "content_index": 0}
 
-    def _part(self) -> JsonObject:
+    def _part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self._text}
 
 
@@ -274,7 +276,7 @@ class _FunctionCall:
         whole = {"item_id": self._id, "name": self._name, "arguments": self._arguments}
         yield self._writer.event("response.function_call_arguments.done", **whole)
 
-    def item(self, status: str) -> JsonObject:
+    def item(self, status: str) -> dict[str, Any]:
         return {
             "id": self._id,
             "type": "function_call",
@@ -285,7 +287,7 @@ class _FunctionCall:
         }
 
 
-def _logprob(item: TokenLogprobs, writer: ResponsesWriter) -> JsonObject:
+def _logprob(item: TokenLogprobs, writer: ResponsesWriter) -> dict[str, Any]:
     likely = sorted(item.entries.items(), key=lambda entry: entry[1].rank)
     own = _token(item.token_id, item.entries[item.token_id].logprob, writer.tokenizer)
     top = [
@@ -296,7 +298,7 @@ def _logprob(item: TokenLogprobs, writer: ResponsesWriter) -> JsonObject:
     return {**own, "top_logprobs": top}
 
 
-def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> JsonObject:
+def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
     raw = tokenizer.token_bytes(token_id)
     return {"token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": logprob}
 

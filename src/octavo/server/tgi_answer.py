@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.answering import JsonObject, NamedEvent
+from octavo.server.answering import NamedEvent
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs
 from octavo.server.generation.spec import Generation
@@ -40,9 +40,9 @@ class TgiWriter:
         self._detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=False)
         self._text = shown_prompt
         self._num_tokens = 0
-        self._tokens: list[JsonObject] = []
-        self._top_tokens: list[list[JsonObject]] = []
-        self._held: JsonObject | None = None
+        self._tokens: list[dict[str, Any]] = []
+        self._top_tokens: list[list[dict[str, Any]]] = []
+        self._held: dict[str, Any] | None = None
         self._finish_reason = ""
 
     def begin(self) -> Iterator[NamedEvent]:
@@ -65,11 +65,11 @@ class TgiWriter:
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         yield None, tgi_body(error, self._generation.request_id)
 
-    def body(self) -> JsonObject:
-        whole: JsonObject = {"generated_text": self._text}
+    def body(self) -> dict[str, Any]:
+        whole: dict[str, Any] = {"generated_text": self._text}
         if not self._has_details:
             return whole
-        details: JsonObject = {
+        details: dict[str, Any] = {
             "finish_reason": self._finish_reason,
             "generated_tokens": self._num_tokens,
             "seed": self._seed,
@@ -95,11 +95,11 @@ class TgiWriter:
             or self._text.endswith(tuple(self._params.stop_strings))
         )
 
-    def _token_event(self, item: TokenLogprobs) -> JsonObject:
+    def _token_event(self, item: TokenLogprobs) -> dict[str, Any]:
         token_id = item.token_id
         token = self._token(token_id, item.entries[token_id].logprob, self._detokenizer.push([token_id]))
         self._tokens.append(token)
-        event: JsonObject = {
+        event: dict[str, Any] = {
             "index": len(self._tokens),
             "token": token,
             "generated_text": None,
@@ -115,7 +115,7 @@ class TgiWriter:
             self._top_tokens.append(event["top_tokens"])
         return event
 
-    def _last_event(self) -> JsonObject:
+    def _last_event(self) -> dict[str, Any]:
         last = self._held or {"index": len(self._tokens), "token": {**self._tokens[-1], "text": ""}}
         self._held = None
         details = {
@@ -134,7 +134,7 @@ class TgiWriter:
         else:
             self._finish_reason = "stop_sequence" if isinstance(end.stop_reason, str) else "eos_token"
 
-    def _prefill(self) -> list[JsonObject]:
+    def _prefill(self) -> list[dict[str, Any]]:
         positions: Any = self._generation.prompt_logprobs[0]
         if not positions:
             return []
@@ -144,7 +144,7 @@ class TgiWriter:
             for token_id, entries in zip(token_ids, positions, strict=True)
         ]
 
-    def _token(self, token_id: int, logprob: float, text: str) -> JsonObject:
+    def _token(self, token_id: int, logprob: float, text: str) -> dict[str, Any]:
         special = token_id in self._model.tokenizer.special_token_ids
         return {"id": token_id, "text": text, "logprob": logprob, "special": special}
 
