@@ -1,0 +1,58 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`, Anthropic's interface: its shapes, its events, its errors."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.sampling_params import SamplingParams
+from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, tenant_of
+from octavo.server.disconnect import run_unless_gone
+from octavo.server.generation.prompt import encode_conversation
+from octavo.server.generation.run import start_chat
+from octavo.server.generation.spec import Generation
+from octavo.server.messages_answer import MessagesWriter
+from octavo.server.messages_request import (
+    FIELD_NAMES,
+    CountTokensRequest,
+    MessagesRequest,
+    prompt_spec,
+    to_chat_spec,
+)
+from octavo.server.protocol_errors import ANTHROPIC_SCHEMA, anthropic_body, describe_errors, error_route, request_id_of
+from octavo.server.served_model import ServedModel
+from octavo.server.state import state_of
+
+router = APIRouter(
+    route_class=error_route(anthropic_body, FIELD_NAMES),
+    tags=["anthropic"],
+    responses=describe_errors(ANTHROPIC_SCHEMA),
+)
+
+
+class TokenCount(BaseModel):
+    input_tokens: int
+
+
+@router.post("/v1/messages", responses=STREAM_RESPONSE)
+async def create_message(request: Request, body: MessagesRequest) -> Response:
+    """Answers a conversation; with `stream` as server-sent events."""
+    request_id = request_id_of(request)
+
+    async def start(model: ServedModel) -> tuple[Generation, AnswerWriter]:
+        spec = to_chat_spec(body, model, tenant_of(request))
+        generation = await start_chat(state_of(request), model, spec, request_id)
+        return generation, MessagesWriter(model, generation, body.max_tokens)
+
+    return await answer(request, body.model, start, stream=bool(body.stream), headers={"request-id": request_id})
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
+    """How many tokens the prompt of this conversation has, however long it is."""
+    async with state_of(request).models.use(body.model) as model:
+        spec = prompt_spec(body, model, tenant_of(request), SamplingParams())
+        token_ids = await run_unless_gone(request, encode_conversation(model, spec))
+        return TokenCount(input_tokens=len(token_ids))
