@@ -20,6 +20,7 @@ from octavo.errors import (
     ModelLoadError,
     NumericalError,
     OctavoError,
+    OverloadedError,
     UsageError,
 )
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics
@@ -39,6 +40,7 @@ _ERRORS: tuple[type[OctavoError], ...] = (
     ModelLoadError,
     NumericalError,
     OctavoError,
+    OverloadedError,
     UsageError,
 )
 _ERROR_TYPES = {kind.__name__: kind for kind in _ERRORS}
@@ -59,6 +61,7 @@ class Problem(msgspec.Struct, array_like=True):
     message: str
     param: str | None = None
     code: str | None = None
+    retry_after_s: float = 1.0
 
 
 # --- to the engine ---
@@ -272,7 +275,13 @@ def to_problem(error: Exception) -> Problem:
     """An error for the way; one that is not Octavo's own becomes an OctavoError with its type and text."""
     for kind in type(error).__mro__:
         if kind.__name__ in _ERROR_TYPES:
-            return Problem(kind.__name__, str(error), getattr(error, "param", None), getattr(error, "code", None))
+            return Problem(
+                kind.__name__,
+                str(error),
+                getattr(error, "param", None),
+                getattr(error, "code", None),
+                getattr(error, "retry_after_s", 1.0),
+            )
     return Problem("OctavoError", f"{type(error).__name__}: {error}")
 
 
@@ -281,6 +290,9 @@ def to_error(problem: Problem) -> OctavoError:
     kind = _ERROR_TYPES.get(problem.kind, OctavoError)
     if kind is UsageError:
         return UsageError(problem.message, param=problem.param, code=problem.code)
+    if kind is OverloadedError:
+        code = problem.code or "server_overloaded"
+        return OverloadedError(problem.message, code=code, retry_after_s=problem.retry_after_s)
     return kind(problem.message)
 
 

@@ -1,0 +1,76 @@
+"""Engine clients for tests: started, awaited and closed, and what tests do with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState, GenerateRequest, OutputStream
+from octavo.core.local_client import LocalClient
+from octavo.core.process_client import ProcessClient
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+
+# Runs until it is ended: the tiny model of tests/core never says that it is done.
+ENDLESS = SamplingParams(max_tokens=100_000, temperature=1.0, seed=1, ignore_eos=True, detokenize=False)
+
+
+@contextlib.asynccontextmanager
+async def engine_process(config: EngineConfig, stall_timeout_s: float = 30.0) -> AsyncIterator[ProcessClient]:
+    """A ready client with an engine in another process."""
+    client = ProcessClient(config, stall_timeout_s=stall_timeout_s)
+    try:
+        await client.wait_ready()
+        yield client
+    finally:
+        await client.close()
+
+
+@contextlib.asynccontextmanager
+async def engine_here(config: EngineConfig) -> AsyncIterator[LocalClient]:
+    """A ready client with an engine in this process."""
+    client = LocalClient(config)
+    try:
+        await client.wait_ready()
+        yield client
+    finally:
+        await client.close()
+
+
+def request(token_ids: list[int], params: SamplingParams | None = None, **options: Any) -> GenerateRequest:
+    """A request for ENDLESS, or for what params say."""
+    return GenerateRequest(prompt_token_ids=token_ids, params=params or ENDLESS, **options)
+
+
+async def collect(stream: OutputStream) -> list[RequestOutput]:
+    """All outputs to the end."""
+    return [output async for output in stream]
+
+
+def tokens(outputs: list[RequestOutput], index: int = 0) -> list[int]:
+    """The joined tokens of one choice."""
+    return [
+        token_id
+        for output in outputs
+        for choice in output.outputs
+        if choice.index == index
+        for token_id in choice.token_ids
+    ]
+
+
+async def wait_until(condition: Callable[[], bool], seconds: float) -> float:
+    """Waits for a condition; returns how long it took. Fails after `seconds`."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < seconds, f"it did not happen within {seconds} s"
+        await asyncio.sleep(0.01)
+    return time.monotonic() - start
+
+
+async def wait_for_state(client: ProcessClient, state: EngineState, seconds: float) -> float:
+    """Waits until the client is in a state; returns how long it took."""
+    return await wait_until(lambda: client.status().state is state, seconds)
