@@ -1,0 +1,319 @@
+// The chat page: what the user does becomes requests, what the model says becomes text.
+import { ServerError, getJson, streamChat } from "./api.js";
+import { byId, copyText, element } from "./dom.js";
+import { exportJson, exportMarkdown } from "./export.js";
+import { Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import * as store from "./store.js";
+import { Transcript, confirmOn, formatRate } from "./transcript.js";
+
+const SAVE_INTERVAL_MS = 1000;
+
+const prompt = byId("prompt");
+const send = byId("send");
+const stop = byId("stop");
+const live = byId("live");
+const modelPicker = byId("model");
+
+let conversation = store.newConversation();
+let run = null; // the answer that is being written: { conversation, message, index, controller }
+
+const transcript = new Transcript({
+  scroll: byId("scroll"),
+  list: byId("messages"),
+  jump: byId("jump"),
+  onAction: act,
+});
+const settings = new Settings({
+  onSystem: (text) => {
+    conversation.system = text;
+    if (conversation.messages.length) save();
+  },
+  onKey: loadModels,
+});
+const sidebar = new Sidebar({ onOpen: open, onNew: startNew, onRemove: remove });
+
+// Conversations
+
+function show() {
+  transcript.show(conversation.messages);
+  byId("welcome").hidden = conversation.messages.length > 0;
+  settings.showSystem(conversation.system);
+  if (conversation.model && [...modelPicker.options].some((option) => option.value === conversation.model)) {
+    modelPicker.value = conversation.model;
+  }
+  document.title = conversation.title ? `${conversation.title} · Octavo` : "Octavo";
+  byId("export-menu").hidden = !conversation.messages.length;
+  sidebar.show(conversation.id);
+}
+
+function open(id) {
+  halt();
+  conversation = store.findConversation(id) ?? store.newConversation();
+  remember(conversation.id);
+  show();
+  prompt.focus();
+}
+
+function startNew() {
+  halt();
+  const { system } = conversation;
+  conversation = { ...store.newConversation(), system };
+  remember("");
+  show();
+  prompt.focus();
+}
+
+function remove(id) {
+  store.removeConversation(id);
+  if (id === conversation.id) startNew();
+  else sidebar.show(conversation.id);
+}
+
+function remember(id) {
+  history.replaceState(null, "", id ? `#${id}` : location.pathname);
+}
+
+function save() {
+  conversation.updated = Date.now();
+  if (!store.saveConversation(conversation)) say("The browser's storage is full: this conversation is not kept.");
+  remember(conversation.id);
+  sidebar.show(conversation.id);
+}
+
+// Asking
+
+function submit() {
+  const text = prompt.value.trim();
+  if (!text || run) return;
+  prompt.value = "";
+  resize();
+  ask(text);
+}
+
+function ask(text) {
+  if (!conversation.messages.length) conversation.title = store.titleOf(text);
+  const message = { role: "user", content: text };
+  conversation.messages.push(message);
+  byId("welcome").hidden = true;
+  byId("export-menu").hidden = false;
+  document.title = `${conversation.title} · Octavo`;
+  transcript.append(message);
+  answer();
+}
+
+function requestBody() {
+  const messages = conversation.messages
+    .filter((message) => message.role === "user" || message.content)
+    .map(({ role, content }) => ({ role, content }));
+  if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
+  return {
+    ...(modelPicker.value && { model: modelPicker.value }),
+    messages,
+    stream: true,
+    stream_options: { include_usage: true },
+    ...settings.sampling(),
+  };
+}
+
+async function answer() {
+  const body = requestBody();
+  conversation.model = modelPicker.value;
+  const message = { role: "assistant", content: "", reasoning: "", model: modelPicker.value, stats: {}, ending: "stopped" };
+  conversation.messages.push(message);
+  const index = conversation.messages.length - 1;
+  transcript.append(message);
+  transcript.wait(index);
+  transcript.toEnd();
+  const current = { conversation, message, index, controller: new AbortController() };
+  run = current;
+  showRunning();
+  save();
+  say("The model is answering.");
+  try {
+    await receive(current, body);
+  } catch (error) {
+    if (error.name !== "AbortError") message.error = describe(error);
+  }
+  if (run === current) run = null;
+  store.saveConversation(current.conversation);
+  if (current.conversation === conversation) transcript.finish(index, message);
+  showRunning();
+  say(message.error ?? "The answer is complete.");
+}
+
+/** Reads the answer into the message. Its figures: from the request to the first token, and tokens a second after. */
+async function receive(current, body) {
+  const { message } = current;
+  const start = performance.now();
+  let first = null;
+  let lastSave = start;
+  let numDeltas = 0;
+  let isDrawn = true;
+  const draw = () => {
+    isDrawn = true;
+    if (run !== current) return;
+    transcript.update(current.index, message);
+    live.textContent = formatRate(message.stats).join("  ·  ");
+  };
+  for await (const event of streamChat(body, current.controller.signal)) {
+    const now = performance.now();
+    const choice = event.choices?.[0];
+    const text = choice?.delta?.content ?? "";
+    const thought = choice?.delta?.reasoning_content ?? choice?.delta?.reasoning ?? "";
+    if (text || thought) {
+      first ??= now;
+      numDeltas++;
+      message.content += text;
+      message.reasoning += thought;
+      message.stats = stats(numDeltas, start, first, now);
+    }
+    if (choice?.finish_reason) message.ending = choice.finish_reason;
+    if (event.usage && first !== null) message.stats = stats(event.usage.completion_tokens, start, first, now);
+    if (isDrawn) {
+      isDrawn = false;
+      requestAnimationFrame(draw);
+    }
+    if (now - lastSave > SAVE_INTERVAL_MS) {
+      lastSave = now;
+      store.saveConversation(current.conversation);
+    }
+  }
+}
+
+function stats(tokens, start, first, now) {
+  const elapsed = (now - first) / 1000;
+  return { tokens, firstToken: (first - start) / 1000, rate: tokens > 1 && elapsed > 0 ? (tokens - 1) / elapsed : null };
+}
+
+function describe(error) {
+  if (!(error instanceof ServerError)) return `Something went wrong in this page: ${error.message}`;
+  if (error.status === 401) settings.askForKey();
+  return error.text;
+}
+
+/** Ends the answer that is being written; what it has so far stays. */
+function halt() {
+  if (!run) return;
+  run.message.ending = "stopped";
+  store.saveConversation(run.conversation);
+  run.controller.abort();
+  run = null;
+  showRunning();
+}
+
+function act(action, target, button) {
+  if (action === "copy-code") copy(target, button);
+  else if (action === "copy") copy(conversation.messages[target].content, button);
+  else if (action === "again") again(target);
+  else if (action === "edit") edit(target);
+}
+
+async function copy(text, button) {
+  if (await copyText(text)) {
+    confirmOn(button);
+    say("Copied.");
+  }
+}
+
+function again(index) {
+  halt();
+  conversation.messages.length = index;
+  transcript.show(conversation.messages);
+  answer();
+}
+
+function edit(index) {
+  const message = conversation.messages[index];
+  transcript.edit(index, message, (text) => {
+    if (text === null || (text === message.content && index < conversation.messages.length - 1)) return;
+    halt();
+    conversation.messages.length = index;
+    transcript.show(conversation.messages);
+    ask(text);
+    prompt.focus();
+  });
+}
+
+// The page
+
+function showRunning() {
+  send.hidden = run !== null;
+  stop.hidden = run === null;
+  send.disabled = !prompt.value.trim();
+  if (!run) live.textContent = "";
+}
+
+function say(text) {
+  byId("status").textContent = text;
+}
+
+function resize() {
+  prompt.style.height = "auto";
+  prompt.style.height = `${prompt.scrollHeight}px`;
+  send.disabled = !prompt.value.trim();
+}
+
+async function loadModels() {
+  let models;
+  try {
+    models = (await getJson("/v1/models")).data;
+  } catch (error) {
+    byId("welcome-note").textContent = describe(error);
+    return;
+  }
+  byId("welcome-note").textContent = "Everything stays between this browser and your server.";
+  const chosen = conversation.model || modelPicker.value;
+  modelPicker.replaceChildren(...models.map((model) => element("option", { value: model.id }, model.id)));
+  if (models.some((model) => model.id === chosen)) modelPicker.value = chosen;
+}
+
+byId("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  submit();
+});
+prompt.addEventListener("input", resize);
+prompt.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    event.preventDefault();
+    submit();
+  }
+});
+stop.addEventListener("click", () => {
+  halt();
+  prompt.focus();
+});
+byId("export-json").addEventListener("click", () => exportWith(exportJson));
+byId("export-markdown").addEventListener("click", () => exportWith(exportMarkdown));
+
+function exportWith(write) {
+  byId("export-menu").open = false;
+  write(conversation);
+}
+
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape") {
+    if (byId("export-menu").open) {
+      byId("export-menu").open = false;
+      byId("export-menu").querySelector("summary").focus();
+    } else if (run) {
+      halt();
+      prompt.focus();
+    }
+  } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "o") {
+    event.preventDefault();
+    startNew();
+  } else if ((event.ctrlKey || event.metaKey) && event.key === ",") {
+    event.preventDefault();
+    settings.toggle();
+  }
+});
+document.addEventListener("click", (event) => {
+  if (!byId("export-menu").contains(event.target)) byId("export-menu").open = false;
+});
+addEventListener("pagehide", halt);
+
+conversation = store.findConversation(location.hash.slice(1)) ?? conversation;
+show();
+loadModels();
+prompt.focus();

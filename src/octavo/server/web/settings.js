@@ -1,0 +1,85 @@
+// The panel at the side: system prompt, sampling, API key.
+import { apiKey, setApiKey } from "./api.js";
+import { byId } from "./dom.js";
+import { loadSettings, saveSettings } from "./store.js";
+
+const INTEGERS = ["max_tokens", "top_k", "seed"];
+const NUMBERS = [
+  "temperature",
+  "top_p",
+  "min_p",
+  "repetition_penalty",
+  "presence_penalty",
+  "frequency_penalty",
+  ...INTEGERS,
+];
+
+export class Settings {
+  #panel = byId("settings");
+  #opener = byId("open-settings");
+  #form = byId("settings-form");
+  #onKey;
+
+  /** onSystem(text): the system prompt was changed. onKey(): the API key was. */
+  constructor({ onSystem, onKey }) {
+    this.#onKey = onKey;
+    const stored = loadSettings();
+    for (const name of [...NUMBERS, "stop_text"]) byId(name).value = stored[name] ?? "";
+    byId("api-key").value = apiKey();
+    this.#opener.addEventListener("click", () => this.toggle());
+    byId("close-settings").addEventListener("click", () => this.toggle(false));
+    this.#panel.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") {
+        event.stopPropagation();
+        this.toggle(false);
+      }
+    });
+    this.#form.addEventListener("submit", (event) => event.preventDefault());
+    this.#form.addEventListener("input", (event) => {
+      if (event.target.id === "system") onSystem(event.target.value);
+      else if (event.target.id !== "api-key") this.#save();
+    });
+    this.#form.addEventListener("reset", (event) => {
+      event.preventDefault();
+      for (const name of [...NUMBERS, "stop_text"]) byId(name).value = "";
+      this.#save();
+    });
+    byId("api-key").addEventListener("change", (event) => {
+      setApiKey(event.target.value.trim());
+      this.#onKey();
+    });
+  }
+
+  toggle(open = this.#panel.hidden, focus = "system") {
+    this.#panel.hidden = !open;
+    this.#opener.setAttribute("aria-expanded", String(open));
+    if (open) byId(focus).focus();
+    else this.#opener.focus();
+  }
+
+  showSystem(text) {
+    byId("system").value = text;
+  }
+
+  askForKey() {
+    this.toggle(true, "api-key");
+  }
+
+  /** The fields of a request that are filled in and valid; the server has the last word on their values. */
+  sampling() {
+    const fields = {};
+    for (const name of NUMBERS) {
+      const input = byId(name);
+      if (input.value === "" || !input.validity.valid) continue;
+      fields[name] = Number(input.value);
+    }
+    if (byId("stop_text").value) fields.stop = [byId("stop_text").value];
+    return fields;
+  }
+
+  #save() {
+    const values = {};
+    for (const name of [...NUMBERS, "stop_text"]) if (byId(name).value !== "") values[name] = byId(name).value;
+    saveSettings(values);
+  }
+}

@@ -1,0 +1,83 @@
+// Conversations, kept in this browser: one entry of localStorage each, so that two tabs do not overwrite each other.
+
+const PREFIX = "octavo.conversation.";
+const SETTINGS = "octavo.settings";
+
+export function newConversation() {
+  const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0"));
+  return { id: id.join(""), title: "", model: "", system: "", messages: [], updated: Date.now() };
+}
+
+/** All conversations, the latest first. Entries that are damaged are left out. */
+export function allConversations() {
+  const found = [];
+  for (const key of keys()) {
+    if (!key.startsWith(PREFIX)) continue;
+    const conversation = parse(localStorage.getItem(key));
+    if (conversation && Array.isArray(conversation.messages)) found.push(conversation);
+  }
+  return found.sort((a, b) => b.updated - a.updated);
+}
+
+export function findConversation(id) {
+  return allConversations().find((conversation) => conversation.id === id) ?? null;
+}
+
+/** False if the browser's storage is full or forbidden. */
+export function saveConversation(conversation) {
+  return write(PREFIX + conversation.id, conversation);
+}
+
+export function removeConversation(id) {
+  try {
+    localStorage.removeItem(PREFIX + id);
+  } catch {
+    // storage is forbidden: there is nothing to remove
+  }
+}
+
+export function isConversationKey(key) {
+  return key === null || key.startsWith(PREFIX);
+}
+
+export function loadSettings() {
+  try {
+    return parse(localStorage.getItem(SETTINGS)) ?? {};
+  } catch {
+    return {};
+  }
+}
+
+export function saveSettings(settings) {
+  return write(SETTINGS, settings);
+}
+
+export function titleOf(text) {
+  const line = text.trim().split("\n", 1)[0];
+  return line.length > 60 ? `${line.slice(0, 59).trimEnd()}…` : line;
+}
+
+function keys() {
+  try {
+    return Object.keys(localStorage);
+  } catch {
+    return [];
+  }
+}
+
+function write(key, value) {
+  try {
+    localStorage.setItem(key, JSON.stringify(value));
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+function parse(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return null;
+  }
+}
