@@ -71,35 +71,29 @@ def plan(
 
 def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, available_bytes: int) -> MemoryNeeds:
     """The arithmetic, from the graph and the headers. context: None is the model's own."""
-    from octavo.backends.cpu.sizes import cache_bytes_per_token, estimate_workspace_bytes
-    from octavo.backends.cpu.threads import plan_threads
-    from octavo.engine.load import executor_limits
     from octavo.engine.memory import headroom_bytes
+    from octavo.engine.sizes import model_sizes
     from octavo.graph.cost import graph_cost
     from octavo.graph.ops import StepSizes
-    from octavo.graph.passes import optimize
-    from octavo.models import build_graph
 
     model_context: int = checkpoint.config.max_position_embeddings
     wanted = context or model_context
     if wanted > 1 << 30:
         raise UsageError(f"--ctx is {wanted}; it must be from 1 to {1 << 30}")
-    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
-    bytes_of = {parameter.name: checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters}
-    weight_bytes = sum(bytes_of.values())
     defaults = EngineConfig()
     sequences = max(users, defaults.max_num_seqs)
     config = replace(
         defaults, max_num_seqs=sequences, max_num_batched_tokens=max(defaults.max_num_batched_tokens, sequences)
     )
-    limits = executor_limits(config, wanted)
-    workspace_bytes = estimate_workspace_bytes(graph, limits, plan_threads(config.num_threads).count)
-    kv_bytes_per_token = cache_bytes_per_token(graph)
+    sizes = model_sizes(checkpoint, config, wanted)
+    weight_bytes, workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
+    kv_bytes_per_token = sizes.kv_bytes_per_token
     left = available_bytes - weight_bytes - workspace_bytes
     headroom = headroom_bytes(left)
     num_tokens = max(left - headroom, 0) // max(kv_bytes_per_token, 1)
     block = config.block_size
-    step = graph_cost(graph, StepSizes(tokens=users, requests=users, outputs=users, context=wanted), bytes_of)
+    step_sizes = StepSizes(tokens=users, requests=users, outputs=users, context=wanted)
+    step = graph_cost(sizes.graph, step_sizes, sizes.weights)
     per_request = -(-wanted // block) * block  # the cache is given out in whole blocks
     return MemoryNeeds(
         model=str(checkpoint.path),

@@ -7,12 +7,16 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from octavo.config import EngineConfig, parse_bytes
 from octavo.core.client import EngineClient
 from octavo.core.start import start_client
+from octavo.engine.load import MIN_MODEL_LEN
 from octavo.engine.prompts import PromptEncoder
+from octavo.engine.sizes import model_sizes
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.server.config import ServerConfig
@@ -24,6 +28,8 @@ from octavo.server.tool_parsers import find_tool_format
 from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
+
+PROCESS_BYTES = 128 << 20  # an engine's process without its model
 
 
 class LoadReport(Protocol):
@@ -37,23 +43,42 @@ class LoadReport(Protocol):
 
 
 class ModelLoader:
-    """Implements `octavo.server.model_manager.Loader`."""
+    """Implements `octavo.server.model_manager.Loader`.
 
-    def __init__(self, config: ServerConfig, metrics: ServerMetrics | None, report: LoadReport) -> None:
+    memory_bytes: what all models may take, and num_models share; None: a single model, which takes what is there.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        metrics: ServerMetrics | None,
+        report: LoadReport,
+        *,
+        memory_bytes: int | None = None,
+        num_models: int = 1,
+    ) -> None:
         self._config = config
         self._metrics = metrics
         self._report = report
+        self._memory_bytes = memory_bytes
+        self._num_models = num_models
+        self._plans: dict[str, _Plan] = {}
 
     async def estimate_bytes(self, spec: ModelSpec) -> int:
+        if self._memory_bytes is None:
+            return 0
         path = await self._resolve(spec)
-        return path.stat().st_size
+        memory_bytes, num_models = self._memory_bytes, self._num_models
+        plan = await _in_thread(lambda: _plan(path, spec.engine, memory_bytes, num_models))
+        self._plans[spec.name] = plan
+        return plan.num_bytes
 
     async def load(self, spec: ModelSpec) -> ServedModel:
         began = time.monotonic()
         path = await self._resolve(spec)
         self._report.phase("find", time.monotonic() - began)
         client: EngineClient = start_client(
-            dataclasses.replace(spec.engine, model=str(path)),
+            self._engine_config(spec, path),
             in_process=self._config.in_process,
             stall_timeout_s=self._config.stall_timeout,
             on_progress=lambda done, total: self._report.progress(f"loading {spec.name}", done, total),
@@ -80,11 +105,49 @@ class ModelLoader:
         model.prompts.close()
         await model.client.close()
 
+    def _engine_config(self, spec: ModelSpec, path: Path) -> EngineConfig:
+        config = dataclasses.replace(spec.engine, model=str(path))
+        plan = self._plans.get(spec.name)
+        return config if plan is None else dataclasses.replace(config, kv_cache_memory=plan.kv_cache_bytes)
+
     async def _resolve(self, spec: ModelSpec) -> Path:
         def progress(file: str, done: int, total: int) -> None:
             self._report.progress(f"downloading {file}", done, total)
 
         return await _in_thread(lambda: resolve_model(spec.engine.model, progress=progress))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """num_bytes: of all that the model will take."""
+
+    num_bytes: int
+    kv_cache_bytes: int
+
+
+def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> _Plan:
+    """An equal share of the memory for each model, so that none has to leave if all fit.
+
+    The cache is what the share leaves beside the weights: at least one request of full length, even if others must
+    then leave, and at most as many as can run at once.
+    """
+    checkpoint = open_checkpoint(path)
+    try:
+        context: int = config.max_model_len or checkpoint.config.max_position_embeddings
+        sizes = model_sizes(checkpoint, config, context)
+    finally:
+        checkpoint.close()
+    fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
+    if config.kv_cache_memory is not None:
+        kv_cache_bytes = parse_bytes("kv_cache_memory", config.kv_cache_memory)
+        return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
+    request_bytes = -(-context // config.block_size) * config.block_size * sizes.kv_bytes_per_token
+    wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
+    # At least a short request's, so that the sum shows what a model needs that does not fit even alone.
+    least_bytes = min(context, MIN_MODEL_LEN) * sizes.kv_bytes_per_token
+    kv_cache_bytes = min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes)
+    kv_cache_bytes = max(kv_cache_bytes, least_bytes)
+    return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
 
 
 def _read_tokenizer(path: Path) -> tuple[Tokenizer, float]:

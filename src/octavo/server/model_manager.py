@@ -7,19 +7,19 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
-import anyio
-
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, ModelInfo
-from octavo.errors import EngineDeadError, InsufficientMemoryError, OctavoError, OverloadedError
+from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError
 from octavo.server.errors import ApiError
 from octavo.server.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
+
+_RETRY_LOAD_S = 10.0
 
 ModelState: TypeAlias = "Literal['unloaded', 'loading', 'loaded', 'unloading']"
 
@@ -43,6 +43,10 @@ class Loader(Protocol):
 
     async def unload(self, model: ServedModel) -> None:
         """Ends the model's engine; its memory is free afterwards."""
+
+
+class _NotWantedError(OctavoError):
+    """A model is not loaded because nobody waits for it any more."""
 
 
 class _Residency:
@@ -77,7 +81,8 @@ class _Entry:
         self.created = int(time.time())
         self.residency: _Residency | None = None  # the latest
         self.info: ModelInfo | None = None  # of the last time it was loaded
-        self.last_error: OctavoError | None = None
+        self.last_error: OctavoError | None = None  # of the last attempt to load it
+        self.failed_at = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +146,8 @@ class ModelManager:
         entry = self._entry(name)
         if not self._has_begun:
             raise OverloadedError("the model is being loaded", code="model_loading", retry_after_s=2.0)
+        if entry.last_error is not None and time.monotonic() - entry.failed_at < _RETRY_LOAD_S:
+            raise entry.last_error  # a model that is broken must not keep all others waiting
         residency = self._residency(entry)
         if residency.model is None and residency.num_users >= self._max_waiting:
             raise OverloadedError(
@@ -150,7 +157,7 @@ class ModelManager:
             )
         residency.enter(next(self._turns))
         try:
-            yield await self._loaded(entry, residency)
+            yield await self._loaded(entry, residency, self._wait_s)
         finally:
             residency.leave()
 
@@ -160,8 +167,7 @@ class ModelManager:
         residency = self._residency(entry)
         residency.enter(next(self._turns))
         try:
-            if residency.task is not None:
-                await asyncio.shield(residency.task)
+            await self._loaded(entry, residency)
             self._has_begun = True
         finally:
             residency.leave()
@@ -174,8 +180,7 @@ class ModelManager:
             return
         residency.is_leaving = True
         if residency.task is not None:
-            with suppress(OctavoError):
-                await asyncio.shield(residency.task)
+            await asyncio.wait({residency.task})
         async with self._switching:
             await self._remove(residency)
 
@@ -239,12 +244,19 @@ class ModelManager:
         if residency is None or residency.is_leaving:
             residency = entry.residency = _Residency()
             residency.task = asyncio.create_task(self._bring_in(entry, residency), name=f"load {entry.spec.name}")
+            # Whoever waits for it sees the error; asyncio need not complain if nobody does.
+            residency.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return residency
 
-    async def _loaded(self, entry: _Entry, residency: _Residency) -> ServedModel:
-        if residency.model is None and residency.task is not None:
-            with anyio.move_on_after(self._wait_s):
-                await asyncio.shield(residency.task)
+    async def _loaded(self, entry: _Entry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
+        """The model, once it is there. wait_s: None: however long it takes. Raises what kept it from loading."""
+        task = residency.task
+        if residency.model is None and task is not None:
+            await asyncio.wait({task}, timeout=wait_s)
+            if task.cancelled():
+                raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
+            if task.done():
+                task.result()  # raises
         if residency.model is None:
             raise OverloadedError(f"{entry.spec.name} is still being loaded", code="model_loading", retry_after_s=10.0)
         return residency.model
@@ -253,21 +265,20 @@ class ModelManager:
         """Loads the model of a new residency, after unloading others if there is no room."""
         try:
             async with self._switching:
-                if not residency.num_users:  # all who wanted it have left
-                    raise EngineDeadError("nobody waits for the model any more")
+                if not residency.num_users:
+                    raise _NotWantedError("all who wanted the model have left")
                 residency.num_bytes = await self._loader.estimate_bytes(entry.spec)
                 await self._make_room(residency, entry.spec)
                 residency.model = await self._loader.load(entry.spec)
-                info = entry.info = residency.model.info
-                residency.num_bytes = loaded_bytes(info)
                 self._resident.add(residency)
+                entry.info = residency.model.info
                 entry.last_error = None
         except BaseException as error:
             residency.is_leaving = True
             if entry.residency is residency:
                 entry.residency = None
-            if isinstance(error, OctavoError):
-                entry.last_error = error
+            if isinstance(error, OctavoError) and not isinstance(error, _NotWantedError):
+                entry.last_error, entry.failed_at = error, time.monotonic()
                 logger.warning("%s cannot be loaded: %s", entry.spec.name, error)
             raise
 
@@ -303,9 +314,3 @@ class ModelManager:
 
     def _used_bytes(self) -> int:
         return sum(residency.num_bytes for residency in self._resident)
-
-
-def loaded_bytes(info: ModelInfo) -> int:
-    """What a loaded model takes: weights, workspace and KV cache."""
-    cache_bytes = info.num_blocks * info.block_size * info.kv_bytes_per_token
-    return info.weight_bytes + info.workspace_bytes + cache_bytes

@@ -13,6 +13,7 @@ from typing import Protocol
 import anyio
 
 from octavo.core.client import EngineState
+from octavo.engine.memory import available_memory_bytes, headroom_bytes
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.api_keys import configured_keys
@@ -74,10 +75,14 @@ def check_exposure(config: ServerConfig) -> None:
 def build_state(config: ServerConfig, specs: Sequence[ModelSpec], report: LoadReport) -> ServerState:
     """The parts of a server. Call it from a running event loop."""
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
+    memory_bytes = config.models_memory_bytes
+    if memory_bytes is None and len(specs) > 1:
+        available_bytes = available_memory_bytes()
+        memory_bytes = max(available_bytes - headroom_bytes(available_bytes), 0)
     models = ModelManager(
         specs,
-        ModelLoader(config, metrics, report),
-        memory_bytes=config.models_memory_bytes,
+        ModelLoader(config, metrics, report, memory_bytes=memory_bytes, num_models=len(specs)),
+        memory_bytes=memory_bytes,
         wait_s=config.queue_timeout,
         max_waiting=max(config.max_queue, 1),
     )

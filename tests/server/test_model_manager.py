@@ -1,0 +1,253 @@
+"""Loading on demand and unloading under a memory limit, with engines that are counted instead of started."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState
+from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError
+from octavo.server.errors import ApiError
+from octavo.server.model_manager import ModelManager, ModelSpec
+from octavo.server.served_model import ServedModel
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import FakeClient, fake_model
+
+SIZE = 100
+
+
+class CountingLoader:
+    """Implements `Loader`. Checks at every moment that no model is loaded twice and none is used after its end."""
+
+    def __init__(self, tokenizer: Tokenizer, limit: int | None = None, delay_s: float = 0.0) -> None:
+        self.tokenizer = tokenizer
+        self.limit = limit
+        self.delay_s = delay_s
+        self.loaded: list[str] = []  # now
+        self.num_loads = 0
+        self.error: Exception | None = None
+
+    async def estimate_bytes(self, _spec: ModelSpec) -> int:
+        await asyncio.sleep(0)
+        return SIZE
+
+    async def load(self, spec: ModelSpec) -> ServedModel:
+        await asyncio.sleep(self.delay_s)
+        if self.error is not None:
+            raise self.error
+        assert spec.name not in self.loaded
+        self.loaded.append(spec.name)
+        self.num_loads += 1
+        assert self.limit is None or len(self.loaded) * SIZE <= self.limit
+        return fake_model(self.tokenizer, FakeClient(self.tokenizer), name=spec.name)
+
+    async def unload(self, model: ServedModel) -> None:
+        await asyncio.sleep(self.delay_s)
+        await model.client.close()
+        self.loaded.remove(model.name)
+
+
+@pytest.fixture
+def run(smollm2_tokenizer: Tokenizer) -> Callable[..., None]:
+    """Runs a test's coroutine with a manager of models a to d and room for two, begun with a."""
+
+    def run_it(test: Callable[[ModelManager, CountingLoader], Coroutine[Any, Any, None]], **options: Any) -> None:
+        async def main() -> None:
+            loader = CountingLoader(smollm2_tokenizer, 2 * SIZE, options.pop("delay_s", 0.0))
+            specs = [ModelSpec(name, EngineConfig(model=name)) for name in "abcd"]
+            manager = ModelManager(specs, loader, memory_bytes=options.pop("memory_bytes", 2 * SIZE), **options)
+            await manager.load(None)
+            try:
+                await test(manager, loader)
+            finally:
+                await manager.close()
+            assert loader.loaded == []
+
+        asyncio.run(main())
+
+    return run_it
+
+
+def states(manager: ModelManager) -> str:
+    return " ".join(f"{status.name}:{status.state}" for status in manager.statuses())
+
+
+def test_the_longest_unused_model_makes_room(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        for name in "abac":  # b was used before a
+            async with manager.use(name) as model:
+                assert model.name == name
+        assert sorted(loader.loaded) == ["a", "c"]
+        assert states(manager) == "a:loaded b:unloaded c:loaded d:unloaded"
+        assert loader.num_loads == 3
+        assert manager.status("b").info is not None  # what is known of it stays known
+
+    run(test)
+
+
+def test_no_name_means_the_first_model_and_an_unknown_one_is_404(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, _loader: CountingLoader) -> None:
+        async with manager.use(None) as model:
+            assert model.name == "a"
+        with pytest.raises(ApiError) as caught:
+            async with manager.use("gpt-4"):
+                pass
+        assert (caught.value.status, caught.value.param, caught.value.code) == (404, "model", "model_not_found")
+
+    run(test)
+
+
+def test_concurrent_requests_wait_for_one_load(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        async def use() -> None:
+            async with manager.use("b") as model:
+                assert model.name == "b"
+
+        await asyncio.gather(*(use() for _ in range(50)))
+        assert loader.num_loads == 2
+
+    run(test, delay_s=0.02)
+
+
+def test_a_model_in_use_is_finished_first(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        async with manager.use("a") as a, manager.use("b"):
+            waiting = asyncio.create_task(_name_of(manager, "c"))
+            await asyncio.sleep(0.05)
+            assert states(manager) == "a:unloading b:loaded c:loading d:unloaded"
+            assert not a.client.is_closed  # type: ignore[attr-defined]
+            again = asyncio.create_task(_name_of(manager, "a"))  # does not join the one that leaves
+        assert await waiting == "c"
+        assert await again == "a"
+        assert loader.num_loads == 4
+
+    run(test)
+
+
+async def _name_of(manager: ModelManager, name: str) -> str:
+    async with manager.use(name) as model:
+        await asyncio.sleep(0)
+        return model.name
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_many_switches_under_load(run: Callable[..., None], seed: int) -> None:
+    """The loader itself checks that the limit holds and that no model is there twice."""
+
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        rng = random.Random(seed)
+
+        async def user(name: str, start_s: float, hold_s: float, patience_s: float | None) -> bool:
+            async def use() -> None:
+                async with manager.use(name) as model:
+                    await asyncio.sleep(hold_s)
+                    assert model.name == name
+                    assert not model.client.is_closed  # type: ignore[attr-defined]
+
+            await asyncio.sleep(start_s)
+            try:
+                await asyncio.wait_for(use(), patience_s)
+            except asyncio.TimeoutError:
+                return False
+            return True
+
+        users = [
+            user(rng.choice("abcd"), rng.random() * 0.5, rng.random() * 0.01, rng.choice([None, None, 0.01]))
+            for _ in range(400)
+        ]
+        answers = await asyncio.gather(*users)
+        assert sum(answers) > 200
+        assert len(loader.loaded) <= 2
+        assert all(status.num_users == 0 for status in manager.statuses())
+
+    run(test, delay_s=0.001, max_waiting=1000)
+
+
+def test_a_broken_model_says_why_and_keeps_nobody_waiting(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        loader.error = ModelLoadError("b.gguf: offset 12: broken")
+        results = await asyncio.gather(*(_name_of(manager, "b") for _ in range(5)), return_exceptions=True)
+        assert [str(result) for result in results] == ["b.gguf: offset 12: broken"] * 5
+        with pytest.raises(ModelLoadError):
+            await _name_of(manager, "b")
+        assert str(manager.status("b").last_error) == "b.gguf: offset 12: broken"
+        loader.error = None
+        await manager.load("b")  # asked for by name, it is tried again
+        assert await _name_of(manager, "b") == "b"
+
+    run(test)
+
+
+def test_a_model_larger_than_the_limit_is_refused_with_the_numbers(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        manager._memory_bytes = SIZE - 1
+        with pytest.raises(InsufficientMemoryError, match="models_memory"):
+            await manager.load("b")
+        assert loader.loaded == ["a"]
+
+    run(test)
+
+
+def test_waiting_for_a_load_has_limits(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        loader.delay_s = 0.3
+        waiting = [asyncio.create_task(_name_of(manager, "b")) for _ in range(2)]
+        await asyncio.sleep(0.01)
+        with pytest.raises(OverloadedError, match="wait for b") as caught:
+            await _name_of(manager, "b")
+        assert caught.value.code == "model_loading"
+        results = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [getattr(result, "code", None) for result in results] == ["model_loading"] * 2
+
+    run(test, wait_s=0.1, max_waiting=2)
+
+
+def test_requests_before_the_first_model_is_there(smollm2_tokenizer: Tokenizer) -> None:
+    async def main() -> None:
+        loader = CountingLoader(smollm2_tokenizer, delay_s=0.1)
+        manager = ModelManager([ModelSpec("a", EngineConfig(model="a"))], loader)
+        loading = asyncio.create_task(manager.load(None))
+        await asyncio.sleep(0)
+        with pytest.raises(OverloadedError) as caught:
+            await _name_of(manager, None)  # type: ignore[arg-type]
+        assert caught.value.code == "model_loading"
+        assert manager.status(None).state == "loading"
+        await loading
+        assert await _name_of(manager, "a") == "a"
+        await manager.close()
+
+    asyncio.run(main())
+
+
+def test_unloading_by_hand_and_an_engine_that_died(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        await manager.unload("a")
+        assert loader.loaded == []
+        assert manager.status("a").state == "unloaded"
+        await manager.unload("a")  # nothing to do
+        async with manager.use("a") as model:
+            model.client.state = EngineState.DEAD  # type: ignore[attr-defined]
+        async with manager.use("a") as other:
+            assert other is not model
+        assert loader.num_loads == 3
+
+    run(test)
+
+
+def test_close_while_a_model_is_loaded(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        loader.delay_s = 5.0
+        waiting = asyncio.create_task(_name_of(manager, "b"))
+        await asyncio.sleep(0.01)
+        loader.delay_s = 0.0
+        await manager.close()
+        with pytest.raises(OverloadedError) as caught:
+            await waiting
+        assert caught.value.code == "server_shutting_down"
+
+    run(test)
