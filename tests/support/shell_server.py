@@ -200,9 +200,8 @@ async def _work(call: Call, probe: Probe) -> str:
     try:
         await asyncio.sleep(call.pause)
         return json.dumps({"n": call.n, "temperature": call.temperature, "content": call.messages[0].content})
-    except asyncio.CancelledError:
+    finally:
         probe.num_closed += 1
-        raise
 
 
 async def _events(call: Call, probe: Probe) -> AsyncGenerator[bytes, None]:
@@ -223,11 +222,11 @@ def _error_event(error: ApiError) -> bytes:
 
 
 @contextmanager
-def running_shell(**options: Any) -> Iterator[Shell]:
-    """The server in a thread of this process."""
+def running_shell(modules: list[ModuleType] | None = None, **options: Any) -> Iterator[Shell]:
+    """The server in a thread of this process. modules: other endpoints than those of this file."""
     config = ServerConfig(port=0, **options)
     probe = Probe()
-    app = build_app(config, [endpoints(probe)], lambda *what: probe.counted.append(what))
+    app = build_app(config, modules or [endpoints(probe)], lambda *what: probe.counted.append(what))
     sock = bind(config)
     address = sock.getsockname()[:2]
     server = web_server(app, config)
