@@ -9,7 +9,15 @@ from typing import Any
 
 from octavo.server.answering import NamedEvent
 from octavo.server.errors import ApiError
-from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+from octavo.server.generation.events import (
+    ChoiceEnd,
+    ChoiceEvent,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
 from octavo.server.generation.fold import Choice, Folding
 from octavo.server.generation.spec import Generation
 from octavo.server.openai_answer import (
@@ -98,7 +106,7 @@ class ChatWriter:
         self._begun.add(index)
         return chunk
 
-    def _chunk(self, event: TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd) -> dict[str, Any]:
+    def _chunk(self, event: ChoiceEvent) -> dict[str, Any]:
         if isinstance(event, ChoiceEnd):
             chunk = self._framed(event.index, {}, event.finish_reason)
             if event.stop_reason is not None:

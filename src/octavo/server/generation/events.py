@@ -75,4 +75,5 @@ class Usage:
     metrics: RequestMetrics
 
 
-Event: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd | Usage"
+ChoiceEvent: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd"
+Event: TypeAlias = "ChoiceEvent | Usage"

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 from octavo.server.generation.events import (
     ChoiceEnd,
+    ChoiceEvent,
     Event,
     FinishReason,
     ReasoningDelta,
     TextDelta,
     TokenLogprobs,
-    ToolCallDelta,
     Usage,
 )
 
@@ -63,7 +63,7 @@ class _Building:
         self._reasonings: list[str] = []
         self._arguments: list[list[str]] = []
 
-    def push(self, event: TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd) -> None:
+    def push(self, event: ChoiceEvent) -> None:
         choice = self._choice
         if isinstance(event, ChoiceEnd):
             choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
