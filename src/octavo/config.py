@@ -27,6 +27,9 @@ class EngineConfig:
     )
     max_num_seqs: int = _option(64, "most sequences that run at once")
     max_num_batched_tokens: int = _option(512, "most tokens computed in one step: smaller steps answer more evenly")
+    max_itl: int = _option(
+        200, "milliseconds that a stream may wait for its next token because of other prompts; 0: no limit"
+    )
     kv_cache_memory: int | str | None = _option(
         None, "memory of the KV cache, in bytes or as '2GiB'; default: by the free memory, half of it at most"
     )
@@ -43,6 +46,7 @@ class EngineConfig:
             raise UsageError(f"enable_prefix_caching must be True or False, not {self.enable_prefix_caching!r}")
         _check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
+        _check_integer("max_itl", self.max_itl, 0, 3_600_000)
         _check_integer("block_size", self.block_size, 1, 1024)
         _check_integer("num_threads", self.num_threads, 0, 1024)
         if self.max_model_len is not None:

@@ -22,6 +22,7 @@ _ENGINE_TYPES: dict[str, Any] = {
     "max_model_len": int,
     "max_num_seqs": int,
     "max_num_batched_tokens": int,
+    "max_itl": int,
     "kv_cache_memory": str,
     "block_size": int,
     "enable_prefix_caching": bool,

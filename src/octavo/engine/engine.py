@@ -28,6 +28,7 @@ from octavo.engine.request_checks import (
     find_bad_words,
 )
 from octavo.engine.scheduler import Schedule, Scheduler
+from octavo.engine.step_budget import StepBudget
 from octavo.engine.text_stream import TextStream
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.outputs import RequestOutput
@@ -57,6 +58,7 @@ class EngineLimits:
     num_blocks: int
     vocab_size: int  # columns of the logits
     enable_prefix_caching: bool = True
+    max_itl_s: float = 0.0  # what a step may take while streams wait for their next token; 0: no limit
 
 
 class Engine:
@@ -71,6 +73,7 @@ class Engine:
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_outputs=limits.max_num_outputs,
+            step_budget=StepBudget(limits.max_itl_s) if limits.max_itl_s else None,
         )
         max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
         self._model_runner = ModelRunner(
@@ -357,7 +360,11 @@ class Engine:
         pool = scheduler.kv_cache.pool
         metrics.num_steps_total += 1
         metrics.step_s.observe(elapsed_s)
-        metrics.batched_tokens.observe(self.limits.max_num_batched_tokens - schedule.num_tokens_left)
+        num_tokens = self.limits.max_num_batched_tokens - schedule.num_tokens_left
+        metrics.batched_tokens.observe(num_tokens)
+        if scheduler.step_budget is not None:
+            num_chunk_tokens = num_tokens - schedule.num_decodes
+            scheduler.step_budget.observe(schedule.num_decodes, num_chunk_tokens, schedule.chunk_start, elapsed_s)
         self._measure_state()
         size = self.limits.block_size
         metrics.num_allocated_slots_total += pool.num_used_blocks * size

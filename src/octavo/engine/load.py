@@ -118,6 +118,7 @@ def _engine_limits(
         num_blocks=plan.num_blocks,
         vocab_size=checkpoint.config.vocab_size,
         enable_prefix_caching=config.enable_prefix_caching,
+        max_itl_s=config.max_itl / 1e3,
     )
 
 

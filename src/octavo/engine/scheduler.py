@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.request import Request, RequestStatus, Sequence
+from octavo.engine.step_budget import StepBudget
 from octavo.errors import UsageError
 
 
@@ -40,6 +41,8 @@ class Schedule:
 
     num_tokens_left: int
     num_rows_left: int
+    num_decodes: int = 0  # sequences whose one token came before all chunks
+    chunk_start: int = 0  # where the first chunk begins in its sequence
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
 
     def add(self, item: ScheduledSequence) -> None:
@@ -58,16 +61,24 @@ class Scheduler:
     """Queues of waiting and running sequences over one KV cache.
 
     The beams of one beam search run in lockstep: they are admitted, sampled and preempted together.
-    max_num_outputs: rows of logits that a step can compute; at least max_num_seqs.
+    max_num_outputs: rows of logits that a step can compute; at least max_num_seqs. step_budget: bounds the time of
+    steps, if given; it never changes an answer.
     """
 
     def __init__(
-        self, kv_cache: KVCacheManager, *, max_num_seqs: int, max_num_batched_tokens: int, max_num_outputs: int
+        self,
+        kv_cache: KVCacheManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_num_outputs: int,
+        step_budget: StepBudget | None = None,
     ) -> None:
         self.kv_cache = kv_cache
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_outputs = max_num_outputs
+        self.step_budget = step_budget
         self.running: list[Sequence] = []  # in order of service
         self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # heap; those not in _queued are skipped
         self._queued: set[Sequence] = set()
@@ -145,9 +156,22 @@ class Scheduler:
         """The next step. Empty only if nothing is left to do."""
         step = Schedule(self.max_num_batched_tokens, self.max_num_outputs)
         behind = self._schedule_decodes(step)
+        held_back = self._hold_back(behind, step)
         self._schedule_chunks(behind, step)
+        step.num_tokens_left += held_back
         self._invite_choices(step)
         return step
+
+    def _hold_back(self, behind: deque[Sequence], step: Schedule) -> int:
+        """Takes tokens out of the step that would make it too long for those who wait for its end; says how many."""
+        step.num_decodes = len(step.scheduled)
+        first = behind[0] if behind else self._next_waiting()
+        if self.step_budget is None or first is None:
+            return 0
+        allowed = self.step_budget.max_prefill_tokens(step.num_decodes, first.num_computed_tokens)
+        held_back = max(step.num_tokens_left - allowed, 0)
+        step.num_tokens_left -= held_back
+        return held_back
 
     def mark_computed(self, step: Schedule) -> None:
         """After the step: its tokens are in the cache, and choices share the prompt of their first."""
@@ -213,6 +237,8 @@ class Scheduler:
         if excess > 0:
             count, samples, num_logprobs = count - excess, False, min(num_logprobs, step.num_rows_left)
         if count > 0 and self._make_room(group, [count], step):
+            if len(step.scheduled) == step.num_decodes:
+                step.chunk_start = computed
             self._append(group, [count], step, samples)
             item = step.scheduled[sequence]
             item.logprob_start, item.num_logprob_rows = start, num_logprobs

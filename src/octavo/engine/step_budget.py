@@ -1,0 +1,65 @@
+"""How many prompt tokens a step may compute so that nobody's stream stands still, from measured steps.
+
+The model is deliberately small: a step takes what its decodes take, plus a time for each prompt token that depends on
+how much it sees. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and a
+wrong guess is corrected by the step that it leads to.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+# A chunk this small always fits in: a prompt must progress, and steps of few tokens hardly differ in time.
+MIN_PREFILL_TOKENS = 16
+# What a step may take when nobody's stream would notice; new requests and aborts wait for its end.
+QUIET_STEP_S = 1.0
+
+_FIRST_GUESS_TOKENS = 32
+_NUM_REMEMBERED = 5
+_CONTEXT_STEP = 1024  # tokens: prompt tokens that see about as much take about as long
+_AIM = 0.9  # of the limit, because steps scatter
+
+
+class StepBudget:
+    """Bounds the prompt tokens of steps. max_itl_s: seconds between two tokens of a stream, above 0."""
+
+    def __init__(self, max_itl_s: float) -> None:
+        self._max_itl_s = max_itl_s
+        self._decode_s: dict[int, deque[float]] = {}  # by the binary order of the number of decodes: seconds a step
+        self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
+
+    def max_prefill_tokens(self, num_decodes: int, context: int) -> int:
+        """How many prompt tokens may be computed beside num_decodes sequences. context: tokens before the first."""
+        per_token = _nearest_median(self._prefill_s, context // _CONTEXT_STEP)
+        if per_token is None:
+            return MIN_PREFILL_TOKENS if num_decodes else _FIRST_GUESS_TOKENS
+        if num_decodes:
+            room_s = self._max_itl_s * _AIM - self._decode_time(num_decodes)
+        else:
+            room_s = max(self._max_itl_s, QUIET_STEP_S)
+        return max(int(room_s / per_token), MIN_PREFILL_TOKENS)
+
+    def observe(self, num_decodes: int, num_prefill_tokens: int, context: int, elapsed_s: float) -> None:
+        """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any."""
+        if num_prefill_tokens == 0:
+            _remember(self._decode_s, num_decodes.bit_length(), elapsed_s)
+        elif num_prefill_tokens >= MIN_PREFILL_TOKENS // 2:
+            seconds = max(elapsed_s - self._decode_time(num_decodes), 0.1 * elapsed_s)
+            _remember(self._prefill_s, context // _CONTEXT_STEP, seconds / num_prefill_tokens)
+
+    def _decode_time(self, num_decodes: int) -> float:
+        return (_nearest_median(self._decode_s, num_decodes.bit_length()) or 0.0) if num_decodes else 0.0
+
+
+def _remember(observed: dict[int, deque[float]], key: int, value: float) -> None:
+    observed.setdefault(key, deque(maxlen=_NUM_REMEMBERED)).append(value)
+
+
+def _nearest_median(observed: dict[int, deque[float]], key: int) -> float | None:
+    """The median of the nearest kind of step that was seen; None: none was."""
+    values = observed.get(key)
+    if values is None:
+        if not observed:
+            return None
+        values = observed[min(observed, key=lambda other: (abs(other - key), other))]
+    return sorted(values)[len(values) // 2]
