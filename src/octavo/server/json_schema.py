@@ -20,9 +20,10 @@ from octavo.errors import UsageError
 from octavo.server.generation.spec import NamedTool, ToolChoice
 
 MAX_SCHEMA_CHARS = 512 << 10
-MAX_SCHEMA_DEPTH = 100  # nested objects and arrays of its JSON text
+MAX_SCHEMA_DEPTH = 96  # nested objects and arrays of its JSON text
 MAX_PROPERTIES = 5000  # of all its objects together
-MAX_MINIMUM = 65_536  # of minLength, minItems, minProperties
+MAX_PROPERTIES_OF_ONE = 2048
+MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
 MAX_MAXIMUM = 2**31 - 1  # of maxLength, maxItems, maxProperties
 MAX_EXACT_NUMBER = 2**53
 MAX_TOOLS = 128
@@ -69,8 +70,8 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
 
     Raises UsageError(param=param, code="invalid_json_schema") naming the JSON pointer and the remedy: malformed or
     unknown keywords, `$ref` to elsewhere, to nothing or in a circle without end, a schema that no value satisfies,
-    more than 512 Ki characters, 100 levels, 5,000 properties, or lengths beyond 65,536 (at least) or 2^31 - 1 (at
-    most). References are never fetched.
+    more than 512 Ki characters, 96 levels, 5,000 properties, 2,048 of one object, or lengths beyond 10,000 (at least)
+    or 2^31 - 1 (at most). References are never fetched.
     """
     try:
         _check_size(schema)
@@ -164,7 +165,7 @@ class _Checker:
             place = f"{pointer}/{_escaped(keyword)}"
             if keyword in _SUBSCHEMAS:
                 yield from _subschemas(keyword, value, place)
-                self._count_properties(keyword, value)
+                self._count_properties(keyword, value, place)
             elif keyword == "$ref":
                 yield self._referred(value, place)
             elif keyword in _CHECKS:
@@ -187,9 +188,11 @@ class _Checker:
         elif keyword in ("$id", "id") and place.count("/") > 1:
             raise _SchemaError(place, "within a schema would change what its references mean; leave it out")
 
-    def _count_properties(self, keyword: str, value: Any) -> None:
+    def _count_properties(self, keyword: str, value: Any, place: str) -> None:
         if keyword != "properties":
             return
+        if len(value) > MAX_PROPERTIES_OF_ONE:
+            raise _SchemaError(place, f"has {len(value):,} properties; the limit is {MAX_PROPERTIES_OF_ONE:,}")
         self._num_properties += len(value)
         if self._num_properties > MAX_PROPERTIES:
             raise _SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from octavo.server.tool_parsers import Tool, ToolFormat
@@ -16,48 +17,74 @@ def shows_tools(chat_template: str) -> bool:
     return "tools" in chat_template
 
 
-def for_tool_template(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
+def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat | None) -> list[Message]:
     """Messages for a template that knows tools. messages: OpenAI's shape, checked; they stay as they are.
 
-    `function.arguments` of a call, JSON text, becomes the object that it stands for, as templates expect it, or stays
-    text where it is no JSON object; `content` None beside calls becomes "".
+    `function.arguments` of a call, JSON text, becomes the object that it stands for, as templates expect it, unless
+    those of this format want text; what is no JSON object stays text. Call ids get the length that the format wants,
+    the same for a call and its result. `content` None beside calls becomes "".
     """
-    return [_with_argument_objects(message) for message in messages]
+    return [_for_template(message, tool_format) for message in messages]
 
 
 def for_plain_template(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], tool_format: ToolFormat
 ) -> list[Message]:
-    """Messages for a template that knows no tools, with `tool_format`, which has a system prompt, in its place.
+    """Messages for a template that knows no tools; a system prompt of `tool_format` takes its place.
 
     messages, tools: OpenAI's shape, checked; tools may be empty where only earlier turns had some. The tools are
-    described in the system message, which is added if there is none. Calls become text of the assistant, and the
-    results between one answer and the next become one message of the user, since such templates want both in turns.
+    described in the system message, which is added if there is none. Calls become text of the assistant; the results
+    between one answer and the next become one message of the user, with what the user says next, since such
+    templates want both in turns.
+
+    Raises ValueError where `tool_format` needs a template that knows tools.
     """
+    if tool_format.system_prompt is None or tool_format.write_call is None:
+        raise ValueError(f"the tool format {tool_format.name} needs a template that knows tools")
     converted: list[Message] = []
+    follows_result = False
     for message in messages:
-        if message["role"] == "tool":
-            _add_result(converted, _text_of(message.get("content")))
+        is_result = message["role"] == "tool"
+        if is_result or (follows_result and message["role"] == "user" and isinstance(message["content"], str)):
+            text = _text_of(message.get("content"))
+            shown = f"<tool_response>\n{text}\n</tool_response>" if is_result else text
+            _add_user_text(converted, shown, continues=follows_result)
         elif message.get("tool_calls"):
-            converted.append(_with_calls_as_text(message))
+            converted.append(_with_calls_as_text(message, tool_format.write_call))
         else:
             converted.append(dict(message))
-    if tools and tool_format.system_prompt is not None:
+        follows_result = is_result
+    if tools:
         _add_system_prompt(converted, tool_format.system_prompt(tools))
     return converted
 
 
-def _with_argument_objects(message: Mapping[str, Any]) -> Message:
+def _for_template(message: Mapping[str, Any], tool_format: ToolFormat | None) -> Message:
     copy = dict(message)
+    num_id_chars = None if tool_format is None else tool_format.num_call_id_chars
+    if num_id_chars is not None and isinstance(copy.get("tool_call_id"), str):
+        copy["tool_call_id"] = _short_id(copy["tool_call_id"], num_id_chars)
     if not copy.get("tool_calls"):
         return copy
-    copy["tool_calls"] = [
-        {**call, "function": {**call["function"], "arguments": _as_object(call["function"].get("arguments", ""))}}
-        for call in copy["tool_calls"]
-    ]
+    calls = []
+    for call in copy["tool_calls"]:
+        function = dict(call["function"])
+        if tool_format is None or not tool_format.arguments_as_text:
+            function["arguments"] = _as_object(function.get("arguments", ""))
+        calls.append({**call, "function": function})
+        if num_id_chars is not None and isinstance(call.get("id"), str):
+            calls[-1]["id"] = _short_id(call["id"], num_id_chars)
+    copy["tool_calls"] = calls
     if copy.get("content") is None:
         copy["content"] = ""
     return copy
+
+
+def _short_id(call_id: str, num_chars: int) -> str:
+    """An id of so many letters and digits: the same for the same id, and different for different ones."""
+    if len(call_id) == num_chars and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:num_chars]
 
 
 def _as_object(arguments: object) -> object:
@@ -73,23 +100,21 @@ def _as_object(arguments: object) -> object:
     return value if isinstance(value, dict) else arguments
 
 
-def _with_calls_as_text(message: Mapping[str, Any]) -> Message:
+def _with_calls_as_text(message: Mapping[str, Any], write_call: Callable[[str, str], str]) -> Message:
     copy = {key: value for key, value in message.items() if key != "tool_calls"}
     lines = [_text_of(copy.get("content"))] if copy.get("content") else []
-    for call in message["tool_calls"]:
-        function = {"name": call["function"]["name"], "arguments": _as_object(call["function"].get("arguments", ""))}
-        lines.append(f"<tool_call>\n{json.dumps(function, ensure_ascii=False)}\n</tool_call>")
+    functions = [call["function"] for call in message["tool_calls"]]
+    lines += [write_call(function["name"], function.get("arguments") or "{}") for function in functions]
     copy["content"] = "\n".join(lines)
     return copy
 
 
-def _add_result(converted: list[Message], text: str) -> None:
-    result = f"<tool_response>\n{text}\n</tool_response>"
-    last = converted[-1] if converted else None
-    if last is not None and last["role"] == "user" and str(last["content"]).startswith("<tool_response>\n"):
-        last["content"] = f"{last['content']}\n{result}"
+def _add_user_text(converted: list[Message], text: str, *, continues: bool) -> None:
+    """continues: the last message is one that a result has begun."""
+    if continues:
+        converted[-1]["content"] = f"{converted[-1]['content']}\n{text}"
     else:
-        converted.append({"role": "user", "content": result})
+        converted.append({"role": "user", "content": text})
 
 
 def _add_system_prompt(converted: list[Message], prompt: str) -> None:

@@ -13,7 +13,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredO
 from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from octavo.server.served_model import ServedModel
-from octavo.server.tool_messages import for_plain_template, for_tool_template
+from octavo.server.tool_messages import for_plain_template, for_tool_template, shows_tools
 from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser, tool_formats
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -48,21 +48,21 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
     """Raises UsageError where a tool must be called and the request also says what the answer looks like otherwise."""
     template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
-    taught = tool_formats()[_TAUGHT_FORMAT] if model.tool_format is None else None
-    tool_format = model.tool_format or taught
+    tool_format = model.tool_format or tool_formats()[_TAUGHT_FORMAT]
+    is_taught = model.tool_format is None or (tool_format.system_prompt is not None and not shows_tools(template))
     arguments = dict(spec.template_arguments)
     messages = [_plain_content(message, "developer" in template) for message in spec.messages]
-    if taught is not None:
-        messages = for_plain_template(messages, tools, taught)
+    if is_taught:
+        messages = for_plain_template(messages, tools, tool_format)
     else:
-        messages = for_tool_template(messages)
+        messages = for_tool_template(messages, tool_format)
         if tools:
             arguments["tools"] = tools
     reasoning = _reasoning_format(template) if spec.separates_reasoning else None
     params = spec.params
     if reasoning is not None and reasoning.shows_special_tokens and _is_control_token(model.tokenizer, reasoning.close):
         params = dataclasses.replace(params, skip_special_tokens=False)
-    if not tools or tool_format is None:
+    if not tools:
         return ChatPlan(messages, arguments, params, None, reasoning)
     params = _with_tools(params, spec, tools, tool_format)
     return ChatPlan(messages, arguments, params, lambda: tool_format.create_parser(tools), reasoning)

@@ -62,6 +62,9 @@ class ToolFormat:
         of the tools with arguments after its schema. What `tool_choice: required` and a named tool enforce.
     shows_special_tokens: the markup is made of control tokens, which must then stay in the text.
     system_prompt: what tells a model about the tools if its template does not; None: this format needs a template.
+    write_call: a call of an earlier turn, its name and the JSON text of its arguments, as such a model writes it.
+    arguments_as_text: templates of this format want the arguments of earlier calls as JSON text, not as objects.
+    num_call_id_chars: templates of this format want call ids of so many letters and digits; None: they do not care.
     """
 
     name: str
@@ -70,6 +73,9 @@ class ToolFormat:
     grammar: Callable[[Sequence[Tool], bool], str]
     shows_special_tokens: bool = False
     system_prompt: Callable[[Sequence[Tool]], str] | None = None
+    write_call: Callable[[str, str], str] | None = None
+    arguments_as_text: bool = False
+    num_call_id_chars: int | None = None
 
 
 @cache

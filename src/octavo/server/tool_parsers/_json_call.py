@@ -1,32 +1,58 @@
-"""Reads one call written as a JSON object, `{"name": ..., "arguments": {...}}`, from text that comes in pieces."""
+"""What reads a call, and the reader of calls that are JSON objects with a name and arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Literal, Protocol, TypeAlias
 
 from octavo.server.tool_parsers import CallArguments, CallStart, Part
-from octavo.server.tool_parsers._json_value import WHITESPACE, JsonSpan, JsonStringDecoder, decode_string
+from octavo.server.tool_parsers._arguments import ArgumentsWriter
+from octavo.server.tool_parsers._json_value import WHITESPACE, JsonSpan, decode_string
 
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+State: TypeAlias = 'Literal["open", "done", "broken"]'
 # What models write beside the name and the arguments.
 _HARMLESS_KEYS = frozenset({"type", "id"})
 
 
+class CallReader(Protocol):
+    """Reads what may be one call, from text that comes in pieces.
+
+    state: "open" until the call ends ("done") or it turns out to be none, or broken ("broken").
+    started: whether it is a call. held: the text of what is not known to be one, or turned out not to be.
+    """
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def started(self) -> bool: ...
+
+    @property
+    def held(self) -> str: ...
+
+    def push(self, text: str, start: int, parts: list[Part]) -> int:
+        """Reads on from `start`; returns where it stopped, which is the end of `text` while it is open. A character
+        that breaks it is not read."""
+
+    def finish(self, parts: list[Part]) -> None:
+        """The text has ended. A call that has begun keeps what it has."""
+
+
 class JsonCall:
-    """One object that may be a call. Where markup says so, it is one once its name is known; otherwise, once it has a
-    name and arguments that begin, in any order.
+    """One object that may be a call.
+
+    Within markup it is one once its name is known, whatever the name: the caller can tell the model that there is no
+    such tool. Without markup it is one only if it names a tool of the request and has nothing but what calls have;
+    it begins with its arguments, for until then it may still be any JSON.
 
     The arguments come out as the model wrote them, character by character; arguments that are a JSON string holding
     the object come out as what the string says, and `null`, an empty string or none at all as `{}`.
-    state: "open" until the object ends ("done") or turns out to be none or broken ("broken"). What it has withheld
-    as long as it was no call is `held`.
     """
 
     def __init__(self, tool_names: Collection[str], *, is_marked: bool) -> None:
-        """tool_names: of the request. is_marked: markup says that this is a call, so one without arguments is one
-        too, and other keys are forgiven; without markup it must look like a call and nothing else."""
-        self.state: Literal["open", "done", "broken"] = "open"
+        """tool_names: of the request. is_marked: markup says that this is a call."""
+        self.state: State = "open"
         self.started = False
         self._tool_names = tool_names
         self._is_marked = is_marked
@@ -35,7 +61,7 @@ class JsonCall:
         self._span: JsonSpan | None = None
         self._key = ""
         self._name: str | None = None
-        self._arguments: _Arguments | None = None
+        self._arguments: ArgumentsWriter | None = None
         self._held: list[str] = []
 
     @property
@@ -44,8 +70,7 @@ class JsonCall:
         return "" if self.started else "".join(self._held)
 
     def push(self, text: str, start: int, parts: list[Part]) -> int:
-        """Reads on from `start`; returns where it stopped, which is the end of `text` while the object is open. The
-        character that breaks an object is not read."""
+        """See `CallReader`."""
         position = start
         while position < len(text) and self.state == "open":
             if self._span is None and text[position] in WHITESPACE:
@@ -59,7 +84,7 @@ class JsonCall:
         return position
 
     def finish(self, parts: list[Part]) -> None:
-        """The text has ended, or the markup around has. A call that has begun keeps what it has."""
+        """See `CallReader`."""
         if self.started and self._arguments is not None:
             self._arguments.finish(parts)
         if self.state == "open":
@@ -92,7 +117,7 @@ class JsonCall:
     def _begin_value(self, parts: list[Part]) -> None:
         self._span = JsonSpan()
         if self._key in _ARGUMENT_KEYS and self._arguments is None:
-            self._arguments = _Arguments()
+            self._arguments = ArgumentsWriter()
             self._start_if_known(parts)
 
     def _start_if_known(self, parts: list[Part]) -> None:
@@ -142,11 +167,14 @@ class JsonCall:
                 self._break(parts)
                 return
             self._name = decode_string(token)
+            if not self._is_marked and self._name not in self._tool_names:
+                self._break(parts)
+                return
             self._start_if_known(parts)
 
     def _close(self, parts: list[Part]) -> None:
-        """The object's closing brace. Without markup and arguments, its name must be that of a tool."""
-        if not self.started and self._name is not None and self._name in self._tool_names:
+        """The object's closing brace."""
+        if not self.started and self._name is not None:
             self._start(self._name, parts)
         if self.started and self._arguments is None:
             parts.append(CallArguments("{}"))
@@ -156,59 +184,3 @@ class JsonCall:
         self.state = "broken"
         if self.started and self._arguments is not None:
             self._arguments.finish(parts)
-
-
-class _Arguments:
-    """The value of the arguments: passed on as it is, or held while it may be `null` or while the name is unknown."""
-
-    def __init__(self) -> None:
-        self.is_closed = False
-        self._decoder: JsonStringDecoder | None = None
-        self._has_begun = False
-        self._held: list[str] = []  # decoded, waiting for the call's name
-        self._scalar: list[str] | None = None
-        self._is_empty = True
-
-    def push(self, piece: str, parts: list[Part] | None) -> None:
-        """More of the value. parts: None as long as the call has no name."""
-        if not self._has_begun and piece:
-            self._has_begun = True
-            if piece[0] == '"':
-                self._decoder = JsonStringDecoder()
-            elif piece[0] not in "{[":
-                self._scalar = []
-        if self._scalar is not None:
-            self._scalar.append(piece)
-            return
-        self._emit(self._decoder.push(piece) if self._decoder is not None else piece, parts)
-
-    def close(self, parts: list[Part] | None) -> None:
-        """The value is complete."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        scalar = "".join(self._scalar or [])
-        if self._is_empty:
-            self._emit("{}" if scalar in ("", "null") else scalar, parts)
-
-    def flush(self, parts: list[Part]) -> None:
-        """The call has its name: what was held for it."""
-        text = "".join(self._held)
-        self._held.clear()
-        self._emit(text, parts)
-
-    def finish(self, parts: list[Part]) -> None:
-        """The value was cut off."""
-        if not self.is_closed and self._scalar is not None:
-            self._emit("".join(self._scalar), parts)
-            self._scalar = None
-        self.is_closed = True
-
-    def _emit(self, text: str, parts: list[Part] | None) -> None:
-        if not text:
-            return
-        self._is_empty = False
-        if parts is None:
-            self._held.append(text)
-        else:
-            parts.append(CallArguments(text))

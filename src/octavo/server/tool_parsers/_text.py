@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart
-
-WHITESPACE = " \t\r\n"
+from octavo.server.tool_parsers._json_value import WHITESPACE
 
 
 class TextJoiner:

@@ -1,0 +1,46 @@
+"""Calls as bare objects, `{"name": ..., "parameters": {...}}`: Llama 3.1, 3.2 and 3.3.
+
+Perhaps behind `<|python_tag|>`; several with `;` in between. Where no tag stands before, an object is a call only if it
+names a tool of the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers._json_call import CallReader, JsonCall
+from octavo.server.tool_parsers._markup import Markup, MarkupParser
+from octavo.server.tool_parsers._text import MarkFinder
+
+_TAG = "<|python_tag|>"
+
+
+def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
+    return JsonCall(tool_names, is_marked=mark == _TAG)
+
+
+_MARKUP = Markup(
+    marks=MarkFinder(_TAG, "{"), open_call=_open_call, keeps=frozenset({"{"}), after_call=";", is_list=True
+)
+
+
+def _matches(chat_template: str) -> bool:
+    return (
+        "<|start_header_id|>" in chat_template
+        and '"parameters": ' in chat_template
+        and ("dictionary of argument name and its value" in chat_template or "ipython" in chat_template)
+    )
+
+
+def _create_parser(tools: Sequence[Tool]) -> ToolParser:
+    return MarkupParser(_MARKUP, tools)
+
+
+def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+    start = 'call ("; " call)*' if parallel else "call"
+    return calls_grammar(tools, start, lambda name: f'{{"name": "{name}", "parameters": ', after="}")
+
+
+FORMAT = ToolFormat(name="llama3_json", matches=_matches, create_parser=_create_parser, grammar=_grammar)

@@ -1,0 +1,90 @@
+"""Calls behind `[TOOL_CALLS]`: a list of objects, `[{"name": ..., "arguments": {...}}]`, as Mistral's models write them
+up to 2025, or `NAME[ARGS]{...}` for each call, as the newer ones do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from octavo.server.tool_parsers import Part, Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers._json_call import CallReader, JsonCall, State
+from octavo.server.tool_parsers._json_value import WHITESPACE
+from octavo.server.tool_parsers._markup import Markup, MarkupParser
+from octavo.server.tool_parsers._named_call import NamedCall
+from octavo.server.tool_parsers._text import MarkFinder
+
+_MARK = "[TOOL_CALLS]"
+_HEADER = r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*"
+
+
+class MistralCall:
+    """Decides by the first character which way of writing it is; see `CallReader`."""
+
+    def __init__(self, tool_names: frozenset[str]) -> None:
+        self._tool_names = tool_names
+        self._call: CallReader | None = None
+
+    @property
+    def state(self) -> State:
+        """See `CallReader`."""
+        return "open" if self._call is None else self._call.state
+
+    @property
+    def started(self) -> bool:
+        """See `CallReader`."""
+        return self._call is not None and self._call.started
+
+    @property
+    def held(self) -> str:
+        """See `CallReader`."""
+        return "" if self._call is None else self._call.held
+
+    def push(self, text: str, start: int, parts: list[Part]) -> int:
+        """See `CallReader`."""
+        position = start
+        while self._call is None and position < len(text):
+            char = text[position]
+            if char == "[" or char == "{":
+                self._call = JsonCall(self._tool_names, is_marked=True)
+                position += char == "["
+            elif char not in WHITESPACE:
+                self._call = NamedCall("", _HEADER, header_chars=r"[\w.\[\]\s-]")
+            else:
+                position += 1
+        return position if self._call is None else self._call.push(text, position, parts)
+
+    def finish(self, parts: list[Part]) -> None:
+        """See `CallReader`."""
+        if self._call is not None:
+            self._call.finish(parts)
+
+
+def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
+    return MistralCall(tool_names) if mark == _MARK else None
+
+
+_MARKUP = Markup(marks=MarkFinder(_MARK), open_call=_open_call, after_call=",]", is_list=True)
+
+
+def _matches(chat_template: str) -> bool:
+    return _MARK in chat_template
+
+
+def _create_parser(tools: Sequence[Tool]) -> ToolParser:
+    return MarkupParser(_MARKUP, tools)
+
+
+def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+    calls = 'call (", " call)*' if parallel else "call"
+    start = f'"{_MARK}[" {calls} "]"'
+    return calls_grammar(tools, start, lambda name: f'{{"name": "{name}", "arguments": ', after="}")
+
+
+FORMAT = ToolFormat(
+    name="mistral",
+    matches=_matches,
+    create_parser=_create_parser,
+    grammar=_grammar,
+    shows_special_tokens=True,
+    num_call_id_chars=9,
+)
