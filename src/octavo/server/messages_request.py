@@ -156,6 +156,7 @@ def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, param
         tool_choice=choice,
         parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
         template_arguments=_thinking_arguments(body, model),
+        max_tokens_may_shrink=True,  # the protocol has a stop_reason for it, and clients ask for more than they need
     )
 
 

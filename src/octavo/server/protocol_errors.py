@@ -48,14 +48,20 @@ def openai_body(error: ApiError, _request_id: str) -> dict[str, Any]:
 
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}`, with Anthropic's types of errors."""
-    described = {"type": _anthropic_type(error), "message": error.message}
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"  # the shape has no place of its own for it
+    described = {"type": _anthropic_type(error), "message": message}
     return {"type": "error", "error": described, "request_id": request_id}
 
 
 def tgi_body(error: ApiError, _request_id: str) -> dict[str, Any]:
     """`{"error", "error_type"}`, from whose type Hugging Face's client makes its exceptions."""
     kinds = {503: "overloaded", 500: "generation", 504: "generation"}
-    return {"error": error.message, "error_type": kinds.get(error.status, "validation")}
+    message = error.message
+    if error.param is not None and error.param not in message:
+        message = f"{error.param}: {message}"
+    return {"error": message, "error_type": kinds.get(error.status, "validation")}
 
 
 def error_route(

@@ -18,6 +18,7 @@ from octavo.server.generation.events import (
     ToolCallDelta,
     Usage,
 )
+from octavo.server.openai_answer import chat_logprobs
 from octavo.server.responses_request import ResponsesRequest
 from octavo.server.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -114,23 +115,26 @@ class ResponsesWriter:
         if self._open is None and not self._output:
             yield from self._begin(_Message(self))
         yield from self._close("incomplete" if self._is_cut else "completed")
-        details: dict[str, Any] = {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0}
-        if self._num_truncated_tokens:
-            details["truncated_tokens"] = self._num_truncated_tokens
         status = "incomplete" if self._is_cut else "completed"
         self._response |= {
             "status": status,
             "completed_at": None if self._is_cut else int(time.time()),
             "incomplete_details": {"reason": "max_output_tokens"} if self._is_cut else None,
-            "usage": {
-                "input_tokens": usage.num_prompt_tokens,
-                "input_tokens_details": details,
-                "output_tokens": usage.num_completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
-                "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
-            },
+            "usage": self._usage(usage),
         }
         yield self._event(f"response.{status}", response=self._snapshot())
+
+    def _usage(self, usage: Usage) -> dict[str, Any]:
+        counts: dict[str, Any] = {
+            "input_tokens": usage.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.num_completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+            "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        }
+        if self._body.truncation == "auto":
+            counts["truncated_tokens"] = self._num_truncated_tokens
+        return counts
 
     def _event(self, kind: str, **fields: Any) -> NamedEvent:
         return kind, {"type": kind, "sequence_number": self._next_number(), **fields}
@@ -196,7 +200,7 @@ class _Message:
         yield self._writer.event("response.content_part.added", **self._place(), part=self._part())
 
     def push(self, text: str, logprobs: tuple[TokenLogprobs, ...]) -> Iterator[NamedEvent]:
-        shown = [_logprob(item, self._writer) for item in logprobs]
+        shown = chat_logprobs(self._writer.tokenizer, logprobs, self._writer.num_top_logprobs)
         self._text += text
         self._logprobs += shown
         if text or shown:
@@ -285,22 +289,6 @@ class _FunctionCall:
             "name": self._name,
             "arguments": self._arguments,
         }
-
-
-def _logprob(item: TokenLogprobs, writer: ResponsesWriter) -> dict[str, Any]:
-    likely = sorted(item.entries.items(), key=lambda entry: entry[1].rank)
-    own = _token(item.token_id, item.entries[item.token_id].logprob, writer.tokenizer)
-    top = [
-        _token(token_id, entry.logprob, writer.tokenizer)
-        for token_id, entry in likely
-        if entry.rank <= writer.num_top_logprobs
-    ]
-    return {**own, "top_logprobs": top}
-
-
-def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
-    raw = tokenizer.token_bytes(token_id)
-    return {"token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": logprob}
 
 
 def _new_id(prefix: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from octavo.sampling_params import SamplingParams
@@ -10,35 +11,34 @@ from octavo.server.answering import NamedEvent
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs
 from octavo.server.generation.spec import Generation
+from octavo.server.openai_answer import MIN_LOGPROB, most_likely, token_text
 from octavo.server.protocol_errors import tgi_body
 from octavo.server.served_model import ServedModel
 from octavo.tokenizer.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TgiOptions:
+    """shown_prompt: what the text begins with, for `return_full_text`. seed: None: nothing was drawn."""
+
+    seed: int | None
+    shown_prompt: str
+    num_top_tokens: int
+    has_details: bool
+    reports_truncation: bool
 
 
 class TgiWriter:
     """Implements `AnswerWriter`. The last token's event has the whole text with it, so a token that may be the last
     waits for what comes after it; all others go out at once."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        generation: Generation,
-        params: SamplingParams,
-        *,
-        seed: int | None,
-        shown_prompt: str,
-        num_top_tokens: int,
-        has_details: bool,
-    ) -> None:
-        """shown_prompt: what the text begins with, for `return_full_text`. seed: None: nothing was drawn."""
+    def __init__(self, model: ServedModel, generation: Generation, params: SamplingParams, options: TgiOptions) -> None:
         self._model = model
         self._generation = generation
         self._params = params
-        self._seed = seed
-        self._num_top_tokens = num_top_tokens
-        self._has_details = has_details
+        self._options = options
         self._detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=False)
-        self._text = shown_prompt
+        self._text = options.shown_prompt
         self._num_tokens = 0
         self._tokens: list[dict[str, Any]] = []
         self._top_tokens: list[list[dict[str, Any]]] = []
@@ -67,17 +67,18 @@ class TgiWriter:
 
     def body(self) -> dict[str, Any]:
         whole: dict[str, Any] = {"generated_text": self._text}
-        if not self._has_details:
+        if not self._options.has_details:
             return whole
         details: dict[str, Any] = {
             "finish_reason": self._finish_reason,
             "generated_tokens": self._num_tokens,
-            "seed": self._seed,
+            "seed": self._options.seed,
             "prefill": self._prefill(),
             "tokens": self._tokens,
         }
-        if self._num_top_tokens:
+        if self._options.num_top_tokens:
             details["top_tokens"] = self._top_tokens
+        self._report_truncation(details)
         return {**whole, "details": details}
 
     def _release(self) -> Iterator[NamedEvent]:
@@ -105,12 +106,10 @@ class TgiWriter:
             "generated_text": None,
             "details": None,
         }
-        if self._num_top_tokens:
-            likely = sorted(item.entries.items(), key=lambda entry: entry[1].rank)
+        if self._options.num_top_tokens:
             event["top_tokens"] = [
                 self._token(other, entry.logprob, self._name(other))
-                for other, entry in likely
-                if entry.rank <= self._num_top_tokens
+                for other, entry in most_likely(item.entries, self._options.num_top_tokens)
             ]
             self._top_tokens.append(event["top_tokens"])
         return event
@@ -122,9 +121,14 @@ class TgiWriter:
             "finish_reason": self._finish_reason,
             "generated_tokens": self._num_tokens,
             "input_length": len(self._generation.prompt_token_ids[0]),
-            "seed": self._seed,
+            "seed": self._options.seed,
         }
+        self._report_truncation(details)
         return {**last, "generated_text": self._text, "details": details}
+
+    def _report_truncation(self, details: dict[str, Any]) -> None:
+        if self._options.reports_truncation:
+            details["truncated_tokens"] = self._generation.num_truncated_tokens
 
     def _end(self, end: ChoiceEnd) -> None:
         if self._tokens:
@@ -140,13 +144,17 @@ class TgiWriter:
             return []
         token_ids = self._generation.prompt_token_ids[0]
         return [
-            {"id": token_id, "text": self._name(token_id), "logprob": entries and entries[token_id].logprob}
+            {
+                "id": token_id,
+                "text": self._name(token_id),
+                "logprob": entries and max(entries[token_id].logprob, MIN_LOGPROB),
+            }
             for token_id, entries in zip(token_ids, positions, strict=True)
         ]
 
     def _token(self, token_id: int, logprob: float, text: str) -> dict[str, Any]:
         special = token_id in self._model.tokenizer.special_token_ids
-        return {"id": token_id, "text": text, "logprob": logprob, "special": special}
+        return {"id": token_id, "text": text, "logprob": max(logprob, MIN_LOGPROB), "special": special}
 
     def _name(self, token_id: int) -> str:
-        return self._model.tokenizer.token_bytes(token_id).decode("utf-8", "replace")
+        return token_text(self._model.tokenizer, token_id)[0]

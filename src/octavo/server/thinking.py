@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.errors import UsageError
 from octavo.server.answering import refuse
 from octavo.server.reasoning import find_reasoning_format
 
 _EFFORT = "reasoning_effort"
 _SWITCH = "enable_thinking"
-_NO_EFFORT = frozenset({"none", "minimal"})
 
 
 def effort_arguments(chat_template: str | None, effort: str, param: str) -> dict[str, Any]:
-    """What to tell the template so that the model thinks with this effort. A template that can only switch thinking
-    on and off takes `none` and `minimal` as off. Raises UsageError where it can do neither."""
+    """What to tell the template so that the model thinks with this effort, `none` for not at all.
+
+    Raises UsageError where the template has no way to say it.
+    """
     source = chat_template or ""
     if _EFFORT in source:
         return {_EFFORT: effort}
-    if _SWITCH in source:
-        return {_SWITCH: effort not in _NO_EFFORT}
-    raise refuse(param, "is given, but this model's chat template cannot vary how much it thinks; leave it out")
+    if _SWITCH in source and effort == "none":
+        return {_SWITCH: False}
+    message = f"{param} is unknown to this model's chat template; leave it out"
+    raise UsageError(message, param=param, code="unsupported_parameter")
 
 
 def switch_arguments(chat_template: str | None, wanted: bool | None, param: str) -> dict[str, Any]:

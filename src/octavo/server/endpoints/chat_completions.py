@@ -32,6 +32,7 @@ from octavo.server.sampling_fields import SamplingFields
 from octavo.server.served_model import ServedModel
 from octavo.server.sse import event
 from octavo.server.state import state_of
+from octavo.server.thinking import effort_arguments
 
 LAST_EVENT = event(b"[DONE]")
 # What the server itself says to a template.
@@ -125,18 +126,8 @@ def _template_arguments(body: ChatCompletionRequest, model: ServedModel) -> dict
     if body.add_generation_prompt is not None:
         arguments["add_generation_prompt"] = body.add_generation_prompt
     if body.reasoning_effort is not None:
-        arguments |= _reasoning_effort(body.reasoning_effort, model.tokenizer.chat_template or "")
+        arguments |= effort_arguments(model.tokenizer.chat_template, body.reasoning_effort, "reasoning_effort")
     return arguments
-
-
-def _reasoning_effort(effort: str, chat_template: str) -> dict[str, Any]:
-    """The template's own way to say it."""
-    if "reasoning_effort" in chat_template:
-        return {"reasoning_effort": effort}
-    if "enable_thinking" in chat_template and effort == "none":
-        return {"enable_thinking": False}
-    message = "reasoning_effort is unknown to this model's chat template; leave it out"
-    raise UsageError(message, param="reasoning_effort", code="unsupported_parameter")
 
 
 def _options(body: ChatCompletionRequest) -> AnswerOptions:

@@ -24,7 +24,7 @@ from octavo.server.json_schema import check_schema
 from octavo.server.protocol_errors import TGI_SCHEMA, describe_errors, error_route, request_id_of, tgi_body
 from octavo.server.served_model import ServedModel
 from octavo.server.state import state_of
-from octavo.server.tgi_answer import TgiWriter
+from octavo.server.tgi_answer import TgiOptions, TgiWriter
 
 DEFAULT_MAX_NEW_TOKENS = 100
 
@@ -147,18 +147,21 @@ async def _generate(request: Request, body: GenerateRequest, *, stream: bool) ->
 
     async def start(model: ServedModel) -> tuple[Generation, AnswerWriter]:
         generation = await start_text(state_of(request), model, spec, request_id_of(request))
-        writer = TgiWriter(
-            model,
-            generation,
-            params,
-            seed=seed,
-            shown_prompt=body.inputs if parameters.return_full_text else "",
-            num_top_tokens=parameters.top_n_tokens or 0,
-            has_details=bool(parameters.details or parameters.decoder_input_details),
-        )
+        writer = TgiWriter(model, generation, params, _options(body, seed))
         return generation, writer
 
     return await answer(request, body.model, start, stream=stream)
+
+
+def _options(body: GenerateRequest, seed: int | None) -> TgiOptions:
+    parameters = body.parameters
+    return TgiOptions(
+        seed=seed,
+        shown_prompt=body.inputs if parameters.return_full_text else "",
+        num_top_tokens=parameters.top_n_tokens or 0,
+        has_details=bool(parameters.details or parameters.decoder_input_details),
+        reports_truncation=parameters.truncate is not None,
+    )
 
 
 def _refuse_unsupported(parameters: Parameters, stream: bool) -> None:

@@ -11,31 +11,32 @@ from starlette.requests import Request
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
 from octavo.server.answering import refuse
+from octavo.server.chat_messages import MAX_MESSAGES, Message, Tool, chat_messages, chat_tools
 from octavo.server.disconnect import run_unless_gone
 from octavo.server.generation.prompt import encode_conversation, in_thread
 from octavo.server.generation.spec import ChatSpec
-from octavo.server.json_body import Int, JsonRoute, RequestModel, Text, quote
+from octavo.server.json_body import Int, JsonRoute, Text, quote
 from octavo.server.json_schema import check_tools
+from octavo.server.sampling_fields import NullIsAbsent
 from octavo.server.served_model import ServedModel
 from octavo.server.state import state_of
 
-MAX_MESSAGES = 4096
 MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
 
-class TokenizeRequest(RequestModel):
+class TokenizeRequest(NullIsAbsent):
     """A prompt or messages. add_special_tokens: None is true for a prompt, and false for messages, whose template
     writes them."""
 
     model: Text | None = None
     prompt: Text | None = None
-    messages: list[dict[str, Any]] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -48,7 +49,7 @@ class TokenizeResponse(BaseModel):
     token_strs: list[str] | None = None
 
 
-class DetokenizeRequest(RequestModel):
+class DetokenizeRequest(NullIsAbsent):
     model: Text | None = None
     tokens: list[Int] = Field(max_length=MAX_TOKENS)
 
@@ -105,14 +106,18 @@ def _check_kind(body: TokenizeRequest) -> None:
 
 
 def _chat_spec(body: TokenizeRequest) -> ChatSpec:
-    check_tools(body.tools or ())
+    tools = chat_tools(body.tools)
+    check_tools(tools)
     arguments = dict(body.chat_template_kwargs or {})
     if "add_generation_prompt" in arguments:
         raise refuse("chat_template_kwargs", "sets add_generation_prompt, which is a field of its own", "invalid_value")
     if body.add_generation_prompt is not None:
         arguments["add_generation_prompt"] = body.add_generation_prompt
     return ChatSpec(
-        params=SamplingParams(), messages=body.messages or (), tools=body.tools or (), template_arguments=arguments
+        params=SamplingParams(),
+        messages=chat_messages(body.messages or ()),
+        tools=tools,
+        template_arguments=arguments,
     )
 
 

@@ -68,13 +68,13 @@ async def _start(
         tenant=spec.tenant,
         priority=spec.priority,
     )
-    cache_salt = _cache_salt(spec)
+    salt = cache_salt(spec.tenant, spec.cache_salt)
     streams: list[OutputStream] = []
 
     async def submit() -> None:
         for token_ids in prompts.token_ids:
             request = GenerateRequest(
-                prompt_token_ids=token_ids, params=prompts.params, priority=spec.priority, cache_salt=cache_salt
+                prompt_token_ids=token_ids, params=prompts.params, priority=spec.priority, cache_salt=salt
             )
             streams.append(await model.client.generate(request))
 
@@ -88,8 +88,8 @@ async def _start(
     return RunningGeneration(ticket, prompts, streams, readers)
 
 
-def _cache_salt(spec: Common) -> str:
+def cache_salt(tenant: str, own_salt: str) -> str:
     """Whose prefix cache a request may share; of bounded length, whatever the request says."""
-    if not spec.tenant and not spec.cache_salt:
+    if not tenant and not own_salt:
         return ""
-    return hashlib.sha256(f"{len(spec.tenant)}:{spec.tenant}{spec.cache_salt}".encode()).hexdigest()
+    return hashlib.sha256(f"{len(tenant)}:{tenant}{own_salt}".encode()).hexdigest()

@@ -1,0 +1,136 @@
+"""`/v1/embeddings`: texts as vectors, in OpenAI's shape."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Literal, TypeAlias
+
+import numpy as np
+from fastapi import APIRouter
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.batch import Float32
+from octavo.sampling_params import MAX_CACHE_SALT_CHARS, SamplingParams
+from octavo.server.admission import Ticket
+from octavo.server.answering import refuse, tenant_of
+from octavo.server.disconnect import run_unless_gone
+from octavo.server.generation.prompt import MAX_PROMPTS, PreparedPrompts, prepare_texts
+from octavo.server.generation.run import cache_salt
+from octavo.server.generation.spec import TextSpec
+from octavo.server.json_body import Int, Text
+from octavo.server.protocol_errors import error_route, openai_body, request_id_of
+from octavo.server.sampling_fields import NullIsAbsent
+from octavo.server.served_model import ServedModel
+from octavo.server.state import state_of
+
+MAX_INPUTS = 2048
+# What one call of the engine computes; between calls others get their turn.
+INPUTS_AT_ONCE = 32
+
+router = APIRouter(route_class=error_route(openai_body, {"prompt": "input"}), tags=["openai"])
+
+
+def _kind_of_input(value: Any) -> str:
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else ""
+    return "tokens" if isinstance(first, (int, float)) else "token lists" if isinstance(first, list) else "texts"
+
+
+_MANY = Field(min_length=1, max_length=MAX_INPUTS)
+Input: TypeAlias = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], Tag("texts"), _MANY]
+    | Annotated[list[Int], Tag("tokens")]
+    | Annotated[list[list[Int]], Tag("token lists"), _MANY],
+    Discriminator(_kind_of_input),
+]
+
+
+class EmbeddingsRequest(NullIsAbsent):
+    """pooling: of the last hidden states, an addition to OpenAI's fields. dimensions: only the model's own number."""
+
+    model: Text | None = None
+    input: Input
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Int | None = None
+    pooling: Literal["mean", "last"] = "mean"
+    truncate_prompt_tokens: Int | None = Field(default=None, ge=-1)
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    user: Text | None = None
+
+
+@router.post("/v1/embeddings")
+async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
+    """One vector of length 1 for each input, in their order."""
+    async with state_of(request).models.use(body.model) as model:
+        return await run_unless_gone(request, _embed(request, body, model))
+
+
+async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) -> Response:
+    width = model.info.hidden_size
+    if body.dimensions not in (None, width):
+        reason = f"is {body.dimensions}, but this model's embeddings have {width}; leave it out"
+        raise refuse("dimensions", reason, "unsupported_parameter")
+    prompts = await _prepare(body, model)
+    ticket = state_of(request).admission.admit(
+        model,
+        request_id_of(request),
+        num_sequences=min(len(prompts.token_ids), INPUTS_AT_ONCE),
+        num_prompt_tokens=prompts.num_tokens,
+        tenant=tenant_of(request),
+    )
+    try:
+        vectors = await _compute(ticket, model, prompts.token_ids, body)
+    finally:
+        ticket.release()
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encode(_normalized(vector), body.encoding_format)}
+        for i, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": prompts.num_tokens, "total_tokens": prompts.num_tokens}
+    if body.truncate_prompt_tokens is not None:
+        usage["truncated_tokens"] = prompts.num_truncated_tokens
+    return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+
+async def _prepare(body: EmbeddingsRequest, model: ServedModel) -> PreparedPrompts:
+    inputs: list[Any] = body.input if isinstance(body.input, list) else [body.input]
+    if isinstance(body.input, list) and (not inputs or isinstance(inputs[0], int)):
+        inputs = [inputs]
+    params, limit = SamplingParams(max_tokens=1), body.truncate_prompt_tokens
+    parts = [
+        await prepare_texts(
+            model, TextSpec(params=params, prompts=inputs[i : i + MAX_PROMPTS], truncate_prompt_tokens=limit)
+        )
+        for i in range(0, len(inputs), MAX_PROMPTS)
+    ]
+    token_ids = [ids for part in parts for ids in part.token_ids]
+    return PreparedPrompts(token_ids, params, sum(part.num_truncated_tokens for part in parts))
+
+
+async def _compute(
+    ticket: Ticket, model: ServedModel, prompts: Sequence[Sequence[int]], body: EmbeddingsRequest
+) -> list[Float32]:
+    salt = cache_salt(ticket.tenant, body.cache_salt or "")
+    vectors: list[Float32] = []
+    for i in range(0, len(prompts), INPUTS_AT_ONCE):
+        call = partial(model.client.embed, prompts[i : i + INPUTS_AT_ONCE], pooling=body.pooling, cache_salt=salt)
+        vectors += await ticket.wait(call)
+        ticket.started()
+    return vectors
+
+
+def _normalized(vector: Float32) -> Float32:
+    """The vector at length 1; one of zeros stays."""
+    length = float(np.linalg.norm(vector))
+    return vector if length == 0 else (vector / length).astype(np.float32)
+
+
+def _encode(vector: Float32, encoding: str) -> list[float] | str:
+    """base64: of the float32s, little endian."""
+    return vector.tolist() if encoding == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
