@@ -109,7 +109,7 @@ class AskMetrics(_Message):
 
 
 class Close(_Message):
-    """End. Also the answer to `LoadFailed`."""
+    """End."""
 
 
 ToEngine: TypeAlias = "Hello | Generate | Abort | AskMetrics | Close"
@@ -134,6 +134,8 @@ class Ready(_Message):
 
 
 class LoadFailed(_Message):
+    """The process waits to be ended, so that this message is not lost with it."""
+
     problem: Problem
 
 

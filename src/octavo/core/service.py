@@ -104,7 +104,6 @@ class EngineService:
             self._faults.at("load")
             session, info = load(EngineConfig(**self._order.config), self._report_progress, self._end_round)
         except OctavoError as error:
-            # The server answers with Close, so that the message is not lost with the process.
             self._outbox.send(LoadFailed(to_problem(error)))
             return
         self._session = session

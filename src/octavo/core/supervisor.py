@@ -12,7 +12,7 @@ from octavo.config import EngineConfig
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
 from octavo.core.loaded import STALL_S, Progress
-from octavo.core.messages import Close, FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
+from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Supervisor:
             self._set(EngineState.READY)
         elif isinstance(message, LoadFailed):
             self._load_error = to_error(message.problem)
-            self._process.tell(Close())
+            self._process.kill()
         elif not isinstance(message, Started):
             self._on_message(message)
 

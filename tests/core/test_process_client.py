@@ -1,0 +1,354 @@
+"""An engine in another process answers as one in this process does, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import zmq
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState
+from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, Abort, Accepted, encode, encode_request
+from octavo.core.process_client import ProcessClient
+from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OctavoError, UsageError
+from octavo.llm import LLM
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+from tests.support.engine_clients import collect, engine_process, request, tokens, wait_until
+
+PROMPTS = [[0, 2 + i % 6, 3, 2 + i % 5, *range(2, 2 + i % 6)] for i in range(24)]
+PARAMS = [
+    SamplingParams(max_tokens=20 + i, temperature=i % 3 / 2, seed=i, ignore_eos=i % 2 == 0, n=1 + i % 4 // 3)
+    for i in range(24)
+]
+
+
+def test_many_streams_equal_the_offline_answers(tiny_config: EngineConfig) -> None:
+    offline = LLM(tiny_config.model, kv_cache_memory="64MiB", num_threads=1)
+    expected = offline.generate(PROMPTS, PARAMS, use_tqdm=False)
+    offline.close()
+
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            requests = [request(prompt, params) for prompt, params in zip(PROMPTS, PARAMS, strict=True)]
+            streams = await asyncio.gather(*map(client.generate, requests))
+            assert len({stream.request_id for stream in streams}) == len(streams)
+            answers = await asyncio.gather(*map(collect, streams))
+        for outputs, whole, prompt in zip(answers, expected, PROMPTS, strict=True):
+            assert [output.finished for output in outputs] == [False] * (len(outputs) - 1) + [True]
+            assert all(output.prompt_token_ids == prompt for output in outputs)
+            for choice in whole.outputs:
+                parts = [part for output in outputs for part in output.outputs if part.index == choice.index]
+                assert tokens(outputs, choice.index) == choice.token_ids
+                assert "".join(part.text for part in parts) == choice.text
+                assert (parts[-1].finish_reason, parts[-1].stop_reason) == (choice.finish_reason, choice.stop_reason)
+            assert outputs[-1].metrics.num_generated_tokens == whole.metrics.num_generated_tokens
+
+    asyncio.run(run())
+
+
+def test_logprobs_and_the_text_of_the_prompt_come_with_every_output(tiny_config: EngineConfig) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            params = SamplingParams(max_tokens=5, logprobs=2, prompt_logprobs=1, temperature=0, ignore_eos=True)
+            outputs = await collect(await client.generate(request([0, 2, 3], params, prompt="ab")))
+        assert {output.prompt for output in outputs} == {"ab"}
+        for output in outputs:
+            assert output.prompt_logprobs is not None
+            assert [entry is None for entry in output.prompt_logprobs] == [True, False, False]
+            assert output.metrics.time_to_first_token_s is not None
+        entries = [entry for output in outputs for part in output.outputs for entry in part.logprobs or []]
+        assert len(entries) == 5
+        assert all(len(entry) in (2, 3) for entry in entries)
+
+    asyncio.run(run())
+
+
+def test_a_beam_search_has_one_output_at_its_end(tiny_config: EngineConfig) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            beams = BeamSearchParams(beam_width=3, max_tokens=6)
+            outputs = await collect(await client.generate(request([0, 2], beams)))  # type: ignore[arg-type]
+        assert len(outputs) == 1
+        assert [choice.index for choice in outputs[0].outputs] == [0, 1, 2]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "params", "param", "code"),
+    [
+        ([], {}, "prompt", "empty_array"),
+        ([0, 99], {}, "prompt", "token_out_of_range"),
+        ([2] * (1 << 17), {}, "prompt", "context_length_exceeded"),
+        ([0], {"stop_token_ids": [99]}, "stop_token_ids", "token_out_of_range"),
+        ([0], {"logit_bias": {77: 1.0}}, "logit_bias", "token_out_of_range"),
+    ],
+)
+def test_what_only_the_model_can_refuse(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient],
+    prompt: list[int],
+    params: dict[str, object],
+    param: str,
+    code: str,
+) -> None:
+    loop, client = engine_loop
+    with pytest.raises(UsageError) as refusal:
+        loop.run_until_complete(client.generate(request(prompt, SamplingParams(**params))))  # type: ignore[arg-type]
+    assert (refusal.value.param, refusal.value.code) == (param, code)
+    assert loop.run_until_complete(client.metrics())["num_running"] == 0
+
+
+@pytest.fixture(scope="module")
+def engine_loop(tiny_config: EngineConfig) -> Iterator[tuple[asyncio.AbstractEventLoop, ProcessClient]]:
+    """An event loop with a client that several tests share."""
+    loop = asyncio.new_event_loop()
+    stack = contextlib.AsyncExitStack()
+    client = loop.run_until_complete(stack.enter_async_context(engine_process(tiny_config)))
+    yield loop, client
+    loop.run_until_complete(stack.aclose())
+    loop.close()
+
+
+def test_a_closed_stream_frees_its_blocks_at_once(engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient]) -> None:
+    loop, client = engine_loop
+
+    async def run() -> None:
+        streams = [await client.generate(request([0, 2, 3])) for _ in range(8)]
+        for stream in streams:
+            await anext(stream)
+        assert (await client.metrics())["num_running"] == 8
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+        start = time.monotonic()
+        while (metrics := await client.metrics())["num_used_blocks"] or metrics["num_running"]:
+            assert time.monotonic() - start < 0.3  # a step of this model takes less than a millisecond
+        assert [await anext(stream, None) for stream in streams] == [None] * 8
+
+    loop.run_until_complete(run())
+
+
+def test_a_cancelled_caller_leaves_no_request(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient],
+) -> None:
+    loop, client = engine_loop
+
+    async def run() -> None:
+        callers = [asyncio.create_task(client.generate(request([0, 2]))) for _ in range(4)]
+        await asyncio.sleep(0)  # they have sent, and nothing was answered
+        for caller in callers:
+            caller.cancel()
+        await asyncio.gather(*callers, return_exceptions=True)
+        assert all(caller.cancelled() for caller in callers)
+        start = time.monotonic()
+        while (await client.metrics())["num_running"] or client._running:
+            assert time.monotonic() - start < 0.3
+
+    loop.run_until_complete(run())
+
+
+def test_an_unread_stream_holds_one_output(engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient]) -> None:
+    loop, client = engine_loop
+
+    async def run() -> None:
+        params = SamplingParams(max_tokens=3000, temperature=1.0, seed=3, ignore_eos=True, detokenize=False)
+        slow = await client.generate(request([0, 4], params))
+        quick = await collect(await client.generate(request([0, 4], params)))
+        await asyncio.sleep(0.2)
+        merged = await collect(slow)
+        assert len(merged) <= 2 < len(quick)
+        assert tokens(merged) == tokens(quick)
+
+    loop.run_until_complete(run())
+
+
+def test_the_engine_answers_during_a_long_prefill(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient],
+) -> None:
+    loop, client = engine_loop
+
+    async def run() -> None:
+        long = await client.generate(request([2, 3, 4, 5] * 25_000, SamplingParams(max_tokens=1)))
+        waits = []
+        for _ in range(20):
+            start = time.monotonic()
+            with pytest.raises(UsageError):
+                await client.generate(request([0, 99]))
+            waits.append(time.monotonic() - start)
+            await asyncio.sleep(0.01)
+        assert (await client.metrics())["num_running"] == 1
+        await long.aclose()
+        assert sorted(waits)[10] < 0.1
+
+    loop.run_until_complete(run())
+
+
+def test_malformed_messages_are_dropped_counted_and_survived(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient],
+) -> None:
+    loop, client = engine_loop
+    supervisor = client._supervisor
+
+    async def run() -> None:
+        stream = await client.generate(request([0, 2, 3]))
+        hostile = [os.urandom(64), b"", b"\xdd\xff\xff\xff\xff", encode(Accepted("request-1")), encode(Abort("x"))[:-1]]
+        for data in hostile:
+            assert supervisor.send(data)
+        await wait_until(lambda: supervisor._heartbeat is not None and supervisor._heartbeat.num_malformed == 5, 2)
+        assert client.status().state is EngineState.READY
+        await anext(stream)
+        await stream.aclose()
+
+    loop.run_until_complete(run())
+
+
+def test_strangers_at_the_sockets_are_dropped_and_soon_find_none(
+    tiny_config: EngineConfig, temporary_directory: Path
+) -> None:
+    async def run() -> None:
+        client = ProcessClient(tiny_config, stall_timeout_s=30)
+        (directory,) = temporary_directory.iterdir()
+        assert directory.stat().st_mode & 0o777 == 0o700
+        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger, socket.socket(socket.AF_UNIX) as raw:
+            stranger.connect(f"ipc://{directory / FROM_ENGINE}")
+            for data in (os.urandom(64), encode(Abort("x")), bytes(MAX_MESSAGE_BYTES + 1)):
+                stranger.send(data)
+            raw.connect(str(directory / FROM_ENGINE))
+            raw.send(os.urandom(64))
+            await client.wait_ready()
+            stranger.close(linger=0)
+        assert client._supervisor._process.num_malformed == 2
+        await wait_until(lambda: not directory.exists(), 1)
+        assert len(await collect(await client.generate(request([0, 2], SamplingParams(max_tokens=1))))) == 1
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_a_repeated_request_id_is_refused_and_the_first_goes_on(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient],
+) -> None:
+    loop, client = engine_loop
+
+    async def run() -> None:
+        stream = await client.generate(request([0, 2, 3]))
+        await anext(stream)
+        assert client._supervisor.send(encode_request(stream.request_id, request([0, 2])))
+        await anext(stream)
+        assert client.status().state is EngineState.READY
+        await stream.aclose()
+
+    loop.run_until_complete(run())
+
+
+def test_the_state_and_the_information_are_those_of_the_model(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient], tiny_config: EngineConfig
+) -> None:
+    loop, client = engine_loop
+    info = client.info
+    assert (info.model, info.path, info.architecture) == (tiny_config.model, tiny_config.model, "llama")
+    assert (info.hidden_size, info.vocab_size, info.eos_token_id, info.num_threads) == (32, 8, 1, 1)
+    assert list(info.load_seconds) == ["start", "open", "weights", "cache"]
+    assert all(0 <= seconds < 30 for seconds in info.load_seconds.values())
+
+    async def run() -> None:
+        stream = await client.generate(request([0, 2, 3]))
+        await wait_until(lambda: client.status().num_running == 1, 1)
+        status = client.status()
+        assert status.num_used_blocks > 0
+        assert (status.num_blocks, status.load_progress, status.num_restarts) == (info.num_blocks, 1.0, 0)
+        assert status.last_step_age_s is not None
+        assert status.last_step_age_s < 1
+        await stream.aclose()
+
+    loop.run_until_complete(run())
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "words"),
+    [
+        ({"model": "/no/such/model.gguf"}, ModelLoadError, "/no/such/model.gguf"),
+        ({"backend": "abacus"}, UsageError, "abacus"),
+        ({"kv_cache_memory": 1 << 60}, InsufficientMemoryError, "kv_cache_memory"),
+    ],
+)
+def test_what_keeps_a_model_from_loading_comes_as_it_is(
+    tiny_config: EngineConfig, changes: dict[str, object], expected: type[OctavoError], words: str
+) -> None:
+    async def run() -> None:
+        client = ProcessClient(dataclasses.replace(tiny_config, **changes), stall_timeout_s=30)  # type: ignore[arg-type]
+        with pytest.raises(expected, match=words):
+            await client.wait_ready()
+        assert client.status().state is EngineState.DEAD
+        with pytest.raises(EngineDeadError, match=words):
+            await client.generate(request([0]))
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_before_it_is_ready_requests_are_put_off(tiny_config: EngineConfig) -> None:
+    progress: list[tuple[int, int]] = []
+
+    async def run() -> None:
+        client = ProcessClient(
+            tiny_config, stall_timeout_s=30, on_progress=lambda done, total: progress.append((done, total))
+        )
+        assert client.status().state is EngineState.LOADING
+        with pytest.raises(EngineDeadError, match="wait_ready"):
+            _ = client.info
+        with pytest.raises(OctavoError) as refusal:
+            await client.generate(request([0]))
+        assert getattr(refusal.value, "code", None) == "model_loading"
+        await client.wait_ready()
+        await client.close()
+        await client.close()
+        with pytest.raises(EngineDeadError, match="closed"):
+            await client.generate(request([0]))
+
+    asyncio.run(run())
+    assert progress
+    assert progress[-1][0] == progress[-1][1]
+
+
+def test_closing_ends_running_requests_and_the_process(tiny_config: EngineConfig, temporary_directory: Path) -> None:
+    async def run() -> int:
+        async with engine_process(tiny_config) as client:
+            stream = await client.generate(request([0, 2]))
+            await anext(stream)
+            await wait_until(lambda: list(temporary_directory.iterdir()) == [], 2)  # gone while it still serves
+            pid = client.status().pid
+        with pytest.raises(EngineDeadError):
+            await collect(stream)
+        assert pid is not None
+        return pid
+
+    pid = asyncio.run(run())
+    assert not psutil.pid_exists(pid)
+
+
+def test_twenty_starts_leave_no_descriptor_thread_or_process(tiny_config: EngineConfig) -> None:
+    process = psutil.Process()
+
+    async def start_and_stop() -> None:
+        client = ProcessClient(tiny_config, stall_timeout_s=30)
+        await asyncio.sleep(0.02)  # some end before they are connected
+        await client.close()
+
+    async def run() -> None:
+        await start_and_stop()
+        before = (process.num_fds(), process.num_threads(), process.children())
+        await asyncio.gather(*(start_and_stop() for _ in range(10)))
+        for _ in range(10):
+            await start_and_stop()
+        await asyncio.sleep(0.1)
+        assert (process.num_fds(), process.num_threads(), process.children()) == before
+
+    asyncio.run(run())

@@ -1,0 +1,283 @@
+"""Deaths and standstills of real engine processes: noticed, told to everybody, repaired, and given up in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState, OutputStream
+from octavo.core.process_client import ProcessClient
+from octavo.core.supervisor import MAX_RESTARTS
+from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import SamplingParams
+from tests.support.engine_clients import collect, engine_process, request, tokens, wait_for_state, wait_until
+from tests.support.tiny_gguf import tiny_gguf
+
+SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
+
+
+def pid_of(client: ProcessClient) -> int:
+    pid = client.status().pid
+    assert pid is not None
+    return pid
+
+
+async def ends_with_dead_engine(stream: OutputStream) -> float:
+    """Reads to the error; returns how long it took."""
+    start = time.monotonic()
+    with pytest.raises(EngineDeadError):
+        await collect(stream)
+    return time.monotonic() - start
+
+
+async def serves(client: ProcessClient) -> list[RequestOutput]:
+    return await collect(await client.generate(request([0, 2, 3], SHORT)))
+
+
+@pytest.mark.parametrize("phase", ["idle", "prefill", "decode"])
+def test_kill_9_reaches_everybody_and_the_engine_comes_back(tiny_config: EngineConfig, phase: str) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            before = tokens(await serves(client))
+            streams = []
+            if phase != "idle":
+                prompt = [2, 3, 4, 5] * 25_000 if phase == "prefill" else [0, 2]
+                streams = [await client.generate(request(prompt)) for _ in range(4)]
+            if phase == "decode":
+                await asyncio.gather(*map(anext, streams))
+            pid = pid_of(client)
+            os.kill(pid, signal.SIGKILL)
+            waits = await asyncio.gather(*map(ends_with_dead_engine, streams))
+            assert all(wait < 1 for wait in waits)
+            await wait_for_state(client, EngineState.RESTARTING, 1)
+            assert "SIGKILL" in (client.status().reason or "")
+            with pytest.raises(OverloadedError) as refusal:
+                await client.generate(request([0]))
+            assert refusal.value.code == "engine_restarting"
+            assert refusal.value.retry_after_s >= 1
+            await asyncio.wait_for(client.wait_ready(), 10)
+            assert pid_of(client) != pid
+            assert client.status().num_restarts == 1
+            assert tokens(await serves(client)) == before
+            assert (await client.metrics())["num_used_blocks"] == 0
+
+    asyncio.run(run())
+
+
+def test_a_stopped_engine_is_stalled_within_two_seconds_then_restarted(tiny_config: EngineConfig) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config, stall_timeout_s=2.5) as client:
+            stream = await client.generate(request([0, 2]))
+            await anext(stream)
+            os.kill(pid_of(client), signal.SIGSTOP)
+            unanswered = asyncio.create_task(client.generate(request([0, 3])))
+            question = asyncio.create_task(client.metrics())
+            assert await wait_for_state(client, EngineState.STALLED, 2) > 1
+            for waiting in (unanswered, question):
+                with pytest.raises(OverloadedError) as refusal:
+                    await waiting
+                assert refusal.value.code == "engine_stalled"
+            with pytest.raises(OverloadedError):
+                await client.generate(request([0]))
+            await wait_for_state(client, EngineState.RESTARTING, 3)
+            await ends_with_dead_engine(stream)
+            await asyncio.wait_for(client.wait_ready(), 10)
+            await serves(client)
+
+    asyncio.run(run())
+
+
+def test_an_idle_engine_that_stands_still_recovers_by_itself(tiny_config: EngineConfig) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            stream = await client.generate(request([0, 2]))
+            await anext(stream)
+            pid = pid_of(client)
+            os.kill(pid, signal.SIGSTOP)
+            await wait_for_state(client, EngineState.STALLED, 2)
+            os.kill(pid, signal.SIGCONT)
+            await wait_for_state(client, EngineState.READY, 1)
+            await anext(stream)  # nothing was lost
+            await stream.aclose()
+            await serves(client)
+            assert client.status().num_restarts == 0
+
+    asyncio.run(run())
+
+
+def test_a_server_that_stood_still_does_not_blame_the_engine(tiny_config: EngineConfig) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config, stall_timeout_s=0.5) as client:
+            params = SamplingParams(max_tokens=3000, seed=1, ignore_eos=True, detokenize=False)
+            stream = await client.generate(request([0, 2], params))
+            time.sleep(1.8)
+            states = []
+            for _ in range(10):
+                states.append(client.status().state)
+                await asyncio.sleep(0.02)
+            assert set(states) == {EngineState.READY}
+            assert len(tokens(await collect(stream))) == 3000
+
+    asyncio.run(run())
+
+
+def test_a_step_that_does_not_end_is_a_standstill(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("OCTAVO_FAULT", "step:sleep:3")
+
+    async def run() -> None:
+        async with engine_process(tiny_config, stall_timeout_s=2.0) as client:
+            monkeypatch.delenv("OCTAVO_FAULT")  # the next process has no fault
+            stream = await client.generate(request([0, 2]))
+            await wait_for_state(client, EngineState.STALLED, 2.2)
+            assert "no step" in (client.status().reason or "")
+            await wait_for_state(client, EngineState.RESTARTING, 3)
+            await ends_with_dead_engine(stream)
+            await client.wait_ready()
+            await serves(client)
+
+    asyncio.run(run())
+    assert "in _end_round" in capfd.readouterr().err  # the stacks of the process that stood still
+
+
+@pytest.mark.parametrize("fault", ["step:raise:3", "step:kill:1", "receive:raise:3", "heartbeat:raise:2"])
+def test_no_thread_of_the_engine_fails_unnoticed(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("OCTAVO_FAULT", fault)
+
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            monkeypatch.delenv("OCTAVO_FAULT")
+            stream = await client.generate(request([0, 2]))
+            if fault.startswith("receive"):
+                with pytest.raises(OverloadedError):
+                    await client.metrics()
+            assert await ends_with_dead_engine(stream) < 2
+            await wait_for_state(client, EngineState.RESTARTING, 1)
+            await client.wait_ready()
+            await serves(client)
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", ["load:raise:1", "load:kill:1"])
+def test_a_process_that_dies_before_it_was_ever_ready_is_not_tried_again(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    monkeypatch.setenv("OCTAVO_FAULT", fault)
+
+    async def run() -> None:
+        client = ProcessClient(tiny_config, stall_timeout_s=30)
+        with pytest.raises(EngineDeadError, match=r"code 70|SIGKILL"):
+            await client.wait_ready()
+        assert client.status().state is EngineState.DEAD
+        await client.close()
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_keeps_dying_is_given_up(tiny_config: EngineConfig) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            for restarts in range(MAX_RESTARTS + 1):
+                assert client.status().num_restarts == restarts
+                os.kill(pid_of(client), signal.SIGKILL)
+                await wait_until(lambda: client.status().state is not EngineState.READY, 1)
+                if restarts < MAX_RESTARTS:
+                    await client.wait_ready()
+            with pytest.raises(EngineDeadError, match="4 times within 5 minutes"):
+                await client.wait_ready()
+            assert client.status().state is EngineState.DEAD
+            with pytest.raises(EngineDeadError):
+                await client.generate(request([0]))
+
+    asyncio.run(run())
+
+
+def test_a_model_that_is_gone_at_the_restart_is_the_reason(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf())
+
+    async def run() -> None:
+        async with engine_process(EngineConfig(model=str(path), kv_cache_memory="16MiB", num_threads=1)) as client:
+            path.write_bytes(b"no model")
+            os.kill(pid_of(client), signal.SIGKILL)
+            await wait_for_state(client, EngineState.RESTARTING, 1)
+            with pytest.raises(ModelLoadError, match=r"model\.gguf"):
+                await client.wait_ready()
+            assert client.status().state is EngineState.DEAD
+
+    asyncio.run(run())
+
+
+SERVER = """
+import asyncio, sys
+from octavo.config import EngineConfig
+from octavo.core.process_client import ProcessClient
+from tests.support.engine_clients import request
+
+async def main():
+    client = ProcessClient(EngineConfig(model=sys.argv[1], kv_cache_memory="64MiB", num_threads=1), stall_timeout_s=30)
+    print(client.status().pid, flush=True)
+    if sys.argv[2] == "loading":
+        await asyncio.sleep(60)
+    await client.wait_ready()
+    stream = await client.generate(request([0, 2]))
+    print("ready", flush=True)
+    async for _ in stream:
+        pass
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("phase", ["loading", "serving", "stopped"])
+def test_the_engine_ends_with_a_killed_server(tiny_config: EngineConfig, temporary_directory: Path, phase: str) -> None:
+    server = subprocess.Popen(
+        [sys.executable, "-c", SERVER, tiny_config.model, phase],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary_directory)},
+    )
+    with server:
+        assert server.stdout is not None
+        engine = psutil.Process(int(server.stdout.readline()))
+        if phase == "loading":
+            time.sleep(0.1)
+        else:
+            assert server.stdout.readline() == "ready\n"
+        if phase == "stopped":
+            engine.suspend()
+        server.kill()
+    deadline = time.monotonic() + 2
+    while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the engine outlived the server by 2 s"
+        time.sleep(0.02)
+    assert list(temporary_directory.iterdir()) == []
+
+
+def test_signals_from_a_terminal_or_a_service_manager_are_the_servers_affair(tiny_config: EngineConfig) -> None:
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            stream = await client.generate(request([0, 2]))
+            for number in (signal.SIGINT, signal.SIGTERM):
+                os.kill(pid_of(client), number)
+            await asyncio.sleep(0.3)
+            await anext(stream)
+            await stream.aclose()
+            await serves(client)
+            assert client.status().num_restarts == 0
+
+    asyncio.run(run())
