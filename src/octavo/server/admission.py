@@ -27,6 +27,7 @@ T = TypeVar("T")
 MAX_SEQUENCES_PER_REQUEST = 256
 _MAX_RETRY_AFTER_S = 60.0
 _RATE_WINDOW_S = 30.0
+_TYPICAL_RUN_S = 10.0  # of a request, as long as none has finished
 _CONTEXTS_QUEUED = 8  # prompt tokens that wait, in contexts, unless max_queued_tokens says otherwise
 
 
@@ -38,14 +39,22 @@ class Ticket:
     """
 
     def __init__(
-        self, lane: _Lane, request_id: str, *, tenant: str, num_sequences: int, num_prompt_tokens: int
+        self,
+        lane: _Lane,
+        request_id: str,
+        *,
+        num_sequences: int,
+        num_prompts: int,
+        num_prompt_tokens: int,
+        tenant: str,
+        priority: int,
     ) -> None:
         self.request_id = request_id
-        self.tenant = tenant
         self.num_sequences = num_sequences
+        self.num_prompts = num_prompts
         self.num_prompt_tokens = num_prompt_tokens
-        self.num_prompts = 1
-        self.priority = 0
+        self.tenant = tenant
+        self.priority = priority
         self.has_started = False
         self.released = asyncio.Event()
         self._lane = lane
@@ -70,6 +79,16 @@ class Ticket:
         if not self.has_started:
             self.has_started = True
             self._lane.num_waiting_tokens -= self.num_prompt_tokens
+
+    def end_after(self, seconds: float, reason: Callable[[], Exception | None]) -> None:
+        """After so long asks for a reason to end the request, and ends it if there is one."""
+
+        def ask() -> None:
+            error = reason()
+            if error is not None:
+                self.end(error)
+
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, ask))
 
     def end(self, error: Exception) -> None:
         """Makes `wait` raise. The first error stays."""
@@ -117,11 +136,17 @@ class _Lane:
         later = unstarted[unstarted.index(ticket) + 1 :]
         return sum(other.num_prompts for other in later) < num_waiting
 
-    def retry_after_s(self, num_sequences: int) -> float:
-        """When a request that is sent away should come back: each one's turn, at the rate at which places get free."""
+    def retry_after_s(self, num_sequences: int, max_num_seqs: int) -> float:
+        """When a request that is sent away should come back: 1 to 60 s.
+
+        Each one that is sent away gets the next turn, at the rate at which places became free lately, so that they do
+        not all come back at once.
+        """
         now = asyncio.get_running_loop().time()
         recent = [(when, count) for when, count in self._finished if now - when < _RATE_WINDOW_S]
-        rate = sum(count for _, count in recent) / max(now - recent[0][0], 1.0) if recent else 1.0
+        rate = max_num_seqs / _TYPICAL_RUN_S
+        if recent:
+            rate = sum(count for _, count in recent) / max(now - recent[0][0], 1.0)
         self._next_place_at = max(self._next_place_at, now) + num_sequences / rate
         self._next_place_at = min(self._next_place_at, now + _MAX_RETRY_AFTER_S)
         return max(math.ceil(self._next_place_at - now), 1.0)
@@ -173,11 +198,16 @@ class Admission:
         lane = self._lanes.setdefault(model.name, _Lane())
         self._check_room(lane, model, num_sequences, num_prompt_tokens)
         ticket = Ticket(
-            lane, request_id, tenant=tenant, num_sequences=num_sequences, num_prompt_tokens=num_prompt_tokens
+            lane,
+            request_id,
+            num_sequences=num_sequences,
+            num_prompts=num_prompts,
+            num_prompt_tokens=num_prompt_tokens,
+            tenant=tenant,
+            priority=priority,
         )
-        ticket.num_prompts, ticket.priority = num_prompts, priority
         lane.add(ticket)
-        self._set_timers(ticket, lane, model)
+        self._limit_times(ticket, lane, model)
         return ticket
 
     def is_full(self, model: ServedModel) -> bool:
@@ -209,31 +239,36 @@ class Admission:
         return model.info.max_num_seqs + self._config.max_queue
 
     def _check_room(self, lane: _Lane, model: ServedModel, num_sequences: int, num_prompt_tokens: int) -> None:
+        max_num_seqs = model.info.max_num_seqs
         limit = self._max_sequences(model)
+        max_tokens = self._config.max_queued_tokens or _CONTEXTS_QUEUED * model.info.max_model_len
         if lane.num_sequences >= limit:
             message = (
                 f"{lane.num_sequences} sequences run or wait, and at most {limit} may "
-                f"({model.info.max_num_seqs} at once and max_queue {self._config.max_queue})"
+                f"(max_num_seqs {max_num_seqs} and max_queue {self._config.max_queue})"
             )
-            raise OverloadedError(message, code="server_overloaded", retry_after_s=lane.retry_after_s(num_sequences))
-        max_tokens = self._config.max_queued_tokens or _CONTEXTS_QUEUED * model.info.max_model_len
-        if lane.num_waiting_tokens and lane.num_waiting_tokens + num_prompt_tokens > max_tokens:
+        elif lane.num_waiting_tokens and lane.num_waiting_tokens + num_prompt_tokens > max_tokens:
             message = (
                 f"prompts of {lane.num_waiting_tokens} tokens wait; {num_prompt_tokens} more exceed the limit "
                 f"of {max_tokens} (max_queued_tokens)"
             )
-            raise OverloadedError(message, code="server_overloaded", retry_after_s=lane.retry_after_s(num_sequences))
+        else:
+            return
+        retry_after_s = lane.retry_after_s(num_sequences, max_num_seqs)
+        raise OverloadedError(message, code="server_overloaded", retry_after_s=retry_after_s)
 
-    def _set_timers(self, ticket: Ticket, lane: _Lane, model: ServedModel) -> None:
-        loop = asyncio.get_running_loop()
+    def _limit_times(self, ticket: Ticket, lane: _Lane, model: ServedModel) -> None:
         queue_timeout, request_timeout = self._config.queue_timeout, self._config.request_timeout
 
-        def check_queue() -> None:
-            if lane.is_waiting(ticket, model.client.status().num_waiting):
-                message = f"the request waited {queue_timeout:g} s, the limit, and the engine did not begin with it"
-                ticket.end(OverloadedError(message, code="queue_timeout", retry_after_s=lane.retry_after_s(1)))
+        def waits() -> Exception | None:
+            if not lane.is_waiting(ticket, model.client.status().num_waiting):
+                return None
+            message = f"the request waited {queue_timeout:g} s, the limit, and the engine did not begin with it"
+            retry_after_s = lane.retry_after_s(ticket.num_sequences, model.info.max_num_seqs)
+            return OverloadedError(message, code="queue_timeout", retry_after_s=retry_after_s)
 
-        def check_run() -> None:
-            ticket.end(GenerationTimeoutError(f"the request ran {request_timeout:g} s, the limit"))
+        def runs() -> Exception:
+            return GenerationTimeoutError(f"the request ran {request_timeout:g} s, the limit")
 
-        ticket._timers = [loop.call_later(queue_timeout, check_queue), loop.call_later(request_timeout, check_run)]
+        ticket.end_after(queue_timeout, waits)
+        ticket.end_after(request_timeout, runs)

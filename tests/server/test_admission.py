@@ -1,0 +1,215 @@
+"""Who is let in, for how long, and what those hear who are not."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from octavo.core.client import EngineStatus
+from octavo.errors import GenerationTimeoutError, OverloadedError, UsageError
+from octavo.server.admission import Admission, Ticket
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError
+from octavo.server.served_model import ServedModel
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import FakeClient, fake_model
+
+
+class BusyClient(FakeClient):
+    """Says that so many requests wait in the engine. It runs 16 sequences at once, with a context of 256."""
+
+    num_waiting = 0
+
+    def status(self) -> EngineStatus:
+        return dataclasses.replace(super().status(), num_waiting=self.num_waiting)
+
+
+@pytest.fixture
+def model(smollm2_tokenizer: Tokenizer) -> ServedModel:
+    return fake_model(smollm2_tokenizer, BusyClient(smollm2_tokenizer))
+
+
+def admit(admission: Admission, model: ServedModel, name: str, **changes: Any) -> Ticket:
+    return admission.admit(model, name, **{"num_sequences": 1, "num_prompt_tokens": 10, **changes})
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(test())  # type: ignore[arg-type]
+
+
+def test_the_queue_is_bounded_by_sequences(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig(max_queue=4))
+        tickets = [admit(admission, model, f"r{i}", num_sequences=2) for i in range(10)]
+        assert admission.is_full(model)
+        with pytest.raises(
+            OverloadedError, match=r"20 sequences .* at most 20 .*16 and max_queue 4"
+        ) as error:
+            admit(admission, model, "late")
+        assert error.value.code == "server_overloaded"
+        tickets[0].release()
+        tickets[0].release()
+        assert not admission.is_full(model)
+        admit(admission, model, "late")
+        assert admission.num_requests == 10
+
+    run(test)
+
+
+def test_the_queue_is_bounded_by_prompt_tokens(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig(max_queued_tokens=100))
+        first = admit(admission, model, "long", num_prompt_tokens=150)  # alone, any prompt is let in
+        with pytest.raises(OverloadedError, match="150 tokens wait; 1 more exceed the limit of 100"):
+            admit(admission, model, "next", num_prompt_tokens=1)
+        first.started()
+        admit(admission, model, "next", num_prompt_tokens=60)
+        with pytest.raises(OverloadedError):
+            admit(admission, model, "third", num_prompt_tokens=50)
+
+    run(test)
+
+
+def test_one_request_has_at_most_256_sequences(model: ServedModel) -> None:
+    async def test() -> None:
+        with pytest.raises(UsageError, match="257 answers") as error:
+            admit(Admission(ServerConfig()), model, "wide", num_sequences=257)
+        assert (error.value.param, error.value.code) == ("n", "integer_above_max_value")
+
+    run(test)
+
+
+def test_those_sent_away_get_one_turn_after_the_other(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig(max_queue=0))
+        tickets = [admit(admission, model, f"r{i}") for i in range(16)]
+        waits = [_retry_after(admission, model) for _ in range(200)]
+        assert waits[0] >= 1
+        assert waits == sorted(waits)
+        assert waits[-1] == 60  # 16 places in 10 s, as long as nothing has finished
+        assert 60 > waits[40] > waits[0]
+        for ticket in tickets:
+            ticket.release()
+        tickets = [admit(admission, model, f"s{i}") for i in range(16)]
+        assert _retry_after(admission, model) == 60
+
+    run(test)
+
+
+def test_the_measured_rate_counts(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig(max_queue=0))
+        for i in range(400):  # places became free 400 times in the last second
+            admit(admission, model, f"r{i}").release()
+        for i in range(16):
+            admit(admission, model, f"s{i}")
+        assert [_retry_after(admission, model) for _ in range(300)] == [1.0] * 300
+
+    run(test)
+
+
+def _retry_after(admission: Admission, model: ServedModel) -> float:
+    with pytest.raises(OverloadedError) as error:
+        admit(admission, model, "refused")
+    return error.value.retry_after_s
+
+
+def test_the_engine_did_not_begin_in_time(model: ServedModel) -> None:
+    """Of three without an output the engine says that one waits: it is the last in its order."""
+
+    async def test() -> None:
+        admission = Admission(ServerConfig(queue_timeout=0.05))
+        model.client.num_waiting = 1  # type: ignore[attr-defined]
+        last = admit(admission, model, "low", priority=5)
+        others = [admit(admission, model, f"r{i}") for i in range(2)]
+        waits = [asyncio.create_task(ticket.wait(asyncio.Event().wait)) for ticket in (last, *others)]
+        await asyncio.sleep(0.2)
+        assert [task.done() for task in waits] == [True, False, False]
+        with pytest.raises(OverloadedError, match=r"0\.05 s") as error:
+            await waits[0]
+        assert error.value.code == "queue_timeout"
+        for task in waits[1:]:
+            task.cancel()
+
+    run(test)
+
+
+def test_a_request_with_output_waits_no_more(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig(queue_timeout=0.05))
+        model.client.num_waiting = 5  # type: ignore[attr-defined]
+        ticket = admit(admission, model, "r")
+        ticket.started()
+        await ticket.wait(lambda: asyncio.sleep(0.1))
+
+    run(test)
+
+
+def test_a_request_runs_only_so_long(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig(request_timeout=0.05))
+        ticket = admit(admission, model, "r")
+        ticket.started()
+        with pytest.raises(GenerationTimeoutError, match=r"0\.05 s"):
+            await ticket.wait(asyncio.Event().wait)
+        with pytest.raises(GenerationTimeoutError):  # and does not begin again
+            await ticket.wait(asyncio.Event().wait)
+
+    run(test)
+
+
+def test_only_the_tenant_cancels_its_request(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig())
+        ticket = admit(admission, model, "req-1", tenant="anna")
+        waiting = asyncio.create_task(ticket.wait(asyncio.Event().wait))
+        await asyncio.sleep(0)
+        assert not admission.cancel("req-1", "bert")
+        assert not admission.cancel("req-2", "anna")
+        assert not admission.cancel("req", "anna")
+        assert admission.cancel("req-1", "anna")
+        with pytest.raises(ApiError) as error:
+            await waiting
+        assert (error.value.status, error.value.code) == (499, "request_cancelled")
+        ticket.release()
+        assert not admission.cancel("req-1", "anna")
+
+    run(test)
+
+
+def test_what_is_awaited_keeps_its_own_result_and_error(model: ServedModel) -> None:
+    async def test() -> None:
+        ticket = admit(Admission(ServerConfig()), model, "r")
+
+        async def fail() -> None:
+            raise UsageError("mine")
+
+        assert await ticket.wait(lambda: asyncio.sleep(0, "result")) == "result"
+        with pytest.raises(UsageError, match="mine"):
+            await ticket.wait(fail)
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(ticket.wait(asyncio.Event().wait), 0.02)
+
+    run(test)
+
+
+def test_draining_lets_nobody_in_and_waits_for_those_inside(model: ServedModel) -> None:
+    async def test() -> None:
+        admission = Admission(ServerConfig())
+        tickets = [admit(admission, model, f"r{i}") for i in range(3)]
+        admission.start_draining()
+        with pytest.raises(OverloadedError) as error:
+            admit(admission, model, "late")
+        assert error.value.code == "server_shutting_down"
+        idle = asyncio.create_task(admission.wait_idle())
+        for ticket in tickets:
+            await asyncio.sleep(0.01)
+            assert not idle.done()
+            ticket.release()
+        await asyncio.wait_for(idle, 1)
+
+    run(test)
