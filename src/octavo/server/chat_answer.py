@@ -76,7 +76,10 @@ class ChatWriter:
         else:
             if event.index not in self._begun:
                 yield None, self._first_chunk(event.index)
-            yield None, self._chunk(event)
+            if not isinstance(event, ChoiceEnd):
+                self._num_completion_tokens += len(event.token_ids)
+            if self._has_news(event):
+                yield None, self._chunk(event)
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         """The error's envelope."""
@@ -99,6 +102,10 @@ class ChatWriter:
             body["timings"] = timings_object(self._usage)
         return body
 
+    def _has_news(self, event: ChoiceEvent) -> bool:
+        """Tokens without text are of interest only where tokens are."""
+        return not isinstance(event, TextDelta) or bool(event.text or event.logprobs or self._options.has_token_ids)
+
     def _first_chunk(self, index: int) -> dict[str, Any]:
         chunk = self._framed(index, {"role": "assistant", "content": "", "refusal": None})
         if self._options.has_token_ids and not self._begun:
@@ -112,7 +119,6 @@ class ChatWriter:
             if event.stop_reason is not None:
                 chunk["choices"][0]["stop_reason"] = event.stop_reason
             return chunk
-        self._num_completion_tokens += len(event.token_ids)
         chunk = self._framed(event.index, _delta(event))
         choice = chunk["choices"][0]
         if event.logprobs and self._options.num_top_logprobs is not None:

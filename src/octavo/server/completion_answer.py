@@ -85,7 +85,8 @@ class CompletionWriter:
             yield None, self._framed(event.index, "", **end)
         elif isinstance(event, TextDelta) and not self._options.only_prompt:
             self._num_completion_tokens += len(event.token_ids)
-            yield None, self._chunk(event)
+            if event.text or event.logprobs or self._options.has_token_ids:
+                yield None, self._chunk(event)
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         """The error's envelope."""

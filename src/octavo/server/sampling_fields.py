@@ -52,7 +52,7 @@ class StreamOptions(NullIsAbsent):
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: bool | None = None
 
 
 class SamplingFields(NullIsAbsent):
@@ -82,7 +82,7 @@ class SamplingFields(NullIsAbsent):
     min_tokens: Int | None = None
     max_tokens: Int | None = None
     skip_special_tokens: bool | None = None
-    spaces_between_special_tokens: Literal[True] | None = None
+    spaces_between_special_tokens: bool | None = None
     prompt_logprobs: Int | None = None
     use_beam_search: bool | None = None
     length_penalty: Number | None = None
@@ -104,7 +104,7 @@ class SamplingFields(NullIsAbsent):
 
     user: Text | None = None
     metadata: dict[str, Any] | None = None
-    store: Literal[False] | None = None
+    store: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
     safety_identifier: Text | None = None
     prompt_cache_key: Text | None = None
@@ -113,6 +113,19 @@ class SamplingFields(NullIsAbsent):
     def _check_stream_options(self) -> SamplingFields:
         if self.stream_options is not None and not self.stream:
             raise UsageError("stream_options needs stream: true", param="stream_options", code="invalid_value")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> SamplingFields:
+        obfuscates = self.stream_options is not None and self.stream_options.include_obfuscation
+        for name, is_wrong in (
+            ("store", self.store),
+            ("spaces_between_special_tokens", self.spaces_between_special_tokens is False),
+            ("stream_options.include_obfuscation", obfuscates),
+        ):
+            if is_wrong:
+                value = "false" if name.startswith("spaces") else "true"
+                raise UsageError(f"{name}: {value} is not supported", param=name, code="unsupported_value")
         return self
 
     @property
