@@ -27,7 +27,6 @@ MAX_HEADER_BYTES = 64 << 10  # names and values of one request, and its target
 SEND_BUFFER_BYTES = 256 << 10  # the kernel's, per connection; it doubles this number
 IDLE_TIMEOUT_S = 75  # of a connection between two requests
 
-_NUM_SPARE = 32  # connections above the limit that are kept just long enough to be told so
 _REFUSAL_S = 1.0
 _PROBE_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
 _TCP_INFO_CLOSED = 7  # first byte of Linux's struct tcp_info
@@ -39,9 +38,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """In seconds and connections, as in `ServerConfig`."""
+    """In seconds and connections, as in `ServerConfig`.
+
+    num_refused_at_once: connections above the limit that are kept just long enough to be told so.
+    """
 
     max_connections: int
+    num_refused_at_once: int
     header_timeout: float
     write_timeout: float
 
@@ -81,7 +84,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._last_data_s = self.loop.time()
         if len(self.connections) >= self._limits.max_connections:
             self._make_room()
-        if len(self.connections) >= self._limits.max_connections + _NUM_SPARE:
+        if len(self.connections) >= self._limits.max_connections + self._limits.num_refused_at_once:
             self._warn("too many connections: one was closed unanswered")
             transport.abort()
             return

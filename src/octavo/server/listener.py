@@ -22,8 +22,9 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.http_protocol import IDLE_TIMEOUT_S, ConnectionLimits, RateLimitedWarning, protocol_factory
 
-_NUM_OTHER_FILES = 32  # for the engine, logs and files that are opened while the server runs
-_BACKLOG = 128
+_NUM_OTHER_FILES = 16  # for the engine, logs and files that are opened while the server runs
+_BACKLOG = 1024
+_NUM_ACCEPTED_AT_ONCE = 128
 _END_S = 1.0  # for answers that are written when the server must end
 
 logger = logging.getLogger(__name__)
@@ -80,20 +81,25 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     return context
 
 
-def num_affordable_connections(wanted: int) -> int:
-    """`wanted`, or what the limit on open files leaves after it was raised as far as allowed."""
+def num_spare_files() -> int:
+    """How many files this process may still open, after its limit was raised as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
     if soft == resource.RLIM_INFINITY:
-        return wanted
-    return max(1, min(wanted, soft - len(os.listdir("/proc/self/fd")) - _NUM_OTHER_FILES))
+        return 1 << 20
+    return max(2, soft - len(os.listdir("/proc/self/fd")) - _NUM_OTHER_FILES)
 
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: `serve` has its own."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for sock in sockets or []:
+            sock.listen(_BACKLOG)  # how many the kernel holds, which is more than asyncio may accept at once
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -134,15 +140,20 @@ async def serve(
 
 def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
     """uvicorn with all bounds of `config`, not yet running."""
-    num_connections = num_affordable_connections(config.max_connections)
+    num_files = num_spare_files()
+    num_connections = min(config.max_connections, max(1, num_files * 3 // 4))
     if num_connections < config.max_connections:
         logger.warning(
             "the limit on open files leaves %d connections instead of %d; raise it with ulimit -n",
             num_connections,
             config.max_connections,
         )
+    # asyncio accepts so many before any of them is looked at, and one that is refused lives on for some rounds.
+    num_spare = num_files - num_connections
+    num_at_once = max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 10))
     limits = ConnectionLimits(
         max_connections=num_connections,
+        num_refused_at_once=max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 2)),
         header_timeout=config.header_timeout,
         write_timeout=config.write_timeout,
     )
@@ -157,8 +168,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        # asyncio accepts so many at once before any is looked at, so they must have files too.
-        backlog=max(1, min(_BACKLOG, num_connections)),
+        backlog=num_at_once,
         timeout_keep_alive=IDLE_TIMEOUT_S,
         timeout_graceful_shutdown=1,
         ssl_context_factory=None if context is None else lambda _config, _default: context,

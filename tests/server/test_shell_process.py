@@ -1,0 +1,224 @@
+"""The listener as a process: its port, its signals, its log, and no files left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import psutil
+
+from octavo.server.config import ServerConfig
+from octavo.server.listener import bind, url_of
+from tests.support.shell_server import Probe, Reply, Shell, read_reply, request, wait_until
+
+CHAT = "/v1/chat/completions"
+BUSY = {"messages": [{"role": "user", "content": "a secret prompt"}]}
+
+
+class Process:
+    """A running `shell_process`."""
+
+    def __init__(self, **options: object) -> None:
+        command = [sys.executable, "-m", "tests.support.shell_process", json.dumps({"port": 0, **options})]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "."])}
+        self.popen = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        self.shell = Shell(ServerConfig(), Probe(), tuple(json.loads(line))) if line else None
+
+    def client(self) -> Shell:
+        assert self.shell is not None
+        return self.shell
+
+    def start_request(self, **fields: object) -> socket.socket:
+        sock = self.client().connect()
+        sock.sendall(request(CHAT, json.dumps({**BUSY, **fields}).encode()))
+        return sock
+
+    def finish(self, timeout: float = 10.0) -> tuple[int, list[str], str]:
+        """(exit code, lines of standard output, standard error)"""
+        out, err = self.popen.communicate(timeout=timeout)
+        return self.popen.returncode, out.splitlines(), err
+
+
+@contextmanager
+def process(**options: object) -> Iterator[Process]:
+    running = Process(**options)
+    try:
+        yield running
+    finally:
+        if running.popen.poll() is None:
+            running.popen.kill()
+        running.popen.communicate()
+
+
+def ready(running: Process) -> None:
+    def answers() -> bool:
+        try:
+            return running.client().get("/health/live").status == 200
+        except OSError:
+            return False
+
+    wait_until(answers)
+
+
+def test_a_used_port() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with process(port=port) as running:
+            code, out, err = running.finish()
+    assert code == 4
+    assert out == []
+    assert err.splitlines() == [
+        f"octavo: cannot listen on 127.0.0.1 port {port}: address already in use; another --port, or 0 for a free "
+        "one, would do"
+    ]
+
+
+def test_addresses_that_are_not_ours() -> None:
+    for host in ("203.0.113.7", "no.such.host.invalid"):
+        with process(host=host) as running:
+            code, _, err = running.finish()
+        assert code == 4
+        assert len(err.splitlines()) == 1
+        assert host in err
+
+
+def test_urls() -> None:
+    for host, expected in (
+        ("127.0.0.1", "http://127.0.0.1:"),
+        ("localhost", "http://"),
+        ("0.0.0.0", "http://127.0.0.1:"),
+    ):
+        config = ServerConfig(host=host, port=0, allow_unauthenticated=True)
+        with bind(config) as sock:
+            assert url_of(config, sock).startswith(expected)
+            assert url_of(config, sock).endswith(str(sock.getsockname()[1]))
+
+
+def test_sigterm_lets_requests_finish() -> None:
+    with process(drain=5.0) as running:
+        ready(running)
+        whole = running.start_request(pause=0.6)
+        stream = running.start_request(stream=True, num_events=6, pause=0.1)
+        time.sleep(0.2)
+        running.popen.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        assert running.client().get("/health/live").status == 200
+        assert read_reply(whole).status == 200
+        assert read_reply(stream).body.endswith(b"data: [DONE]\n\n")
+        code, out, err = running.finish()
+    assert code == 0
+    assert out == ["draining", "drained", "ended 2 2"]
+    assert "Traceback" not in err
+
+
+def test_sigterm_ends_what_takes_too_long() -> None:
+    with process(drain=0.3) as running:
+        ready(running)
+        whole = running.start_request(pause=60.0)
+        stream = running.start_request(stream=True, num_events=1000, pause=0.1)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        running.popen.send_signal(signal.SIGTERM)
+        check_shut_down(read_reply(whole), read_reply(stream))
+        code, out, err = running.finish()
+        assert time.monotonic() - begin < 2.5
+    assert code == 0
+    assert out[-1] == "ended 2 2"
+    assert "Traceback" not in err
+
+
+def test_a_second_signal_ends_at_once() -> None:
+    with process(drain=60.0) as running:
+        ready(running)
+        whole = running.start_request(pause=60.0)
+        stream = running.start_request(stream=True, num_events=1000, pause=0.1)
+        idle = running.client().connect()
+        time.sleep(0.3)
+        running.popen.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        begin = time.monotonic()
+        running.popen.send_signal(signal.SIGINT)
+        check_shut_down(read_reply(whole), read_reply(stream))
+        code, out, err = running.finish()
+        assert time.monotonic() - begin < 3
+        idle.close()
+    assert code == 0
+    assert out == ["draining", "ended 2 2"]
+    assert "Traceback" not in err
+
+
+def check_shut_down(whole: Reply, stream: Reply) -> None:
+    assert whole.error == (503, "server_error", None, "server_shutting_down")
+    assert int(whole.headers["retry-after"]) >= 1
+    assert stream.status == 200
+    *_, error, done, end = stream.body.split(b"\n\n")
+    assert json.loads(error.removeprefix(b"data: "))["error"]["code"] == "server_shutting_down"
+    assert (done, end) == (b"data: [DONE]", b"")
+
+
+def test_the_log_has_no_prompts_and_no_keys() -> None:
+    with process(log_json=True, api_key=["sesame-key"]) as running:
+        ready(running)
+        running.client().post(CHAT, BUSY, {"Authorization": "Bearer sesame-key", "X-Request-Id": "mine\t1"})
+        running.client().post(CHAT, {**BUSY, "n": "5"}, {"Authorization": "Bearer sesame-key"})
+        running.client().post(CHAT, {**BUSY, "fail": "bug"}, {"Authorization": "Bearer sesame-key"})
+        running.client().post(CHAT, BUSY, {"Authorization": "Bearer wrong-key"})
+        running.popen.send_signal(signal.SIGTERM)
+        code, _, err = running.finish()
+    assert code == 0
+    lines = [json.loads(line) for line in err.splitlines()]
+    requests = [line for line in lines if line["logger"] == "octavo.access"]
+    assert [line["status"] for line in requests] == [200, 400, 500, 401]
+    assert [line.get("error") for line in requests] == [None, "invalid_type", "internal_error", "invalid_api_key"]
+    assert requests[0]["client_id"] == "mine\\t1"
+    assert requests[0]["path"] == CHAT
+    assert requests[0]["seconds"] >= 0
+    for word in ("secret prompt", "sesame-key", "wrong-key"):
+        assert word not in err
+
+
+def test_more_clients_than_files() -> None:
+    with process(num_files=64, header_timeout=3.0) as running:
+        ready(running)
+        clients = []
+        for _ in range(100):
+            sock = socket.create_connection(running.client().address, timeout=10)
+            sock.sendall(request("/v1/models", None, {"Connection": "keep-alive"}, method="GET"))
+            clients.append(sock)
+        server = psutil.Process(running.popen.pid)
+        statuses = [status_of(sock) for sock in clients]
+        assert set(statuses) <= {200, 503, 0}
+        assert statuses.count(200) >= 10
+        assert statuses.count(0) <= 5
+        before = sum(server.cpu_times()[:2])
+        time.sleep(1.0)
+        assert sum(server.cpu_times()[:2]) - before < 0.2
+        for sock in clients:
+            sock.close()
+        ready(running)
+        running.popen.send_signal(signal.SIGTERM)
+        code, _, err = running.finish()
+    assert code == 0
+    assert "the limit on open files leaves" in err
+    assert len(err.splitlines()) < 250
+    assert "Traceback" not in err
+
+
+def status_of(sock: socket.socket) -> int:
+    try:
+        return read_reply(sock).status
+    except OSError:
+        return 0

@@ -1,0 +1,55 @@
+"""The listener of `shell_server` as a process of its own: `python -m tests.support.shell_process {json options}`.
+
+Writes its address, and then a line for what happens, to standard output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import resource
+import sys
+
+from octavo.errors import OctavoError
+from octavo.server.access_log import set_up_logging
+from octavo.server.app import build_app
+from octavo.server.config import ServerConfig
+from octavo.server.listener import bind, serve
+from tests.support.shell_server import Probe, endpoints
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+async def run(config: ServerConfig) -> None:
+    probe = Probe()
+    app = build_app(config, [endpoints(probe)], lambda *_: None)
+    sock = bind(config)
+    say(json.dumps(sock.getsockname()[:2]))
+
+    async def drain(_number: int) -> None:
+        say("draining")
+        until = asyncio.get_running_loop().time() + config.drain
+        while probe.num_closed < probe.num_started and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(0.01)
+        say("drained")
+
+    await serve(app, config, sock, on_drain=drain)
+    say(f"ended {probe.num_started} {probe.num_closed}")
+
+
+def main() -> None:
+    options = json.loads(sys.argv[1])
+    if (num_files := options.pop("num_files", None)) is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, num_files))
+    set_up_logging(as_json=options.pop("log_json", False))
+    try:
+        asyncio.run(run(ServerConfig(**{name: tuple(v) if isinstance(v, list) else v for name, v in options.items()})))
+    except OctavoError as error:
+        sys.stderr.write(f"octavo: {error}\n")
+        sys.exit(error.exit_code)
+
+
+main()
