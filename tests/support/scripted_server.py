@@ -1,26 +1,34 @@
 """A real HTTP server whose engine answers by script: official clients, synchronous or not, can talk to it.
 
-with scripted_server(model, ["octavo.server.endpoints.tgi"]) as url: ...
+with scripted_server(tokenizer, "tgi") as server:
+    server.script = Script(["Hel", "lo"])
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
+import httpx
 import uvicorn
 
 from octavo.config import EngineConfig
+from octavo.core.client import GenerateRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.model_manager import ModelManager, ModelSpec
 from octavo.server.served_model import ServedModel
 from octavo.server.state import ServerState
+from octavo.server.tool_parsers import find_tool_format
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import FakeClient, Script, fake_model
 
 
 class ReadyLoader:
@@ -46,14 +54,43 @@ async def _loaded(manager: ModelManager) -> AsyncIterator[None]:
     await manager.close()
 
 
+@dataclass
+class ScriptedServer:
+    """script: the answer to every further request, or a function from the request to its answer."""
+
+    url: str
+    client: FakeClient
+
+    @property
+    def script(self) -> Script | Callable[[GenerateRequest], Script]:
+        return self.client.script
+
+    @script.setter
+    def script(self, script: Script | Callable[[GenerateRequest], Script]) -> None:
+        self.client.script = script
+
+    @property
+    def last_request(self) -> GenerateRequest:
+        """What the engine was asked last."""
+        return self.client.requests[-1]
+
+    def post(self, path: str, body: object) -> httpx.Response:
+        return httpx.post(self.url + path, json=body, timeout=20)
+
+
 @contextmanager
-def scripted_server(model: ServedModel, modules: Sequence[str], config: ServerConfig | None = None) -> Iterator[str]:
-    """The address of a server that runs in a thread, with the endpoints of these modules."""
+def scripted_server(
+    tokenizer: Tokenizer, *modules: str, max_model_len: int = 1024, config: ServerConfig | None = None
+) -> Iterator[ScriptedServer]:
+    """A server that runs in a thread, with the endpoints of these modules of `octavo.server.endpoints`."""
+    client = FakeClient(tokenizer, max_model_len=max_model_len)
+    model = fake_model(tokenizer, client, tool_format=find_tool_format(tokenizer.chat_template or ""))
     config = config or ServerConfig()
     manager = ModelManager([ModelSpec(model.name, EngineConfig(model="fake"))], ReadyLoader(model))
-    state = ServerState(config=config, models=manager, admission=Admission(config))
-    app = build_app(config, [importlib.import_module(name) for name in modules], lambda *_: None)
-    app.state.server = state
+    app = build_app(
+        config, [importlib.import_module(f"octavo.server.endpoints.{name}") for name in modules], lambda *_: None
+    )
+    app.state.server = ServerState(config=config, models=manager, admission=Admission(config))
     app.router.lifespan_context = lambda _: _loaded(manager)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -65,7 +102,24 @@ def scripted_server(model: ServedModel, modules: Sequence[str], config: ServerCo
             time.sleep(0.01)
         assert server.started
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+            yield ScriptedServer(f"http://127.0.0.1:{listener.getsockname()[1]}", client)
         finally:
             server.should_exit = True
             thread.join(20)
+            model.prompts.close()
+
+
+def with_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:
+    """The same vocabulary with another chat template."""
+    return Tokenizer(dataclasses.replace(tokenizer._vocabulary, chat_template=chat_template))
+
+
+THINKING_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
+{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>
+{% endif %}{{ message.content }}<|im_end|>
+{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
+{% if enable_thinking is defined and not enable_thinking %}<think>
+
+</think>
+
+{% endif %}{% endif %}"""
