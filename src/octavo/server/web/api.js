@@ -81,13 +81,17 @@ export async function* streamChat(body, signal) {
     body: JSON.stringify(body),
     signal,
   });
+  let isDone = false;
   for await (const data of eventData(response.body)) {
-    if (data === "[DONE]") return;
+    if (data === "[DONE]") {
+      isDone = true; // the end of the response follows; leaving now would look like a client that went away
+      continue;
+    }
     const event = JSON.parse(data);
     if (event.error) throw new ServerError(500, event.error.message, event.error.code);
     yield event;
   }
-  throw new ServerError(0, "the stream ended early");
+  if (!isDone) throw new ServerError(0, "the stream ended early");
 }
 
 async function* eventData(stream) {

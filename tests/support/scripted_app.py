@@ -1,0 +1,75 @@
+"""The whole application over a scripted engine, on a real port: pages, metrics and traces without a model.
+
+with scripted_app(FakeClient(tokenizer, Script(["Hel", "lo"])), tokenizer) as server:
+    httpx.get(server.url + "/metrics")
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import uvicorn
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineClient
+from octavo.server.admission import Admission
+from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
+from octavo.server.metrics import ServerMetrics
+from octavo.server.model_manager import ModelManager, ModelSpec
+from octavo.server.observed_client import ObservedClient
+from octavo.server.state import ServerState
+from octavo.server.tracing import start_tracer
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import FakeClient, fake_model
+from tests.support.scripted_server import ReadyLoader
+
+
+@dataclass(frozen=True)
+class ScriptedApp:
+    url: str
+    metrics: ServerMetrics
+    client: EngineClient
+
+
+@contextmanager
+def scripted_app(
+    client: FakeClient, tokenizer: Tokenizer, config: ServerConfig | None = None, *, name: str = "scripted"
+) -> Iterator[ScriptedApp]:
+    """A server that runs in a thread, with every endpoint that there is."""
+    config = config or ServerConfig()
+    metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
+    observed = ObservedClient(client, metrics, name)
+    model = fake_model(tokenizer, observed, name=name)
+    manager = ModelManager([ModelSpec(name, EngineConfig(model="fake"))], ReadyLoader(model))
+    state = ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics)
+    app = create_app(state)
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, lifespan="off"))
+
+        async def serve() -> None:
+            await manager.load(None)
+            await server.serve(sockets=[listener])
+            await manager.close()
+            if metrics.tracer is not None:
+                await metrics.tracer.close()
+
+        thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
+        thread.start()
+        end = time.monotonic() + 20
+        while not server.started and time.monotonic() < end and thread.is_alive():
+            time.sleep(0.01)
+        assert server.started
+        try:
+            yield ScriptedApp(f"http://127.0.0.1:{listener.getsockname()[1]}", metrics, observed)
+        finally:
+            server.should_exit = True
+            thread.join(10)
