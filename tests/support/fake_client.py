@@ -109,7 +109,7 @@ class FakeClient:
         await asyncio.sleep(0)
         vectors = []
         for token_ids in prompts:
-            seed = [*token_ids, len(pooling), *cache_salt.encode()]
+            seed = [*token_ids, pooling == "last", *cache_salt.encode()]
             vectors.append(np.random.default_rng(seed).normal(size=8).astype(np.float32))
         return vectors
 

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.errors import UsageError
-from octavo.server.access_log import AccessRecord
+from octavo.server.access_log import AccessRecord, record_of
 from octavo.server.disconnect import run_unless_gone
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import Event, Usage
@@ -66,12 +66,11 @@ async def answer(
     stream, whatever happened before.
     """
     resources = AsyncExitStack()
-    record: AccessRecord | None = getattr(request.state, "access", None)
+    record = record_of(request)
 
     async def begin() -> tuple[Generation, AnswerWriter]:
         model = await resources.enter_async_context(state_of(request).models.use(model_name))
-        if record is not None:
-            record.model = model.name
+        record.model = model.name
         generation, writer = await start(model)
         resources.push_async_callback(generation.aclose)
         return generation, writer
@@ -103,9 +102,7 @@ async def answer(
     return response
 
 
-async def _chunks(
-    generation: Generation, writer: AnswerWriter, record: AccessRecord | None
-) -> AsyncGenerator[bytes, None]:
+async def _chunks(generation: Generation, writer: AnswerWriter, record: AccessRecord) -> AsyncGenerator[bytes, None]:
     if first := b"".join(map(_encode, writer.begin())):
         yield first
     async for item in generation:
@@ -115,13 +112,12 @@ async def _chunks(
             yield chunk
 
 
-def _record(record: AccessRecord | None, usage: Usage) -> None:
+def _record(record: AccessRecord, usage: Usage) -> None:
     """For the line of the access log."""
-    if record is not None:
-        record.num_prompt_tokens = usage.num_prompt_tokens
-        record.num_completion_tokens = usage.num_completion_tokens
-        record.num_cached_tokens = usage.num_cached_tokens
-        record.ttft_s = usage.metrics.time_to_first_token_s
+    record.num_prompt_tokens = usage.num_prompt_tokens
+    record.num_completion_tokens = usage.num_completion_tokens
+    record.num_cached_tokens = usage.num_cached_tokens
+    record.ttft_s = usage.metrics.time_to_first_token_s
 
 
 def _encode(named: NamedEvent) -> bytes:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.errors import OctavoError, UsageError
+from octavo.server.access_log import record_of
 from octavo.server.errors import ApiError, to_api_error
 from octavo.server.json_body import JsonRoute
 from octavo.server.validation import to_bad_request
@@ -84,6 +85,7 @@ def error_route(
                     api_error = to_bad_request(error.errors(), error.body)
                 except (ApiError, OctavoError) as error:
                     api_error = _to_api_error(error, request, names)
+                record_of(request).error_code = api_error.code
                 body = to_body(api_error, request_id_of(request))
                 return JSONResponse(body, status_code=api_error.status, headers=api_error.headers)
 

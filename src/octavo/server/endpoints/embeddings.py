@@ -15,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
 from octavo.sampling_params import MAX_CACHE_SALT_CHARS, SamplingParams
+from octavo.server.access_log import record_of
 from octavo.server.admission import Ticket
 from octavo.server.answering import refuse, tenant_of
 from octavo.server.disconnect import run_unless_gone
@@ -77,6 +78,8 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
         reason = f"is {body.dimensions}, but this model's embeddings have {width}; leave it out"
         raise refuse("dimensions", reason, "unsupported_parameter")
     prompts = await _prepare(body, model)
+    record = record_of(request)
+    record.model, record.num_prompt_tokens = model.name, prompts.num_tokens
     ticket = state_of(request).admission.admit(
         model,
         request_id_of(request),

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.scripted_server import ScriptedServer, scripted_server
+
+
+@pytest.fixture(scope="module")
+def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
+    with scripted_server(smollm2_tokenizer, "embeddings", max_model_len=64) as running:
+        yield running
+
+
+def vectors(fake: ScriptedServer, **body: Any) -> list[list[float]]:
+    answer = fake.post("/v1/embeddings", body).json()
+    assert [item["index"] for item in answer["data"]] == list(range(len(answer["data"])))
+    return [item["embedding"] for item in answer["data"]]
+
+
+def test_every_form_of_input(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
+    one, two = smollm2_tokenizer.encode("one"), smollm2_tokenizer.encode("two words")
+    both = vectors(fake, input=["one", "two words"])
+    assert vectors(fake, input="one") == both[:1]
+    assert vectors(fake, input=one) == both[:1]
+    assert vectors(fake, input=[one, two]) == both
+
+
+def test_vectors_have_length_1_and_pooling_is_passed_on(fake: ScriptedServer) -> None:
+    mean = np.array(vectors(fake, input="one")[0])
+    last = np.array(vectors(fake, input="one", pooling="last")[0])
+    assert np.linalg.norm(mean) == pytest.approx(1, abs=1e-6)
+    assert not np.allclose(mean, last)
+
+
+def test_base64_holds_the_same_float32s(fake: ScriptedServer) -> None:
+    plain = vectors(fake, input="one")[0]
+    encoded = vectors(fake, input="one", encoding_format="base64")[0]
+    assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == plain
+
+
+def test_many_inputs_keep_their_order(fake: ScriptedServer) -> None:
+    texts = [f"text {i}" for i in range(150)]
+    together = vectors(fake, input=texts)
+    assert together[149] == vectors(fake, input=texts[149])[0]
+    assert len(together) == 150
+
+
+def test_the_official_client(fake: ScriptedServer) -> None:
+    client = openai.OpenAI(base_url=f"{fake.url}/v1", api_key="none", max_retries=0)
+    answer = client.embeddings.create(model="fake", input=["one", "two words"])
+    assert answer.data[0].embedding == pytest.approx(vectors(fake, input="one")[0])
+    assert answer.usage.prompt_tokens == answer.usage.total_tokens == 3
+    assert answer.model == "fake"
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="fake", input="one", dimensions=3)
+    assert (caught.value.param, caught.value.code) == ("dimensions", "unsupported_parameter")
+    assert len(client.embeddings.create(model="fake", input="one", dimensions=8).data[0].embedding) == 8
+
+
+def test_truncation_is_reported(fake: ScriptedServer) -> None:
+    answer = fake.post("/v1/embeddings", {"input": "a b c d e", "truncate_prompt_tokens": 2}).json()
+    assert answer["usage"] == {"prompt_tokens": 2, "total_tokens": 2, "truncated_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "code"),
+    [
+        ({}, "input", "missing_required_parameter"),
+        ({"input": []}, "input", "empty_array"),
+        ({"input": [[]]}, "input", "empty_array"),
+        ({"input": None}, "input", "invalid_type"),
+        ({"input": [1, "a"]}, "input[1]", "invalid_type"),
+        ({"input": [[1], "a"]}, "input[1]", "invalid_type"),
+        ({"input": ["a", 1]}, "input[1]", "invalid_type"),
+        ({"input": [49152]}, "input", "token_out_of_range"),
+        ({"input": [[-1]]}, "input", "token_out_of_range"),
+        ({"input": ["a"] * 2049}, "input", "array_above_max_length"),
+        ({"input": "a " * 200}, "input", "context_length_exceeded"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
+        ({"input": "a", "pooling": "max"}, "pooling", "invalid_value"),
+        ({"input": "a", "cache_salt": ""}, "cache_salt", "invalid_value"),
+        ({"input": "a", "foo": 1}, "foo", "unsupported_parameter"),
+    ],
+)
+def test_what_is_wrong_is_named(fake: ScriptedServer, body: dict[str, Any], param: str, code: str) -> None:
+    answer = fake.post("/v1/embeddings", body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
