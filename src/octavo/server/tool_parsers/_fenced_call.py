@@ -13,41 +13,43 @@ _LANGUAGES = ("", "json", "tool_code", "tool_call")
 
 
 class FencedCall:
-    """A fence, perhaps with a language, around an object that calls a tool of the request; see `CallReader`.
-
-    The closing fence belongs to it. A list of calls begins like one call; its further ones are not read here.
-    """
+    """A fence, perhaps with a language, around an object that calls a tool of the request, or around a list of such
+    objects; see `CallReader`. The closing fence belongs to it."""
 
     def __init__(self, tool_names: Collection[str]) -> None:
         self.state: State = "open"
+        self.started = False
+        self._tool_names = tool_names
         self._call = JsonCall(tool_names, is_marked=False)
         self._head: list[str] = []  # the opening fence, its language and white space
-        self._line_ended = False
-        self._is_inside = False
+        self._language: str | None = ""  # None: its line has ended
+        self._is_inside = False  # the object
         self._num_closing = 0
-
-    @property
-    def started(self) -> bool:
-        """See `CallReader`."""
-        return self._call.started
 
     @property
     def held(self) -> str:
         """See `CallReader`."""
-        return "" if self.started else "".join(self._head) + self._call.held
+        return ("" if self.started else "".join(self._head)) + self._call.held
+
+    @property
+    def is_other_object(self) -> bool:
+        """See `CallReader`."""
+        return self._call.is_other_object
 
     def push(self, text: str, start: int, parts: list[Part]) -> int:
         """See `CallReader`."""
         position = start
         while position < len(text) and self.state == "open":
             char = text[position]
-            if self._call.state == "done":
-                position += self._read_end(char)
-            elif self._is_inside or (self._line_ended and char == "{"):
-                self._is_inside = True
+            if self._is_inside:
                 position = self._call.push(text, position, parts)
-                if self._call.state == "broken":
-                    self.state = "broken"
+                self.started = self.started or self._call.started
+                self._is_inside = self._call.state == "open"
+                self.state = "broken" if self._call.state == "broken" else "open"
+            elif self._call.state == "done":
+                position += self._read_behind(char)
+            elif self._language is None and char == "{":
+                self._is_inside = True
             else:
                 position += self._read_head(char)
         return position
@@ -60,29 +62,28 @@ class FencedCall:
 
     def _read_head(self, char: str) -> bool:
         """Whether the character is one of those before the object."""
-        language = "".join(self._head[len(FENCE) :]) if not self._line_ended else ""
-        fits = (
-            char in WHITESPACE or char == "["
-            if self._line_ended
-            else len(self._head) < len(FENCE)
-            or (char == "\n" and language in _LANGUAGES)
-            or any(item.startswith(language + char) for item in _LANGUAGES)
-        )
-        if not fits:
+        if self._language is None:
+            fits = char in WHITESPACE or char == "["
+        elif len(self._head) < len(FENCE):
+            fits = char == "`"
+        elif char == "\n" and self._language in _LANGUAGES:
+            self._language, fits = None, True
+        else:
+            self._language += char
+            fits = any(item.startswith(self._language) for item in _LANGUAGES)
+        if fits:
+            self._head.append(char)
+        else:
             self.state = "broken"
-            return False
-        self._line_ended = self._line_ended or char == "\n"
-        self._head.append(char)
-        return True
+        return fits
 
-    def _read_end(self, char: str) -> bool:
-        """Whether the character belongs to the closing fence or stands before it."""
-        if char == "`":
-            self._num_closing += 1
-            if self._num_closing == len(FENCE):
-                self.state = "done"
-            return True
-        if char in WHITESPACE and not self._num_closing:
-            return True
-        self.state = "done"
-        return False
+    def _read_behind(self, char: str) -> bool:
+        """Whether the character, behind an object, belongs to the list or to the closing fence."""
+        if char == "{" and not self._num_closing:
+            self._call = JsonCall(self._tool_names, is_marked=True)
+            self._is_inside = True
+            return False
+        self._num_closing += char == "`"
+        if self._num_closing == len(FENCE) or (char != "`" and (self._num_closing or char not in ",] \t\r\n")):
+            self.state = "done"
+        return char == "`" or self.state == "open"

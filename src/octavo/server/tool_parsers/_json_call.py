@@ -20,6 +20,7 @@ class CallReader(Protocol):
 
     state: "open" until the call ends ("done") or it turns out to be none, or broken ("broken").
     started: whether it is a call. held: the text of what is not known to be one, or turned out not to be.
+    is_other_object: it broke because it is an object of another kind, whose rest follows and holds no calls.
     """
 
     @property
@@ -30,6 +31,9 @@ class CallReader(Protocol):
 
     @property
     def held(self) -> str: ...
+
+    @property
+    def is_other_object(self) -> bool: ...
 
     def push(self, text: str, start: int, parts: list[Part]) -> int:
         """Reads on from `start`; returns where it stopped, which is the end of `text` while it is open. A character
@@ -54,6 +58,7 @@ class JsonCall:
         """tool_names: of the request. is_marked: markup says that this is a call."""
         self.state: State = "open"
         self.started = False
+        self.is_other_object = False
         self._tool_names = tool_names
         self._is_marked = is_marked
         self._expects: Literal["brace", "key", "colon", "value", "comma"] = "brace"
@@ -157,19 +162,17 @@ class JsonCall:
             self._expects = "colon"
             self._key = decode_string(token)
             if not self._is_marked and self._key != "name" and self._key not in _ARGUMENT_KEYS | _HARMLESS_KEYS:
-                self._break(parts)
+                self._break_other()
             return
         self._expects = "comma"
         if self._key in _ARGUMENT_KEYS and self._arguments is not None:
             self._arguments.close(parts if self.started else None)
         elif self._key == "name" and self._name is None:
-            if not token.startswith('"') or len(token) < 3:
-                self._break(parts)
+            name = decode_string(token) if token.startswith('"') else ""
+            if not name or (not self._is_marked and name not in self._tool_names):
+                self._break_other()
                 return
-            self._name = decode_string(token)
-            if not self._is_marked and self._name not in self._tool_names:
-                self._break(parts)
-                return
+            self._name = name
             self._start_if_known(parts)
 
     def _close(self, parts: list[Part]) -> None:
@@ -179,6 +182,11 @@ class JsonCall:
         if self.started and self._arguments is None:
             parts.append(CallArguments("{}"))
         self.state = "done" if self.started else "broken"
+
+    def _break_other(self) -> None:
+        """It is an object, but no call."""
+        self.state = "broken"
+        self.is_other_object = not self._is_marked
 
     def _break(self, parts: list[Part]) -> None:
         self.state = "broken"

@@ -20,11 +20,13 @@ class JsonSpan:
     as the model wrote it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_inside_object: bool = False) -> None:
+        """is_inside_object: the opening brace, and keys and values after it, have been read already."""
         self.is_done = False
         self.is_broken = False
-        self._kind = ""  # "string", "nested" or "scalar", once the first character is known
-        self._depth = 0
+        # "string", "nested" or "scalar", once the first character is known
+        self._kind = "nested" if is_inside_object else ""
+        self._depth = 1 if is_inside_object else 0
         self._in_string = False
         self._escaped = False
 

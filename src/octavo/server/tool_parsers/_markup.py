@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from octavo.server.tool_parsers import Part, Tool
 from octavo.server.tool_parsers._json_call import CallReader, JsonCall
-from octavo.server.tool_parsers._json_value import WHITESPACE
+from octavo.server.tool_parsers._json_value import WHITESPACE, JsonSpan
 from octavo.server.tool_parsers._text import MarkFinder, TextJoiner, merge
 
 
@@ -42,6 +42,7 @@ class MarkupParser:
         if markup.at_start is not None:
             self._call = markup.open_call(markup.at_start, self._tool_names)
         self._follows_call = False
+        self._object: JsonSpan | None = None  # one that is text
 
     def push(self, text: str) -> list[Part]:
         """What these further characters decide."""
@@ -51,6 +52,8 @@ class MarkupParser:
         while position < len(text):
             if self._call is not None:
                 position = self._read_call(self._call, text, position, parts)
+            elif self._object is not None:
+                position = self._read_object(self._object, text, position, parts)
             elif self._follows_call:
                 position = self._read_behind_call(text, position, parts)
             else:
@@ -80,6 +83,13 @@ class MarkupParser:
         self._call = self._markup.open_call(mark, self._tool_names)
         return match.start() if mark in self._markup.keeps else match.end()
 
+    def _read_object(self, span: JsonSpan, text: str, start: int, parts: list[Part]) -> int:
+        end = span.scan(text, start)
+        self._joiner.text(text[start:end], parts)
+        if span.is_done or span.is_broken:
+            self._object = None
+        return end
+
     def _read_behind_call(self, text: str, start: int, parts: list[Part]) -> int:
         char = text[start]
         if char in WHITESPACE:
@@ -99,5 +109,6 @@ class MarkupParser:
         if call.state != "open":
             self._joiner.text(call.held, parts)
             self._follows_call = call.started
+            self._object = JsonSpan(is_inside_object=True) if call.is_other_object else None
             self._call = None
         return end

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
 from octavo.server.tool_parsers._grammar import calls_grammar
 from octavo.server.tool_parsers._json_call import CallReader
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._named_call import NamedCall
+from octavo.server.tool_parsers._named_call import Header, NamedCall
 from octavo.server.tool_parsers._text import MarkFinder
 
 _OPEN = "<function="
 _CLOSE = "</function>"
+_HEADER = Header(re.compile(r"(?P<name>[\w.-]+)>\s*"), re.compile(r"[\w.>\s-]"), may_end=True)
 
 
 def _open_call(mark: str, _tool_names: frozenset[str]) -> CallReader | None:
     if mark == _CLOSE:
         return None
-    return NamedCall(_OPEN, r"(?P<name>[\w.-]+)>\s*", header_chars=r"[\w.>\s-]", may_be_empty=True)
+    return NamedCall(_OPEN, _HEADER)
 
 
 _MARKUP = Markup(marks=MarkFinder(_OPEN, _CLOSE), open_call=_open_call, after_call="}")

@@ -5,24 +5,31 @@ The prompt ends with `>>>`, so an answer begins with its recipient.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from octavo.server.tool_parsers import Part, Tool, ToolFormat, ToolParser
 from octavo.server.tool_parsers._grammar import calls_grammar
 from octavo.server.tool_parsers._json_call import CallReader, State
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._named_call import NamedCall
+from octavo.server.tool_parsers._named_call import Header, NamedCall
 from octavo.server.tool_parsers._text import MarkFinder
 
 _MARK = ">>>"
 _EVERYBODY = "all\n"
+_HEADER = Header(re.compile(r"(?P<name>[\w.-]+)\n\s*"), re.compile(r"[\w.\s-]"))
 
 
 class Addressed:
-    """A recipient and what it gets; a call unless the recipient is everybody. See `CallReader`."""
+    """A recipient and what it gets; a call unless the recipient is everybody. See `CallReader`.
 
-    def __init__(self, prefix: str) -> None:
+    At the start of an answer, where no mark stands before, only a tool of the request can be the recipient.
+    """
+
+    def __init__(self, prefix: str, tool_names: frozenset[str]) -> None:
         self.state: State = "open"
+        self.is_other_object = False
+        self._tool_names = tool_names
         self._prefix = prefix
         self._begin = ""  # as far as it may still be everybody
         self._call: NamedCall | None = None
@@ -45,7 +52,7 @@ class Addressed:
         while self._call is None and position < len(text) and self.state == "open":
             char = text[position]
             if not _EVERYBODY.startswith(self._begin + char):
-                self._call = NamedCall(self._prefix, r"(?P<name>[\w.-]+)\n\s*", header_chars=r"[\w.\s-]")
+                self._call = NamedCall(self._prefix, _HEADER, None if self._prefix else self._tool_names)
                 self._call.push(self._begin, 0, parts)
                 break
             self._begin += char
@@ -63,8 +70,8 @@ class Addressed:
             self._call.finish(parts)
 
 
-def _open_call(mark: str, _tool_names: frozenset[str]) -> CallReader | None:
-    return Addressed(mark)
+def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
+    return Addressed(mark, tool_names)
 
 
 _MARKUP = Markup(marks=MarkFinder(_MARK), open_call=_open_call, at_start="")

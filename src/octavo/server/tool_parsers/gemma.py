@@ -32,8 +32,6 @@ _MARKUP = Markup(
     marks=MarkFinder(FENCE, "{"),
     open_call=_open_call,
     keeps=frozenset({FENCE, "{"}),
-    after_call=",]",
-    is_list=True,
 )
 
 

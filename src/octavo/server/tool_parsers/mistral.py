@@ -3,6 +3,7 @@ up to 2025, or `NAME[ARGS]{...}` for each call, as the newer ones do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from octavo.server.tool_parsers import Part, Tool, ToolFormat, ToolParser
@@ -10,11 +11,11 @@ from octavo.server.tool_parsers._grammar import calls_grammar
 from octavo.server.tool_parsers._json_call import CallReader, JsonCall, State
 from octavo.server.tool_parsers._json_value import WHITESPACE
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._named_call import NamedCall
+from octavo.server.tool_parsers._named_call import Header, NamedCall
 from octavo.server.tool_parsers._text import MarkFinder
 
 _MARK = "[TOOL_CALLS]"
-_HEADER = r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*"
+_HEADER = Header(re.compile(r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*"), re.compile(r"[\w.\[\]\s-]"))
 
 
 class MistralCall:
@@ -39,6 +40,11 @@ class MistralCall:
         """See `CallReader`."""
         return "" if self._call is None else self._call.held
 
+    @property
+    def is_other_object(self) -> bool:
+        """See `CallReader`."""
+        return False
+
     def push(self, text: str, start: int, parts: list[Part]) -> int:
         """See `CallReader`."""
         position = start
@@ -48,7 +54,7 @@ class MistralCall:
                 self._call = JsonCall(self._tool_names, is_marked=True)
                 position += char == "["
             elif char not in WHITESPACE:
-                self._call = NamedCall("", _HEADER, header_chars=r"[\w.\[\]\s-]")
+                self._call = NamedCall("", _HEADER)
             else:
                 position += 1
         return position if self._call is None else self._call.push(text, position, parts)

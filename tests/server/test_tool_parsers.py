@@ -1,0 +1,168 @@
+"""Tool calls in answers: every format, cut at every place, in time linear in the length."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, tool_formats
+from tests.support.tool_outputs import CASES, TOOLS, Case
+
+Folded = tuple[str, tuple[tuple[str, str], ...]]
+
+
+def parse(format_name: str, pieces: list[str]) -> list[Part]:
+    parser = tool_formats()[format_name].create_parser(TOOLS)
+    parts = [part for piece in pieces for part in parser.push(piece)]
+    return parts + parser.finish()
+
+
+def fold(parts: list[Part]) -> Folded:
+    content, calls = "", []
+    for part in parts:
+        if isinstance(part, TextPart):
+            content += part.text
+        elif isinstance(part, CallStart):
+            calls.append([part.name, ""])
+        else:
+            calls[-1][1] += part.text
+    return content, tuple((name, arguments) for name, arguments in calls)
+
+
+def in_order(parts: list[Part]) -> list[object]:
+    """The parts with neighbours of one kind joined: what must not depend on the cuts."""
+    joined: list[object] = []
+    for kind, group in itertools.groupby(parts, key=type):
+        members = list(group)
+        joined += members if kind is CallStart else ["".join(member.text for member in members)]
+    return joined
+
+
+def case_id(case: Case) -> str:
+    return f"{case.format}-{case.name}"
+
+
+def test_every_format_is_covered() -> None:
+    assert {case.format for case in CASES} == set(tool_formats())
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_whole_answers(case: Case) -> None:
+    assert fold(parse(case.format, [case.text])) == (case.content, case.calls)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_pieces_of_one_character(case: Case) -> None:
+    whole = parse(case.format, [case.text])
+    assert in_order(parse(case.format, list(case.text))) == in_order(whole)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_every_single_cut(case: Case) -> None:
+    whole = in_order(parse(case.format, [case.text]))
+    for cut in range(len(case.text) + 1):
+        assert in_order(parse(case.format, [case.text[:cut], case.text[cut:]])) == whole
+
+
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_random_cuts_of_mixed_answers(data: st.DataObject) -> None:
+    format_name = data.draw(st.sampled_from(sorted(tool_formats())))
+    texts = st.sampled_from([case.text for case in CASES])
+    text = "".join(data.draw(st.lists(texts, min_size=1, max_size=3)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
+    assert in_order(parse(format_name, pieces)) == in_order(parse(format_name, [text]))
+
+
+@given(text=st.text(alphabet='<>{}[]"\\\\:,;`/ \\n|=_tolcanmergusfji', max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_any_text_gives_the_same_whatever_the_pieces(text: str) -> None:
+    for name in tool_formats():
+        assert in_order(parse(name, list(text))) == in_order(parse(name, [text]))
+
+
+@pytest.mark.parametrize("name", sorted(tool_formats()))
+@given(text=st.text(alphabet="abc XYZ.,!?()é😀\n\t", max_size=60))
+@settings(max_examples=50, deadline=None)
+def test_plain_text_passes_unchanged(name: str, text: str) -> None:
+    assert fold(parse(name, [text])) == (text, ())
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.calls and case.name != "cut_header"], ids=case_id)
+def test_everything_is_out_before_the_end(case: Case) -> None:
+    """Nothing of a call waits for the end of the answer."""
+    parser = tool_formats()[case.format].create_parser(TOOLS)
+    seen: list[Part] = []
+    for char in case.text:
+        seen += parser.push(char)
+    assert fold(seen)[1] == case.calls
+
+
+def test_the_name_comes_before_the_arguments_are_complete() -> None:
+    parser = tool_formats()["hermes"].create_parser(TOOLS)
+    parts = parser.push('<tool_call>\n{"name": "run", "arguments": {"code": "pri')
+    assert parts == [CallStart("run"), CallArguments('{"code": "pri')]
+    assert parser.push("nt") == [CallArguments("nt")]
+
+
+def _long_texts(size: int) -> dict[str, tuple[str, str]]:
+    return {
+        "arguments": ("hermes", '<tool_call>{"name": "run", "arguments": {"code": "' + "x" * size + '"}}</tool_call>'),
+        "escapes": ("hermes", '<tool_call>{"name": "run", "arguments": "' + "\\ud83d" * (size // 6)),
+        "nesting": ("hermes", '<tool_call>{"name": "run", "arguments": ' + "[" * size),
+        "braces": ("llama3_json", "{" * size),
+        "objects": ("llama3_json", '{"name": ' * (size // 9)),
+        "other_objects": ("llama3_json", '{"a": ' * (size // 6)),
+        "open_tags": ("hermes", "<tool_call>" * (size // 11)),
+        "half_tags": ("hermes", "<tool_call" * (size // 10)),
+        "white_space": ("hermes", " " * size),
+        "name": ("hermes", '<tool_call>{"name": "' + "a" * size),
+        "unnamed": ("hermes", '<tool_call>{"arguments": {"code": "' + "x" * size),
+        "fences": ("gemma", "```json\n" * (size // 8)),
+        "fence_head": ("gemma", "```json\n" + " " * size + "{"),
+        "functions": ("functionary", "<function=a" * (size // 11)),
+        "recipients": ("functionary_recipients", ">>>a\n" * (size // 5)),
+        "headers": ("mistral", "[TOOL_CALLS]a" * (size // 13)),
+        "commas": ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}' + ", " * (size // 2)),
+    }
+
+
+def _seconds(format_name: str, pieces: list[str]) -> float:
+    started = time.process_time()
+    parse(format_name, pieces)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("shape", sorted(_long_texts(0)))
+def test_time_is_linear_in_the_length(shape: str) -> None:
+    """A hundred kilobytes at once, and as many characters one by one as a long answer has."""
+    assert _seconds(*_whole(_long_texts(100_000)[shape])) < 1.0
+    assert _seconds(*_characters(_long_texts(10_000)[shape])) < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", sorted(_long_texts(0)))
+def test_time_of_single_characters_is_linear_too(shape: str) -> None:
+    short, long = (_seconds(*_characters(_long_texts(size)[shape])) for size in (20_000, 160_000))
+    assert long < 16 * short + 0.5
+
+
+def _whole(case: tuple[str, str]) -> tuple[str, list[str]]:
+    return case[0], [case[1]]
+
+
+def _characters(case: tuple[str, str]) -> tuple[str, list[str]]:
+    return case[0], list(case[1])
+
+
+def test_valid_arguments_stay_valid_and_unchanged() -> None:
+    arguments = json.dumps({"code": "é😀\u2028</tool_call>" * 50, "options": {"a": [1, {"b": None}] * 20}}, indent=3)
+    text = f'<tool_call>{{"name": "run", "arguments": {arguments}}}</tool_call>'
+    assert fold(parse("hermes", list(text))) == ("", (("run", arguments),))
