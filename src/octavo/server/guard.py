@@ -21,7 +21,7 @@ from octavo.server.access_log import AccessRecord
 from octavo.server.api_keys import ApiKeys
 from octavo.server.config import ServerConfig
 from octavo.server.disconnect import ClientGoneError
-from octavo.server.errors import ApiError, to_api_error
+from octavo.server.errors import ApiError, log_failure, to_api_error
 from octavo.server.json_body import quote
 from octavo.server.origins import OriginRules
 from octavo.server.route_table import RouteTable
@@ -41,13 +41,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """keys: who may call. public: paths that need no key; one that ends in `/` stands for all below it."""
+    """keys: who may call. public: paths that may be read without a key; one that ends in `/` stands for all below it.
+
+    Only reading is free: another method of the same path, such as TGI's `POST /` beside the page at `/`, is not.
+    """
 
     keys: ApiKeys
     public: frozenset[str]
 
-    def is_public(self, route: str | None) -> bool:
-        if route is None:
+    def is_public(self, method: str, route: str | None) -> bool:
+        if route is None or method not in ("GET", "HEAD"):
             return False
         return route in self.public or any(p != "/" and p.endswith("/") and route.startswith(p) for p in self.public)
 
@@ -83,7 +86,7 @@ class Guard:
         except Exception as error:
             api_error = to_api_error(error, record.request_id)
             if api_error.status == 500:
-                logger.error("request %s failed", record.request_id, exc_info=error)
+                log_failure(logger, record.request_id, error)
             if not record.status:
                 await answer.send_error(api_error, body, receive)
         finally:
@@ -100,7 +103,7 @@ class Guard:
         route = self._routes.find(scope["path"], scope["raw_path"])
         state = scope["state"]
         state["access"].route = route
-        state["tenant"] = "" if self._access.is_public(route) else self._access.keys.tenant(headers)
+        state["tenant"] = "" if self._access.is_public(scope["method"], route) else self._access.keys.tenant(headers)
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
         if body.is_pending or body.content_type:
