@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -44,6 +45,7 @@ def serve(
     engine died too often.
     """
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server has a better answer to it
     config = ServerConfig.from_options(server_options)
     specs = _specs(models or [DEFAULT_MODEL], engine_options)
     # Here, not above: other commands must not wait for a web server to be imported.
@@ -58,6 +60,7 @@ def serve(
     check_exposure(config)
     tls_context(config)  # a wrong certificate is found out now
     with bind(config) as sock, WorkProgress(announced=True) as progress:
+        sock.listen()  # whoever connects from now on is answered as soon as the web server runs
         url = url_of(config, sock)
         _say(f"octavo {__version__}: {', '.join(spec.name for spec in specs)} at {url}")
         report = _Report(url, progress, began)

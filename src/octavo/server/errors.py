@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from octavo.errors import (
     EngineDeadError,
     GenerationTimeoutError,
@@ -76,3 +78,9 @@ def to_api_error(error: Exception, request_id: str) -> ApiError:
         return ApiError(503, message, code="model_loading", headers={"Retry-After": "10"})
     kind = "a fault of the server" if isinstance(error, OctavoError) else "an unexpected fault of the server"
     return ApiError(500, f"{kind}; its log says more (request {request_id})", code="internal_error")
+
+
+def log_failure(logger: logging.Logger, request_id: str, error: Exception) -> None:
+    """A request that failed by our fault. What was raised on purpose explains itself without a traceback."""
+    expected = isinstance(error, (ApiError, OctavoError))
+    logger.error("request %s failed: %s", request_id, error, exc_info=None if expected else error)

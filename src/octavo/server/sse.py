@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.server.access_log import AccessRecord, record_of
 from octavo.server.disconnect import OpenRequests, open_requests_of, wait_until_gone
-from octavo.server.errors import ApiError, to_api_error
+from octavo.server.errors import ApiError, log_failure, to_api_error
 
 DEFAULT_KEEP_ALIVE_S = 5.0
 
@@ -116,7 +116,7 @@ class EventStream(Response):
         except Exception as error:
             api_error = to_api_error(error, self._record.request_id)
             if api_error.status == 500:
-                logger.error("request %s failed in mid-stream", self._record.request_id, exc_info=error)
+                log_failure(logger, self._record.request_id, error)
             await self._fail(send, api_error)
         else:
             await self._finish(send, self._last)
