@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from octavo.engine.deep_stack import run_on_deep_stack
 from octavo.engine.grammar_source import GrammarSource, make_source
 from octavo.errors import OverloadedError
 from octavo.sampling_params import StructuredOutputsParams
@@ -28,13 +29,8 @@ _LIMITS = LLParserLimits(
 )
 _TIMEOUT_S = 2.0
 _MAX_COMPILATIONS = 4  # at a time
-# The compiler recurses once for each rule that refers to another; memory is taken only as far as it does.
-_STACK_BYTES = 256 * 2**20
 _CACHE_BYTES = 64 * 2**20
 _MAX_MASK_THREADS = 8
-
-# `threading.stack_size` belongs to the process.
-_stack_size_lock = threading.Lock()
 
 
 class GrammarCompiler:
@@ -51,6 +47,11 @@ class GrammarCompiler:
         self._slots = threading.BoundedSemaphore(_MAX_COMPILATIONS)
         self._cache = _Cache(_CACHE_BYTES)
         self._filler = MaskFiller(tokenizer.eos_token_ids, vocab_size)
+
+    @property
+    def cached_bytes(self) -> int:
+        """Memory of the grammars that are kept, as estimated."""
+        return self._cache.num_bytes
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
         """The grammar of these parameters. May take a second; for the first one, the vocabulary is prepared too.
@@ -79,7 +80,8 @@ class GrammarCompiler:
                 self._slots.release()
 
         try:
-            matcher = _run_on_deep_stack(work, _TIMEOUT_S)
+            # The compiler recurses once for each rule that refers to another.
+            matcher = run_on_deep_stack(work, _TIMEOUT_S)
         except RuntimeError as error:  # no thread can be started
             self._slots.release()
             raise OverloadedError(f"a grammar cannot be compiled now: {error}", code="server_overloaded") from error
@@ -178,7 +180,7 @@ class _Cache:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._matchers: OrderedDict[GrammarSource, LLMatcher] = OrderedDict()
-        self._num_bytes = 0
+        self.num_bytes = 0
 
     def get(self, source: GrammarSource) -> LLMatcher | None:
         with self._lock:
@@ -190,10 +192,10 @@ class _Cache:
         with self._lock:
             if source not in self._matchers:
                 self._matchers[source] = matcher
-                self._num_bytes += self._cost(source)
-            while self._num_bytes > self._max_bytes:
+                self.num_bytes += self._cost(source)
+            while self.num_bytes > self._max_bytes:
                 oldest, _ = self._matchers.popitem(last=False)
-                self._num_bytes -= self._cost(oldest)
+                self.num_bytes -= self._cost(oldest)
 
     @staticmethod
     def _cost(source: GrammarSource) -> int:
@@ -241,20 +243,6 @@ class _VocabularyView:
             token_ids.append(self._ids[text[:size]])
             text = text[size:]
         return token_ids
-
-
-def _run_on_deep_stack(work: Callable[[], LLMatcher], timeout_s: float) -> LLMatcher | None:
-    """What `work` returns, on a thread of its own; None if it takes longer, while it goes on."""
-    results: list[LLMatcher] = []
-    thread = threading.Thread(target=lambda: results.append(work()), name="octavo-grammar", daemon=True)
-    with _stack_size_lock:
-        before = threading.stack_size(_STACK_BYTES)
-        try:
-            thread.start()
-        finally:
-            threading.stack_size(before)
-    thread.join(timeout_s)
-    return results[0] if results else None
 
 
 def _reason(matcher: LLMatcher) -> str:

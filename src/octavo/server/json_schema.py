@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLParserLimits
 
+from octavo.engine.deep_stack import run_on_deep_stack
 from octavo.errors import UsageError
 from octavo.server.generation.spec import NamedTool, ToolChoice
 
@@ -27,6 +28,10 @@ MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
 MAX_MAXIMUM = 2**31 - 1  # of maxLength, maxItems, maxProperties
 MAX_EXACT_NUMBER = 2**53
 MAX_TOOLS = 128
+
+# Those of the engine's compiler.
+_LIMITS = LLParserLimits(initial_lexer_fuel=300_000, max_grammar_size=50_000, verbose_errors=False)
+_TIMEOUT_S = 2.0
 
 _TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -398,7 +403,10 @@ def _is_python_regex(pattern: str) -> bool:
 
 def _compile(schema: object) -> None:
     """What only the compiler can see: alternatives that overlap, contradictions, grammars too large."""
-    error = _compile_error(schema)
+    # The compiler recurses once for each schema that refers to another.
+    error = run_on_deep_stack(lambda: _compile_error(schema), _TIMEOUT_S)
+    if error is None:
+        raise _SchemaError("", f"takes longer than {_TIMEOUT_S:g} s to compile: simplify it")
     if error.startswith("oneOf"):
         raise _SchemaError("", "has a oneOf whose members may overlap, which cannot be enforced: use anyOf")
     if error:
@@ -410,7 +418,7 @@ def _compile_error(schema: object) -> str:
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
-    return LLMatcher.validate_grammar(grammar)
+    return LLMatcher.validate_grammar(grammar, limits=_LIMITS).partition("\n<")[0].strip()
 
 
 def _resolve(root: object, pointer: str) -> object:
