@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,9 +29,8 @@ class Process:
     def __init__(self, **options: object) -> None:
         command = [sys.executable, "-m", "tests.support.shell_process", json.dumps({"port": 0, **options})]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "."])}
-        self.popen = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        )
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a full pipe would stop the server
+        self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         self.shell = Shell(ServerConfig(), Probe(), tuple(json.loads(line))) if line else None
@@ -46,8 +46,9 @@ class Process:
 
     def finish(self, timeout: float = 10.0) -> tuple[int, list[str], str]:
         """(exit code, lines of standard output, standard error)"""
-        out, err = self.popen.communicate(timeout=timeout)
-        return self.popen.returncode, out.splitlines(), err
+        out, _ = self.popen.communicate(timeout=timeout)
+        self._log.seek(0)
+        return self.popen.returncode, out.splitlines(), self._log.read()
 
 
 @contextmanager

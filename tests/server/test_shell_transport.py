@@ -291,6 +291,22 @@ def test_upgrades_are_ignored(shell: Shell) -> None:
     assert shell.post(CHAT, GOOD, headers).status == 200
 
 
+def test_upgrades_in_a_row_are_ignored(shell: Shell) -> None:
+    headers = {**KEY, "Connection": "Upgrade", "Upgrade": "h2c"}
+    one = request("/v1/models", None, headers, method="GET")
+    with shell.connect() as sock:
+        sock.sendall(one * 2 + request("/v1/models", None, KEY, method="GET"))
+        data = b""
+        while chunk := sock.recv(65536):
+            data += chunk
+    assert data.count(b"HTTP/1.1 200 OK") == 3
+
+
+def test_tunnels(shell: Shell) -> None:
+    reply = shell.exchange(request("localhost:80", None, KEY, method="CONNECT"))
+    assert reply.error == (405, INVALID, None, "method_not_supported")
+
+
 def test_expect_continue(shell: Shell) -> None:
     with shell.connect() as sock:
         body = b'{"messages": [{"role": "user", "content": "hi"}]}'

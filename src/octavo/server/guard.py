@@ -106,7 +106,7 @@ class Guard:
         state["tenant"] = "" if self._access.is_public(scope["method"], route) else self._access.keys.tenant(headers)
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
-        if body.is_pending or body.content_type:
+        if body.is_pending:
             receive = _replay(await self._read_body(body, receive), receive)
         await self._app(scope, receive, answer)
 

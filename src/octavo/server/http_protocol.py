@@ -132,10 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._awaits_head and self._header_timer is None:
             self._start_header_timer(self._limits.header_timeout)
         try:
-            try:
-                self.parser.feed_data(data)
-            except httptools.HttpParserUpgrade as upgrade:
-                self._parse_without_upgrade(data[upgrade.args[0] :])
+            while data:
+                data = self._parse(data)
         except httptools.HttpParserError as error:
             self._warn(f"a request was no valid HTTP: {type(error).__name__}")
             self._refuse(self._refusal or self._explain(error, data))
@@ -155,14 +153,14 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return  # the parser skips the body now; the whole request is parsed once more
         if not self.url.startswith(b"/"):
             self._reject(bad_request("the request's target must be a path that begins with /"))
         if self.url.startswith(b"//"):
             self._reject(ApiError(404, f"Invalid URL ({self.parser.get_method().decode('ascii')} //...)"))
         if not self.url.isascii():
             self._reject(bad_request("the request's target holds bytes that are not ASCII; encode them with %"))
-        if self.parser.should_upgrade():
-            return  # the parser skips the body now; the whole request is parsed once more
         self._stop_header_timer()
         self._awaits_head = False
         super().on_headers_complete()
@@ -171,16 +169,25 @@ class BoundedProtocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
-    def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Java's client offers HTTP/2 with every request, bodies included; the offer is passed over."""
+    def _parse(self, data: bytes) -> bytes:
+        """What is left to parse."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._without_upgrade() + data[upgrade.args[0] :]
+        return b""
+
+    def _without_upgrade(self) -> bytes:
+        """The head again, for a new parser. Java's client offers HTTP/2 with every request, bodies included; the
+        offer is passed over."""
         method = self.parser.get_method()
-        if method == b"CONNECT":
-            self._refuse(ApiError(405, "CONNECT is not supported", code="method_not_supported", headers=_ALLOW))
-            return
-        lines = [b"%b %b HTTP/1.1" % (method, self.url)]
-        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        headers = [header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
-        self.parser.feed_data(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
+        if method == b"CONNECT" or len(headers) == len(self.headers):
+            self._refusal = ApiError(405, "tunnels are not supported", code="method_not_supported", headers=_ALLOW)
+            raise httptools.HttpParserError(self._refusal.message)
+        lines = [b"%b %b HTTP/1.1" % (method, self.url), *(b"%b: %b" % header for header in headers)]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def on_response_complete(self) -> None:
         self._awaits_head = True
