@@ -41,6 +41,7 @@ class RunningGeneration:
         self.num_truncated_tokens = prompts.num_truncated_tokens
         self.prompt_logprobs: list[Any] = [None] * len(streams)
         self._ticket = ticket
+        self._streams = streams
         self._readers = readers
         self._num_choices = len(readers) // len(streams)  # of one prompt
         self._num_running = len(streams)
@@ -79,8 +80,13 @@ class RunningGeneration:
         for task in running:
             task.cancel()
         self._ticket.release()
-        if running:
-            await asyncio.wait(running)
+        try:
+            if running:
+                await asyncio.wait(running)
+        finally:
+            # A task that was cancelled before it began has closed nothing.
+            for stream in self._streams:
+                await stream.aclose()
 
     async def _fetch(self, prompt: int, stream: OutputStream) -> None:
         async def forward() -> None:
@@ -95,8 +101,6 @@ class RunningGeneration:
         except Exception as error:
             await stream.aclose()
             await self._outputs.put((prompt, error))
-        finally:
-            await stream.aclose()
 
     def _read(self, prompt: int, output: RequestOutput) -> None:
         self._metrics[prompt] = output.metrics

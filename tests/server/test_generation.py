@@ -1,0 +1,437 @@
+"""From a spec to events, over an engine that answers by script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from octavo.core.client import GenerateRequest
+from octavo.errors import EngineDeadError, GenerationTimeoutError, OverloadedError, UsageError
+from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.server.admission import Admission
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError
+from octavo.server.generation.events import (
+    ChoiceEnd,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    ToolCallDelta,
+    Usage,
+)
+from octavo.server.generation.fold import Choice, Folding
+from octavo.server.generation.run import start_chat, start_text
+from octavo.server.generation.spec import ChatSpec, Generation, NamedTool, TextSpec
+from octavo.server.model_manager import ModelManager
+from octavo.server.state import ServerState
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.vocabulary import Vocabulary
+from tests.support.fake_client import MAX_MODEL_LEN, FakeClient, Script, fake_model
+
+USER = {"role": "user", "content": "Hi"}
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object", "properties": {}}}}
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def make_state(**config: Any) -> ServerState:
+    settings = ServerConfig(**config)
+    manager = ModelManager([], None)  # type: ignore[arg-type]  # nobody asks it for a model here
+    return ServerState(config=settings, models=manager, admission=Admission(settings))
+
+
+class Harness:
+    """A fake engine with a state around it. After `run`, nothing may be left running."""
+
+    def __init__(self, tokenizer: Tokenizer, script: Script | Callable[[GenerateRequest], Script], **config: Any):
+        self.client = FakeClient(tokenizer, script)
+        self.model = fake_model(tokenizer, self.client)
+        self.config = config
+
+    def run(self, work: Callable[[ServerState], Coroutine[Any, Any, Any]]) -> Any:
+        async def whole() -> Any:
+            state = make_state(**self.config)
+            try:
+                return await work(state)
+            finally:
+                assert state.admission.num_requests == 0
+                assert all(stream.is_closed for stream in self.client.streams)
+
+        try:
+            return asyncio.run(whole())
+        finally:
+            self.model.prompts.close()
+
+    def events(self, spec: ChatSpec | TextSpec) -> list[Event]:
+        """All events of a request."""
+
+        async def work(state: ServerState) -> list[Event]:
+            return [event async for event in await self.start(state, spec)]
+
+        return list(self.run(work))
+
+    async def start(self, state: ServerState, spec: ChatSpec | TextSpec, request_id: str = "r") -> Generation:
+        if isinstance(spec, ChatSpec):
+            return await start_chat(state, self.model, spec, request_id)
+        return await start_text(state, self.model, spec, request_id)
+
+
+def choices_of(events: Sequence[Event]) -> list[Choice]:
+    folding = Folding()
+    for event in events:
+        folding.push(event)
+    return folding.choices()
+
+
+def chat(**fields: Any) -> ChatSpec:
+    return ChatSpec(**{"params": SamplingParams(max_tokens=None), "messages": [USER], **fields})
+
+
+def text(*prompts: str | list[int], **fields: Any) -> TextSpec:
+    return TextSpec(**{"params": SamplingParams(), "prompts": prompts or ["a"], **fields})
+
+
+def test_events_of_several_choices(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script(["Hel", "lo"], num_cached_tokens=3))
+    events = harness.events(chat(params=SamplingParams(n=2, logprobs=1)))
+    assert [choice.text for choice in choices_of(events)] == ["Hello", "Hello"]
+    assert isinstance(events[-1], Usage)
+    assert events[-1].num_cached_tokens == 3
+    assert events[-1].num_completion_tokens == sum(len(choice.token_ids) for choice in choices_of(events))
+    assert all(len(choice.logprobs) == len(choice.token_ids) for choice in choices_of(events))
+    assert sum(isinstance(event, ChoiceEnd) for event in events) == 2
+
+
+def test_several_prompts_have_choices_in_their_order(smollm2_tokenizer: Tokenizer) -> None:
+    def script(request: GenerateRequest) -> Script:
+        return Script([str(len(request.prompt_token_ids)), "!"], delay_s=0.01 if request.prompt == "a" else 0.0)
+
+    harness = Harness(smollm2_tokenizer, script)
+    events = harness.events(text([1], [1, 2], params=SamplingParams(n=2)))
+    assert [choice.text for choice in choices_of(events)] == ["1!", "1!", "2!", "2!"]
+    assert isinstance(events[-1], Usage)
+    assert events[-1].num_prompt_tokens == 3
+    assert events[-1].metrics.num_generated_tokens == 8
+
+
+def test_what_the_engine_gets(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script())
+    harness.events(text("a", priority=3, tenant="t", cache_salt="s"))
+    harness.events(text("a", priority=3, tenant="t", cache_salt=""))
+    harness.events(text("a"))
+    salted, of_tenant, plain = harness.client.requests
+    assert salted.priority == 3
+    assert plain.cache_salt == ""
+    assert len({salted.cache_salt, of_tenant.cache_salt, ""}) == 3
+
+
+def test_tokens_without_text_come_with_the_next_text(smollm2_tokenizer: Tokenizer) -> None:
+    """D15: half a character is no text, but its token and its log-probability are not lost."""
+    harness = Harness(smollm2_tokenizer, Script([("", [3]), ("x", [4]), ("", [5])]))
+    events = harness.events(text(params=SamplingParams(logprobs=0)))
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    assert [(delta.text, delta.token_ids) for delta in deltas] == [("x", (3, 4)), ("", (5,))]
+    assert [len(delta.logprobs) for delta in deltas] == [2, 1]
+
+
+# --- tools ---
+
+
+def test_a_model_without_tools_in_its_template_is_taught(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script(["I call. ", CALL[:20], CALL[20:]]))
+    events = harness.events(chat(tools=[ADD]))
+    (choice,) = choices_of(events)
+    assert choice.finish_reason == "tool_calls"
+    assert choice.text == "I call."
+    assert [(call.name, call.arguments) for call in choice.tool_calls] == [("add", '{"a": 1}')]
+    assert choice.tool_calls[0].call_id.startswith("call_")
+    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert '"name": "add"' in prompt
+
+
+def test_tools_that_must_not_be_called_are_not_shown(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script([CALL]))
+    (choice,) = choices_of(harness.events(chat(tools=[ADD], tool_choice="none")))
+    assert choice.text == CALL
+    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt_token_ids, skip_special_tokens=False)
+    assert "add" not in prompt
+
+
+@pytest.mark.parametrize(("choice", "others"), [("required", True), (NamedTool("sub"), False)])
+def test_a_tool_that_must_be_called_is_enforced(smollm2_tokenizer: Tokenizer, choice: Any, others: bool) -> None:
+    harness = Harness(smollm2_tokenizer, Script([CALL]))
+    harness.events(chat(tools=[ADD, SUB], tool_choice=choice))
+    params = harness.client.requests[0].params
+    assert isinstance(params, SamplingParams)
+    assert params.structured_outputs is not None
+    grammar = params.structured_outputs.grammar or ""
+    assert "sub" in grammar
+    assert ("add" in grammar) is others
+
+
+def test_one_call_where_only_one_is_wanted(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script([CALL, "\n" + CALL, " more"]))
+    two = choices_of(harness.events(chat(tools=[ADD])))[0]
+    one = choices_of(harness.events(chat(tools=[ADD], parallel_tool_calls=False)))[0]
+    assert len(two.tool_calls) == 2
+    assert len(one.tool_calls) == 1
+    assert one.finish_reason == "tool_calls"
+
+
+def test_a_call_that_was_cut_off(smollm2_tokenizer: Tokenizer) -> None:
+    """E17, and E8 of calls: what came is given, and the reason is the true one."""
+    harness = Harness(smollm2_tokenizer, Script([CALL[:45]], finish_reason="length"))
+    (choice,) = choices_of(harness.events(chat(tools=[ADD])))
+    assert choice.finish_reason == "length"
+    assert choice.tool_calls[0].name == "add"
+
+
+def test_a_call_in_any_pieces_is_the_same(smollm2_tokenizer: Tokenizer) -> None:
+    whole = "Yes. " + CALL
+    answers = set()
+    for size in (1, 2, 3, 7, len(whole)):
+        pieces = [whole[i : i + size] for i in range(0, len(whole), size)]
+        (choice,) = choices_of(Harness(smollm2_tokenizer, Script(pieces)).events(chat(tools=[ADD])))
+        answers.add((choice.text, choice.tool_calls[0].name, choice.tool_calls[0].arguments, choice.finish_reason))
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"params": SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))}, "tools"),
+        ({"params": BeamSearchParams(beam_width=2), "tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_contradictions_with_tools(smollm2_tokenizer: Tokenizer, fields: dict[str, Any], param: str) -> None:
+    harness = Harness(smollm2_tokenizer, Script())
+    with pytest.raises(UsageError) as caught:
+        harness.events(chat(tools=[ADD], **fields))
+    assert caught.value.param == param
+
+
+def test_a_fault_in_the_grammar_of_tools_names_the_tools(smollm2_tokenizer: Tokenizer) -> None:
+    error = UsageError(
+        "structured_outputs.grammar is wrong", param="structured_outputs.grammar", code="invalid_grammar"
+    )
+    harness = Harness(smollm2_tokenizer, Script(refusal=error))
+    with pytest.raises(UsageError) as caught:
+        harness.events(chat(tools=[ADD], tool_choice="required"))
+    assert (caught.value.param, str(caught.value)) == ("tools", "tools is wrong")
+
+
+# --- thinking ---
+
+
+def thinking_tokenizer(tokenizer: Tokenizer, opens: bool) -> Tokenizer:
+    """SmolLM2's, with a template of a model that thinks, which may open the thinking itself."""
+    vocabulary = tokenizer._vocabulary
+    end = "<think>\n" if opens else ""
+    template = "{% for m in messages %}{{ m.content }}</think>{% endfor %}" + end
+    fields = {name: getattr(vocabulary, name) for name in Vocabulary.__dataclass_fields__}
+    return Tokenizer(Vocabulary(**{**fields, "chat_template": template}))
+
+
+@pytest.mark.parametrize("opens", [False, True])
+def test_thinking_is_told_apart(smollm2_tokenizer: Tokenizer, opens: bool) -> None:
+    said = "hm, well</think>\n\nFine"
+    pieces = [*(("" if opens else "<think>") + said)]
+    harness = Harness(thinking_tokenizer(smollm2_tokenizer, opens), Script(pieces))
+    events = harness.events(chat())
+    (choice,) = choices_of(events)
+    assert (choice.reasoning, choice.text) == ("hm, well", "Fine")
+    assert any(isinstance(event, ReasoningDelta) for event in events)
+    assert isinstance(events[-1], Usage)
+    assert 0 < events[-1].num_reasoning_tokens < events[-1].num_completion_tokens
+    whole = Harness(thinking_tokenizer(smollm2_tokenizer, opens), Script(pieces))
+    (choice,) = choices_of(whole.events(chat(separates_reasoning=False)))
+    assert choice.reasoning is None
+    assert choice.text == "".join(pieces)
+
+
+def test_a_call_after_thinking(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(thinking_tokenizer(smollm2_tokenizer, False), Script(["<think>I call", "</think>", CALL]))
+    events = harness.events(chat(tools=[ADD]))
+    (choice,) = choices_of(events)
+    assert choice.reasoning == "I call"
+    assert [call.name for call in choice.tool_calls] == ["add"]
+    assert any(isinstance(event, ToolCallDelta) for event in events)
+
+
+# --- lengths ---
+
+
+def test_prompts_that_do_not_fit(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script())
+    for length in (MAX_MODEL_LEN, MAX_MODEL_LEN + 1):
+        with pytest.raises(UsageError) as caught:
+            harness.events(text([5] * length, params=SamplingParams(max_tokens=1)))
+        assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
+        assert str(MAX_MODEL_LEN) in str(caught.value)
+    with pytest.raises(UsageError) as caught:
+        harness.events(text([5] * 200, params=SamplingParams(max_tokens=100)))
+    assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
+    for number in ("200", "100", "300", "256", "56"):
+        assert number in str(caught.value)
+    assert not harness.client.requests
+
+
+def test_the_last_place_of_the_context_is_used(smollm2_tokenizer: Tokenizer) -> None:
+    """D4."""
+    harness = Harness(smollm2_tokenizer, Script(["a", "b"]))
+    harness.events(text([5] * (MAX_MODEL_LEN - 1), params=SamplingParams(max_tokens=1)))
+    harness.events(text([5] * (MAX_MODEL_LEN - 1), params=SamplingParams(max_tokens=16), max_tokens_may_shrink=True))
+    assert [request.params.max_tokens for request in harness.client.requests] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("limit", "side", "kept"),
+    [
+        (4, "left", [6, 7, 8, 9]),
+        (4, "middle", [0, 1, 8, 9]),
+        (3, "middle", [0, 1, 9]),
+        (1, "middle", [0]),
+        (10, "left", list(range(10))),
+        (None, "left", list(range(10))),
+    ],
+)
+def test_truncation(smollm2_tokenizer: Tokenizer, limit: int | None, side: Any, kept: list[int]) -> None:
+    async def work(state: ServerState) -> int:
+        spec = text(list(range(10)), truncate_prompt_tokens=limit, truncation_side=side)
+        generation = await harness.start(state, spec)
+        await generation.aclose()
+        return generation.num_truncated_tokens
+
+    harness = Harness(smollm2_tokenizer, Script())
+    assert harness.run(work) == 10 - len(kept)
+    assert harness.client.requests[0].prompt_token_ids == kept
+
+
+@pytest.mark.parametrize(("max_tokens", "kept"), [(56, 200), (None, 192)])
+def test_truncation_to_what_fits(smollm2_tokenizer: Tokenizer, max_tokens: int | None, kept: int) -> None:
+    harness = Harness(smollm2_tokenizer, Script())
+    harness.events(text([5] * 1000, params=SamplingParams(max_tokens=max_tokens), truncate_prompt_tokens=-1))
+    assert len(harness.client.requests[0].prompt_token_ids) == kept
+
+
+def test_a_conversation_that_renders_to_nothing(smollm2_tokenizer: Tokenizer) -> None:
+    """D3."""
+    vocabulary = smollm2_tokenizer._vocabulary
+    fields = {name: getattr(vocabulary, name) for name in Vocabulary.__dataclass_fields__}
+    harness = Harness(Tokenizer(Vocabulary(**{**fields, "chat_template": "{{ '' }}"})), Script())
+    with pytest.raises(UsageError) as caught:
+        harness.events(chat())
+    assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
+
+
+TEMPLATES = {
+    "E10": ("{{ messages.__class__.__mro__ }}", ApiError, None),
+    "E11": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ApiError, None),
+    "E14": ("{{ raise_exception('roles must alternate') }}", UsageError, "messages"),
+}
+
+
+@pytest.mark.parametrize(("template", "kind", "param"), TEMPLATES.values(), ids=TEMPLATES.keys())
+def test_templates_that_fail(
+    smollm2_tokenizer: Tokenizer, template: str, kind: type[Exception], param: str | None
+) -> None:
+    vocabulary = smollm2_tokenizer._vocabulary
+    fields = {name: getattr(vocabulary, name) for name in Vocabulary.__dataclass_fields__}
+    harness = Harness(Tokenizer(Vocabulary(**{**fields, "chat_template": template})), Script())
+    with pytest.raises(kind) as caught:
+        harness.events(chat())
+    assert getattr(caught.value, "param", None) == param
+    if isinstance(caught.value, ApiError):
+        assert (caught.value.status, caught.value.code) == (500, "internal_error")
+    else:
+        assert "roles must alternate" in str(caught.value)
+
+
+# --- ends ---
+
+
+def test_closing_aborts(smollm2_tokenizer: Tokenizer) -> None:
+    async def work(state: ServerState) -> None:
+        for num_read in (0, 1):
+            generation = await harness.start(state, text("a", "b", params=SamplingParams(n=2)))
+            for _ in range(num_read):
+                await generation.__anext__()
+            await generation.aclose()
+            await generation.aclose()
+            assert all(stream.was_aborted for stream in harness.client.streams)
+
+    harness = Harness(smollm2_tokenizer, Script(never_ends=True))
+    harness.run(work)
+
+
+def test_cancelling_the_reader_aborts(smollm2_tokenizer: Tokenizer) -> None:
+    async def work(state: ServerState) -> None:
+        generation = await harness.start(state, text())
+        reader = asyncio.create_task(generation.__anext__())  # type: ignore[arg-type]
+        await asyncio.sleep(0.01)
+        reader.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reader
+        await generation.aclose()
+
+    harness = Harness(smollm2_tokenizer, Script([], never_ends=True))
+    harness.run(work)
+
+
+def test_the_cancel_route_ends_it(smollm2_tokenizer: Tokenizer) -> None:
+    async def work(state: ServerState) -> None:
+        generation = await harness.start(state, text(tenant="me", cache_salt="x"), "mine")
+        assert not state.admission.cancel("mine", "you")
+        assert state.admission.cancel("mine", "me")
+        with pytest.raises(ApiError) as caught:
+            [event async for event in generation]
+        assert caught.value.code == "request_cancelled"
+
+    harness = Harness(smollm2_tokenizer, Script(never_ends=True))
+    harness.run(work)
+
+
+def test_a_request_that_runs_too_long(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script(never_ends=True), request_timeout=0.05)
+    with pytest.raises(GenerationTimeoutError):
+        harness.events(text())
+
+
+def test_an_engine_that_dies(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script(["a"], error=EngineDeadError("gone")))
+    with pytest.raises(EngineDeadError):
+        harness.events(text("a", "b"))
+
+
+def test_an_engine_that_refuses(smollm2_tokenizer: Tokenizer) -> None:
+    """The second of two prompts: the first one must not go on."""
+
+    def script(request: GenerateRequest) -> Script:
+        error = OverloadedError("restarting", code="engine_restarting")
+        return Script(never_ends=True, refusal=error if len(request.prompt_token_ids) == 2 else None)
+
+    harness = Harness(smollm2_tokenizer, script)
+    with pytest.raises(OverloadedError):
+        harness.events(text([1], [1, 2]))
+
+
+def test_an_engine_that_ends_a_request_by_itself(smollm2_tokenizer: Tokenizer) -> None:
+    harness = Harness(smollm2_tokenizer, Script(["a"], finish_reason="abort"))
+    with pytest.raises(EngineDeadError):
+        harness.events(text())
+
+
+def test_a_full_server(smollm2_tokenizer: Tokenizer) -> None:
+    async def work(state: ServerState) -> None:
+        first = await harness.start(state, text(params=SamplingParams(n=16)), "first")
+        with pytest.raises(OverloadedError) as caught:
+            await harness.start(state, text(), "second")
+        assert caught.value.code == "server_overloaded"
+        await first.aclose()
+        await (await harness.start(state, text(), "third")).aclose()
+
+    harness = Harness(smollm2_tokenizer, Script(never_ends=True), max_queue=0)
+    harness.run(work)
