@@ -82,9 +82,9 @@ class PyProgram {
         program_.add_record(spec);
     }
 
-    // One step: all records, then the sampling of `batch.sampling` from the value `logits` into `output`, and a copy
-    // of the logits if `output` has a place for them.
-    void run(nb::handle batch, int32_t logits, nb::handle output, nb::handle errors) {
+    // One step: all records that lead to the value `result`, then the sampling of `batch.sampling` from it into
+    // `output`, and a copy of it into `copy` unless that is None.
+    void run(nb::handle batch, int32_t result, nb::handle output, nb::handle errors, nb::handle copy) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");
         const StepArrays arrays(batch);
         const Step step = arrays.step();
@@ -92,27 +92,26 @@ class PyProgram {
         Finale finale{};
         const nb::object sampling_batch = batch.attr("sampling");
         if (!sampling_batch.is_none()) {
-            const ProgramValue& value = program_.values().at(logits);
+            const ProgramValue& value = program_.values().at(result);
             if (value.rows != RowSymbol::outputs) throw nb::value_error("only output rows are sampled");
             const size_t rows = step.num_outputs;
             sampling.emplace(sampling_batch, rows, value.cols);
             finale.kernel = find_kernel("sample", program_.isa())->run;
-            finale.task = {program_.value_data(logits), step.num_outputs, value.cols, sampling->batch(),
+            finale.task = {program_.value_data(result), step.num_outputs, value.cols, sampling->batch(),
                            read_step_output(output, errors, rows)};
             for (size_t r = 0; r < rows; ++r)
                 if (finale.task.batch.num_logprobs[r] > finale.task.output.num_top)
                     throw nb::value_error("num_logprobs exceeds the columns of top_ids");
         }
-        const nb::object kept = output.is_none() ? nb::none() : output.attr("logits");
-        float* const copy = kept.is_none() ? nullptr : logits_copy(kept, step.num_outputs, logits);
+        float* const target = copy.is_none() ? nullptr : copy_target(copy, step.num_outputs, result);
         nb::gil_scoped_release release;
         const auto lock = program_.lock();
         const std::string error = check_step(step, program_.limits());
         if (!error.empty()) throw std::invalid_argument(error);
-        program_.run(step, sampling ? &Finale::sample : nullptr, &finale);
-        if (copy)
-            std::memcpy(copy, program_.value_data(logits),
-                        sizeof(float) * step.num_outputs * program_.values().at(logits).cols);
+        program_.run(step, result, sampling ? &Finale::sample : nullptr, &finale);
+        if (target)
+            std::memcpy(target, program_.value_data(result),
+                        sizeof(float) * step.num_outputs * program_.values().at(result).cols);
     }
 
     void copy_blocks(const std::vector<std::pair<int32_t, int32_t>>& pairs) {
@@ -147,11 +146,11 @@ class PyProgram {
     Program& program() { return program_; }
 
   private:
-    float* logits_copy(nb::handle array, int32_t rows, int32_t logits) const {
+    float* copy_target(nb::handle array, int32_t rows, int32_t result) const {
         nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> copy;
         if (!nb::try_cast(array, copy, false) || copy.shape(0) != static_cast<size_t>(rows) ||
-            copy.shape(1) != static_cast<size_t>(program_.values().at(logits).cols))
-            throw nb::value_error("logits of the output must be contiguous float32 [output rows, vocabulary]");
+            copy.shape(1) != static_cast<size_t>(program_.values().at(result).cols))
+            throw nb::value_error("the copy must be contiguous float32 [output rows, columns of the value]");
         return copy.data();
     }
 
@@ -194,7 +193,8 @@ void bind_program(nb::module_& module) {
             [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
             "num_blocks"_a, "block_size"_a)
         .def("copy_blocks", &PyProgram::copy_blocks, "pairs"_a)
-        .def("run", &PyProgram::run, "batch"_a, "logits"_a, "output"_a.none(), "errors"_a.none())
+        .def("run", &PyProgram::run, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
+             "copy"_a.none() = nb::none())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("profile", &PyProgram::profile)
         .def("close", &PyProgram::close)

@@ -39,6 +39,7 @@ Step largest_step(const StepLimits& limits) {
 struct Program::RunContext {
     Program* program;
     const Step* step;
+    size_t end;  // records to walk
     ThreadPool::Job finale;
     void* finale_context;
 };
@@ -180,48 +181,56 @@ void Program::update_rows(const Step& step) {
     }
 }
 
-void Program::run(const Step& step, ThreadPool::Job finale, void* finale_context) {
+size_t Program::end_of(int32_t output) const {
+    for (size_t i = records_.size(); i > 0; --i)
+        if (records_[i - 1]->spec.output == output) return i;
+    return records_.size();
+}
+
+void Program::run(const Step& step, int32_t output, ThreadPool::Job finale, void* finale_context) {
     if (closed()) throw std::runtime_error("the executor is closed");
     if (!caches_.empty() && options_.limits.num_blocks == 0) throw std::runtime_error("no cache was allocated");
     update_rows(step);
-    RunContext context{this, &step, finale, finale_context};
+    RunContext context{this, &step, end_of(output), finale, finale_context};
     if (options_.checked) {
-        run_checked(step);
+        run_checked(step, context.end);
         if (finale) pool_->run(finale, finale_context);
         return;
     }
     pool_->run(
         [](void* pointer, Worker& worker) {
             const RunContext& c = *static_cast<RunContext*>(pointer);
-            c.program->walk(*c.step, worker);
+            c.program->walk(*c.step, c.end, worker);
             if (c.finale) c.finale(c.finale_context, worker);
         },
         &context);
 }
 
-void Program::walk(const Step& step, Worker& worker) {
+void Program::walk(const Step& step, size_t end, Worker& worker) {
     const bool timed = options_.profiled && worker.index == 0;
     auto start = timed ? Clock::now() : Clock::time_point{};
-    for (const auto& record : records_) {
+    for (size_t i = 0; i < end; ++i) {
+        Record* const record = records_[i].get();
         record->kernel->run(record->args, step, worker);
         worker.barrier();
         if (timed) {
-            const auto end = Clock::now();
-            record->nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(end - start).count();
+            const auto now = Clock::now();
+            record->nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start).count();
             ++record->calls;
-            start = end;
+            start = now;
         }
     }
 }
 
-void Program::run_checked(const Step& step) {
+void Program::run_checked(const Step& step, size_t end) {
     struct Single {
         Record* record;
         const Step* step;
     };
-    for (const auto& record : records_) {
+    for (size_t i = 0; i < end; ++i) {
+        Record* const record = records_[i].get();
         poison(*record);
-        Single single{record.get(), &step};
+        Single single{record, &step};
         pool_->run(
             [](void* pointer, Worker& worker) {
                 const Single& s = *static_cast<Single*>(pointer);

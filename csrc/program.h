@@ -59,9 +59,10 @@ class Program {
     void allocate_cache(int32_t num_blocks, int32_t block_size);
     void copy_block(int32_t source, int32_t destination);
 
-    // Walks the records on all workers. The step has been checked. Not reentrant: callers hold `lock()`.
-    // `finale` (may be null) runs on all workers after the last record, in the same pass over the pool.
-    void run(const Step& step, ThreadPool::Job finale, void* finale_context);
+    // Walks the records on all workers, up to the one that makes the value `output` (all, if none does). The step has
+    // been checked. Not reentrant: callers hold `lock()`. `finale` (may be null) runs on all workers after the last of
+    // these records, in the same pass over the pool.
+    void run(const Step& step, int32_t output, ThreadPool::Job finale, void* finale_context);
 
     std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
     void close();
@@ -95,8 +96,9 @@ class Program {
     View make_view(int32_t value, int32_t rows) const;
     void bind(Record& record);
     void update_rows(const Step& step);
-    void walk(const Step& step, Worker& worker);
-    void run_checked(const Step& step);
+    size_t end_of(int32_t output) const;
+    void walk(const Step& step, size_t end, Worker& worker);
+    void run_checked(const Step& step, size_t end);
     void poison(const Record& record) const;
     void check_finite(const Record& record) const;
 

@@ -54,6 +54,7 @@ class Batch:
     logits_indices: Int32  # [R], index into the T tokens
     sampling: SamplingBatch | None = None  # None: no sampling; only logits
     return_logits: bool = False
+    return_hidden_states: bool = False  # instead of logits: the step ends before the output head
 
 
 @dataclass(slots=True)
@@ -69,3 +70,4 @@ class StepOutput:
     top_ids: Int32  # [R, max(num_logprobs, 0)], most likely first, -1 beyond a row's own number
     top_logprobs: Float32  # same shape
     logits: Float32 | None = None  # [R, vocab] if return_logits
+    hidden_states: Float32 | None = None  # [R, hidden] if return_hidden_states: what the output head would get

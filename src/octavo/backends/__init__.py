@@ -49,7 +49,10 @@ class Executor(Protocol):
         """Allocates the paged cache, once, before the first step."""
 
     def execute(self, batch: Batch) -> StepOutput:
-        """Runs one step, sampling included. One call, whatever the mix of prefill and decode."""
+        """Runs one step, sampling included. One call, whatever the mix of prefill and decode.
+
+        With `return_hidden_states` it ends before the output head, and nothing is sampled.
+        """
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copies whole cache blocks (source, destination) in every layer: copy-on-write."""

@@ -87,9 +87,16 @@ class ReferenceExecutor:
     def execute(self, batch: Batch) -> StepOutput:
         self._check(batch)
         step = _Step(batch, self._dtype, self._weights, self._caches)
+        result = self._graph.hidden_states if batch.return_hidden_states else self._graph.output
         for node in self._graph.nodes:
             step.results[node.output] = node.op.evaluate(step)
-        logits = step.results[self._graph.output]
+            if node.output == result:
+                break
+        if batch.return_hidden_states:
+            output = _unsampled(len(batch.logits_indices))
+            output.hidden_states = step.results[result]  # float64 where the executor was asked for it
+            return output
+        logits = step.results[result]
         if batch.sampling is None:
             output = _unsampled(logits.shape[0])
         else:

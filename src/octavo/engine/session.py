@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 
 from octavo.backends import Executor
 from octavo.config import EngineConfig
-from octavo.engine.async_engine import AsyncEngine, Sink
+from octavo.engine.async_engine import AsyncEngine, EmbeddingSink, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.pooling import Pooling
 from octavo.engine.prompts import Message, Prompt, PromptEncoder
 from octavo.engine.request import Request
 from octavo.errors import OctavoError, UsageError
@@ -107,6 +108,13 @@ class Session:
     def last_round_age_s(self) -> float:
         """Since the engine's thread last looked for something to do, which it does before every step."""
         return time.monotonic() - self._engine.last_round_at
+
+    def submit_pooling(
+        self, request_id: str, prompt_token_ids: Sequence[int], pooling: Pooling, sink: EmbeddingSink
+    ) -> None:
+        """Embeds a prompt: the sink gets its vector. Raises UsageError for a wrong prompt, otherwise as `submit`."""
+        request = self.model().engine.create_pooling_request(request_id, prompt_token_ids, pooling)
+        self._engine.submit_pooling(request, sink)
 
     def abort(self, request_id: str) -> None:
         """Ends a request within a step."""

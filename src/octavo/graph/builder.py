@@ -85,6 +85,14 @@ class Graph:
         self._output = value
 
     @property
+    def hidden_states(self) -> Value:
+        """What the output head gets: [OUTPUTS, hidden]. Raises GraphError if the graph does not end in one."""
+        head = next((node.op for node in self.nodes if node.output == self.output), None)
+        if not isinstance(head, Logits):
+            raise GraphError("the graph does not end in an output head")
+        return head.x
+
+    @property
     def attention_layers(self) -> list[AttentionParams]:
         """What each layer's cache must hold, in the order of the operations."""
         return [node.op.params for node in self.nodes if isinstance(node.op, (Attention, FusedAttention))]

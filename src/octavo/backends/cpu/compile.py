@@ -113,8 +113,7 @@ class _Compiler:
         self._program.finish()
         weight_bytes = {p.name: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
         weight_bytes |= {name: weight.nbytes for name, weight in packed.items()}
-        logits = self._values[self._graph.output]
-        return CpuExecutor(self._program, self._graph, logits, weight_bytes, self._isa, self._threads)
+        return CpuExecutor(self._program, self._graph, self._values, weight_bytes, self._isa, self._threads)
 
     def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
         memory = plan(self._graph, largest_rows(limits))

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from octavo.graph.builder import Graph
     from octavo.graph.cost import Cost
     from octavo.graph.ops import StepSizes
+    from octavo.graph.values import Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,15 @@ class CpuExecutor:
         self,
         program: _native.Program,
         graph: Graph,
-        logits: int,
+        values: Mapping[Value, int],
         weight_bytes: Mapping[str, int],
         isa: str,
         thread_plan: ThreadPlan,
     ) -> None:
-        """logits: index of the program's value [OUTPUTS, vocab]. weight_bytes: of each weight, as packed."""
+        """values: which value of the program each value of the graph is. weight_bytes: of each weight, as packed."""
         self._program = program
         self._graph = graph
-        self._logits = logits
+        self._values = values
         self._weight_bytes = weight_bytes
         self._workspace_bytes = program.workspace_bytes
         self.isa = isa
@@ -82,12 +83,16 @@ class CpuExecutor:
         """Runs one step. Raises ValueError for a batch whose arrays or numbers do not fit, before anything runs."""
         rows = len(batch.logits_indices)
         output = _empty_output(rows, batch)
-        if batch.return_logits:
-            output.logits = np.empty((rows, self._graph.output.cols), np.float32)
+        result = self._graph.hidden_states if batch.return_hidden_states else self._graph.output
+        copy = np.empty((rows, result.cols), np.float32) if batch.return_logits or batch.return_hidden_states else None
         errors = np.zeros(rows, np.int32)
-        self._program.run(batch, self._logits, output, errors)
+        self._program.run(batch, self._values[result], output, errors, copy)
         if batch.sampling is not None:
             raise_row_errors(errors)
+        if batch.return_hidden_states:
+            output.hidden_states = copy
+        else:
+            output.logits = copy
         return output
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

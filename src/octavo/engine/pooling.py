@@ -1,0 +1,178 @@
+"""Embeddings: prompts whose last hidden states are pooled to one vector, computed beside the generation.
+
+They borrow blocks of the KV cache for as long as they take and give them back: nothing of them is kept for others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import Executor
+from octavo.batch import Batch, Float32
+from octavo.engine.block_pool import BlockPool
+from octavo.errors import NumericalError, OctavoError
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import EngineLimits
+
+Pooling: TypeAlias = Literal["mean", "last"]
+
+
+class Embedding(NamedTuple):
+    """The vector of one prompt, [hidden_size], not normalised; or why there is none."""
+
+    request_id: str
+    vector: Float32 | None
+    error: OctavoError | None = None
+
+
+@dataclass(slots=True, eq=False)
+class PoolingRequest:
+    """A prompt through its life. Its blocks are all there from its first step on, so it always comes to its end."""
+
+    request_id: str
+    token_ids: list[int]
+    pooling: Pooling
+    block_table: list[int] = field(default_factory=list)
+    num_computed_tokens: int = 0
+    total: NDArray[np.float64] | None = None  # sum of the hidden states so far, or the last one
+
+
+class PoolingQueue:
+    """Prompts in their order of arrival; those that fit share a step."""
+
+    def __init__(self, executor: Executor, pool: BlockPool, limits: EngineLimits) -> None:
+        self._executor = executor
+        self._pool = pool
+        self._limits = limits
+        self._requests: deque[PoolingRequest] = deque()
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def add(self, request: PoolingRequest) -> None:
+        """Queues a request whose prompt has been checked, and is no longer than the cache."""
+        self._requests.append(request)
+
+    def abort(self, request_id: str) -> Embedding | None:
+        """Ends a request. None: it is not here."""
+        request = next((item for item in self._requests if item.request_id == request_id), None)
+        if request is None:
+            return None
+        self._end(request)
+        return Embedding(request_id, None, OctavoError(f"{request_id} was aborted"))
+
+    def step(self) -> list[Embedding]:
+        """One step over the first requests; the vectors of those that are complete. Empty if no blocks are free."""
+        chunks = self._schedule()
+        if not chunks:
+            return []
+        hidden_states = self._executor.execute(self._batch(chunks)).hidden_states
+        assert hidden_states is not None
+        embeddings = []
+        row = 0
+        for request, num_tokens in chunks:
+            num_rows = self._num_rows(request, num_tokens)
+            if num_rows:
+                self._pool_rows(request, hidden_states[row : row + num_rows])
+            row += num_rows
+            request.num_computed_tokens += num_tokens
+            if request.num_computed_tokens == len(request.token_ids):
+                self._end(request)
+                embeddings.append(self._embedding(request))
+        return embeddings
+
+    def block_tables(self) -> list[list[int]]:
+        """Of all requests, for integrity checks."""
+        return [request.block_table for request in self._requests]
+
+    def _schedule(self) -> list[tuple[PoolingRequest, int]]:
+        """Who computes how many tokens: first come, first served, within all limits of a step."""
+        limits = self._limits
+        chunks: list[tuple[PoolingRequest, int]] = []
+        num_tokens, num_rows = limits.max_num_batched_tokens, limits.max_num_outputs
+        for request in self._requests:
+            if len(chunks) == limits.max_num_seqs or not self._has_blocks(request):
+                break
+            count = min(len(request.token_ids) - request.num_computed_tokens, num_tokens)
+            if request.pooling == "mean":
+                count = min(count, num_rows)
+            elif num_rows == 0:
+                break
+            if count == 0:
+                break
+            chunks.append((request, count))
+            num_tokens -= count
+            num_rows -= self._num_rows(request, count)
+        return chunks
+
+    def _has_blocks(self, request: PoolingRequest) -> bool:
+        """Takes the blocks of the whole prompt at once, or waits."""
+        if not request.block_table:
+            needed = -(-len(request.token_ids) // self._limits.block_size)
+            if needed > self._pool.num_free_blocks:
+                return False
+            request.block_table = [self._pool.allocate() for _ in range(needed)]
+        return True
+
+    @staticmethod
+    def _num_rows(request: PoolingRequest, num_tokens: int) -> int:
+        """Hidden states that a chunk asks for."""
+        if request.pooling == "mean":
+            return num_tokens
+        return int(request.num_computed_tokens + num_tokens == len(request.token_ids))
+
+    def _batch(self, chunks: list[tuple[PoolingRequest, int]]) -> Batch:
+        size = self._limits.block_size
+        widest = max(len(request.block_table) for request, _ in chunks)
+        tables = np.zeros((len(chunks), widest), np.int32)
+        token_ids: list[int] = []
+        positions: list[NDArray[np.int32]] = []
+        slots: list[NDArray[np.int32]] = []
+        rows: list[int] = []
+        for i, (request, count) in enumerate(chunks):
+            table = tables[i]
+            table[: len(request.block_table)] = request.block_table
+            first = request.num_computed_tokens
+            at = np.arange(first, first + count, dtype=np.int32)
+            token_ids += request.token_ids[first : first + count]
+            positions.append(at)
+            slots.append(table[at // size] * size + at % size)
+            rows += range(len(token_ids) - self._num_rows(request, count), len(token_ids))
+        counts = [count for _, count in chunks]
+        return Batch(
+            token_ids=np.array(token_ids, np.int32),
+            positions=np.concatenate(positions),
+            query_start_loc=np.cumsum([0, *counts], dtype=np.int32),
+            seq_lens=np.array([request.num_computed_tokens + count for request, count in chunks], np.int32),
+            block_tables=tables,
+            slot_mapping=np.concatenate(slots).astype(np.int32, copy=False),
+            logits_indices=np.array(rows, np.int32),
+            return_hidden_states=True,
+        )
+
+    @staticmethod
+    def _pool_rows(request: PoolingRequest, rows: NDArray[np.floating]) -> None:
+        added = rows.sum(axis=0, dtype=np.float64)
+        request.total = added if request.total is None else request.total + added
+
+    def _end(self, request: PoolingRequest) -> None:
+        self._requests.remove(request)
+        for block_id in request.block_table:
+            self._pool.free(block_id)
+        request.block_table = []
+
+    @staticmethod
+    def _embedding(request: PoolingRequest) -> Embedding:
+        assert request.total is not None
+        num_rows = len(request.token_ids) if request.pooling == "mean" else 1
+        vector = (request.total / num_rows).astype(np.float32)
+        if not np.isfinite(vector).all():
+            name = request.request_id
+            return Embedding(name, None, NumericalError(f"{name} failed: its hidden states are not finite"))
+        return Embedding(request.request_id, vector)

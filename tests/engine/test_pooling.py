@@ -1,0 +1,121 @@
+"""Embeddings: the pooled last hidden states of prompts, whatever they are computed beside."""
+
+from __future__ import annotations
+
+import queue
+
+import numpy as np
+import pytest
+import torch
+
+from octavo.backends import ExecutorLimits, get_backend
+from octavo.batch import Float32
+from octavo.engine.async_engine import AsyncEngine
+from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.pooling import Embedding, Pooling
+from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.graph.passes import optimize
+from octavo.sampling_params import SamplingParams
+from tests.support import tiny_models
+from tests.support.fake_executor import FakeTokenizer
+
+VOCAB = 96
+PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enumerate([5, 40, 1, 17, 90, 33])]
+
+
+def engine(name: str = "llama", backend: str = "cpu", *, num_blocks: int = 24, max_model_len: int = 128) -> Engine:
+    graph, weights = tiny_models.tiny_graph(name)
+    limits = EngineLimits(max_model_len, 4, 32, 20, 8, num_blocks, VOCAB)
+    executor = get_backend(backend).compile(optimize(graph), weights, ExecutorLimits(32, 4, 20, max_model_len))
+    executor.allocate_cache(num_blocks, 8)
+    return Engine(executor, FakeTokenizer(), limits)  # type: ignore[arg-type]
+
+
+def embed(engine: Engine, prompts: list[list[int]], pooling: Pooling) -> list[Float32]:
+    for i, prompt in enumerate(prompts):
+        engine.add_pooling_request(engine.create_pooling_request(f"e{i}", prompt, pooling))
+    vectors: dict[str, Float32] = {}
+    while engine.has_work:
+        for item in engine.step():
+            if isinstance(item, Embedding):
+                assert item.vector is not None
+                vectors[item.request_id] = item.vector
+        engine.scheduler.kv_cache.pool.check_integrity(
+            [s.block_table for s in engine.scheduler.running] + engine._pooling.block_tables()
+        )
+    assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
+    return [vectors[f"e{i}"] for i in range(len(prompts))]
+
+
+@pytest.mark.parametrize("name", tiny_models.CONFIGS)
+def test_hidden_states_are_those_of_transformers(name: str) -> None:
+    model = tiny_models.tiny_model(name)
+    with torch.no_grad():
+        output = model(torch.tensor([PROMPTS[1]]), output_hidden_states=True)
+    expected = output.hidden_states[-1][0].double().numpy()  # after the last norm
+    subject = engine(name, "reference")
+    for pooling, wanted in (("mean", expected.mean(axis=0)), ("last", expected[-1])):
+        (vector,) = embed(subject, [PROMPTS[1]], pooling)  # type: ignore[arg-type]
+        assert np.abs(vector - wanted).max() < 1e-4 * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_together_alone_and_beside_generation(pooling: Pooling) -> None:
+    alone = [embed(engine(), [prompt], pooling)[0] for prompt in PROMPTS]
+    together = embed(engine(), PROMPTS, pooling)
+    busy = engine()
+    for i in range(3):
+        busy.add_request(busy.create_request(f"g{i}", PROMPTS[i], SamplingParams(max_tokens=20, temperature=0)))
+    beside = embed(busy, PROMPTS, pooling)
+    for a, b, c in zip(alone, together, beside, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)  # the order of a float64 sum
+        np.testing.assert_allclose(a, c, rtol=0, atol=2e-6)
+    assert len({vector.tobytes() for vector in alone}) == len(PROMPTS)
+
+
+def test_generation_is_the_same_beside_embeddings() -> None:
+    def generate(with_embeddings: bool) -> list[list[int]]:
+        subject = engine(num_blocks=20)  # too few for all at once
+        for i in range(4):
+            params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
+            subject.add_request(subject.create_request(f"g{i}", PROMPTS[i], params))
+        tokens: dict[str, list[int]] = {}
+        if with_embeddings:
+            for i, prompt in enumerate(PROMPTS):
+                subject.add_pooling_request(subject.create_pooling_request(f"e{i}", prompt, "mean"))
+        while subject.has_work:
+            for item in subject.step():
+                if not isinstance(item, Embedding):
+                    tokens[item.request_id] = item.outputs[0].token_ids
+        return [tokens[f"g{i}"] for i in range(4)]
+
+    assert generate(with_embeddings=True) == generate(with_embeddings=False)
+
+
+def test_refusals() -> None:
+    subject = engine(num_blocks=4, max_model_len=64)
+    for prompt, code in (([], "empty_array"), ([VOCAB], "token_out_of_range"), ([1] * 33, "context_length_exceeded")):
+        with pytest.raises(UsageError) as caught:
+            subject.create_pooling_request("e", prompt, "mean")
+        assert caught.value.code == code
+    assert len(embed(subject, [[1] * 32], "mean")[0]) == embed(subject, [[1]], "last")[0].size
+
+
+def test_abort_and_close() -> None:
+    items: queue.SimpleQueue[Float32 | OctavoError] = queue.SimpleQueue()
+    subject = engine()
+    first = subject.create_pooling_request("a", PROMPTS[4], "mean")
+    subject.add_pooling_request(first)
+    subject.step()
+    assert subject.scheduler.kv_cache.pool.num_used_blocks > 0
+    aborted = subject.abort("a")
+    assert isinstance(aborted, Embedding)
+    assert isinstance(aborted.error, OctavoError)
+    assert subject.scheduler.kv_cache.pool.num_used_blocks == 0
+    assert not subject.has_work
+    thread = AsyncEngine(subject)
+    thread.submit_pooling(subject.create_pooling_request("b", PROMPTS[0], "last"), items.put)
+    assert isinstance(items.get(timeout=10), np.ndarray)
+    thread.close()
+    with pytest.raises(EngineDeadError):
+        thread.submit_pooling(subject.create_pooling_request("c", PROMPTS[0], "last"), items.put)
