@@ -30,9 +30,10 @@ def by_type(*known: str, default: str | None = None) -> Callable[[Any], str]:
     """For `pydantic.Discriminator`: the `type` of an object, `default` if it has none, UNSUPPORTED if it is another."""
 
     def tag(value: Any) -> str:
-        if not isinstance(value, dict):
-            return known[0]
-        kind = value.get("type", default)
+        if isinstance(value, dict):
+            kind = value.get("type", default)
+        else:
+            kind = getattr(value, "type", known[0])  # of a model that is written out, or of what is no object
         return kind if isinstance(kind, str) and kind in known else UNSUPPORTED
 
     return tag
