@@ -20,6 +20,12 @@ class ClientGoneError(Exception):
     """The client left; nobody reads the answer."""
 
 
+def shutting_down() -> ApiError:
+    """What requests get that the server's end leaves no time for."""
+    message = "the server is shutting down"
+    return ApiError(503, message, code="server_shutting_down", headers={"Retry-After": "10"})
+
+
 class OpenRequests:
     """The requests whose answers are being made, each with what ends it early."""
 

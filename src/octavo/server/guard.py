@@ -6,6 +6,7 @@ is not known to be allowed; what fails behind the door leaves it as the error en
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import secrets
@@ -20,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.access_log import AccessRecord
 from octavo.server.api_keys import ApiKeys
 from octavo.server.config import ServerConfig
-from octavo.server.disconnect import ClientGoneError
+from octavo.server.disconnect import ClientGoneError, shutting_down
 from octavo.server.errors import ApiError, log_failure, to_api_error
 from octavo.server.json_body import quote
 from octavo.server.origins import OriginRules
@@ -83,6 +84,9 @@ class Guard:
             await self._serve(scope, receive, answer, body)
         except ClientGoneError:
             record.status = CLIENT_CLOSED_REQUEST
+        except asyncio.CancelledError:  # by the web server, whose last task this is
+            if not record.status:
+                await answer.send_error(shutting_down(), body, receive)
         except Exception as error:
             api_error = to_api_error(error, record.request_id)
             if api_error.status == 500:

@@ -19,7 +19,7 @@ from fastapi import FastAPI
 
 from octavo.errors import OctavoError, UsageError
 from octavo.server.config import ServerConfig
-from octavo.server.errors import ApiError
+from octavo.server.disconnect import shutting_down
 from octavo.server.http_protocol import IDLE_TIMEOUT_S, ConnectionLimits, RateLimitedWarning, protocol_factory
 
 _NUM_OTHER_FILES = 16  # for the engine, logs and files that are opened while the server runs
@@ -130,9 +130,10 @@ async def serve(
             draining = asyncio.ensure_future(on_drain(received[0]))
             await _first_of(draining, asyncio.create_task(second.wait()))
             draining.cancel()
-            await _end_requests(app, server)
-        await serving
     finally:
+        # Also if this task is cancelled: those who wait are told.
+        await _end_requests(app, server)
+        await asyncio.wait({serving}, timeout=_END_S * 3)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         serving.cancel()
@@ -186,8 +187,7 @@ async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool])
 
 
 async def _end_requests(app: FastAPI, server: uvicorn.Server) -> None:
-    error = ApiError(503, "the server is shutting down", code="server_shutting_down", headers={"Retry-After": "10"})
-    app.state.open_requests.end_all(error)
+    app.state.open_requests.end_all(shutting_down())
     time = asyncio.get_running_loop().time
     until = time() + _END_S
     while server.server_state.tasks and time() < until:
