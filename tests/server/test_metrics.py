@@ -1,0 +1,340 @@
+"""What the server counts: names that dashboards know, numbers that never fall, labels that nobody can multiply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+from prometheus_client.openmetrics import parser as openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.core.client import EngineState, EngineStatus, GenerateRequest
+from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
+from octavo.sampling_params import SamplingParams
+from octavo.server.metrics import ServerMetrics
+from octavo.server.observed_client import ObservedClient
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import FakeClient, Script
+from tests.support.scripted_app import ScriptedApp, scripted_app
+from tests.support.server import RunningServer
+
+# What boards and autoscalers made for vLLM ask for.
+EXPECTED = {
+    "vllm:num_requests_running": "gauge",
+    "vllm:num_requests_waiting": "gauge",
+    "vllm:kv_cache_usage_perc": "gauge",
+    "vllm:gpu_cache_usage_perc": "gauge",
+    "vllm:cache_config_info": "gauge",
+    "vllm:prefix_cache_queries": "counter",
+    "vllm:prefix_cache_hits": "counter",
+    "vllm:num_preemptions": "counter",
+    "vllm:prompt_tokens": "counter",
+    "vllm:generation_tokens": "counter",
+    "vllm:request_success": "counter",
+    "vllm:iteration_tokens_total": "histogram",
+    "vllm:time_to_first_token_seconds": "histogram",
+    "vllm:inter_token_latency_seconds": "histogram",
+    "vllm:time_per_output_token_seconds": "histogram",
+    "vllm:request_time_per_output_token_seconds": "histogram",
+    "vllm:e2e_request_latency_seconds": "histogram",
+    "vllm:request_queue_time_seconds": "histogram",
+    "vllm:request_prefill_time_seconds": "histogram",
+    "vllm:request_decode_time_seconds": "histogram",
+    "vllm:request_inference_time_seconds": "histogram",
+    "vllm:request_prompt_tokens": "histogram",
+    "vllm:request_generation_tokens": "histogram",
+    "vllm:request_max_num_generation_tokens": "histogram",
+    "vllm:request_params_n": "histogram",
+    "vllm:request_params_max_tokens": "histogram",
+}
+DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "octavo.json"
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
+
+
+class ScriptedEngine(FakeClient):
+    """A fake client whose own figures are scripted too."""
+
+    numbers: dict[str, object]
+    the_status: EngineStatus
+    answer_delay_s = 0.0
+
+    def status(self) -> EngineStatus:
+        return self.the_status
+
+    async def metrics(self) -> dict[str, object]:
+        await asyncio.sleep(self.answer_delay_s)
+        if self.the_status.state is not EngineState.READY:
+            raise OverloadedError("restarting", code="engine_restarting")
+        return self.numbers
+
+
+@pytest.fixture
+def engine(smollm2_tokenizer: Tokenizer) -> ScriptedEngine:
+    engine = ScriptedEngine(smollm2_tokenizer)
+    engine.the_status = EngineStatus(EngineState.READY, pid=1, num_blocks=64)
+    engine.numbers = engine_numbers(preemptions=3, steps=[1, 2, 0])
+    return engine
+
+
+def engine_numbers(*, preemptions: int, steps: list[int]) -> dict[str, object]:
+    counts = {"bounds": [1, 8], "counts": steps, "total": 4.0 * sum(steps)}
+    return {"num_preemptions_total": preemptions, "num_steps_total": sum(steps), "batched_tokens": counts}
+
+
+def samples(metrics: ServerMetrics) -> dict[str, float]:
+    """By name and labels beside model and engine, such as `vllm:request_success_total{stop}`."""
+    found = {}
+    for family in text_string_to_metric_families(metrics.export("")[0].decode()):
+        for sample in family.samples:
+            others = [value for name, value in sample.labels.items() if name not in ("model_name", "engine")]
+            found[sample.name + (f"{{{','.join(others)}}}" if others else "")] = sample.value
+    return found
+
+
+def observe(
+    tokenizer: Tokenizer, script: Script, num_outputs: int | None = None, params: SamplingParams | None = None
+) -> ServerMetrics:
+    """The metrics after one request, which is closed after so many outputs; None: at its end."""
+    metrics = ServerMetrics()
+
+    async def run() -> None:
+        client = ObservedClient(FakeClient(tokenizer, script), metrics, "m")
+        request = GenerateRequest(prompt_token_ids=[1, 2, 3, 4, 5], params=params or SamplingParams())
+        stream = await client.generate(request)
+        try:
+            seen = 0
+            while seen != num_outputs:
+                await stream.__anext__()
+                seen += 1
+        except (StopAsyncIteration, EngineDeadError, NumericalError):
+            pass
+        await stream.aclose()
+        await metrics.refresh()
+
+    asyncio.run(run())
+    return metrics
+
+
+def test_a_finished_request_is_counted_once_everywhere(smollm2_tokenizer: Tokenizer) -> None:
+    script = Script(["a", "b", "c"], num_cached_tokens=2, finish_reason="length")
+    found = samples(observe(smollm2_tokenizer, script, params=SamplingParams(n=2, max_tokens=7)))
+    assert found["vllm:prompt_tokens_total"] == found["vllm:prefix_cache_queries_total"] == 5
+    assert found["vllm:prefix_cache_hits_total"] == 2
+    assert found["vllm:generation_tokens_total"] == 6
+    assert found["vllm:request_success_total{length}"] == 2  # one a choice, as vLLM counts
+    assert found["vllm:request_success_total{stop}"] == found["vllm:request_success_total{abort}"] == 0
+    assert found["vllm:time_to_first_token_seconds_count"] == 1
+    assert found["vllm:inter_token_latency_seconds_count"] == 4  # between three tokens of two choices
+    assert found["vllm:time_per_output_token_seconds_count"] == 4
+    assert found["vllm:e2e_request_latency_seconds_count"] == 1
+    assert found["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.001)
+    assert found["vllm:request_inference_time_seconds_sum"] == pytest.approx(0.005)
+    assert found["vllm:request_generation_tokens_sum"] == 6
+    assert found["vllm:request_max_num_generation_tokens_sum"] == 3
+    assert found["vllm:request_params_n_sum"] == 2
+    assert found["vllm:request_params_max_tokens_sum"] == 7
+    assert found["vllm:requests_cancelled_total{prefill}"] == found["vllm:requests_cancelled_total{decode}"] == 0
+
+
+@pytest.mark.parametrize(("num_outputs", "phase"), [(0, "prefill"), (1, "decode")])
+def test_a_cancelled_request_says_how_far_it_came(smollm2_tokenizer: Tokenizer, num_outputs: int, phase: str) -> None:
+    found = samples(observe(smollm2_tokenizer, Script(["a", "b", "c"]), num_outputs))
+    assert found[f"vllm:requests_cancelled_total{{{phase}}}"] == 1
+    assert found["vllm:request_success_total{abort}"] == 1
+    assert found["vllm:request_success_total{stop}"] == 0
+    assert found["vllm:generation_tokens_total"] == num_outputs
+
+
+@pytest.mark.parametrize(("error", "num_corrupted"), [(EngineDeadError("gone"), 0), (NumericalError("NaN"), 1)])
+def test_an_engine_error_ends_a_request_once(
+    smollm2_tokenizer: Tokenizer, error: Exception, num_corrupted: int
+) -> None:
+    found = samples(observe(smollm2_tokenizer, Script(["a"], error=error)))
+    assert found["vllm:request_success_total{error}"] == 1
+    assert found["vllm:request_success_total{abort}"] == 0
+    assert found["vllm:corrupted_requests_total"] == num_corrupted
+
+
+def test_a_request_that_the_engine_refuses_has_never_run(smollm2_tokenizer: Tokenizer) -> None:
+    metrics = ServerMetrics()
+    client = ObservedClient(FakeClient(smollm2_tokenizer, Script(refusal=UsageError("no"))), metrics, "m")
+    with pytest.raises(UsageError):
+        asyncio.run(client.generate(GenerateRequest(prompt_token_ids=[1], params=SamplingParams())))
+    assert not any(value for name, value in samples(metrics).items() if "request_success" in name)
+
+
+def test_counters_never_fall_when_an_engine_is_restarted(engine: ScriptedEngine) -> None:
+    metrics = ServerMetrics()
+    ObservedClient(engine, metrics, "m")
+    asyncio.run(metrics.refresh())
+    engine.the_status = replace(engine.the_status, pid=2, num_restarts=1)
+    engine.numbers = engine_numbers(preemptions=4, steps=[0, 1, 1])  # more than before: only the process tells
+    asyncio.run(metrics.refresh())
+    asyncio.run(metrics.refresh())
+    found = samples(metrics)
+    assert found["vllm:num_preemptions_total"] == 7
+    assert found["vllm:engine_restarts_total"] == 1
+    assert found["vllm:iteration_tokens_total_count"] == 5
+    assert found["vllm:iteration_tokens_total_sum"] == 20
+    assert found["vllm:iteration_tokens_total_bucket{8.0}"] == 4
+    ObservedClient(engine, metrics, "m")  # unloaded and loaded again: its client begins at 0
+    engine.the_status = replace(engine.the_status, pid=3, num_restarts=0)
+    asyncio.run(metrics.refresh())
+    assert samples(metrics)["vllm:engine_restarts_total"] == 1
+    assert samples(metrics)["vllm:num_preemptions_total"] == 11
+
+
+def test_gauges_are_those_of_now(engine: ScriptedEngine) -> None:
+    metrics = ServerMetrics()
+    client = ObservedClient(engine, metrics, "m")
+    engine.the_status = EngineStatus(EngineState.READY, num_running=2, num_waiting=5, num_used_blocks=16, num_blocks=64)
+    asyncio.run(metrics.refresh())
+    found = samples(metrics)
+    assert found["vllm:num_requests_running"] == 2
+    assert found["vllm:num_requests_waiting"] == 5
+    assert found["vllm:kv_cache_usage_perc"] == found["vllm:gpu_cache_usage_perc"] == 0.25
+    assert found["vllm:engine_state{ready}"] == 1
+    engine.the_status = EngineStatus(EngineState.RESTARTING, num_restarts=1)
+    asyncio.run(metrics.refresh())
+    found = samples(metrics)
+    assert (found["vllm:engine_state{ready}"], found["vllm:engine_state{restarting}"]) == (0, 1)
+    assert found["vllm:num_preemptions_total"] == 3  # what it last said
+    asyncio.run(client.close())
+    assert "vllm:num_requests_running" not in samples(metrics)
+    assert samples(metrics)["vllm:num_preemptions_total"] == 3
+
+
+def test_a_busy_engine_does_not_hold_a_scrape_up(engine: ScriptedEngine) -> None:
+    metrics = ServerMetrics()
+    ObservedClient(engine, metrics, "m")
+    engine.answer_delay_s = 30
+    begin = time.perf_counter()
+    asyncio.run(metrics.refresh())
+    assert time.perf_counter() - begin < 2
+    assert samples(metrics)["vllm:engine_state{ready}"] == 1
+
+
+def test_labels_of_http_requests_are_bounded() -> None:
+    metrics = ServerMetrics()
+    for i in range(10_000):
+        metrics.http_request("/v1/models", f"FOO-{i}", 405, "method_not_supported")
+        metrics.http_request(None, "GET", 404)
+    assert len(metrics.http) == 2
+    assert metrics.http["/v1/models", "other", 405] == 10_000
+
+
+def test_rejections_are_counted_by_their_code() -> None:
+    metrics = ServerMetrics()
+    metrics.http_request("/v1/chat/completions", "POST", 503, "server_overloaded")
+    metrics.http_request("/v1/chat/completions", "POST", 400, "integer_above_max_value")
+    metrics.http_request("/v1/chat/completions", "POST", 500, "internal_error")
+    metrics.http_request("/v1/models", "GET", 404, "model_not_found")
+    assert metrics.rejected == {"server_overloaded": 1, "invalid_request": 1, "other": 1}
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "1a", 'a"', "a:b"])
+def test_a_wrong_prefix_is_refused(prefix: str) -> None:
+    with pytest.raises(UsageError, match="metrics_prefix is"):
+        ServerMetrics(prefix)
+
+
+@pytest.fixture(scope="module")
+def app(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedApp]:
+    client = FakeClient(smollm2_tokenizer, Script(["a", "b", "c"]))
+    with scripted_app(client, smollm2_tokenizer) as running:
+        yield running
+
+
+def test_both_formats_by_accept(app: ScriptedApp) -> None:
+    assert httpx.post(app.url + "/v1/chat/completions", json=CHAT).status_code == 200
+    plain = httpx.get(app.url + "/metrics")
+    assert plain.headers["content-type"].startswith("text/plain; version=0.0.4")
+    types = {family.name: family.type for family in text_string_to_metric_families(plain.text)}
+    assert EXPECTED.items() <= types.items()
+    assert types["process_resident_memory_bytes"] == "gauge"
+    # As Prometheus 2 and 3 ask; the colon of the names must survive.
+    for accept in ("application/openmetrics-text;version=1.0.0;q=0.8,text/plain;q=0.5", "application/openmetrics-text"):
+        modern = httpx.get(app.url + "/metrics", headers={"Accept": accept})
+        assert modern.headers["content-type"].startswith("application/openmetrics-text")
+        names = {family.name for family in openmetrics.text_string_to_metric_families(modern.text)}
+        assert names >= EXPECTED.keys()
+
+
+def test_unknown_methods_and_paths_do_not_make_the_answer_longer(app: ScriptedApp) -> None:
+    with httpx.Client(base_url=app.url) as client:
+        for i in range(20):
+            client.request(f"FOO-{i}", "/v1/models")
+            client.get(f"/v1/nothing-{i}")
+        before = len(client.get("/metrics").text.splitlines())
+        for i in range(20, 40):
+            client.request(f"FOO-{i}", "/v1/models")
+            client.get(f"/v1/nothing-{i}")
+        text = client.get("/metrics").text
+    assert len(text.splitlines()) == before
+    assert "FOO" not in text
+    assert "nothing" not in text
+
+
+def test_every_metric_of_the_dashboard_is_exported(app: ScriptedApp) -> None:
+    exported = set()
+    text = httpx.get(app.url + "/metrics").text
+    for family in text_string_to_metric_families(text):
+        suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+        exported |= {family.name + suffix for suffix in suffixes[family.type]}
+    board = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    queries += [variable["definition"] for variable in board["templating"]["list"] if "definition" in variable]
+    used = {name for query in queries for name in re.findall(r"(?:vllm:|process_)\w+", query)}
+    assert len(used) > 20
+    assert used <= exported
+
+
+def test_the_dashboard_can_be_imported() -> None:
+    board = json.loads(DASHBOARD.read_text())
+    assert board["templating"]["list"][0]["type"] == "datasource"
+    ids = [panel["id"] for panel in board["panels"]]
+    assert len(ids) == len(set(ids))
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        for target in panel.get("targets", []):
+            assert target["datasource"]["uid"] == "${datasource}"
+            assert target["expr"].count("(") == target["expr"].count(")")
+
+
+def test_scraping_is_cheap(app: ScriptedApp) -> None:
+    with httpx.Client(base_url=app.url) as client:
+        seconds = []
+        for _ in range(10):
+            begin = time.perf_counter()
+            client.get("/metrics")
+            seconds.append(time.perf_counter() - begin)
+    assert min(seconds) < 0.1
+
+
+def test_a_real_server(server: RunningServer) -> None:
+    with server.client as client:
+        before = client.get("/metrics").text
+        answer = client.post("/v1/chat/completions", json={**CHAT, "temperature": 0}).json()
+        after = client.get("/metrics").text
+
+    def value(text: str, name: str) -> float:
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+    def growth(name: str) -> float:
+        return value(after, name) - value(before, name)
+
+    assert growth("vllm:generation_tokens_total") == answer["usage"]["completion_tokens"]
+    assert growth("vllm:prompt_tokens_total") == answer["usage"]["prompt_tokens"]
+    assert growth("vllm:time_to_first_token_seconds_count") == 1
+    assert growth("vllm:iteration_tokens_total_count") >= answer["usage"]["completion_tokens"]
+    assert growth('vllm:http_requests_total{method="POST",route="/v1/chat/completions",status="200"}') == 1
+    assert value(after, "vllm:engine_resident_memory_bytes") > 50e6
+    assert re.search(r'^vllm:cache_config_info\{.*block_size="\d+".*\} 1.0$', after, re.MULTILINE)
