@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import json
 from collections.abc import Iterator
@@ -59,7 +60,12 @@ def _hello(fake: ScriptedServer) -> None:
 
 
 def client_of(server: ScriptedServer | RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60)
+    return _client(server.url)
+
+
+@functools.cache  # a client reads all certificates of the machine
+def _client(url: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
 
 
 def streamed(server: ScriptedServer, **body: Any) -> list[ResponseStreamEvent]:
