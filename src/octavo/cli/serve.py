@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -45,7 +46,7 @@ def serve(
     engine died too often.
     """
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # until the server has a better answer to it
+    _end_at_once_on_signals()
     config = ServerConfig.from_options(server_options)
     specs = _specs(models or [DEFAULT_MODEL], engine_options)
     # Here, not above: other commands must not wait for a web server to be imported.
@@ -66,6 +67,15 @@ def serve(
         report = _Report(url, progress, began)
         report.phase("start", time.monotonic() - began)
         anyio.run(run_server, config, specs, sock, report)
+
+
+def _end_at_once_on_signals() -> None:
+    """Until the server has a better answer to them, when there is nothing to clean up yet.
+
+    An exception would not do: raised in the middle of an import it can become any other.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 
 class _Report:

@@ -1,0 +1,243 @@
+"""How `octavo serve` begins and ends: what is answered while it loads, exit codes, SIGTERM, nothing left behind."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.support.processes import octavo
+from tests.support.server import RunningServer, running_server, start_server
+
+CHAT = "/v1/chat/completions"
+NEVER_LOADED = {"OCTAVO_FAULT": "load:sleep:1"}
+
+
+def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
+    """A request that runs for exactly so many tokens."""
+    messages = [{"role": "user", "content": "Count."}]
+    return {"messages": messages, "max_tokens": max_tokens, "ignore_eos": True, **fields}
+
+
+def error_of(response: httpx.Response) -> tuple[int, str | None]:
+    return response.status_code, response.json()["error"]["code"]
+
+
+@pytest.fixture
+def loading(smollm2_path: Path) -> Iterator[RunningServer]:
+    """A server whose model is never loaded."""
+    running = start_server(smollm2_path, env=NEVER_LOADED)
+    try:
+        running.wait_listening()
+        yield running
+    finally:
+        running.kill()
+
+
+def test_http_answers_while_the_model_loads(loading: RunningServer) -> None:
+    with loading.client as client:
+        assert client.get("/health/live").status_code == 200
+        ready = client.get("/health/ready")
+        assert error_of(ready) == (503, "model_loading")
+        assert ready.json()["status"] == "loading"
+        assert client.get("/health").status_code == 503
+        answer = client.post(CHAT, json=body(4))
+        assert error_of(answer) == (503, "model_loading")
+        assert int(answer.headers["retry-after"]) >= 1
+        card = client.get("/v1/models").json()["data"][0]
+        assert (card["state"], card["max_model_len"]) == ("loading", None)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_while_the_model_loads(loading: RunningServer, number: signal.Signals, code: int) -> None:
+    began = time.monotonic()
+    loading.signal(number)
+    assert loading.wait(5) == code
+    assert time.monotonic() - began < 3
+    assert "Traceback" not in loading.output
+
+
+def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) -> None:
+    with socket.socket() as used:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        result = octavo("serve", smollm2_path, "--port", port, env=NEVER_LOADED)
+    assert result.returncode == 4
+    assert len(result.stderr.splitlines()) == 1
+    assert str(port) in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (["--port", "70000"], 2, "port is 70000; it must be from 0 to 65535"),
+        (["--drain", "soon"], 2, "drain is 'soon'"),
+        (["--host", "0.0.0.0"], 2, "--allow-unauthenticated"),
+        (["--max-num-seqs", "0"], 2, "max_num_seqs is 0"),
+        (["a=smollm2", "qwen"], 2, "NAME=qwen"),
+        (["a=smollm2", "a=smollm2"], 2, "two models"),
+        (["=smollm2"], 2, "NAME=MODEL"),
+        (["--api-key-file", "/nowhere"], 2, "/nowhere"),
+        (["--ssl-certfile", "/nowhere"], 2, "/nowhere"),
+        (["--no-such-option"], 2, "--no-such-option"),
+        (["/nowhere/model.gguf"], 3, "/nowhere/model.gguf"),
+        (["smollm2", "--kv-cache-memory", "900GiB"], 4, "900.00 GiB"),
+        (["smollm2", "--models-memory", "50MiB"], 4, "models_memory"),
+    ],
+)
+def test_what_keeps_it_from_starting(arguments: list[str], code: int, part: str) -> None:
+    result = octavo("serve", "--port", "0", *arguments)
+    assert result.returncode == code, result.stderr
+    assert part in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_file_that_is_no_model(tmp_path: Path) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(b"GGUF" + b"\xff" * 100)
+    result = octavo("serve", "--port", "0", path)
+    assert (result.returncode, "Traceback" in result.stderr) == (3, False)
+    assert "broken.gguf" in result.stderr.splitlines()[-1]
+
+
+class Streams:
+    """Several answers that are streamed at the same time, each read by a thread."""
+
+    def __init__(self, server: RunningServer, count: int, max_tokens: int) -> None:
+        self.texts = [""] * count
+        self.statuses = [0] * count
+        self._server = server
+        self._threads = [threading.Thread(target=self._read, args=(i, max_tokens)) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_until_running(self, running: int, waiting: int) -> None:
+        """running: how many have had output."""
+        end = time.monotonic() + 30
+        with self._server.client as client:
+            while time.monotonic() < end:
+                model = client.get("/dashboard/data").json()["models"][0]
+                if model["num_waiting"] >= waiting and sum("data:" in text for text in self.texts) >= running:
+                    return
+                time.sleep(0.02)
+        raise AssertionError(f"they do not run: {model}")
+
+    def finish(self) -> list[str]:
+        for thread in self._threads:
+            thread.join(60)
+        return self.texts
+
+    def _read(self, i: int, max_tokens: int) -> None:
+        with self._server.client as client, client.stream("POST", CHAT, json=body(max_tokens, stream=True)) as answer:
+            self.statuses[i] = answer.status_code
+            for line in answer.iter_lines():
+                self.texts[i] += line + "\n"
+
+
+@contextmanager
+def small_server(model: Path, *arguments: str) -> Iterator[RunningServer]:
+    """Runs four sequences at once."""
+    options = ("--kv-cache-memory", "256MiB", "--max-num-seqs", "4", *arguments)
+    with running_server(f"smollm2={model}", *options) as running:
+        yield running
+
+
+def test_sigterm_lets_those_inside_finish(smollm2_path: Path) -> None:
+    with small_server(smollm2_path) as server, server.client as client:
+        streams = Streams(server, 8, 80)
+        streams.wait_until_running(4, 1)
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        while client.get("/health/ready").status_code == 200:
+            assert time.monotonic() - began < 0.2
+        assert error_of(client.get("/health/ready")) == (503, "server_shutting_down")
+        assert client.get("/health/live").status_code == 200
+        refused = client.post(CHAT, json=body(4))
+        assert error_of(refused) == (503, "server_shutting_down")
+        assert "retry-after" in refused.headers
+        for text in streams.finish():
+            assert '"finish_reason":"length"' in text
+            assert text.rstrip().endswith("data: [DONE]")
+        assert server.wait() == 0
+
+
+def test_the_drain_has_an_end(smollm2_path: Path) -> None:
+    with small_server(smollm2_path, "--drain", "500ms") as server:
+        streams = Streams(server, 6, 4000)
+        streams.wait_until_running(4, 1)
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.wait() == 0
+        assert 0.5 < time.monotonic() - began < 4
+        check_ended_by_an_error(streams)
+
+
+def test_a_second_signal_ends_it_at_once(smollm2_path: Path) -> None:
+    with small_server(smollm2_path) as server:
+        streams = Streams(server, 6, 4000)
+        streams.wait_until_running(4, 1)
+        server.signal(signal.SIGTERM)
+        time.sleep(0.3)
+        assert server.process.poll() is None
+        server.signal(signal.SIGTERM)
+        began = time.monotonic()
+        assert server.wait() == 0
+        assert time.monotonic() - began < 3
+        check_ended_by_an_error(streams)
+
+
+def check_ended_by_an_error(streams: Streams) -> None:
+    for text, status in zip(streams.finish(), streams.statuses, strict=True):
+        if status == 200:
+            assert '"code":"server_shutting_down"' in text.replace(" ", "")
+            assert '"finish_reason":"' not in text.replace(" ", "")
+            assert text.rstrip().endswith("data: [DONE]")
+        else:
+            assert status == 503
+
+
+def test_ctrl_c_at_a_terminal_reaches_all_processes(smollm2_path: Path) -> None:
+    with small_server(smollm2_path) as server:
+        for process in [*server.children(), server.process]:
+            process.send_signal(signal.SIGINT)
+        assert server.wait() == 0
+
+
+def test_the_lines_of_a_start(server: RunningServer) -> None:
+    for part in ("weights", "tokenizer", "cache", "ready", "context: 8,192 tokens", "memory: weights 92.1 MiB"):
+        server.wait_for_line(part, 1)
+    assert server.wait_for_line("export", 1) == f"export OPENAI_BASE_URL={server.url}/v1"
+
+
+def test_an_engine_in_the_same_process(smollm2_path: Path) -> None:
+    with small_server(smollm2_path, "--in-process") as server, server.client as client:
+        assert server.children() == []
+        assert client.post(CHAT, json=body(4)).status_code == 200
+
+
+def test_an_engine_that_dies_too_often_ends_the_server(smollm2_path: Path) -> None:
+    running = start_server(smollm2_path, "--kv-cache-memory", "64MiB", env={"OCTAVO_FAULT": "step:kill:1"})
+    try:
+        running.wait_ready()
+        end = time.monotonic() + 60
+        with running.client as client:
+            while running.process.poll() is None and time.monotonic() < end:
+                try:
+                    assert client.post(CHAT, json=body(4)).status_code in (500, 503)
+                except httpx.TransportError:
+                    break
+                time.sleep(0.1)
+        assert running.wait(20) == 5
+        assert "Traceback" not in running.output
+        assert "4 times within 5 minutes" in running.lines[-1]
+    finally:
+        running.kill()
