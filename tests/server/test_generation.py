@@ -28,8 +28,8 @@ from octavo.server.generation.spec import ChatSpec, Generation, NamedTool, TextS
 from octavo.server.model_manager import ModelManager
 from octavo.server.state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
-from octavo.tokenizer.vocabulary import Vocabulary
 from tests.support.fake_client import MAX_MODEL_LEN, FakeClient, Script, fake_model
+from tests.support.scripted_server import with_template
 
 USER = {"role": "user", "content": "Hi"}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
@@ -169,7 +169,7 @@ def test_a_tool_that_must_be_called_is_enforced(smollm2_tokenizer: Tokenizer, ch
     assert params.structured_outputs is not None
     grammar = params.structured_outputs.grammar or ""
     assert "sub" in grammar
-    assert ("add" in grammar) is others
+    assert ('\\"add' in grammar) is others
 
 
 def test_one_call_where_only_one_is_wanted(smollm2_tokenizer: Tokenizer) -> None:
@@ -228,11 +228,8 @@ def test_a_fault_in_the_grammar_of_tools_names_the_tools(smollm2_tokenizer: Toke
 
 def thinking_tokenizer(tokenizer: Tokenizer, opens: bool) -> Tokenizer:
     """SmolLM2's, with a template of a model that thinks, which may open the thinking itself."""
-    vocabulary = tokenizer._vocabulary
     end = "<think>\n" if opens else ""
-    template = "{% for m in messages %}{{ m.content }}</think>{% endfor %}" + end
-    fields = {name: getattr(vocabulary, name) for name in Vocabulary.__dataclass_fields__}
-    return Tokenizer(Vocabulary(**{**fields, "chat_template": template}))
+    return with_template(tokenizer, "{% for m in messages %}{{ m.content }}</think>{% endfor %}" + end)
 
 
 @pytest.mark.parametrize("opens", [False, True])
@@ -319,9 +316,7 @@ def test_truncation_to_what_fits(smollm2_tokenizer: Tokenizer, max_tokens: int |
 
 def test_a_conversation_that_renders_to_nothing(smollm2_tokenizer: Tokenizer) -> None:
     """D3."""
-    vocabulary = smollm2_tokenizer._vocabulary
-    fields = {name: getattr(vocabulary, name) for name in Vocabulary.__dataclass_fields__}
-    harness = Harness(Tokenizer(Vocabulary(**{**fields, "chat_template": "{{ '' }}"})), Script())
+    harness = Harness(with_template(smollm2_tokenizer, "{{ '' }}"), Script())
     with pytest.raises(UsageError) as caught:
         harness.events(chat())
     assert (caught.value.param, caught.value.code) == ("messages", "invalid_value")
@@ -338,9 +333,7 @@ TEMPLATES = {
 def test_templates_that_fail(
     smollm2_tokenizer: Tokenizer, template: str, kind: type[Exception], param: str | None
 ) -> None:
-    vocabulary = smollm2_tokenizer._vocabulary
-    fields = {name: getattr(vocabulary, name) for name in Vocabulary.__dataclass_fields__}
-    harness = Harness(Tokenizer(Vocabulary(**{**fields, "chat_template": template})), Script())
+    harness = Harness(with_template(smollm2_tokenizer, template), Script())
     with pytest.raises(kind) as caught:
         harness.events(chat())
     assert getattr(caught.value, "param", None) == param
