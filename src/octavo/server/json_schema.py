@@ -27,6 +27,7 @@ MAX_PROPERTIES_OF_ONE = 2048
 MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
 MAX_MAXIMUM = 2**31 - 1  # of maxLength, maxItems, maxProperties
 MAX_EXACT_NUMBER = 2**53
+MAX_PATTERN_CHARS = 8192
 MAX_TOOLS = 128
 
 # Those of the engine's compiler.
@@ -386,6 +387,8 @@ def _check_format(value: str, place: str) -> None:
 
 def _check_pattern(pattern: str, place: str, is_enforced: bool) -> None:
     """Patterns that only describe may be any that some engine understands."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise _SchemaError(place, f"has {len(pattern):,} characters; the limit is {MAX_PATTERN_CHARS:,}")
     error = _compile_error({"type": "string", "pattern": pattern})
     if not error or (not is_enforced and _is_python_regex(pattern)):
         return

@@ -6,23 +6,45 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from llguidance import LLMatcher
+
+from octavo.engine.deep_stack import run_on_deep_stack
 from octavo.server.tool_parsers import Tool
 
 # Models that have lost the thread fill JSON with white space up to the limit of tokens; so much is allowed in a row.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+_TIMEOUT_S = 2.0
 
 
-def arguments_schema(tool: Tool) -> dict[str, Any]:
-    """The schema of a tool's arguments; a tool that says nothing about them has none."""
-    schema = tool["function"].get("parameters")
-    if not schema:
-        return {"type": "object", "properties": {}, "additionalProperties": False}
-    return schema if "type" in schema else {"type": "object", **schema}
+_NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
+_OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
+_ANY_ARGUMENTS = {"type": "object"}
 
 
-def json_value(schema: dict[str, Any]) -> str:
-    """A JSON value after `schema`, as the right-hand side of a rule."""
-    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': _WHITESPACE}})}"
+def arguments_value(tool: Tool) -> str:
+    """The arguments of a tool, as the right-hand side of a rule.
+
+    Those of a `strict` tool follow its schema to the letter. Those of another follow it as far as it can be enforced:
+    keywords that cannot be are left out, and where nothing else helps any object will do. Unless its schema speaks of
+    further arguments, there are none, for models would invent some.
+    """
+    function = tool["function"]
+    schema = function.get("parameters") or _NO_ARGUMENTS
+    if "type" not in schema:
+        schema = {"type": "object", **schema}
+    if function.get("strict"):
+        return _json_value(schema, is_strict=True)
+    if not _OPENS_OBJECT & schema.keys():
+        schema = {**schema, "additionalProperties": False}
+    value = _json_value(schema, is_strict=False)
+    grammar = LLMatcher.grammar_from_lark(f"start: {value}")
+    has_error = run_on_deep_stack(lambda: bool(LLMatcher.validate_grammar(grammar)), _TIMEOUT_S)
+    return value if has_error is False else _json_value(_ANY_ARGUMENTS, is_strict=True)
+
+
+def _json_value(schema: dict[str, Any], *, is_strict: bool) -> str:
+    options = {"whitespace_pattern": _WHITESPACE, "lenient": not is_strict}
+    return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
 
 def literal(text: str) -> str:
@@ -30,9 +52,7 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def calls_grammar(
-    tools: Sequence[Tool], start: str, before: Callable[[str], str], after: str, wrap: str = "arguments"
-) -> str:
+def calls_grammar(tools: Sequence[Tool], start: str, before: Callable[[str], str], after: str) -> str:
     """A grammar of calls.
 
     start: the rule for the whole answer in terms of `call`. before: what stands before the arguments of the tool with
@@ -42,6 +62,6 @@ def calls_grammar(
     for index, tool in enumerate(tools):
         head = literal(before(tool["function"]["name"]))
         tail = f" {literal(after)}" if after else ""
-        rules.append(f"call_{index}: {head} {wrap}_{index}{tail}")
-        rules.append(f"{wrap}_{index}: {json_value(arguments_schema(tool))}")
+        rules.append(f"call_{index}: {head} arguments_{index}{tail}")
+        rules.append(f"arguments_{index}: {arguments_value(tool)}")
     return "\n".join(rules) + "\n"

@@ -1,0 +1,196 @@
+"""Grammars that force tool calls, over the vocabulary of a real model."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.engine.constrained import GrammarCompiler
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.sampling_params import StructuredOutputsParams
+from octavo.server.json_schema import check_tools
+from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, Tool, tool_formats
+from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.support.tool_outputs import TOOLS, realistic_tools, tool
+
+FORMATS = sorted(tool_formats())
+STRICT = {
+    "type": "function",
+    "function": {
+        "name": "book",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "seats": {"type": "integer", "minimum": 1, "maximum": 9},
+                "class": {"enum": ["first", "second"]},
+                "stops": {"type": "array", "items": {"$ref": "#/$defs/stop"}, "maxItems": 2},
+            },
+            "required": ["seats", "class"],
+            "additionalProperties": False,
+            "$defs": {"stop": {"type": "string", "maxLength": 8}},
+        },
+    },
+}
+
+
+class Compiled:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._compiler = GrammarCompiler(tokenizer, tokenizer.vocab_size)
+        is_mark = [bool(set(tokenizer.token_bytes(i)) & set(b'"}]')) for i in range(tokenizer.vocab_size)]
+        self._is_mark = np.array(is_mark)
+
+    def start(self, format_name: str, tools: list[Tool], parallel: bool = False) -> Any:
+        grammar = tool_formats()[format_name].grammar(tools, parallel)
+        return self._compiler.compile(StructuredOutputsParams(grammar=grammar)).start().matcher
+
+    def accepts(self, format_name: str, tools: list[Tool], text: str, parallel: bool = False) -> bool:
+        matcher = self.start(format_name, tools, parallel)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
+
+    def random_answer(self, format_name: str, tools: list[Tool], seed: int, max_tokens: int = 120) -> tuple[str, bool]:
+        """An answer that the grammar allows, and whether it is complete; every other token may end something."""
+        matcher, rng = self.start(format_name, tools, parallel=True), np.random.default_rng(seed)
+        token_ids: list[int] = []
+        while len(token_ids) < max_tokens:
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            bits = bits[: len(self._is_mark)] > 0
+            bits[list(self.tokenizer.eos_token_ids)] = False
+            allowed, marks = np.flatnonzero(bits), np.flatnonzero(bits & self._is_mark)
+            if not allowed.size or (matcher.is_accepting() and rng.random() < 0.3):
+                break
+            token_ids.append(int(rng.choice(marks if marks.size and rng.random() < 0.5 else allowed)))
+            matcher.consume_token(token_ids[-1])
+        return self.tokenizer.decode(token_ids, skip_special_tokens=False), matcher.is_accepting()
+
+
+@pytest.fixture(scope="module")
+def compiled(smollm2_path: Path) -> Compiled:
+    return Compiled(load_tokenizer(open_checkpoint(smollm2_path)))
+
+
+def parse(format_name: str, tools: list[Tool], text: str) -> tuple[str, list[tuple[str, str]]]:
+    parser = tool_formats()[format_name].create_parser(tools)
+    content, calls = "", []
+    for part in [*parser.push(text), *parser.finish()]:
+        if isinstance(part, TextPart):
+            content += part.text
+        elif isinstance(part, CallStart):
+            calls.append((part.name, ""))
+        elif isinstance(part, CallArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return content, calls
+
+
+CALL = {
+    "hermes": '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
+    "llama3_json": '{"name": "NAME", "parameters": ARGUMENTS}',
+    "mistral": '[TOOL_CALLS][{"name": "NAME", "arguments": ARGUMENTS}]',
+    "functionary": "<function=NAME>ARGUMENTS</function>",
+    "functionary_recipients": "NAME\nARGUMENTS",
+    "gemma": '```json\n{"name": "NAME", "parameters": ARGUMENTS}\n```',
+}
+
+
+def call(format_name: str, name: str, arguments: str) -> str:
+    return CALL[format_name].replace("NAME", name).replace("ARGUMENTS", arguments)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("tool_name", "arguments", "is_right"),
+    [
+        ("book", '{"seats": 2, "class": "first"}', True),
+        ("book", '{"seats":2,"class":"second","stops":["Ulm"]}', True),
+        ("book", '{\n  "seats": 2,\n  "class": "first"\n}', True),
+        ("book", '{"seats": 0, "class": "first"}', False),
+        ("book", '{"seats": 2, "class": "third"}', False),
+        ("book", '{"seats": 2}', False),
+        ("book", '{"seats": 2, "class": "first", "more": 1}', False),
+        ("book", '{"seats": 2, "class": "first", "stops": ["much too long"]}', False),
+        ("book", '{"seats": 2,         "class": "first"}', False),  # nine spaces
+        ("look", '{"seats": 2, "class": "first"}', False),
+        ("now", "{}", True),
+        ("now", '{"a": 1}', False),
+    ],
+)
+def test_right_calls_are_accepted_and_wrong_ones_are_not(
+    compiled: Compiled, name: str, tool_name: str, arguments: str, is_right: bool
+) -> None:
+    tools = [STRICT, {"type": "function", "function": {"name": "now"}}]
+    text = call(name, tool_name, arguments)
+    assert compiled.accepts(name, tools, text) is is_right
+    if is_right:
+        assert parse(name, tools, text) == ("", [(tool_name, arguments)])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_text_instead_of_a_call_is_not_accepted(compiled: Compiled, name: str) -> None:
+    assert not compiled.accepts(name, TOOLS, "I would rather talk.")
+    assert not compiled.accepts(name, TOOLS, "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_several_calls_only_in_parallel(compiled: Compiled, name: str) -> None:
+    one = call(name, "now", "{}")
+    separator = {"llama3_json": "; ", "functionary_recipients": ">>>"}.get(name, "\n")
+    two = '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]'
+    text = two if name == "mistral" else separator.join([one, one])
+    assert compiled.accepts(name, TOOLS, text, parallel=True)
+    assert not compiled.accepts(name, TOOLS, text, parallel=False)
+    assert parse(name, TOOLS, text) == ("", [("now", "{}"), ("now", "{}")])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_parser_reads_whatever_the_grammar_allows(compiled: Compiled, name: str) -> None:
+    tools = [STRICT, *TOOLS]
+    names = {item["function"]["name"] for item in tools}
+    num_complete = 0
+    for seed in range(12):
+        text, is_complete = compiled.random_answer(name, tools, seed)
+        content, calls = parse(name, tools, text)
+        if not is_complete:
+            assert {called for called, _ in calls} <= names
+            continue
+        num_complete += 1
+        assert content == ""
+        assert calls
+        for called, arguments in calls:
+            assert called in names
+            assert arguments in text
+            assert isinstance(json.loads(arguments), dict)
+            assert not re.search(r"[ \n\r\t]{9}", re.sub(r'"(\\.|[^"\\])*"', "s", arguments))
+    assert num_complete >= 3
+
+
+def test_keywords_that_cannot_be_enforced_are_left_out_for_tools_that_are_not_strict(compiled: Compiled) -> None:
+    numbers = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
+    item = tool("sort", {"numbers": numbers, "how": {"type": "string", "format": "int32"}}, ("numbers",))
+    assert compiled.accepts("hermes", [item], call("hermes", "sort", '{"numbers": [1, 1]}'))
+    assert not compiled.accepts("hermes", [item], call("hermes", "sort", '{"numbers": ["a"]}'))
+    assert not compiled.accepts("hermes", [item], call("hermes", "sort", "{}"))
+
+
+def test_any_object_will_do_where_a_schema_that_only_describes_cannot_be_compiled(compiled: Compiled) -> None:
+    item = tool("find", {"what": {"type": "string", "pattern": "(?=a)b"}})
+    assert compiled.accepts("hermes", [item], call("hermes", "find", '{"what": "x"}'))
+    assert not compiled.accepts("hermes", [item], call("hermes", "find", "[]"))
+
+
+def test_sixty_realistic_tools_within_two_seconds(compiled: Compiled) -> None:
+    tools = realistic_tools(60)
+    assert 100_000 < len(json.dumps(tools)) < 150_000
+    started = time.monotonic()
+    check_tools(tools)
+    compiled.start("hermes", tools, parallel=True)
+    assert time.monotonic() - started < 2.0
+    assert compiled.accepts("hermes", tools, call("hermes", "tool_59", '{"query": "x", "own_59": 1.5}'))
+    assert not compiled.accepts("hermes", tools, call("hermes", "tool_59", '{"query": "x", "own_58": 1.5}'))
