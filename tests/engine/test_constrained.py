@@ -308,8 +308,11 @@ def test_a_grammar_is_compiled_once() -> None:
     compiler = GrammarCompiler(TOKENIZER, NUM_COLUMNS)
     params = StructuredOutputsParams(json=SCHEMA)
     first = compiler.compile(params)
+    size = compiler.cached_bytes
+    assert size > 0
     assert compiler.compile(StructuredOutputsParams(json=json.dumps(SCHEMA)))._matcher is first._matcher
     assert compiler.compile(StructuredOutputsParams(json={**SCHEMA, "title": "x"}))._matcher is not first._matcher
+    assert compiler.cached_bytes > size
 
 
 def test_the_cache_keeps_the_last_used_within_its_bytes() -> None:
@@ -322,7 +325,7 @@ def test_the_cache_keeps_the_last_used_within_its_bytes() -> None:
     assert len(cache._matchers) == 4
     assert sources[0] in cache._matchers
     assert sources[-1] in cache._matchers
-    assert cache._num_bytes == sum(_Cache._cost(source) for source in cache._matchers)
+    assert cache.num_bytes == sum(_Cache._cost(source) for source in cache._matchers)
 
 
 def test_sources_with_the_same_text_but_another_meaning_differ() -> None:

@@ -470,3 +470,74 @@ def test_metrics_show_the_state_after_an_abort_between_steps() -> None:
     engine.abort("r")
     assert (engine.metrics.num_running, engine.metrics.num_used_blocks) == (0, 0)
     assert engine.metrics.num_finished_total == {"abort": 1}
+
+
+def test_metrics_describe_each_request_by_phase_and_size() -> None:
+    engine = fake_engine()
+    prompt = list(range(10, 23))
+    last(prompt, engine, max_tokens=3, n=2, seed=1, ignore_eos=True)
+    last(prompt, engine, max_tokens=None, min_tokens=2, stop_token_ids=range(2, VOCAB_SIZE), ignore_eos=True)
+    engine.add_request(engine.create_request("waits", [5], SamplingParams()))
+    engine.abort("waits")
+    metrics = engine.metrics
+    assert (metrics.num_prefix_queries_total, metrics.num_prefix_hits_total) == (26, 12)
+    assert metrics.params_n.total == 4
+    assert (metrics.params_max_tokens.num_observations, metrics.params_max_tokens.total) == (2, 19)
+    assert metrics.prompt_tokens.total == 27
+    assert metrics.generated_tokens.num_observations == 3
+    assert metrics.generated_tokens.total == metrics.num_generated_tokens_total == 9
+    assert metrics.e2e_s.num_observations == 3
+    answered = (metrics.queue_s, metrics.prefill_s, metrics.decode_s, metrics.inference_s)
+    assert [histogram.num_observations for histogram in answered] == [2] * 4
+    assert metrics.inference_s.total == pytest.approx(metrics.prefill_s.total + metrics.decode_s.total)
+    assert metrics.inter_token_s.num_observations == 2 * 2 + 2
+    assert metrics.inter_token_s.total == pytest.approx(metrics.decode_s.total + metrics.decode_s.total, rel=1.0)
+
+
+@pytest.mark.parametrize(
+    ("params", "num_steps", "status"),
+    [
+        (SamplingParams(max_tokens=20, ignore_eos=True), 0, "waiting"),
+        (SamplingParams(max_tokens=20, ignore_eos=True), 2, "prefill"),
+        (SamplingParams(max_tokens=20, ignore_eos=True), 5, "decode"),
+        (SamplingParams(n=3, max_tokens=20, ignore_eos=True), 2, "prefill"),
+        (SamplingParams(n=3, max_tokens=20, ignore_eos=True), 5, "decode"),
+        (SamplingParams(n=8, max_tokens=20, ignore_eos=True), 5, "queued choices"),
+        (BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True), 2, "prefill"),
+        (BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True), 6, "decode"),
+        (SamplingParams(n=3, max_tokens=20, ignore_eos=True), 6, "preempted"),
+        (BeamSearchParams(beam_width=3, max_tokens=12, ignore_eos=True), 6, "preempted"),
+    ],
+)
+def test_an_abort_frees_all_blocks_in_every_phase(
+    params: SamplingParams | BeamSearchParams, num_steps: int, status: str
+) -> None:
+    engine = fake_engine(num_blocks=19 if status == "preempted" else 64, max_num_seqs=6, max_num_batched_tokens=12)
+    good = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    engine.add_request(engine.create_request("good", [7, 8], good))
+    for _ in range(12 if status == "preempted" else 0):
+        engine.step()
+    request = engine.create_request("left", list(range(10, 40)), params, priority=1)
+    engine.add_request(request)
+    for _ in range(num_steps):
+        engine.step()
+    while status == "preempted" and not request.num_preemptions:
+        assert not request.is_finished
+        engine.step()
+    phases = {sequence.status.value for sequence in request.sequences}
+    expected = {"waiting": {"waiting"}, "queued choices": {"running", "waiting"}}.get(status)
+    assert expected is None or phases == expected
+    assert (request.num_generated_tokens == 0) == (status in ("waiting", "prefill"))
+    output = engine.abort("left")
+    engine.scheduler.check_integrity()
+    assert output is not None
+    assert {choice.finish_reason for choice in output.outputs} == {"abort"}
+    assert all(not sequence.block_table for sequence in request.sequences)
+    assert engine.abort("left") is None
+    answer: RequestOutput | RequestFailure | None = None
+    while engine.has_work:
+        for answer in engine.step():
+            assert answer.request_id == "good"
+    assert isinstance(answer, RequestOutput)
+    assert answer.outputs[0].token_ids == greedy([7, 8], 40)
+    assert engine.metrics.num_used_blocks == 0

@@ -19,6 +19,7 @@ from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_builder import OutputBuilder
+from octavo.engine.pooling import Embedding, Pooling, PoolingQueue, PoolingRequest
 from octavo.engine.request import FinishReason, Request, Sequence, derive_seed
 from octavo.engine.request_checks import (
     check_cache_salt,
@@ -80,6 +81,7 @@ class Engine:
             executor,
             BatchBuilder(limits.max_num_seqs, max_blocks_per_seq, limits.block_size, limits.vocab_size),
         )
+        self._pooling = PoolingQueue(executor, self.scheduler.kv_cache.pool, limits)
         self._output_builder = OutputBuilder(tokenizer)
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
@@ -88,7 +90,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests)
+        return bool(self._requests or self._pooling)
 
     # --- requests ---
 
@@ -130,9 +132,28 @@ class Engine:
         self._create_sequences(request, max_tokens)
         if isinstance(params, SamplingParams) and params.structured_outputs is not None:
             grammar = self._grammars().compile(params.structured_outputs)
+            self.metrics.grammar_cache_bytes = self._grammars().cached_bytes
             for sequence in request.sequences:
                 sequence.grammar = grammar.start()
         return request
+
+    def create_pooling_request(
+        self, request_id: str, prompt_token_ids: Sequence_[int], pooling: Pooling
+    ) -> PoolingRequest:
+        """A checked prompt to embed, not yet queued. Safe to call from any thread.
+
+        Raises UsageError with the numbers.
+        """
+        limits = self.limits
+        longest = min(limits.max_model_len, limits.num_blocks * limits.block_size)
+        num_tokens = min(limits.vocab_size, self.tokenizer.vocab_size)
+        return PoolingRequest(
+            request_id, check_prompt(prompt_token_ids, num_tokens, longest + 1, is_text=False), pooling
+        )
+
+    def add_pooling_request(self, request: PoolingRequest) -> None:
+        """Queues a request; its `Embedding` comes out of a later step."""
+        self._pooling.add(request)
 
     def _grammars(self) -> GrammarCompiler:
         """Made when it is first needed: it brings a library along."""
@@ -174,11 +195,11 @@ class Engine:
         self.metrics.num_requests_total += 1
         self.metrics.num_prompt_tokens_total += request.num_prompt_tokens
 
-    def abort(self, request_id: str) -> RequestOutput | None:
+    def abort(self, request_id: str) -> RequestOutput | Embedding | None:
         """Ends a request at once; returns what it had, with finish_reason `abort`. None: it is not here."""
         request = self._requests.pop(request_id, None)
         if request is None:
-            return None
+            return self._pooling.abort(request_id)
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 self._note_end(sequence, FinishReason.ABORT)
@@ -189,12 +210,23 @@ class Engine:
 
     # --- a step ---
 
-    def step(self) -> list[RequestOutput | RequestFailure]:
-        """One step for all; returns what the requests that have news are to show."""
+    def step(self) -> list[RequestOutput | RequestFailure | Embedding]:
+        """One step for all; returns what the requests that have news are to show.
+
+        Prompts to embed have a step of their own after that of the others.
+        """
+        embedded = len(self._pooling) > 0
+        outputs: list[RequestOutput | RequestFailure | Embedding] = [*self._generate()]
+        if embedded:
+            outputs += self._pooling.step()
+            self._measure_state()
+        return outputs
+
+    def _generate(self) -> list[RequestOutput | RequestFailure]:
         start = time.perf_counter()
         schedule = self.scheduler.schedule()
         if not schedule.scheduled:
-            if self._requests:
+            if self._requests and not self._pooling:
                 raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
             return []
         try:
@@ -262,7 +294,10 @@ class Engine:
                     rows.append((sampler, row))
                     row += 1
         for request, rows in sampled.items():
-            request.first_token_time = request.first_token_time or now
+            if request.first_token_time:
+                self.metrics.inter_token_s.observe(now - request.last_token_time, len(rows))
+            else:
+                request.first_token_time = now
             request.last_token_time = now
             request.num_generated_tokens += len(rows)
             if request.beam_search is None:
@@ -380,21 +415,32 @@ class Engine:
         metrics.num_waiting = scheduler.num_waiting
         metrics.num_preemptions_total = scheduler.num_preemptions
         metrics.num_evictions_total = pool.num_evictions
+        metrics.num_prefix_queries_total = scheduler.num_prefix_queries
+        metrics.num_prefix_hits_total = scheduler.num_prefix_hits
         metrics.num_used_blocks = pool.num_used_blocks
 
     def _measure_request(self, request: Request) -> None:
         """What an ended request did, whether it was answered, aborted or failed."""
-        metrics = self.metrics
+        metrics, now = self.metrics, time.perf_counter()
+        scheduled, first, last = request.scheduled_time, request.first_token_time, request.last_token_time
         metrics.num_generated_tokens_total += request.num_generated_tokens
         metrics.num_cached_tokens_total += request.num_cached_tokens
-        if request.scheduled_time:
-            metrics.queue_s.observe(request.scheduled_time - request.arrival_time)
-        if request.first_token_time:
-            metrics.time_to_first_token_s.observe(request.first_token_time - request.arrival_time)
+        metrics.e2e_s.observe(now - request.arrival_time)
+        metrics.prompt_tokens.observe(request.num_prompt_tokens)
+        metrics.generated_tokens.observe(request.num_generated_tokens)
+        metrics.params_n.observe(request.params.n or request.num_seats)
+        if request.params.max_tokens is not None:
+            metrics.params_max_tokens.observe(request.params.max_tokens)
+        if scheduled:
+            metrics.queue_s.observe(scheduled - request.arrival_time)
+            metrics.prefill_s.observe((first or now) - scheduled)
+            metrics.inference_s.observe((last or now) - scheduled)
+        if first:
+            metrics.time_to_first_token_s.observe(first - request.arrival_time)
+            metrics.decode_s.observe(last - first)
         steps_after_first = request.num_generated_tokens / len(request.sequences) - 1
         if steps_after_first > 0:
-            elapsed_s = request.last_token_time - request.first_token_time
-            metrics.time_per_output_token_s.observe(elapsed_s / steps_after_first)
+            metrics.time_per_output_token_s.observe((last - first) / steps_after_first)
 
 
 def _output_kind(request: Request) -> RequestOutputKind:

@@ -85,6 +85,8 @@ class Scheduler:
         self._num_seats_taken = 0
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
         self.num_preemptions = 0
+        self.num_prefix_queries = 0  # tokens; of those, found in the cache
+        self.num_prefix_hits = 0
 
     @property
     def num_waiting(self) -> int:
@@ -314,6 +316,9 @@ class Scheduler:
             self._preempt(self.running[-1], step)
         if sequence.status is RequestStatus.WAITING and sequence.index == 0:
             request.num_cached_tokens = num_cached_tokens
+        if self.kv_cache.enable_prefix_caching:
+            self.num_prefix_queries += len(sequence.token_ids)
+            self.num_prefix_hits += num_cached_tokens
         heapq.heappop(self._waiting)
         self._enter(group)
         return True
