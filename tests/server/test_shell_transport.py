@@ -329,6 +329,28 @@ def test_idle_connections_do_not_keep_others_out() -> None:
                 sock.close()
 
 
+def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.server.listener.IDLE_TIMEOUT_S", 0.2)
+    with running_shell() as shell:
+        idle = [shell.connect(timeout=3) for _ in range(100)]
+        for sock in idle:
+            sock.sendall(request("/v1/models", None, {"Connection": "keep-alive"}, method="GET"))
+        for sock in idle:
+            assert read_reply(sock).status == 200
+        for sock in idle:
+            assert sock.recv(1) == b""
+            sock.close()
+
+
+def test_old_http(shell: Shell) -> None:
+    data = b"GET /v1/models HTTP/1.0\r\nAuthorization: Bearer sesame\r\n\r\n"
+    assert shell.exchange(data).status == 200
+    with shell.connect() as sock:
+        sock.sendall(data)
+        while sock.recv(65536):
+            pass  # closed after the answer
+
+
 def test_connections_beyond_the_limit() -> None:
     busy = request(CHAT, b'{"messages": [], "pause": 3.0}')
     with running_shell(max_connections=4) as shell:

@@ -6,10 +6,12 @@ import json
 import logging
 import time
 from dataclasses import dataclass
+from typing import Any
 
 from starlette.requests import Request
 
 MAX_CLIENT_CHARS = 256
+MAX_LINE_CHARS = 4096
 
 _QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
 
@@ -82,15 +84,27 @@ def printable(text: str) -> str:
     return "".join(char if "!" <= char <= "~" else ascii(char)[1:-1] if char != " " else "\\x20" for char in text)
 
 
+def _one_line(text: str) -> str:
+    """Without anything that a terminal or a reader of lines would act upon, and bounded."""
+    text = text[:MAX_LINE_CHARS]
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 class LineFormatter(logging.Formatter):
-    """For people: time, level, logger, message. Line breaks in a message are escaped, tracebacks keep theirs."""
+    """For people: time, level, logger, message in one line; a traceback below it, indented.
+
+    What a client wrote can be in both, so neither can look like another line of the log.
+    """
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
-        record.message = record.message.replace("\r", "\\r").replace("\n", "\\n")
+        record.message = _one_line(record.message)
         return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - logging's name
+        return "\n".join(f"  {_one_line(line)}" for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):

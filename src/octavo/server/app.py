@@ -77,7 +77,7 @@ def _add_documentation(app: FastAPI) -> None:
             app.openapi_schema = describe(app)
         return app.openapi_schema
 
-    def docs() -> HTMLResponse:
+    async def docs() -> HTMLResponse:
         return HTMLResponse(render_page(openapi()))
 
     app.openapi = openapi  # type: ignore[method-assign]
