@@ -18,7 +18,7 @@ from tests.support.server import RunningServer
 URL = "/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
-CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+CALL: dict[str, Any] = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
 @pytest.fixture(scope="module")
@@ -311,6 +311,19 @@ ACCEPTED = {
             {"role": "user", "content": "Hi", "name": "ann"},
             {"role": "assistant", "content": None, "refusal": "no", "audio": None, "annotations": None},
             {"role": "user", "content": "\u0000\ufffe\u202e \U0001f600"},
+        ]
+    },
+    "what OpenAI's client sends back": {
+        "messages": [
+            USER,
+            {
+                **ASSISTANT,
+                "parsed": None,
+                "tool_calls": [{**CALL, "function": {**CALL["function"], "parsed_arguments": {}}}],
+            },
+            RESULT,
+            {"role": "assistant", "content": "{}", "parsed": {}},
+            USER,
         ]
     },
     "tool turns": {"messages": [USER, ASSISTANT, RESULT], "tools": [TOOL]},

@@ -30,10 +30,11 @@ class ContentPart(NullIsAbsent):
 
 
 class CalledFunction(NullIsAbsent):
-    """arguments: JSON text."""
+    """arguments: JSON text. parsed_arguments: the same once more, which OpenAI's client adds for its own use."""
 
     name: Text
     arguments: Text
+    parsed_arguments: Any = None
 
 
 class CalledTool(NullIsAbsent):
@@ -46,7 +47,7 @@ class CalledTool(NullIsAbsent):
 
 
 class Message(NullIsAbsent):
-    """A message of any role."""
+    """A message of any role. parsed: the content once more, which OpenAI's client adds for its own use."""
 
     role: Annotated[Text, Field(json_schema_extra={"enum": list(ROLES)})]
     content: Text | list[ContentPart] | None = None
@@ -56,6 +57,7 @@ class Message(NullIsAbsent):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
+    parsed: Any = None
 
 
 class FunctionTool(NullIsAbsent):
@@ -163,7 +165,14 @@ def _convert(message: Message, where: str) -> dict[str, Any]:
         if getattr(message, name) is not None:
             converted[name] = getattr(message, name)
     if message.tool_calls:
-        converted["tool_calls"] = [call.model_dump(exclude={"index"}) for call in message.tool_calls]
+        converted["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:
         converted["reasoning_content"] = reasoning
