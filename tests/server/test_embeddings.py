@@ -85,7 +85,6 @@ def test_truncation_is_reported(fake: ScriptedServer) -> None:
         ({"input": "a " * 200}, "input", "context_length_exceeded"),
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ({"input": "a", "pooling": "max"}, "pooling", "invalid_value"),
-        ({"input": "a", "cache_salt": ""}, "cache_salt", "invalid_value"),
         ({"input": "a", "foo": 1}, "foo", "unsupported_parameter"),
     ],
 )

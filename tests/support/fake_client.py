@@ -102,14 +102,12 @@ class FakeClient:
         self.streams.append(stream)
         return stream
 
-    async def embed(
-        self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"], cache_salt: str = ""
-    ) -> list[Float32]:
-        """A vector [8] that depends on the tokens, the pooling and the salt."""
+    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
+        """A vector [8] that depends on the tokens and the pooling."""
         await asyncio.sleep(0)
         vectors = []
         for token_ids in prompts:
-            seed = [*token_ids, pooling == "last", *cache_salt.encode()]
+            seed = [*token_ids, pooling == "last"]
             vectors.append(np.random.default_rng(seed).normal(size=8).astype(np.float32))
         return vectors
 

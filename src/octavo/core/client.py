@@ -117,9 +117,7 @@ class EngineClient(Protocol):
         engine is loading, restarting or stalled, EngineDeadError if it is gone for good.
         """
 
-    async def embed(
-        self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"], cache_salt: str = ""
-    ) -> list[Float32]:
+    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
         """The pooled last hidden state of each prompt, [hidden_size], not normalised. Raises as `generate`."""
 
     async def metrics(self) -> dict[str, object]:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal
 
 from octavo.batch import Float32
@@ -15,7 +16,7 @@ from octavo.core.loaded import STALL_S, Progress, create_request, load, plain_me
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.engine.session import Session
-from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import RequestOutput
 
 
@@ -79,14 +80,31 @@ class LocalClient:
         session.submit(checked, hand_over)
         return stream
 
-    async def embed(
-        self,
-        prompts: Sequence[Sequence[int]],  # noqa: ARG002
-        *,
-        pooling: Literal["mean", "last"],  # noqa: ARG002
-        cache_salt: str = "",  # noqa: ARG002
-    ) -> list[Float32]:
-        raise UsageError("embeddings are not supported yet", param="model", code="unsupported_value")
+    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
+        session = self._ready_session()
+        answers: dict[str, asyncio.Future[Float32]] = {}
+
+        def deliver(answer: asyncio.Future[Float32], item: Float32 | OctavoError) -> None:
+            if answer.done():
+                return
+            if isinstance(item, OctavoError):
+                answer.set_exception(item)
+            else:
+                answer.set_result(item)
+
+        def hand_over(answer: asyncio.Future[Float32], item: Float32 | OctavoError) -> None:
+            self._loop.call_soon_threadsafe(deliver, answer, item)
+
+        try:
+            for prompt in prompts:
+                request_id = f"embedding-{next(self._ids)}"
+                answers[request_id] = answer = self._loop.create_future()
+                session.submit_pooling(request_id, prompt, pooling, partial(hand_over, answer))
+            return list(await asyncio.gather(*answers.values()))
+        finally:
+            for request_id, answer in answers.items():
+                if not answer.done() or answer.cancelled():
+                    session.abort(request_id)
 
     async def metrics(self) -> dict[str, object]:
         return plain_metrics(self._ready_session().metrics)

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -100,6 +101,14 @@ class Generate(_Message):
     cache_salt: str = ""
 
 
+class Embed(_Message):
+    """A prompt to embed. prompt_token_ids: as in `Generate`."""
+
+    request_id: str
+    prompt_token_ids: bytes
+    pooling: Literal["mean", "last"]
+
+
 class Abort(_Message):
     request_id: str
 
@@ -112,7 +121,7 @@ class Close(_Message):
     """End."""
 
 
-ToEngine: TypeAlias = "Hello | Generate | Abort | AskMetrics | Close"
+ToEngine: TypeAlias = "Hello | Generate | Embed | Abort | AskMetrics | Close"
 
 
 # --- from the engine ---
@@ -188,6 +197,14 @@ class Step(_Message):
     failures: list[Failure]
 
 
+class Embedded(_Message):
+    """The answer to an `Embed`. vector: float32 of this machine."""
+
+    request_id: str
+    vector: bytes = b""
+    problem: Problem | None = None
+
+
 class Metrics(_Message):
     question: int
     values: dict[str, Any]
@@ -202,13 +219,15 @@ class Log(_Message):
 
 
 FromEngine: TypeAlias = (
-    "Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Metrics | Log"
+    "Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Embedded | Metrics | Log"
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(Hello | Generate | Abort | AskMetrics | Close)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(
+    Hello | Generate | Embed | Abort | AskMetrics | Close
+)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(
-    Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Metrics | Log
+    Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Embedded | Metrics | Log
 )
 
 
@@ -254,18 +273,27 @@ def encode_request(request_id: str, request: GenerateRequest) -> bytes:
     return data
 
 
+def encode_prompt(request_id: str, prompt_token_ids: Sequence[int], pooling: Literal["mean", "last"]) -> bytes:
+    """An `Embed` message. Raises UsageError for what is no list of token ids."""
+    return _encoder.encode(Embed(request_id, _packed(prompt_token_ids), pooling))
+
+
+def decode_prompt(message: Embed) -> list[int]:
+    """The token ids. Raises MalformedMessageError."""
+    return _unpacked(message.prompt_token_ids)
+
+
 def decode_request(message: Generate) -> GenerateRequest:
     """The request, its parameters checked anew. Raises UsageError, or MalformedMessageError."""
-    token_ids = array("i")
+    token_ids = _unpacked(message.prompt_token_ids)
     try:
-        token_ids.frombytes(message.prompt_token_ids)
         params = _params(message.params, message.is_beam_search)
     except OctavoError:
         raise
     except (TypeError, ValueError) as error:
         raise MalformedMessageError(str(error)) from None
     return GenerateRequest(
-        prompt_token_ids=token_ids.tolist(),
+        prompt_token_ids=token_ids,
         params=params,
         prompt="" if message.is_text else None,
         priority=message.priority,
@@ -308,6 +336,15 @@ def _packed(token_ids: Any) -> bytes:
     except OverflowError:
         text = "the prompt holds a number beyond 32 bits, which is no token id of any model"
         raise UsageError(text, param="prompt", code="token_out_of_range") from None
+
+
+def _unpacked(data: bytes) -> list[int]:
+    token_ids = array("i")
+    try:
+        token_ids.frombytes(data)
+    except ValueError as error:
+        raise MalformedMessageError(str(error)) from None
+    return token_ids.tolist()
 
 
 def _fields(params: SamplingParams | BeamSearchParams | StructuredOutputsParams) -> dict[str, Any]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from octavo.batch import Float32
 from octavo.config import EngineConfig
@@ -15,18 +17,20 @@ from octavo.core.messages import (
     Abort,
     Accepted,
     AskMetrics,
+    Embedded,
     FromEngine,
     Metrics,
     Rejected,
     Step,
     encode,
+    encode_prompt,
     encode_request,
     to_error,
 )
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
-from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import Logprob, RequestMetrics, RequestOutput
 
 
@@ -53,6 +57,7 @@ class ProcessClient:
         self._ids = itertools.count(1)
         self._running: dict[str, _Running] = {}
         self._questions: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._embeddings: dict[str, asyncio.Future[Float32]] = {}
         self._supervisor = Supervisor(config, stall_timeout_s, self._receive, self._note_down, on_progress)
 
     @property
@@ -84,14 +89,21 @@ class ProcessClient:
             raise
         return running.stream
 
-    async def embed(
-        self,
-        prompts: Sequence[Sequence[int]],  # noqa: ARG002
-        *,
-        pooling: Literal["mean", "last"],  # noqa: ARG002
-        cache_salt: str = "",  # noqa: ARG002
-    ) -> list[Float32]:
-        raise UsageError("embeddings are not supported yet", param="model", code="unsupported_value")
+    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
+        self._check_ready()
+        messages = [(f"embedding-{next(self._ids)}", prompt) for prompt in prompts]
+        data = [encode_prompt(request_id, prompt, pooling) for request_id, prompt in messages]
+        answers = {request_id: self._loop.create_future() for request_id, _ in messages}
+        self._embeddings |= answers
+        try:
+            for message in data:
+                self._send(message)
+            return list(await asyncio.gather(*answers.values()))
+        finally:
+            for request_id, answer in answers.items():
+                del self._embeddings[request_id]
+                if not answer.done() or answer.cancelled():
+                    self._supervisor.send(encode(Abort(request_id)))
 
     async def metrics(self) -> dict[str, object]:
         self._check_ready()
@@ -136,6 +148,14 @@ class ProcessClient:
                 running.answer.set_result(None)
             else:
                 running.answer.set_exception(to_error(message.problem))
+        elif isinstance(message, Embedded):
+            embedding = self._embeddings.get(message.request_id)
+            if embedding is None or embedding.done():
+                return
+            if message.problem is None:
+                embedding.set_result(np.frombuffer(message.vector, np.float32))
+            else:
+                embedding.set_exception(to_error(message.problem))
         elif isinstance(message, Metrics):
             question = self._questions.get(message.question)
             if question is not None and not question.done():
@@ -171,9 +191,10 @@ class ProcessClient:
 
     def _note_down(self) -> None:
         """Nobody may wait for an engine that does not answer. Streams outlive a standstill, as it may pass."""
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(self._refusal())
+        unanswered: list[asyncio.Future[Any]] = [*self._questions.values(), *self._embeddings.values()]
+        for waiting in unanswered:
+            if not waiting.done():
+                waiting.set_exception(self._refusal())
         is_stalled = self._supervisor.state is EngineState.STALLED
         for request_id, running in list(self._running.items()):
             if not running.answer.done():

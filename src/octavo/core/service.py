@@ -12,6 +12,7 @@ from dataclasses import replace
 
 import zmq
 
+from octavo.batch import Float32
 from octavo.config import EngineConfig
 from octavo.core.faults import Faults
 from octavo.core.loaded import create_request, load, plain_metrics
@@ -20,6 +21,8 @@ from octavo.core.messages import (
     Accepted,
     AskMetrics,
     Close,
+    Embed,
+    Embedded,
     Failure,
     Generate,
     Heartbeat,
@@ -34,6 +37,7 @@ from octavo.core.messages import (
     StartOrder,
     Step,
     ToEngine,
+    decode_prompt,
     decode_request,
     decode_to_engine,
     to_problem,
@@ -158,6 +162,8 @@ class EngineService:
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, Generate):
             self._begin(message)
+        elif isinstance(message, Embed):
+            self._embed(message)
         elif isinstance(message, Abort):
             self._abort(message.request_id)
         elif isinstance(message, AskMetrics):
@@ -199,6 +205,22 @@ class EngineService:
             self._being_checked.remove(request_id)
         self._outbox.send(Accepted(request_id))
         self._session.submit(request, _Reporter(request_id, self._news, self._failures))
+
+    def _embed(self, message: Embed) -> None:
+        def answer(item: Float32 | OctavoError) -> None:
+            if isinstance(item, OctavoError):
+                self._outbox.send(Embedded(message.request_id, problem=to_problem(item)))
+            else:
+                self._outbox.send(Embedded(message.request_id, item.tobytes()))
+
+        try:
+            if self._session is None:
+                raise EngineDeadError("the model is not loaded")
+            self._session.submit_pooling(message.request_id, decode_prompt(message), message.pooling, answer)
+        except OctavoError as error:
+            answer(error)
+        except MalformedMessageError as error:
+            self._note_malformed(error)
 
     def _abort(self, request_id: str) -> None:
         with self._lock:

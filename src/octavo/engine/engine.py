@@ -199,7 +199,9 @@ class Engine:
         """Ends a request at once; returns what it had, with finish_reason `abort`. None: it is not here."""
         request = self._requests.pop(request_id, None)
         if request is None:
-            return self._pooling.abort(request_id)
+            embedding = self._pooling.abort(request_id)
+            self._measure_state()
+            return embedding
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 self._note_end(sequence, FinishReason.ABORT)

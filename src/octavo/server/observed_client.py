@@ -51,10 +51,8 @@ class ObservedClient:
             raise
         return ObservedStream(stream, meter, span)
 
-    async def embed(
-        self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"], cache_salt: str = ""
-    ) -> list[Float32]:
-        return await self._client.embed(prompts, pooling=pooling, cache_salt=cache_salt)
+    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
+        return await self._client.embed(prompts, pooling=pooling)
 
     async def metrics(self) -> dict[str, object]:
         return await self._client.metrics()

@@ -14,13 +14,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
-from octavo.sampling_params import MAX_CACHE_SALT_CHARS, SamplingParams
+from octavo.sampling_params import SamplingParams
 from octavo.server.access_log import record_of
 from octavo.server.admission import Ticket
 from octavo.server.answering import refuse, tenant_of
 from octavo.server.disconnect import run_unless_gone
 from octavo.server.generation.prompt import MAX_PROMPTS, PreparedPrompts, prepare_texts
-from octavo.server.generation.run import cache_salt
 from octavo.server.generation.spec import TextSpec
 from octavo.server.json_body import Int, Text
 from octavo.server.protocol_errors import error_route, openai_body, request_id_of
@@ -61,7 +60,6 @@ class EmbeddingsRequest(NullIsAbsent):
     dimensions: Int | None = None
     pooling: Literal["mean", "last"] = "mean"
     truncate_prompt_tokens: Int | None = Field(default=None, ge=-1)
-    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     user: Text | None = None
 
 
@@ -119,10 +117,9 @@ async def _prepare(body: EmbeddingsRequest, model: ServedModel) -> PreparedPromp
 async def _compute(
     ticket: Ticket, model: ServedModel, prompts: Sequence[Sequence[int]], body: EmbeddingsRequest
 ) -> list[Float32]:
-    salt = cache_salt(ticket.tenant, body.cache_salt or "")
     vectors: list[Float32] = []
     for i in range(0, len(prompts), INPUTS_AT_ONCE):
-        call = partial(model.client.embed, prompts[i : i + INPUTS_AT_ONCE], pooling=body.pooling, cache_salt=salt)
+        call = partial(model.client.embed, prompts[i : i + INPUTS_AT_ONCE], pooling=body.pooling)
         vectors += await ticket.wait(call)
         ticket.started()
     return vectors
