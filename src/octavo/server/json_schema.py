@@ -19,6 +19,7 @@ from llguidance import LLMatcher, LLParserLimits
 from octavo.engine.deep_stack import run_on_deep_stack
 from octavo.errors import UsageError
 from octavo.server.generation.spec import NamedTool, ToolChoice
+from octavo.server.schema_circles import escaped, find_circle, find_endless
 
 MAX_SCHEMA_CHARS = 512 << 10
 MAX_SCHEMA_DEPTH = 96  # nested objects and arrays of its JSON text
@@ -153,13 +154,16 @@ class _Checker:
 
     def check(self) -> None:
         stack: list[Node] = [(self._root, "")]
-        references: dict[str, list[str]] = {}
+        schemas: dict[str, object] = {}
         while stack:
             schema, pointer = stack.pop()
-            if pointer not in references:
-                references[pointer] = list(_of_same_value(schema, pointer))
+            if pointer not in schemas:
+                schemas[pointer] = schema
                 stack += self._check_node(schema, pointer)
-        _check_circles(references)
+        if (circle := find_circle(schemas)) is not None:
+            raise _SchemaError(circle, "refers to itself in a circle without end")
+        if (endless := find_endless(schemas)) is not None:
+            raise _SchemaError(endless, "needs a value within each of its values, so none is ever complete")
 
     def _check_node(self, schema: object, pointer: str) -> Iterator[Node]:
         """The schemas within this one and the one it refers to, after checking its own keywords."""
@@ -168,7 +172,7 @@ class _Checker:
         if not isinstance(schema, dict):
             raise _SchemaError(pointer, f"must be an object or a boolean, not {_shown(schema)}")
         for keyword, value in schema.items():
-            place = f"{pointer}/{_escaped(keyword)}"
+            place = f"{pointer}/{escaped(keyword)}"
             if keyword in _SUBSCHEMAS:
                 yield from _subschemas(keyword, value, place)
                 self._count_properties(keyword, value, place)
@@ -225,17 +229,6 @@ class _Checker:
         return node, pointer
 
 
-def _of_same_value(schema: object, pointer: str) -> Iterator[str]:
-    """Pointers to the schemas that judge the very value that this one judges."""
-    if not isinstance(schema, dict):
-        return
-    if isinstance(reference := schema.get("$ref"), str):
-        yield unquote(reference[1:])
-    for keyword in ("allOf", "anyOf", "oneOf"):
-        if isinstance(members := schema.get(keyword), list):
-            yield from (f"{pointer}/{keyword}/{index}" for index in range(len(members)))
-
-
 def _check_size(schema: object) -> None:
     """Refuses schemas too large or too deep before anything walks through them."""
     level: list[object] = [schema]
@@ -254,29 +247,6 @@ def _check_size(schema: object) -> None:
         raise _SchemaError("", f"has {num_chars:,} characters; the limit is {MAX_SCHEMA_CHARS:,}")
 
 
-def _check_circles(references: dict[str, list[str]]) -> None:
-    """references: of each schema, those that judge the same value. A circle of them never ends.
-
-    Takes away what refers to nothing that is left, until a circle remains or nothing does.
-    """
-    referrers: dict[str, list[str]] = {}
-    num_open = dict.fromkeys(references, 0)
-    for pointer, targets in references.items():
-        for target in targets:
-            if target in references:
-                referrers.setdefault(target, []).append(pointer)
-                num_open[pointer] += 1
-    ends = [pointer for pointer, count in num_open.items() if count == 0]
-    for pointer in ends:
-        for referrer in referrers.get(pointer, ()):
-            num_open[referrer] -= 1
-            if num_open[referrer] == 0:
-                ends.append(referrer)
-    circular = min((pointer for pointer, count in num_open.items() if count), key=len, default=None)
-    if circular is not None:
-        raise _SchemaError(circular, "refers to itself in a circle without end")
-
-
 def _subschemas(keyword: str, value: Any, place: str) -> Iterator[Node]:
     kind = _SUBSCHEMAS[keyword]
     if kind == "one" and not (keyword == "items" and isinstance(value, list)):
@@ -284,7 +254,7 @@ def _subschemas(keyword: str, value: Any, place: str) -> Iterator[Node]:
     elif kind == "map":
         if not isinstance(value, dict):
             raise _SchemaError(place, f"must be an object of schemas, not {_shown(value)}")
-        yield from ((item, f"{place}/{_escaped(name)}") for name, item in value.items())
+        yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
     else:
         if not isinstance(value, list) or not value:
             raise _SchemaError(place, f"must be a list with at least one schema, not {_shown(value)}")
@@ -436,10 +406,6 @@ def _resolve(root: object, pointer: str) -> object:
         else:
             return None
     return node
-
-
-def _escaped(name: str) -> str:
-    return name.replace("~", "~0").replace("/", "~1")
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,246 @@
+"""Schemas and tools of requests: what is refused, with which words, and how fast."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from octavo.errors import UsageError
+from octavo.server.generation.spec import NamedTool
+from octavo.server.json_schema import FORMATS, check_schema, check_tool_choice, check_tools
+from tests.support.tool_outputs import realistic_tools, tool
+
+
+def refusal(schema: object, *, is_enforced: bool = True) -> str:
+    with pytest.raises(UsageError) as caught:
+        check_schema(schema, "response_format", is_enforced=is_enforced)
+    assert caught.value.param == "response_format"
+    assert caught.value.code == "invalid_json_schema"
+    message = str(caught.value)
+    assert message.startswith("response_format is no usable JSON schema: ")
+    assert len(message) < 700
+    return message.removeprefix("response_format is no usable JSON schema: ")
+
+
+def nested(depth: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {},
+        {"type": "object"},
+        {"type": ["string", "null"], "minLength": 1, "maxLength": 2**31 - 1, "pattern": "^[a-z]+$"},
+        {"type": "integer", "minimum": 0, "exclusiveMaximum": 10.5, "multipleOf": 2},
+        {"type": "array", "prefixItems": [{"type": "string"}], "items": False, "minItems": 1, "maxItems": 10**9},
+        {"type": "object", "properties": {"a": {}}, "required": ["a", "b"], "additionalProperties": {"type": "null"}},
+        {"type": "object", "patternProperties": {"^x": {"type": "string"}}, "minProperties": 1, "maxProperties": 4},
+        {"enum": [1, "a", None, [1], {"b": 2.5}]},
+        {"const": {"a": [True]}},
+        {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+        {"oneOf": [{"type": "string"}, {"type": "integer"}]},
+        {"allOf": [{"properties": {"a": {"type": "string"}}}, {"required": ["a"]}], "type": "object"},
+        {"$defs": {"a/b~": {"type": "string"}}, "$ref": "#/$defs/a~1b~0"},
+        {"definitions": {"a b": {"type": "string"}}, "items": {"$ref": "#/definitions/a%20b"}, "type": "array"},
+        {"type": "object", "properties": {"next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]}}, "required": ["next"]},
+        {"type": "object", "properties": {"a": {"type": "array", "items": {"$ref": "#"}}}, "required": ["a"]},
+        {"type": ["object", "null"], "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "http://x/y", "const": 3},
+        {"title": "t", "description": "d", "default": 1, "examples": [{}], "deprecated": True, "$comment": "c"},
+        {"readOnly": True, "writeOnly": False, "x-order": 3, "contentEncoding": "base64", "type": "string"},
+        {"properties": {"not": {"type": "string"}, "$ref": {"type": "string"}, "type": {"enum": ["a"]}}},
+        {"enum": [{"not": 1, "$ref": "nowhere"}]},
+        {"type": "integer", "format": "int64"},
+        *({"type": "string", "format": name} for name in FORMATS),
+    ],
+)
+def test_accepted(schema: object) -> None:
+    check_schema(schema, "response_format")
+    check_schema(schema, "response_format", is_enforced=False)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        # E2 of the catalogue of bad inputs
+        ({"type": "banana"}, '/type is "banana"; types are'),
+        ({"type": "string", "pattern": "("}, '/pattern is "(", which cannot be used: unclosed group'),
+        ({"$ref": "#/$defs/a"}, '/$ref is "#/$defs/a", which does not exist'),
+        ({"$ref": "https://example.com/s.json"}, "only references within the schema"),
+        ({"$ref": "other.json#/a"}, "only references within the schema"),
+        ({"$ref": "#anchor", "$anchor": "anchor"}, "only references within the schema"),
+        ({"$ref": "#"}, "refers to itself in a circle"),
+        (
+            {
+                "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+                "type": "array",
+                "items": {"$ref": "#/$defs/a"},
+            },
+            " refers to itself in a circle without end",
+        ),
+        ({"anyOf": [{"type": "null"}, {"allOf": [{"$ref": "#"}]}]}, "refers to itself in a circle"),
+        (
+            {"type": "object", "properties": {"next": {"$ref": "#"}}, "required": ["next"]},
+            "needs a value within each of its values",
+        ),
+        (
+            {
+                "$defs": {"a": {"type": "array", "minItems": 1, "items": {"anyOf": [{"$ref": "#/$defs/a"}]}}},
+                "$ref": "#/$defs/a",
+            },
+            "needs a value within each of its values",
+        ),
+        # E3, E6
+        (nested(5000), "is nested deeper than 96 levels"),
+        ({"description": "x" * 10**6}, "the limit is 524,288"),
+        ({"minLength": 10**9}, "/minLength is 1000000000; the limit is 10,000"),
+        ({"type": "array", "minItems": 10**9}, "/minItems is 1000000000; the limit is 10,000"),
+        ({"maxLength": 2**40}, "/maxLength is 1099511627776; the limit is 2,147,483,647"),
+        ({"maxItems": 10**400}, "/maxItems is an integer of more than 20 digits"),
+        ({"properties": {str(index): {} for index in range(3000)}}, "/properties has 3,000 properties"),
+        ({"type": "string", "pattern": "a" * 10_000}, "/pattern has 10,000 characters"),
+        ({"type": "integer", "minimum": 5, "maximum": 3}, "Unsatisfiable"),
+        (False, "Unsatisfiable"),
+        ({"properties": {"a": False}, "required": ["a"], "type": "object"}, "Unsatisfiable"),
+        # keywords that cannot be enforced, and typing mistakes
+        ({"items": [{}, {"uniqueItems": True}]}, "/items/1/uniqueItems is not supported"),
+        ({"properties": {"a/b": {"not": {}}}}, "/properties/a~1b/not is not supported: list what is allowed"),
+        ({"anyOf": [{"if": {}, "then": {}}]}, "/anyOf/0/if is not supported: use anyOf"),
+        ({"contains": {}}, "/contains is not supported"),
+        ({"dependentRequired": {}}, "/dependentRequired is not supported"),
+        ({"propertyNames": {}}, "/propertyNames is not supported"),
+        ({"unevaluatedProperties": False}, "/unevaluatedProperties is not supported"),
+        ({"$dynamicRef": "#a"}, "/$dynamicRef is not supported: use $ref"),
+        ({"type": "string", "nullable": True}, '/nullable is not supported: write "type": [..., "null"]'),
+        ({"minLenght": 3}, "/minLenght is not a keyword that can be enforced"),
+        ({"x-guidance": {"lenient": True}}, "/x-guidance is not for requests"),
+        ({"$schema": "http://json-schema.org/draft-04/schema#"}, "drafts 6, 7, 2019-09 and 2020-12"),
+        (
+            {"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{}]},
+            "/prefixItems is of draft 2020-12",
+        ),
+        ({"properties": {"a": {"$id": "http://x/"}}}, "/properties/a/$id within a schema"),
+        ({"type": "string", "format": "iri"}, '/format is "iri"; supported are date-time'),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"oneOf": [{"type": "string"}, {"minLength": 3, "type": "string"}]}, "oneOf whose members may overlap"),
+        # malformed values
+        (3, "must be an object or a boolean, not 3"),
+        (None, "must be an object or a boolean, not null"),
+        ({"items": 3}, "/items must be an object or a boolean"),
+        ({"properties": []}, "/properties must be an object of schemas"),
+        ({"anyOf": []}, "/anyOf must be a list with at least one schema"),
+        ({"anyOf": {}}, "/anyOf must be a list"),
+        ({"enum": []}, "/enum must be a list with at least one value"),
+        ({"type": []}, "/type is an empty list"),
+        ({"type": [["string"]]}, '/type is ["string"]'),
+        ({"required": "a"}, "/required must be a list of strings"),
+        ({"minLength": -1}, "/minLength must be an integer of at least 0"),
+        ({"minLength": True}, "/minLength must be an integer"),
+        ({"minimum": "3"}, "/minimum must be a number"),
+        ({"multipleOf": 0}, "/multipleOf must be above 0"),
+        ({"const": 2**60}, "beyond 2^53"),
+        ({"enum": ["a", 10**400]}, "/enum/1 is an integer of more than 20 digits"),
+        ({"minimum": float("nan")}, "is not JSON"),
+        ({"pattern": 3}, "/pattern must be a string"),
+        ({"$ref": 3}, "/$ref must be a string"),
+        ({"default": {1, 2}}, "is not JSON"),
+    ],
+)
+def test_refused_by_name(schema: object, words: str) -> None:
+    started = time.monotonic()
+    assert words in refusal(schema)
+    assert time.monotonic() - started < 1.0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"not": {}, "uniqueItems": True, "nullable": True, "foo": 3},
+        {"type": "string", "format": "iri", "pattern": "(?=a)b"},
+        {"oneOf": [{"type": "string"}, {"minLength": 3, "type": "string"}]},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "prefixItems": [{}]},
+    ],
+)
+def test_what_only_describes_need_not_be_enforceable(schema: object) -> None:
+    check_schema(schema, "tools", is_enforced=False)
+    refusal(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"type": "banana"}, {"pattern": "("}, {"$ref": "#/x"}, {"$ref": "http://x"}, {"$ref": "#"}, nested(5000), 3],
+)
+def test_what_only_describes_must_still_be_a_schema(schema: object) -> None:
+    refusal(schema, is_enforced=False)
+
+
+@pytest.mark.parametrize("num_links", [1000, 8000])
+def test_long_chains_of_references_do_no_harm(num_links: int) -> None:
+    """The compiler recurses along them; on an ordinary stack that ends the process."""
+    links = {f"d{i}": {"type": "array", "items": {"$ref": f"#/$defs/d{i + 1}"}} for i in range(num_links)}
+    check_schema({"$defs": {**links, f"d{num_links}": {"type": "string"}}, "$ref": "#/$defs/d0"}, "response_format")
+
+
+def test_large_schemas_are_fast() -> None:
+    started = time.monotonic()
+    check_schema({"enum": [f"value number {index}" for index in range(10_000)]}, "response_format")
+    assert time.monotonic() - started < 2.0
+
+
+def test_tools_are_checked() -> None:
+    check_tools([tool("a"), tool("b-C_9", {"x": {"type": "string", "not": {}}})])
+    check_tools([{"type": "function", "function": {"name": "now"}}])
+    check_tools([{"type": "function", "function": {"name": "now", "parameters": {}}}])
+    check_tools(realistic_tools(60))
+
+
+def _with_parameters(parameters: object, **more: object) -> list[dict[str, Any]]:
+    return [tool("a"), {"type": "function", "function": {"name": "f", "parameters": parameters, **more}}]
+
+
+@pytest.mark.parametrize(
+    ("tools", "param", "code"),
+    [
+        ([tool(f"t{index}") for index in range(2000)], "tools", "array_above_max_length"),
+        ([tool("a b")], "tools[0].function.name", "invalid_value"),
+        ([tool("a"), tool("")], "tools[1].function.name", "invalid_value"),
+        ([tool("x" * 65)], "tools[0].function.name", "invalid_value"),
+        ([tool("a\n")], "tools[0].function.name", "invalid_value"),
+        ([tool("a"), tool("a")], "tools[1].function.name", "invalid_value"),
+        (_with_parameters({"type": "banana"}), "tools[1].function.parameters", "invalid_json_schema"),
+        (
+            _with_parameters({"properties": {"a": {"pattern": "("}}}),
+            "tools[1].function.parameters",
+            "invalid_json_schema",
+        ),
+        (_with_parameters({"$ref": "http://x"}), "tools[1].function.parameters", "invalid_json_schema"),
+        (_with_parameters({"type": "string"}), "tools[1].function.parameters", "invalid_json_schema"),
+        (
+            _with_parameters({"properties": {"a": {"not": {}}}}, strict=True),
+            "tools[1].function.parameters",
+            "invalid_json_schema",
+        ),
+    ],
+)
+def test_wrong_tools_are_refused(tools: list[dict[str, Any]], param: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_tools(tools)
+    assert (caught.value.param, caught.value.code) == (param, code)
+
+
+def test_tool_choice() -> None:
+    for choice in ("auto", "none"):
+        check_tool_choice(choice, [])  # type: ignore[arg-type]
+    check_tool_choice("required", [tool("a")])
+    check_tool_choice(NamedTool("a"), [tool("b"), tool("a")])
+    for wrong, tools in (("required", []), (NamedTool("c"), [tool("a")]), (NamedTool("a"), [])):
+        with pytest.raises(UsageError) as caught:
+            check_tool_choice(wrong, tools)  # type: ignore[arg-type]
+        assert (caught.value.param, caught.value.code) == ("tool_choice", "invalid_value")

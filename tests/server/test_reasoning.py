@@ -1,0 +1,128 @@
+"""Thinking told apart from answers, cut at every place."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from octavo.server.reasoning import ReasoningFormat, ReasoningPart, find_reasoning_format
+
+# What tells the formats apart in published templates, shortened.
+QWEN3 = "{%- if '</think>' in content %}{%- set reasoning_content = content.split('</think>')[0] %}"
+DEEPSEEK_R1 = (
+    "{% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{'<｜Assistant｜><think>\\n'}}"
+)
+SMOLLM3 = "{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n' }}"
+MAGISTRAL = "First draft your thinking process: [THINK]Your thoughts[/THINK]Here, provide a response."
+SMOLLM2 = "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
+LLAMA3 = "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
+
+OPENED = "<|im_start|>assistant\n<think>\n"
+PLAIN = "<|im_start|>assistant\n"
+CASES = [
+    (PLAIN, "<think>\nHm, well.\n</think>\n\nFour.", "Hm, well.", "Four."),
+    (PLAIN, "\n<think>a</think>b", "a", "b"),
+    (PLAIN, "<think>\n\n</think>\n\nFour.\n", "", "Four.\n"),
+    (PLAIN, "Four. <think>not here</think>", "", "Four. <think>not here</think>"),
+    (PLAIN, "  Four.", "", "  Four."),
+    (PLAIN, "<think>cut </thi", "cut </thi", ""),
+    (PLAIN, "<think>cut  \n", "cut", ""),
+    (PLAIN, "<thin", "", "<thin"),
+    (PLAIN, "<thing> is", "", "<thing> is"),
+    (PLAIN, "<think>a</think>b</think>c <think>", "a", "b</think>c <think>"),
+    (
+        PLAIN,
+        "<think>a <tool_call> < </ </thin </think>\n<tool_call>{}</tool_call>",
+        "a <tool_call> < </ </thin",
+        "<tool_call>{}</tool_call>",
+    ),
+    (PLAIN, "<think>one\n\n two  three \n</think>", "one\n\n two  three", ""),
+    (PLAIN, "", "", ""),
+    (PLAIN, " \n ", "", " \n "),
+    (OPENED, "Hm.\n</think>\n\nFour.", "Hm.", "Four."),
+    (OPENED, "<think>\nHm.\n</think>\n\nFour.", "Hm.", "Four."),
+    (OPENED, "  Hm", "Hm", ""),
+    (OPENED, "<thi", "<thi", ""),
+    (OPENED, "</think>Four.", "", "Four."),
+    (OPENED, " \n", "", ""),
+    (OPENED + "\n</think>\n\n", "Four. </think>", "", "Four. </think>"),
+]
+
+
+def think() -> ReasoningFormat:
+    found = find_reasoning_format(QWEN3)
+    assert found is not None
+    return found
+
+
+def parse(prompt: str, pieces: list[str], reasoning_format: ReasoningFormat | None = None) -> tuple[str, str]:
+    parser = (reasoning_format or think()).create_parser(prompt)
+    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    assert all(part.text for part in parts)
+    kinds = [kind for kind, _ in itertools.groupby(isinstance(part, ReasoningPart) for part in parts)]
+    assert kinds in ([], [True], [False], [True, False])
+    thinking = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    return thinking, "".join(part.text for part in parts if not isinstance(part, ReasoningPart))
+
+
+def test_formats_are_found_in_published_templates() -> None:
+    for template in (QWEN3, DEEPSEEK_R1, SMOLLM3):
+        found = find_reasoning_format(template)
+        assert found is not None
+        assert (found.open, found.close) == ("<think>", "</think>")
+    found = find_reasoning_format(MAGISTRAL)
+    assert found is not None
+    assert (found.open, found.close) == ("[THINK]", "[/THINK]")
+    assert find_reasoning_format(SMOLLM2) is None
+    assert find_reasoning_format(LLAMA3) is None
+    assert find_reasoning_format("") is None
+
+
+@pytest.mark.parametrize(("prompt", "text", "thinking", "answer"), CASES)
+def test_answers_cut_everywhere(prompt: str, text: str, thinking: str, answer: str) -> None:
+    assert parse(prompt, [text]) == (thinking, answer)
+    assert parse(prompt, list(text)) == (thinking, answer)
+    for cut in range(len(text)):
+        assert parse(prompt, [text[:cut], text[cut:]]) == (thinking, answer)
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_text_gives_the_same_whatever_the_pieces(data: st.DataObject) -> None:
+    words = st.sampled_from(["<think>", "</think>", "<", "/", "think", ">", " ", "\n", "a", "</thi", "é"])
+    text = "".join(data.draw(st.lists(words, max_size=20)))
+    prompt = data.draw(st.sampled_from([OPENED, PLAIN]))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
+    assert parse(prompt, pieces) == parse(prompt, [text])
+
+
+def test_magistral() -> None:
+    found = find_reasoning_format(MAGISTRAL)
+    assert parse("[INST]2+2?[/INST]", list("[THINK]Hm [x] [/TH.[/THINK]Four."), found) == ("Hm [x] [/TH.", "Four.")
+
+
+def test_thinking_streams_and_says_that_it_is_thinking() -> None:
+    parser = think().create_parser(PLAIN)
+    assert not parser.is_reasoning
+    assert parser.push("<think>") == []
+    assert parser.is_reasoning
+    assert parser.push("\nHm, ") == [ReasoningPart("Hm,")]
+    assert parser.push("well") == [ReasoningPart(" well")]
+    parser.push(".</think>")
+    assert not parser.is_reasoning
+    assert think().create_parser(OPENED).is_reasoning
+
+
+@pytest.mark.parametrize(
+    "text", ["<think>" + "a" * 100_000, "<think>" + " " * 100_000, " " * 100_000, "<think>" + "</thin" * 16_000]
+)
+def test_time_is_linear_in_the_length(text: str) -> None:
+    started = time.process_time()
+    parse(PLAIN, list(text))
+    parse(PLAIN, [text])
+    assert time.process_time() - started < 1.5
