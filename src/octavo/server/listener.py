@@ -192,6 +192,9 @@ async def _end_requests(app: FastAPI, server: uvicorn.Server) -> None:
     until = time() + _END_S
     while server.server_state.tasks and time() < until:
         await asyncio.sleep(0.02)
+    if server.server_state.tasks:  # of clients that do not read
+        for connection in tuple(server.server_state.connections):
+            connection.transport.abort()
     server.should_exit = True
 
 
