@@ -119,7 +119,7 @@ export class Transcript {
     if (!message.error) actions.append(iconButton("again", "Answer again", "again"));
     const notes = formatRate(message.stats ?? {});
     if (message.ending === "length") notes.push("cut at the token limit");
-    if (message.ending === "stopped") notes.push("stopped");
+    if (message.ending === "stopped" && !message.error) notes.push("stopped");
     actions.append(element("span", { className: "stats" }, ...notes.map((note) => element("span", {}, note))));
     view.item.append(actions);
     if (this.#isAtEnd()) this.toEnd();

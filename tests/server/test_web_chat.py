@@ -1,0 +1,396 @@
+"""The chat page in a real browser, over an engine that answers by script."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from octavo.errors import EngineDeadError, OverloadedError
+from octavo.server.config import ServerConfig
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.browser import browser, watched_page
+from tests.support.fake_client import FakeClient, Script
+from tests.support.scripted_app import ScriptedApp, scripted_app
+
+MARKDOWN = """Some **bold** and `code`.
+
+```python
+print("<b>hi</b>")
+```
+
+1. one
+2. two
+
+| a | b |
+|---|--:|
+| 1 | 2 |
+"""
+ATTACKS = (
+    "<script>window.hacked = 1</script>",
+    "<img src=x onerror='window.hacked = 1'>",
+    "<svg onload='window.hacked = 1'></svg>",
+    "[click](javascript:window.hacked=1)",
+    "[click](JaVaScRiPt&#58;window.hacked=1)",
+    "[click](data:text/html,<script>parent.hacked=1</script>)",
+    "![x](https://example.org/track.png)",
+    '[x](https://example.org/" onmouseover="window.hacked=1)',
+    "<javascript:window.hacked=1>",
+    "```<img src=x onerror=window.hacked=1>\n</code></pre><script>window.hacked=1</script>\n```",
+    "| <img src=x onerror=window.hacked=1> |\n|---|\n| <iframe src=//example.org></iframe> |",
+    "<a href='https://example.org' style='position:fixed;inset:0'>x</a>",
+)
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\S+\s*|\s+", text)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engine(smollm2_tokenizer: Tokenizer) -> FakeClient:
+    return FakeClient(smollm2_tokenizer, max_model_len=4096)
+
+
+@pytest.fixture(scope="module")
+def app(engine: FakeClient, smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedApp]:
+    with scripted_app(engine, smollm2_tokenizer) as running:
+        yield running
+
+
+@pytest.fixture
+def page(chromium: Browser, app: ScriptedApp, engine: FakeClient) -> Iterator[Page]:
+    engine.script = Script(words("A short answer."))
+    with watched_page(chromium, app.url) as page:
+        page.goto("/")
+        expect(page.locator("#model")).to_have_value("scripted")
+        yield page
+
+
+def ask(page: Page, text: str = "Hello") -> None:
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+
+
+def ask_to_the_end(page: Page, text: str = "Hello") -> None:
+    ask(page, text)
+    expect(page.locator(".message.assistant").last.locator(".stats")).to_be_attached()
+
+
+def answers(page: Page) -> Any:
+    return page.locator(".message.assistant .markdown")
+
+
+def test_an_answer_streams_as_markdown(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words(MARKDOWN), delay_s=0.02)
+    ask(page, "Show me")
+    expect(page.locator("#stop")).to_be_visible()
+    expect(answers(page).locator("strong")).to_have_text("bold")  # while the rest is still on its way
+    expect(page.locator("#live")).to_contain_text("tokens/s")
+    expect(page.locator(".message.assistant .stats")).to_contain_text("first token")
+    assert answers(page).locator("pre code").inner_text() == 'print("<b>hi</b>")'
+    assert answers(page).locator(".code-head span").inner_text() == "python"
+    assert answers(page).locator("ol > li").all_inner_texts() == ["one", "two"]
+    assert answers(page).locator("td").all_inner_texts() == ["1", "2"]
+    assert re.fullmatch(r"\d+ tokens\d+ tokens/sfirst token .+", page.locator(".stats").text_content() or "")
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator("#prompt")).to_be_focused()
+    expect(page).to_have_title("Show me · Octavo")
+
+
+@pytest.mark.parametrize("way", ["button", "escape"])
+def test_stopping_keeps_what_is_there_and_frees_the_engine(page: Page, engine: FakeClient, way: str) -> None:
+    engine.script = Script(["Once", " upon"], never_ends=True)
+    ask(page)
+    expect(answers(page)).to_have_text("Once upon")
+    if way == "button":
+        page.click("#stop")
+    else:
+        page.keyboard.press("Escape")
+    expect(page.locator(".message.assistant .stats")).to_contain_text("stopped")
+    end = time.monotonic() + 5
+    while not engine.streams[-1].was_aborted and time.monotonic() < end:
+        page.wait_for_timeout(50)
+    assert engine.streams[-1].was_aborted
+    engine.script = Script(words("And more."))
+    ask_to_the_end(page, "Go on")
+    assert answers(page).all_inner_texts() == ["Once upon", "And more."]
+
+
+def test_a_reload_keeps_the_conversation(page: Page, engine: FakeClient) -> None:
+    ask_to_the_end(page, "First")
+    engine.script = Script(["Half", " an"], never_ends=True)
+    ask(page, "Second")
+    expect(answers(page).last).to_have_text("Half an")
+    page.reload()
+    expect(page.locator(".message")).to_have_count(4)
+    assert answers(page).all_inner_texts() == ["A short answer.", "Half an"]
+    expect(page.locator("#conversations .current")).to_have_text("First")
+    page.click("#new-chat")
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.locator("#welcome")).to_be_visible()
+    page.click("#conversations .open")
+    expect(page.locator(".message")).to_have_count(4)
+    page.hover("#conversations li")
+    page.click("#conversations .remove")
+    expect(page.locator("#conversations li")).to_have_count(0)
+    page.reload()
+    expect(page.locator("#welcome")).to_be_visible()
+
+
+def test_export(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words(MARKDOWN))
+    page.click("#open-settings")
+    page.fill("#system", "Be brief.")
+    ask_to_the_end(page, "Show: me?")
+    page.click("#export-menu summary")
+    with page.expect_download() as download:
+        page.click("#export-json")
+    assert download.value.suggested_filename == "octavo-show-me.json"
+    exported = json.loads(Path(download.value.path()).read_text())
+    assert exported["system"] == "Be brief."
+    assert [message["role"] for message in exported["messages"]] == ["user", "assistant"]
+    assert exported["messages"][1]["content"] == MARKDOWN
+    page.click("#export-menu summary")
+    with page.expect_download() as download:
+        page.click("#export-markdown")
+    text = Path(download.value.path()).read_text()
+    assert text.startswith("# Show: me?\n\n> **System:** Be brief.\n\n## You\n\nShow: me?\n\n## scripted\n\n")
+    assert MARKDOWN in text
+
+
+def test_settings_reach_the_request_and_stay(page: Page) -> None:
+    page.keyboard.press("Control+,")
+    expect(page.locator("#system")).to_be_focused()
+    page.fill("#system", "You are terse.")
+    for name, value in {
+        "temperature": "0.3",
+        "top_k": "7",
+        "max_tokens": "20",
+        "seed": "5",
+        "stop_text": "END",
+    }.items():
+        page.fill(f"#{name}", value)
+    page.fill("#top_p", "3")  # no such value: the field shows it, and it is not sent
+    with page.expect_request("**/v1/chat/completions") as request:
+        ask(page)
+    body = request.value.post_data_json
+    assert body["messages"] == [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Hello"}]
+    assert (body["temperature"], body["top_k"], body["max_tokens"], body["seed"]) == (0.3, 7, 20, 5)
+    assert body["stop"] == ["END"]
+    assert "top_p" not in body
+    expect(page.locator(".stats")).to_be_attached()
+    page.reload()
+    assert page.input_value("#temperature") == "0.3"
+    assert page.input_value("#system") == "You are terse."
+
+
+def test_editing_and_answering_again(page: Page, engine: FakeClient) -> None:
+    ask_to_the_end(page, "One")
+    ask_to_the_end(page, "Two")
+    engine.script = Script(words("Another answer."))
+    page.click(".message.assistant >> nth=1 >> [data-action=again]")
+    expect(answers(page).last).to_have_text("Another answer.")
+    expect(page.locator(".message")).to_have_count(4)
+    page.hover(".message.user >> nth=0")
+    page.click(".message.user >> nth=0 >> [data-action=edit]")
+    page.keyboard.press("Escape")
+    expect(page.locator(".message")).to_have_count(4)
+    page.hover(".message.user >> nth=0")
+    page.click(".message.user >> nth=0 >> [data-action=edit]")
+    page.keyboard.press("Control+A")
+    page.keyboard.type("Three")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator(".message.user .body")).to_have_text("Three")
+    expect(answers(page)).to_have_text("Another answer.")
+
+
+def test_copying(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words(MARKDOWN))
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask_to_the_end(page)
+    page.click("[data-action=copy-code]")
+    expect(page.locator("[data-action=copy-code]")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == 'print("<b>hi</b>")'
+    page.click(".message.assistant [data-action=copy]")
+    page.wait_for_function("navigator.clipboard.readText().then((text) => text.includes('**bold**'))")
+
+
+def test_only_the_keyboard(page: Page) -> None:
+    for _ in range(12):
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.className") == "skip-link":
+            break
+    expect(page.locator(".skip-link")).to_be_in_viewport()
+    page.keyboard.press("Enter")
+    expect(page.locator("#prompt")).to_be_focused()
+    page.keyboard.type("Two")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("lines")
+    page.keyboard.press("Enter")
+    expect(page.locator(".message.user .body")).to_have_text("Two\nlines")
+    expect(page.locator(".stats")).to_be_attached()
+    for _ in range(12):
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.id") == "theme":
+            break
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.keyboard.press("Control+Shift+O")
+    expect(page.locator(".message")).to_have_count(0)
+    expect(page.locator("#prompt")).to_be_focused()
+    page.keyboard.press("Control+,")
+    page.keyboard.press("Escape")
+    expect(page.locator("#settings")).to_be_hidden()
+
+
+def test_what_a_model_writes_stays_text(page: Page, engine: FakeClient) -> None:
+    forbidden = "script, img, iframe, object, embed, style, form, [onerror], [onload], [onmouseover], [style]"
+    for attack in ATTACKS:
+        page.click("#new-chat")
+        engine.script = Script(words(attack))
+        ask_to_the_end(page, attack)
+        page.reload()
+        expect(page.locator(".stats")).to_be_attached()
+        assert page.evaluate("window.hacked") is None
+        assert page.locator(f"#messages :is({forbidden})").count() == 0
+        for link in page.locator("#messages a").all():
+            assert (link.get_attribute("href") or "").startswith("https://example.org/")
+            assert "noopener" in (link.get_attribute("rel") or "")
+        assert page.locator(".message.user .body").text_content() == attack
+        title = page.locator("#conversations .current .open").text_content()
+        assert title == page.evaluate("document.title").removesuffix(" · Octavo")
+
+
+def test_hostile_markdown_takes_no_time(page: Page) -> None:
+    seconds = page.evaluate(
+        """async () => {
+          const { MarkdownView } = await import("/web/markdown.js");
+          const pieces = ["*", "_", "**a ", "`", "``` ", "[", "[a](", "![", "> ", "- ", "| ", "|-", "http://", "~~",
+                          "\\\\", "<", "1. ", "\\n", "# ", "***", "*a", "  - x\\n", "http://....", "-", "- - x"];
+          const times = {};
+          for (const piece of pieces) {
+            const start = performance.now();
+            new MarkdownView(document.createElement("div")).update(piece.repeat(20000 / piece.length));
+            times[piece] = performance.now() - start;
+          }
+          return times;
+        }"""
+    )
+    slow = {piece: round(time) for piece, time in seconds.items() if time > 1500}
+    assert not slow
+
+
+def test_a_busy_server_is_explained_and_tried_again(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(refusal=OverloadedError("full", code="server_overloaded", retry_after_s=7))
+    ask(page)
+    expect(page.locator(".failure span")).to_have_text("The server is busy. Try again in 7 s.")
+    engine.script = Script(words("Now it works."))
+    page.click(".failure button")
+    expect(answers(page)).to_have_text("Now it works.")
+    expect(page.locator(".failure")).to_have_count(0)
+
+
+def test_an_error_in_the_middle_keeps_what_came_before(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(["Once", " upon"], error=EngineDeadError("gone"), delay_s=0.05)
+    ask(page)
+    expect(page.locator(".failure")).to_contain_text("the engine stopped while this request ran")
+    expect(answers(page)).to_have_text("Once upon")
+
+
+def test_a_prompt_that_is_too_long_is_explained(page: Page) -> None:
+    ask(page, "word " * 5000)
+    expect(page.locator(".failure")).to_contain_text("too long for the model")
+
+
+def test_a_key_is_asked_for(chromium: Browser, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:
+    engine.script = Script(words("A short answer."))
+    config = ServerConfig(api_key=("sesame",))
+    with scripted_app(engine, smollm2_tokenizer, config) as app, watched_page(chromium, app.url) as page:
+        page.goto("/")
+        expect(page.locator("#welcome-note")).to_contain_text("asks for an API key")
+        expect(page.locator("#api-key")).to_be_focused()
+        page.keyboard.type("sesame")
+        page.keyboard.press("Tab")
+        expect(page.locator("#model")).to_have_value("scripted")
+        ask_to_the_end(page)
+        page.reload()
+        expect(page.locator("#model")).to_have_value("scripted")
+        assert "sesame" not in page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_light_and_dark(chromium: Browser, app: ScriptedApp) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    with watched_page(chromium, app.url, color_scheme="dark") as page:
+        page.goto("/")
+        assert page.evaluate(background) == "rgb(25, 24, 22)"
+        page.click("#theme")
+        assert page.evaluate(background) == "rgb(251, 250, 247)"
+        page.goto("/dashboard")
+        assert page.evaluate(background) == "rgb(251, 250, 247)"
+
+
+def test_all_text_can_be_read(page: Page) -> None:
+    """WCAG 2.2, contrast of at least 4.5 to 1."""
+    contrasts = page.evaluate(
+        """() => ["light", "dark"].flatMap((theme) => {
+          document.documentElement.dataset.theme = theme;
+          const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+          const luminance = (name) => {
+            canvas.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name);
+            canvas.fillRect(0, 0, 1, 1);
+            const parts = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((value) => value / 255)
+              .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
+            return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2];
+          };
+          const pairs = [["--accent-ink", "--accent"], ["--danger", "--danger-wash"], ["--ink", "--accent-wash"]];
+          for (const text of ["--ink", "--ink-soft", "--ink-faint", "--accent"]) {
+            for (const ground of ["--paper", "--raised", "--sunken"]) pairs.push([text, ground]);
+          }
+          return pairs.map(([text, ground]) => {
+            const [low, high] = [luminance(text), luminance(ground)].sort((a, b) => a - b);
+            return [theme, text, ground, (high + 0.05) / (low + 0.05)];
+          });
+        })"""
+    )
+    assert [pair for pair in contrasts if pair[3] < 4.5] == []
+
+
+def test_everything_has_a_name(page: Page) -> None:
+    ask_to_the_end(page)
+    page.click("#open-settings")
+    nameless = page.evaluate(
+        """[...document.querySelectorAll("button, input, select, textarea, summary, a")]
+          .filter((node) => !node.getAttribute("aria-label") && !node.textContent.trim() && !node.labels?.length)
+          .map((node) => node.outerHTML)"""
+    )
+    assert nameless == []
+
+
+def test_on_a_phone(chromium: Browser, app: ScriptedApp, engine: FakeClient) -> None:
+    engine.script = Script(words(MARKDOWN + "\n" + "x" * 300 + "\n\n```\n" + "y" * 300 + "\n```\n"))
+    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
+    with watched_page(chromium, app.url, **phone) as page:
+        page.goto("/")
+        ask_to_the_end(page)
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        assert page.evaluate("document.getElementById('scroll').scrollWidth") <= 360
+        expect(page.locator("#sidebar")).to_be_hidden()
+        page.tap("#open-sidebar")
+        expect(page.locator("#sidebar")).to_be_visible()
+        page.tap("#conversations .open")
+        expect(page.locator("#sidebar")).to_be_hidden()
+        page.tap("#open-settings")
+        expect(page.locator("#temperature")).to_be_visible()

@@ -1,0 +1,105 @@
+"""The dashboard in a real browser."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Browser, expect
+
+from octavo.server.config import ServerConfig
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.browser import browser, watched_page
+from tests.support.fake_client import FakeClient, Script
+from tests.support.scripted_app import scripted_app
+
+CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as running:
+        yield running
+
+
+def test_it_shows_what_runs_now(chromium: Browser, smollm2_tokenizer: Tokenizer) -> None:
+    engine = FakeClient(smollm2_tokenizer, Script([" word"] * 20, delay_s=0.01))
+    with scripted_app(engine, smollm2_tokenizer) as app, watched_page(chromium, app.url) as page:
+        for _ in range(3):
+            httpx.post(app.url + "/v1/chat/completions", json=CHAT)
+        page.goto("/dashboard")
+        requests = page.locator(".card").first
+        expect(page.locator("#state")).to_have_text("Ready")
+        expect(requests.locator(".value")).to_have_text("0of 16 running")
+        engine.script = Script([" word"] * 60, delay_s=0.1)
+        senders = [
+            threading.Thread(target=httpx.post, args=(app.url + "/v1/chat/completions",), kwargs={"json": CHAT, "timeout": 60})
+            for _ in range(2)
+        ]
+        for sender in senders:
+            sender.start()
+        expect(requests.locator(".value")).to_have_text("2of 16 running")
+        expect(page.locator(".card >> nth=1 >> .value")).to_have_text("20tokens/s", timeout=9000)
+        expect(page.locator(".card >> nth=4 >> .value")).to_contain_text("ms median", timeout=9000)
+        assert page.locator(".card >> nth=0 >> path.line").count() == 2
+        expect(page.locator("#totals div", has_text="Answers").locator("dd")).to_have_text("3")
+        for sender in senders:
+            sender.join()
+        expect(requests.locator(".value")).to_have_text("0of 16 running")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_it_asks_for_the_key(chromium: Browser, smollm2_tokenizer: Tokenizer) -> None:
+    config = ServerConfig(api_key=("sesame",))
+    engine = FakeClient(smollm2_tokenizer)
+    with scripted_app(engine, smollm2_tokenizer, config) as app, watched_page(chromium, app.url) as page:
+        page.goto("/dashboard")
+        expect(page.locator("#key")).to_be_focused()
+        page.keyboard.type("sesame")
+        page.keyboard.press("Enter")
+        expect(page.locator("#state")).to_have_text("Ready")
+        expect(page.locator("#key-form")).to_be_hidden()
+
+
+def test_a_server_that_is_gone_is_said(chromium: Browser, smollm2_tokenizer: Tokenizer) -> None:
+    engine = FakeClient(smollm2_tokenizer)
+    with scripted_app(engine, smollm2_tokenizer) as app, watched_page(chromium, app.url) as page:
+        page.goto("/dashboard")
+        expect(page.locator("#state")).to_have_text("Ready")
+        page.context.set_offline(True)
+        expect(page.locator("#state")).to_have_text("Not reachable")
+        page.context.set_offline(False)
+        expect(page.locator("#state")).to_have_text("Ready")
+
+
+def test_quantiles(chromium: Browser, smollm2_tokenizer: Tokenizer) -> None:
+    with scripted_app(FakeClient(smollm2_tokenizer), smollm2_tokenizer) as app, watched_page(chromium, app.url) as page:
+        page.goto("/dashboard")
+        found = page.evaluate(
+            """async () => {
+              const { quantile } = await import("/web/charts.js");
+              const histogram = (...counts) => ({ bounds: [1, 2, 4], counts });
+              return [
+                quantile(histogram(0, 0, 0, 0), 0.5), quantile(histogram(10, 0, 0, 0), 0.5),
+                quantile(histogram(5, 5, 0, 0), 0.75), quantile(histogram(0, 0, 0, 7), 0.99),
+                quantile(histogram(0, 0, 4, 0), 1),
+              ];
+            }"""
+        )
+    assert found == [None, 0.5, 1.5, 4, 4]
+
+
+def test_the_data_costs_the_engine_nothing(smollm2_tokenizer: Tokenizer) -> None:
+    engine = FakeClient(smollm2_tokenizer)
+
+    async def asked() -> dict[str, object]:
+        raise AssertionError("the dashboard asked the engine")
+
+    engine.metrics = asked  # type: ignore[method-assign]
+    with scripted_app(engine, smollm2_tokenizer) as app:
+        data = httpx.get(app.url + "/dashboard/data").json()
+    (model,) = data["models"]
+    assert (model["name"], model["state"], model["max_num_seqs"]) == ("scripted", "ready", 16)
+    assert len(model["time_to_first_token"]["counts"]) == len(model["time_to_first_token"]["bounds"]) + 1
