@@ -94,6 +94,7 @@ CALL = {
     "hermes": '<tool_call>\n{"name": "NAME", "arguments": ARGUMENTS}\n</tool_call>',
     "llama3_json": '{"name": "NAME", "parameters": ARGUMENTS}',
     "mistral": '[TOOL_CALLS][{"name": "NAME", "arguments": ARGUMENTS}]',
+    "mistral_args": "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
     "functionary": "<function=NAME>ARGUMENTS</function>",
     "functionary_recipients": "NAME\nARGUMENTS",
     "gemma": '```json\n{"name": "NAME", "parameters": ARGUMENTS}\n```',
@@ -141,7 +142,7 @@ def test_text_instead_of_a_call_is_not_accepted(compiled: Compiled, name: str) -
 @pytest.mark.parametrize("name", FORMATS)
 def test_several_calls_only_in_parallel(compiled: Compiled, name: str) -> None:
     one = call(name, "now", "{}")
-    separator = {"llama3_json": "; ", "functionary_recipients": ">>>"}.get(name, "\n")
+    separator = {"llama3_json": "; ", "functionary_recipients": ">>>", "mistral_args": ""}.get(name, "\n")
     two = '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]'
     text = two if name == "mistral" else separator.join([one, one])
     assert compiled.accepts(name, TOOLS, text, parallel=True)

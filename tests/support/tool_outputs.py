@@ -158,6 +158,8 @@ MISTRAL = [
         (("now", "{}"), ("run", '{"code": "[TOOL_CALLS]"}')),
         "Hm.",
     ),
+    Case("mistral_args", "one", f"[TOOL_CALLS]get_weather[ARGS]{_PARIS}", (("get_weather", _PARIS),)),
+    Case("mistral_args", "white_space", "[TOOL_CALLS]now[ARGS] {}\n[TOOL_CALLS] now[ARGS]{}", (("now", "{}"),) * 2),
     Case("mistral", "call_id", "[TOOL_CALLS]now[CALL_ID]a1b2c3d4e[ARGS]{}", (("now", "{}"),)),
     Case("mistral", "without_args_mark", "[TOOL_CALLS]now{}", (("now", "{}"),)),
     Case("mistral", "single_object", '[TOOL_CALLS]{"name": "now", "arguments": {}}', (("now", "{}"),)),

@@ -36,7 +36,7 @@ _MARKUP = Markup(
 
 
 def _matches(chat_template: str) -> bool:
-    return "<start_of_turn>" in chat_template
+    return "<start_of_turn>" in chat_template and "tools" not in chat_template
 
 
 def _create_parser(tools: Sequence[Tool]) -> ToolParser:

@@ -27,11 +27,7 @@ _MARKUP = Markup(
 
 
 def _matches(chat_template: str) -> bool:
-    return (
-        "<|start_header_id|>" in chat_template
-        and '"parameters": ' in chat_template
-        and ("dictionary of argument name and its value" in chat_template or "ipython" in chat_template)
-    )
+    return "dictionary of argument name and its value" in chat_template
 
 
 def _create_parser(tools: Sequence[Tool]) -> ToolParser:

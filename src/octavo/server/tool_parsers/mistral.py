@@ -1,5 +1,5 @@
 """Calls behind `[TOOL_CALLS]`: a list of objects, `[{"name": ..., "arguments": {...}}]`, as Mistral's models write them
-up to 2025, or `NAME[ARGS]{...}` for each call, as the newer ones do."""
+up to the middle of 2025. The parser also reads the newer way, `NAME[ARGS]{...}`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._named_call import Header, NamedCall
 from octavo.server.tool_parsers._text import MarkFinder
 
-_MARK = "[TOOL_CALLS]"
+MARK = "[TOOL_CALLS]"
 _HEADER = Header(re.compile(r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*"), re.compile(r"[\w.\[\]\s-]"))
 
 
@@ -66,30 +66,30 @@ class MistralCall:
 
 
 def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
-    return MistralCall(tool_names) if mark == _MARK else None
+    return MistralCall(tool_names) if mark == MARK else None
 
 
-_MARKUP = Markup(marks=MarkFinder(_MARK), open_call=_open_call, after_call=",]", is_list=True)
+_MARKUP = Markup(marks=MarkFinder(MARK), open_call=_open_call, after_call=",]", is_list=True)
 
 
 def _matches(chat_template: str) -> bool:
-    return _MARK in chat_template
+    return MARK in chat_template and "[ARGS]" not in chat_template
 
 
-def _create_parser(tools: Sequence[Tool]) -> ToolParser:
+def create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(_MARKUP, tools)
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
     calls = 'call (", " call)*' if parallel else "call"
-    start = f'"{_MARK}[" {calls} "]"'
+    start = f'"{MARK}[" {calls} "]"'
     return calls_grammar(tools, start, lambda name: f'{{"name": "{name}", "arguments": ', after="}")
 
 
 FORMAT = ToolFormat(
     name="mistral",
     matches=_matches,
-    create_parser=_create_parser,
+    create_parser=create_parser,
     grammar=_grammar,
     shows_special_tokens=True,
     num_call_id_chars=9,

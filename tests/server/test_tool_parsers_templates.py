@@ -1,0 +1,108 @@
+"""Which format a chat template speaks of, on what tells published templates apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.server.reasoning import find_reasoning_format
+from octavo.server.tool_messages import shows_tools
+from octavo.server.tool_parsers import find_tool_format, tool_formats
+from octavo.tokenizer.tokenizer import load_tokenizer
+
+# Short pieces of published templates: where they describe tools, and where they write a call of an earlier turn.
+TEMPLATES = {
+    "Qwen/Qwen2.5-7B-Instruct": (
+        "{%- if tools %} within <tools></tools> XML tags: {{- tool | tojson }}"
+        """{{- '\\n<tool_call>\\n{"name": "' }}{{- tool_call.name }}{{- '", "arguments": ' }}""",
+        "hermes",
+    ),
+    "Qwen/Qwen3-8B": (
+        "{%- if tools %}{{- tool | tojson }} return a json object within <tool_call></tool_call> XML tags"
+        "{%- set content = content.split('</think>')[-1] %}",
+        "hermes",
+    ),
+    "NousResearch/Hermes-3-Llama-3.1-8B": (
+        "{%- for tool in tools %}{{- json_to_python_type(param) }}For each function call return a json object with "
+        "function name and arguments within <tool_call></tool_call> XML tags<|im_end|>",
+        "hermes",
+    ),
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": (
+        "{%- if tools %}<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1",
+        None,
+    ),
+    "meta-llama/Llama-3.1-8B-Instruct": (
+        '{%- if builtin_tools is defined %}Environment: ipython {"name": function name, "parameters": dictionary of '
+        'argument name and its value}{{- "<|python_tag|>" + tool_call.name + ".call(" }}',
+        "llama3_json",
+    ),
+    "meta-llama/Llama-3.2-1B-Instruct": (
+        '{%- if tools is not none %}{"name": function name, "parameters": dictionary of argument name and its value}.'
+        "Do not use variables.{%- if tools_in_user_message %}<|start_header_id|>ipython<|end_header_id|>",
+        "llama3_json",
+    ),
+    "mistralai/Mistral-7B-Instruct-v0.3": (
+        '{{- "[AVAILABLE_TOOLS] [" }}{%- if tool_call.id|length != 9 %}{{- "[TOOL_CALLS] [" }}',
+        "mistral",
+    ),
+    "mistralai/Devstral-Small-2507": (
+        "{{- '[AVAILABLE_TOOLS]' + tools|tojson }}{{- '[TOOL_CALLS]' + tool.name + '[ARGS]' + arguments }}",
+        "mistral_args",
+    ),
+    "mistralai/Mistral-7B-Instruct-v0.1": ("{{ '[INST] ' + message['content'] + ' [/INST]' }}", None),
+    "meetkai/functionary-medium-v3.1": (
+        "{%- for t in tools %}{{ '<function=' + tool_call['function']['name'] + '>' + "
+        "tool_call['function']['arguments'] + '</function>' }}<|start_header_id|>ipython",
+        "functionary",
+    ),
+    "meetkai/functionary-small-v3.2": (
+        "// Supported function definitions {{ '>>>all\\n' + message['content'] }}"
+        "{{ '>>>' + tool_call['function']['name'] }}",
+        "functionary_recipients",
+    ),
+    "google/gemma-3-1b-it": ("{{ '<start_of_turn>' + role + '\\n' + first_user_prefix }}", "gemma"),
+    "google/gemma-3 with a template of tools": ("{%- if tools is not none -%}<start_of_turn>[func_name1(", None),
+    "deepseek-ai/DeepSeek-V3.1": ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name']", None),
+    "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", None),
+    "microsoft/Phi-4-mini-instruct": ("'<|tool|>' + message['tools'] + '<|/tool|>'", None),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),
+    "no template": ("", None),
+}
+
+
+@pytest.mark.parametrize("model", TEMPLATES)
+def test_the_format_of_a_template(model: str) -> None:
+    template, expected = TEMPLATES[model]
+    found = find_tool_format(template)
+    assert (None if found is None else found.name) == expected
+    matching = [name for name, item in tool_formats().items() if item.matches(template)]
+    assert matching == ([] if expected is None else [expected])
+
+
+def test_every_format_has_a_template() -> None:
+    assert {expected for _, expected in TEMPLATES.values() if expected} == set(tool_formats())
+
+
+def test_smollm2_itself_knows_neither_tools_nor_thinking(smollm2_path: Path) -> None:
+    template = load_tokenizer(open_checkpoint(smollm2_path)).chat_template or ""
+    assert template
+    assert find_tool_format(template) is None
+    assert not shows_tools(template)
+    assert find_reasoning_format(template) is None
+
+
+@pytest.mark.slow
+def test_qwen_itself_writes_hermes(qwen_0_5b_path: Path) -> None:
+    template = load_tokenizer(open_checkpoint(qwen_0_5b_path)).chat_template or ""
+    found = find_tool_format(template)
+    assert found is not None
+    assert found.name == "hermes"
+    assert shows_tools(template)
+
+
+def test_formats_without_templates_can_teach() -> None:
+    for item in tool_formats().values():
+        assert (item.system_prompt is None) == (item.write_call is None)
+    assert tool_formats()["hermes"].system_prompt is not None
