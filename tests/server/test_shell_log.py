@@ -67,9 +67,10 @@ def test_an_access_line_has_what_is_known(caplog: pytest.LogCaptureFixture) -> N
 
 
 @pytest.mark.parametrize("path", ["/health", "/health/live", "/metrics"])
-def test_probes_are_not_logged_unless_they_fail(path: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_probes_are_not_logged_unless_they_are_refused(path: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "octavo.access"):
         AccessRecord("req-1", "GET", path, status=200).log()
-        assert caplog.messages == []
         AccessRecord("req-1", "GET", path, status=503).log()
+        assert caplog.messages == []
+        AccessRecord("req-1", "GET", path, status=401).log()
         assert len(caplog.messages) == 1

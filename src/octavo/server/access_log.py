@@ -38,8 +38,9 @@ class AccessRecord:
     error_code: str | None = None
 
     def log(self) -> None:
-        """Writes the line; that of a probe only with debug messages on."""
-        level = logging.DEBUG if self.path in _QUIET_PATHS and self.status < 400 else logging.INFO
+        """Writes the line; that of a probe, which comes every few seconds, only with debug messages on."""
+        is_routine = self.path in _QUIET_PATHS and (self.status < 400 or self.status == 503)
+        level = logging.DEBUG if is_routine else logging.INFO
         if logger.isEnabledFor(level):
             fields = self.fields()
             words = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _IN_FRONT)

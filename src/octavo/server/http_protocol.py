@@ -28,7 +28,8 @@ SEND_BUFFER_BYTES = 256 << 10  # the kernel's, per connection; it doubles this n
 IDLE_TIMEOUT_S = 75  # of a connection between two requests
 
 _REFUSAL_S = 1.0
-_PROBE_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
+_PROBE_PERIOD_S = 1.0
+_CHECK_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
 _TCP_INFO_CLOSED = 7  # first byte of Linux's struct tcp_info
 
 _ALLOW = {"Allow": "GET, POST"}
@@ -291,8 +292,14 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif self.cycle.scope["state"].get("is_event_stream"):
             self.transport.write(b"2\r\n:\n\r\n")  # a chunk that holds a comment
-        for delay in _PROBE_DELAYS_S:
+        for delay in _CHECK_DELAYS_S:
             self.loop.call_later(delay, self._check_reset)
+        self.loop.call_later(_PROBE_PERIOD_S, self._probe_again)
+
+    def _probe_again(self) -> None:
+        """A client that listened may have left since; a stream finds that out when it writes."""
+        if not self.transport.is_closing() and not self.cycle.response_started:
+            self._probe()
 
     def _check_reset(self) -> None:
         raw = self.transport.get_extra_info("socket")
