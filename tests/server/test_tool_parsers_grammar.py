@@ -48,11 +48,15 @@ class Compiled:
         self._is_mark = np.array(is_mark)
 
     def start(self, format_name: str, tools: list[Tool], parallel: bool = False) -> Any:
-        grammar = tool_formats()[format_name].grammar(tools, parallel)
+        return self.start_grammar(tool_formats()[format_name].grammar(tools, parallel))
+
+    def start_grammar(self, grammar: str) -> Any:
         return self._compiler.compile(StructuredOutputsParams(grammar=grammar)).start().matcher
 
     def accepts(self, format_name: str, tools: list[Tool], text: str, parallel: bool = False) -> bool:
-        matcher = self.start(format_name, tools, parallel)
+        return self.is_whole(self.start(format_name, tools, parallel), text)
+
+    def is_whole(self, matcher: Any, text: str) -> bool:
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
@@ -170,6 +174,33 @@ def test_the_parser_reads_whatever_the_grammar_allows(compiled: Compiled, name: 
             assert isinstance(json.loads(arguments), dict)
             assert not re.search(r"[ \n\r\t]{9}", re.sub(r'"(\\.|[^"\\])*"', "s", arguments))
     assert num_complete >= 3
+
+
+OPTIONAL = sorted(name for name, item in tool_formats().items() if item.optional_grammar is not None)
+
+
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_strict_arguments_are_enforced_where_calls_are_free(compiled: Compiled, name: str) -> None:
+    optional_grammar = tool_formats()[name].optional_grammar
+    assert optional_grammar is not None
+    grammar = optional_grammar([STRICT, *TOOLS], True)
+
+    def accepts(text: str) -> bool:
+        return compiled.is_whole(compiled.start_grammar(grammar), text)
+
+    right = call(name, "book", '{"seats": 2, "class": "first"}')
+    assert accepts("Hello there!\nHow are <you>? 1 < 2")
+    assert accepts("")
+    assert accepts(right)
+    assert not accepts(call(name, "book", '{"seats": 0, "class": "first"}'))
+    assert not accepts(call(name, "look", "{}"))
+    if name != "llama3_json":
+        assert accepts(f"Let me see.\n{right}\n{call(name, 'now', '{}')}\nDone.")
+        assert not accepts(f"Let me see.\n{right}\n{call(name, 'look', '{}')}")
+
+
+def test_the_common_formats_enforce_strict_arguments() -> None:
+    assert OPTIONAL == ["functionary", "hermes", "llama3_json"]
 
 
 def test_keywords_that_cannot_be_enforced_are_left_out_for_tools_that_are_not_strict(compiled: Compiled) -> None:

@@ -80,7 +80,11 @@ def _with_tools(
         )
         raise UsageError(message, param="tools", code="unsupported_value")
     if spec.tool_choice == "auto":
-        return params
+        is_strict = any(tool["function"].get("strict") for tool in tools)
+        if not is_strict or tool_format.optional_grammar is None or isinstance(params, BeamSearchParams):
+            return params
+        grammar = tool_format.optional_grammar(tools, spec.parallel_tool_calls)
+        return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
     if isinstance(params, BeamSearchParams):
         message = "beam search cannot be made to call a tool; use tool_choice auto, or leave use_beam_search out"
         raise UsageError(message, param="tool_choice", code="unsupported_value")

@@ -60,6 +60,8 @@ class ToolFormat:
     create_parser: a parser for one answer. tools: those of the request.
     grammar: a Lark grammar (llguidance's dialect) of an answer that is one call or, with `parallel`, more, each to one
         of the tools with arguments after its schema. What `tool_choice: required` and a named tool enforce.
+    optional_grammar: the same for an answer that may be text, a call or both; None: there is no such grammar, because
+        the mark before a call is a control token or could begin any text. What `strict` enforces where calls are free.
     shows_special_tokens: the markup is made of control tokens, which must then stay in the text.
     system_prompt: what tells a model about the tools if its template does not; None: this format needs a template.
     write_call: a call of an earlier turn, its name and the JSON text of its arguments, as such a model writes it.
@@ -71,6 +73,7 @@ class ToolFormat:
     matches: Callable[[str], bool]
     create_parser: Callable[[Sequence[Tool]], ToolParser]
     grammar: Callable[[Sequence[Tool], bool], str]
+    optional_grammar: Callable[[Sequence[Tool], bool], str] | None = None
     shows_special_tokens: bool = False
     system_prompt: Callable[[Sequence[Tool]], str] | None = None
     write_call: Callable[[str, str], str] | None = None

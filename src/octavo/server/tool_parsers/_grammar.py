@@ -65,3 +65,12 @@ def calls_grammar(tools: Sequence[Tool], start: str, before: Callable[[str], str
         rules.append(f"call_{index}: {head} arguments_{index}{tail}")
         rules.append(f"arguments_{index}: {arguments_value(tool)}")
     return "\n".join(rules) + "\n"
+
+
+def optional_calls_grammar(
+    tools: Sequence[Tool], parallel: bool, mark: str, before: Callable[[str], str], after: str
+) -> str:
+    """A grammar of text in which every `mark` begins a call. before: what stands between it and the arguments."""
+    start = "(lead call)* tail" if parallel else "(lead call)? tail"
+    rules = ["", f"lead[lazy]: TEXT {literal(mark)}", "tail: TEXT", r"TEXT: /(.|\n)*/", ""]
+    return calls_grammar(tools, start, before, after) + "\n".join(rules)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers._grammar import calls_grammar, optional_calls_grammar
 from octavo.server.tool_parsers._json_call import CallReader
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._named_call import Header, NamedCall
@@ -39,10 +39,15 @@ def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
     return calls_grammar(tools, start, lambda name: f"{_OPEN}{name}>", after=_CLOSE)
 
 
+def _optional_grammar(tools: Sequence[Tool], parallel: bool) -> str:
+    return optional_calls_grammar(tools, parallel, _OPEN, lambda name: f"{name}>", after=_CLOSE)
+
+
 FORMAT = ToolFormat(
     name="functionary",
     matches=_matches,
     create_parser=_create_parser,
     grammar=_grammar,
+    optional_grammar=_optional_grammar,
     arguments_as_text=True,
 )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
 from octavo.server.tool_parsers._fenced_call import FENCE, FencedCall
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers._grammar import calls_grammar, optional_calls_grammar
 from octavo.server.tool_parsers._json_call import CallReader, JsonCall
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._text import MarkFinder
@@ -55,11 +55,18 @@ def _create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(_MARKUP, tools)
 
 
+def _before(name: str) -> str:
+    """Between the tag and the arguments."""
+    return f'\n{{"name": "{name}", "arguments": '
+
+
 def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
     start = 'call ("\\n" call)*' if parallel else "call"
-    return calls_grammar(
-        tools, start, lambda name: f'{_OPEN}\n{{"name": "{name}", "arguments": ', after=f"}}\n{_CLOSE}"
-    )
+    return calls_grammar(tools, start, lambda name: _OPEN + _before(name), after=f"}}\n{_CLOSE}")
+
+
+def _optional_grammar(tools: Sequence[Tool], parallel: bool) -> str:
+    return optional_calls_grammar(tools, parallel, _OPEN, _before, after=f"}}\n{_CLOSE}")
 
 
 def _system_prompt(tools: Sequence[Tool]) -> str:
@@ -75,6 +82,7 @@ FORMAT = ToolFormat(
     matches=_matches,
     create_parser=_create_parser,
     grammar=_grammar,
+    optional_grammar=_optional_grammar,
     shows_special_tokens=True,
     system_prompt=_system_prompt,
     write_call=_write_call,

@@ -34,9 +34,28 @@ def _create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(_MARKUP, tools)
 
 
+def _before(name: str) -> str:
+    return f'{{"name": "{name}", "parameters": '
+
+
 def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
-    start = 'call ("; " call)*' if parallel else "call"
-    return calls_grammar(tools, start, lambda name: f'{{"name": "{name}", "parameters": ', after="}")
+    return calls_grammar(tools, _calls(parallel), _before, after="}")
 
 
-FORMAT = ToolFormat(name="llama3_json", matches=_matches, create_parser=_create_parser, grammar=_grammar)
+def _optional_grammar(tools: Sequence[Tool], parallel: bool) -> str:
+    """These models write either calls or text; what begins with a brace is a call."""
+    text = r"text: /([^{\s](.|\n)*)?/"
+    return calls_grammar(tools, f"{_calls(parallel)} | text", _before, after="}") + text + "\n"
+
+
+def _calls(parallel: bool) -> str:
+    return 'call ("; " call)*' if parallel else "call"
+
+
+FORMAT = ToolFormat(
+    name="llama3_json",
+    matches=_matches,
+    create_parser=_create_parser,
+    grammar=_grammar,
+    optional_grammar=_optional_grammar,
+)
