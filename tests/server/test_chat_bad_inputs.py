@@ -201,6 +201,22 @@ FIELDS = {
         "tools",
         "unsupported_value",
     ),
+    "E15 many": (
+        '"tools": ' + json.dumps([{**TOOL, "function": {"name": f"f{i}"}} for i in range(2000)]),
+        "tools",
+        "array_above_max_length",
+    ),
+    "E15 name": (
+        '"tools": ' + json.dumps([{**TOOL, "function": {"name": "a b"}}]),
+        "tools[0].function.name",
+        "invalid_value",
+    ),
+    "E15 twice": ('"tools": ' + json.dumps([TOOL, TOOL]), "tools[1].function.name", "invalid_value"),
+    "E15 schema": (
+        '"tools": ' + json.dumps([{**TOOL, "function": {"name": "f", "parameters": {"type": "banana"}}}]),
+        "tools[0].function.parameters",
+        "invalid_json_schema",
+    ),
     "store": ('"store": true', "store", "unsupported_value"),
     "modalities": ('"modalities": ["text", "audio"]', "modalities[1]", "invalid_value"),
     "audio": ('"audio": {"voice": "x"}', "audio", "unsupported_parameter"),
