@@ -10,6 +10,7 @@ import pytest
 
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.server import RunningServer
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +94,11 @@ def test_what_is_wrong_is_named(fake: ScriptedServer, body: dict[str, Any], para
     assert answer.status_code == 400
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
+
+
+def test_a_real_model_tells_near_from_far(server: RunningServer) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    answer = client.embeddings.create(model="smollm2", input=["a cat", "a kitten", "the stock market fell"])
+    cat, kitten, market = (np.array(item.embedding) for item in answer.data)
+    assert len(cat) == 576
+    assert cat @ kitten > cat @ market

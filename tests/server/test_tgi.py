@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
 from huggingface_hub.errors import GenerationError, OverloadedError, ValidationError
 
 from octavo.errors import EngineDeadError
 from octavo.errors import OverloadedError as NoRoomError
+from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
@@ -191,7 +191,7 @@ def test_decoder_input_details_need_a_whole_answer(fake: ScriptedServer) -> None
 
 
 def test_info_tells_the_limits(fake: ScriptedServer) -> None:
-    info = httpx.get(f"{fake.url}/info").json()
+    info = fake.get("/info").json()
     assert (info["model_id"], info["max_input_tokens"], info["max_total_tokens"]) == ("fake", 63, 64)
 
 
@@ -212,6 +212,16 @@ def test_hugging_face_s_client_raises_its_own_errors(fake: ScriptedServer) -> No
             list(pieces)
     finally:
         fake.script = HELLO
+
+
+def test_the_address_itself_is_behind_the_key_too(smollm2_tokenizer: Tokenizer) -> None:
+    with scripted_server(smollm2_tokenizer, "tgi", "web", config=ServerConfig(api_key=("secret",))) as running:
+        for path in ("/", "/generate", "/generate_stream"):
+            assert running.post(path, {"inputs": "Hi"}).status_code == 401
+        assert running.get("/").status_code == 200
+        assert running.get("/info").status_code == 401
+        client = InferenceClient(model=running.url, headers={"Authorization": "Bearer secret"})
+        assert client.text_generation("Hi") == "Hello world"
 
 
 def test_hugging_face_s_client_on_a_real_model(server: RunningServer) -> None:

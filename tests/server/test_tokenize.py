@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 
 from octavo import __version__
@@ -85,4 +84,4 @@ def test_an_unknown_model_is_not_found(fake: ScriptedServer) -> None:
 
 
 def test_the_version_is_the_package_s(fake: ScriptedServer) -> None:
-    assert httpx.get(f"{fake.url}/version").json() == {"version": __version__}
+    assert fake.get("/version").json() == {"version": __version__}

@@ -60,6 +60,7 @@ class ScriptedServer:
 
     url: str
     client: FakeClient
+    http: httpx.Client
 
     @property
     def script(self) -> Script | Callable[[GenerateRequest], Script]:
@@ -75,7 +76,10 @@ class ScriptedServer:
         return self.client.requests[-1]
 
     def post(self, path: str, body: object) -> httpx.Response:
-        return httpx.post(self.url + path, json=body, timeout=20)
+        return self.http.post(path, json=body)
+
+    def get(self, path: str) -> httpx.Response:
+        return self.http.get(path)
 
 
 @contextmanager
@@ -101,8 +105,10 @@ def scripted_server(
         while not server.started and time.monotonic() < end and thread.is_alive():
             time.sleep(0.01)
         assert server.started
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
-            yield ScriptedServer(f"http://127.0.0.1:{listener.getsockname()[1]}", client)
+            with httpx.Client(base_url=url, verify=False, timeout=20) as http:
+                yield ScriptedServer(url, client, http)
         finally:
             server.should_exit = True
             thread.join(20)
