@@ -151,6 +151,24 @@ def test_a_step_that_does_not_end_is_a_standstill(
     assert "in _end_round" in capfd.readouterr().err  # the stacks of the process that stood still
 
 
+@pytest.mark.slow
+def test_a_step_that_computes_is_slow_before_it_is_a_standstill(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_FAULT", "step:spin:3")
+
+    async def run() -> None:
+        async with engine_process(tiny_config, stall_timeout_s=4.0) as client:
+            monkeypatch.delenv("OCTAVO_FAULT")
+            stream = await client.generate(request([0, 2]))
+            await asyncio.sleep(3)
+            assert client.status().state is EngineState.READY
+            await wait_for_state(client, EngineState.RESTARTING, 3)  # nothing computes for ever
+            await ends_with_dead_engine(stream)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("fault", ["step:raise:3", "step:kill:1", "receive:raise:3", "heartbeat:raise:2"])
 def test_no_thread_of_the_engine_fails_unnoticed(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, fault: str

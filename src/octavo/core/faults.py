@@ -12,8 +12,8 @@ from octavo.errors import UsageError
 # load: before the model is loaded. step: after each step. receive: before a message is looked at.
 # heartbeat: before each heartbeat.
 POINTS = ("load", "step", "receive", "heartbeat")
-ACTIONS = ("kill", "raise", "stop", "sleep")
-_SLEEP_S = 3600.0
+ACTIONS = ("kill", "raise", "stop", "sleep", "spin")
+_FOREVER_S = 3600.0
 
 
 class InjectedFaultError(Exception):
@@ -53,5 +53,9 @@ class Faults:
         if self.action == "raise":
             raise InjectedFaultError(f"a fault was injected at {point}")
         if self.action == "sleep":
-            time.sleep(_SLEEP_S)
+            time.sleep(_FOREVER_S)
+        if self.action == "spin":
+            end = time.monotonic() + _FOREVER_S
+            while time.monotonic() < end:
+                pass
         os.kill(os.getpid(), signal.SIGKILL if self.action == "kill" else signal.SIGSTOP)

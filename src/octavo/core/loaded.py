@@ -15,8 +15,11 @@ from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 Progress = Callable[[int, int], None]
 
-# No step for so long while work waits is a stall. Steps are chunked to a fraction of a second.
+# No sign of life for so long is a stall, and so is no step while work waits and nothing computes.
 STALL_S = 1.5
+# So is a step that computes for so long. Steps are cut to a fraction of a second, but a machine that has other things
+# to do, or a model that is large for it, may make seconds of that, and is nevertheless alive.
+SLOW_STEP_S = 10.0
 
 
 class LoadClock:

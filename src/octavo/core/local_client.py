@@ -12,7 +12,7 @@ from typing import Literal
 from octavo.batch import Float32
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
-from octavo.core.loaded import STALL_S, Progress, create_request, load, plain_metrics
+from octavo.core.loaded import SLOW_STEP_S, Progress, create_request, load, plain_metrics
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.engine.session import Session
@@ -138,7 +138,7 @@ class LocalClient:
             return EngineState.DEAD, str(self._loading.exception())
         if self._session.failure is not None:
             return EngineState.DEAD, str(self._session.failure)
-        if self._session.stalled_s > STALL_S:
+        if self._session.stalled_s > SLOW_STEP_S:
             return EngineState.STALLED, f"no step for {self._session.stalled_s:.1f} s while requests wait"
         return EngineState.READY, None
 

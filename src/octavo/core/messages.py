@@ -151,11 +151,13 @@ class LoadFailed(_Message):
 class Heartbeat(_Message):
     """The state a few times a second, from a thread that waits for nobody. Fields as in `EngineStatus`.
 
-    stalled_s: how long requests have waited for a step. num_malformed: messages dropped so far.
+    stalled_s: how long requests have waited for a step. is_computing: the process used its time meanwhile.
+    num_malformed: messages dropped so far.
     """
 
     num_steps: int
     stalled_s: float
+    is_computing: bool
     last_step_age_s: float | None
     num_running: int
     num_waiting: int

@@ -14,6 +14,7 @@ import zmq
 
 from octavo.batch import Float32
 from octavo.config import EngineConfig
+from octavo.core.cpu_meter import CpuMeter
 from octavo.core.faults import Faults
 from octavo.core.loaded import create_request, load, plain_metrics
 from octavo.core.messages import (
@@ -123,18 +124,21 @@ class EngineService:
     # --- the heartbeat's thread ---
 
     def _beat(self) -> None:
+        meter = CpuMeter()
         while True:
             time.sleep(HEARTBEAT_S)
+            is_computing = meter.sample()
             self._faults.at("heartbeat")
             session = self._session
             if session is None:
-                self._outbox.send(Heartbeat(0, 0.0, None, 0, 0, 0, 0, self._num_malformed))
+                self._outbox.send(Heartbeat(0, 0.0, is_computing, None, 0, 0, 0, 0, self._num_malformed))
                 continue
             metrics = session.metrics
             self._outbox.send(
                 Heartbeat(
                     num_steps=metrics.num_steps_total,
                     stalled_s=session.stalled_s,
+                    is_computing=is_computing,
                     last_step_age_s=session.last_round_age_s if metrics.num_steps_total else None,
                     num_running=metrics.num_running,
                     num_waiting=metrics.num_waiting,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
-from octavo.core.loaded import STALL_S, Progress
+from octavo.core.loaded import SLOW_STEP_S, STALL_S, Progress
 from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
 
@@ -156,9 +156,16 @@ class Supervisor:
     def _stalled_s(self) -> float:
         """How long nothing has moved."""
         silence_s = self._silence_s
-        if silence_s > STALL_S:
+        if silence_s > STALL_S or self._heartbeat is None:
             return silence_s
-        return self._heartbeat.stalled_s if self._heartbeat is not None else 0.0
+        return self._heartbeat.stalled_s
+
+    @property
+    def _is_stalled(self) -> bool:
+        """A process that computes is slow rather than stuck, up to a point."""
+        is_computing = self._heartbeat is not None and self._heartbeat.is_computing and self._silence_s <= STALL_S
+        limit_s = min(SLOW_STEP_S, self._stall_timeout_s) if is_computing else STALL_S
+        return self._stalled_s > limit_s
 
     def _check(self) -> None:
         now = self._loop.time()
@@ -172,7 +179,7 @@ class Supervisor:
         if self.state not in (EngineState.READY, EngineState.STALLED):
             return
         stalled_s = self._stalled_s
-        if stalled_s <= STALL_S:
+        if not self._is_stalled:
             if self.state is EngineState.STALLED:
                 logger.warning("the engine makes progress again")
                 self._set(EngineState.READY)

@@ -1,0 +1,20 @@
+"""Sleeping is not computing."""
+
+from __future__ import annotations
+
+import time
+
+from octavo.core.cpu_meter import CpuMeter
+
+
+def test_only_what_uses_the_processor_computes() -> None:
+    meter = CpuMeter()
+    meter.sample()
+    end = time.process_time() + 0.05
+    while time.process_time() < end:
+        pass
+    assert meter.sample()
+    for _ in range(6):  # until the window holds nothing but sleep
+        time.sleep(0.05)
+        is_computing = meter.sample()
+    assert not is_computing
