@@ -217,6 +217,7 @@ FIELDS = {
         "tools[0].function.parameters",
         "invalid_json_schema",
     ),
+    "continue": ('"continue_final_message": true', "continue_final_message", "invalid_value"),
     "store": ('"store": true', "store", "unsupported_value"),
     "modalities": ('"modalities": ["text", "audio"]', "modalities[1]", "invalid_value"),
     "audio": ('"audio": {"voice": "x"}', "audio", "unsupported_parameter"),

@@ -315,3 +315,14 @@ def test_formats_of_the_answer(
     assert client.post(URL, json={**BODY, "response_format": {"type": "text"}}).status_code == 200
     params = engine.requests[-1].params
     assert params.structured_outputs is None
+
+
+def test_the_last_message_is_continued(client: httpx.Client, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:
+    engine.script = Script(["a"])
+    for content, end in (("It is ", "It is "), ("<|im_end|>", "<|im_end|>"), ("yes", "yes")):
+        messages = [*BODY["messages"], {"role": "assistant", "content": content}]
+        body = {"messages": messages, "continue_final_message": True}
+        assert client.post(URL, json=body).status_code == 200
+        token_ids = engine.requests[-1].prompt_token_ids
+        assert smollm2_tokenizer.decode(token_ids, skip_special_tokens=False).endswith(f"assistant\n{end}")
+        assert token_ids[-1] not in smollm2_tokenizer.special_token_ids

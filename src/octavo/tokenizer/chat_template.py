@@ -104,16 +104,29 @@ class ChatTemplate:
         with self._lock:
             return self._text(self._render_line(line))
 
-    def encode(self, tokenizer: Tokenizer, messages: Sequence[Message], **kwargs: Any) -> list[int]:
+    def encode(
+        self,
+        tokenizer: Tokenizer,
+        messages: Sequence[Message],
+        *,
+        continue_final_message: bool = False,
+        **kwargs: Any,
+    ) -> list[int]:
         """Token ids of the conversation; kwargs are those of `render`, with its errors.
 
+        continue_final_message: the model goes on with the last message itself, instead of beginning one of its own.
         Control tokens come only from the template: their text within a message, a tool or a document stays text,
         so nobody can play another role.
         """
         for name in ("tools", "documents"):
             if kwargs.get(name) is not None:
                 kwargs[name] = tokenizer.guard(list(kwargs[name]))
-        return tokenizer.encode_chat(self.render(tokenizer.guard(list(messages)), **kwargs))
+        guarded = tokenizer.guard(list(messages))
+        if not continue_final_message:
+            return tokenizer.encode_chat(self.render(guarded, **kwargs))
+        if kwargs.setdefault("add_generation_prompt", False):
+            raise UsageError("continue_final_message and add_generation_prompt exclude each other")
+        return tokenizer.encode_chat(_up_to_content(self.render(guarded, **kwargs), guarded[-1]))
 
     def close(self) -> None:
         """Ends the template's process. May be called twice; a later `render` starts another."""
@@ -172,6 +185,18 @@ def check_messages(messages: Sequence[Message]) -> None:
                 f"message {i}: content must be a string or a list of text parts, {_found(message, 'content')}; "
                 "only a message with tool_calls may go without"
             )
+
+
+def _up_to_content(rendered: str, message: Message) -> str:
+    """The text up to the end of its last message's content, which templates may strip of white space."""
+    content = message.get("content")
+    body = content.strip() if isinstance(content, str) else ""
+    at = rendered.rfind(body)
+    if not body or at < 0:
+        raise UsageError("the last message cannot be continued: its content must be a text that the template shows")
+    end = at + len(body)
+    space = content[len(content.rstrip()) :] if isinstance(content, str) else ""
+    return rendered[: end + len(space)] if rendered.startswith(space, end) else rendered[:end]
 
 
 def _check_parts(index: int, parts: Sequence[Any]) -> None:

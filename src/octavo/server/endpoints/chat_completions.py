@@ -37,7 +37,10 @@ from octavo.server.thinking import effort_arguments
 LAST_EVENT = event(b"[DONE]")
 # What the server itself says to a template.
 _OWN_VARIABLES = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"}
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *("tokenize", "bos_token", "eos_token"),
+    }
 )
 
 router = APIRouter(route_class=JsonRoute, tags=["openai"])
@@ -57,6 +60,7 @@ class ChatCompletionRequest(SamplingFields):
     modalities: list[Literal["text"]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -115,6 +119,9 @@ def _check(body: ChatCompletionRequest) -> None:
         raise UsageError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     if body.prompt_logprobs is not None and body.stream:
         raise UsageError("prompt_logprobs needs stream: false", param="prompt_logprobs", code="invalid_value")
+    if body.continue_final_message and (body.add_generation_prompt or body.messages[-1].role != "assistant"):
+        message = "continue_final_message needs a last message of the assistant, and no add_generation_prompt"
+        raise UsageError(message, param="continue_final_message", code="invalid_value")
     wrong = sorted(_OWN_VARIABLES & (body.chat_template_kwargs or {}).keys())
     if wrong:
         message = f"chat_template_kwargs cannot hold {wrong[0]}, which the server itself sets"
@@ -125,6 +132,8 @@ def _template_arguments(body: ChatCompletionRequest, model: ServedModel) -> dict
     arguments = dict(body.chat_template_kwargs or {})
     if body.add_generation_prompt is not None:
         arguments["add_generation_prompt"] = body.add_generation_prompt
+    if body.continue_final_message:
+        arguments["continue_final_message"] = True
     if body.reasoning_effort is not None:
         arguments |= effort_arguments(model.tokenizer.chat_template, body.reasoning_effort, "reasoning_effort")
     return arguments
