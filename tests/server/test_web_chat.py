@@ -18,6 +18,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.browser import browser, watched_page
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import ScriptedApp, scripted_app
+from tests.support.server import RunningServer
 
 MARKDOWN = """Some **bold** and `code`.
 
@@ -394,3 +395,18 @@ def test_on_a_phone(chromium: Browser, app: ScriptedApp, engine: FakeClient) -> 
         expect(page.locator("#sidebar")).to_be_hidden()
         page.tap("#open-settings")
         expect(page.locator("#temperature")).to_be_visible()
+
+
+def test_with_a_real_model(chromium: Browser, server: RunningServer) -> None:
+    with watched_page(chromium, server.url) as page:
+        page.goto("/")
+        expect(page.locator("#model")).to_have_value("smollm2")
+        page.click("#open-settings")
+        page.fill("#temperature", "0")
+        page.fill("#max_tokens", "24")
+        ask(page, "Name three colours.")
+        expect(page.locator(".stats")).to_contain_text("tokens/s", timeout=30_000)
+        assert answers(page).inner_text().strip()
+        page.goto("/dashboard")
+        expect(page.locator("#state")).to_have_text("Ready")
+        expect(page.locator(".card >> nth=2 >> .value")).to_contain_text("% of")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 
@@ -35,13 +36,17 @@ def test_it_shows_what_runs_now(chromium: Browser, smollm2_tokenizer: Tokenizer)
         expect(requests.locator(".value")).to_have_text("0of 16 running")
         engine.script = Script([" word"] * 60, delay_s=0.1)
         senders = [
-            threading.Thread(target=httpx.post, args=(app.url + "/v1/chat/completions",), kwargs={"json": CHAT, "timeout": 60})
+            threading.Thread(
+                target=httpx.post, args=(app.url + "/v1/chat/completions",), kwargs={"json": CHAT, "timeout": 60}
+            )
             for _ in range(2)
         ]
         for sender in senders:
             sender.start()
         expect(requests.locator(".value")).to_have_text("2of 16 running")
-        expect(page.locator(".card >> nth=1 >> .value")).to_have_text("20tokens/s", timeout=9000)
+        # Two streams of ten tokens a second, on a machine that may be busy.
+        rate = re.compile(r"^([5-9]|1\d|2[0-5])(\.\d)?tokens/s$")
+        expect(page.locator(".card >> nth=1 >> .value")).to_have_text(rate, timeout=9000)
         expect(page.locator(".card >> nth=4 >> .value")).to_contain_text("ms median", timeout=9000)
         assert page.locator(".card >> nth=0 >> path.line").count() == 2
         expect(page.locator("#totals div", has_text="Answers").locator("dd")).to_have_text("3")

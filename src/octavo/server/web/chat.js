@@ -8,6 +8,7 @@ import * as store from "./store.js";
 import { Transcript, confirmOn, formatRate } from "./transcript.js";
 
 const SAVE_INTERVAL_MS = 1000;
+const LEAST_RATE_S = 0.1; // a rate over less time says nothing
 
 const prompt = byId("prompt");
 const send = byId("send");
@@ -183,7 +184,8 @@ async function receive(current, body) {
 
 function stats(tokens, start, first, now) {
   const elapsed = (now - first) / 1000;
-  return { tokens, firstToken: (first - start) / 1000, rate: tokens > 1 && elapsed > 0 ? (tokens - 1) / elapsed : null };
+  const rate = tokens > 1 && elapsed > LEAST_RATE_S ? (tokens - 1) / elapsed : null;
+  return { tokens, firstToken: (first - start) / 1000, rate };
 }
 
 function describe(error) {

@@ -4,10 +4,12 @@ import { MarkdownView } from "./markdown.js";
 
 const STICK_PX = 48; // this close to the end counts as being at the end
 
+const number = new Intl.NumberFormat("en");
+
 export function formatRate(stats) {
   const parts = [];
-  if (stats.tokens) parts.push(`${stats.tokens} ${stats.tokens === 1 ? "token" : "tokens"}`);
-  if (stats.rate) parts.push(`${stats.rate < 10 ? stats.rate.toFixed(1) : Math.round(stats.rate)} tokens/s`);
+  if (stats.tokens) parts.push(`${number.format(stats.tokens)} ${stats.tokens === 1 ? "token" : "tokens"}`);
+  if (stats.rate) parts.push(`${stats.rate < 10 ? stats.rate.toFixed(1) : number.format(Math.round(stats.rate))} tokens/s`);
   if (stats.firstToken != null) parts.push(`first token ${seconds(stats.firstToken)}`);
   return parts;
 }
@@ -105,6 +107,7 @@ export class Transcript {
   finish(index, message) {
     const view = this.#views[index];
     if (!view) return;
+    const isAtEnd = this.#isAtEnd();
     view.body.querySelector(".waiting")?.remove();
     view.item.removeAttribute("aria-busy");
     this.update(index, message);
@@ -122,7 +125,7 @@ export class Transcript {
     if (message.ending === "stopped" && !message.error) notes.push("stopped");
     actions.append(element("span", { className: "stats" }, ...notes.map((note) => element("span", {}, note))));
     view.item.append(actions);
-    if (this.#isAtEnd()) this.toEnd();
+    if (isAtEnd) this.toEnd();
   }
 
   /** Turns a message of the user into a field; `onDone(text)` hears the new text, or null if nothing is to change. */
