@@ -155,6 +155,13 @@ class Engine:
         """Queues a request; its `Embedding` comes out of a later step."""
         self._pooling.add(request)
 
+    def prepare_structured_outputs(self) -> None:
+        """Does ahead of the first structured output what takes half a second. Safe to call from any thread.
+
+        Most of it holds the interpreter's lock: best done before streams are watched.
+        """
+        self._grammars().prepare()
+
     def _grammars(self) -> GrammarCompiler:
         """Made when it is first needed: it brings a library along."""
         with self._grammar_lock:
