@@ -249,6 +249,14 @@ def test_thinking_is_told_apart(smollm2_tokenizer: Tokenizer, opens: bool) -> No
     assert choice.text == "".join(pieces)
 
 
+def test_an_answer_with_a_form_is_no_thinking(smollm2_tokenizer: Tokenizer) -> None:
+    """The template opens the thinking, and the form leaves no room for it."""
+    harness = Harness(thinking_tokenizer(smollm2_tokenizer, True), Script(['{"a": 1}']))
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))
+    (choice,) = choices_of(harness.events(chat(params=params)))
+    assert (choice.reasoning, choice.text) == (None, '{"a": 1}')
+
+
 def test_a_call_after_thinking(smollm2_tokenizer: Tokenizer) -> None:
     harness = Harness(thinking_tokenizer(smollm2_tokenizer, False), Script(["<think>I call", "</think>", CALL]))
     events = harness.events(chat(tools=[ADD]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from octavo.errors import UsageError
@@ -58,14 +58,15 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
         messages = for_tool_template(messages, tool_format)
         if tools:
             arguments["tools"] = tools
-    reasoning = _reasoning_format(template) if spec.separates_reasoning else None
     params = spec.params
+    create_tool_parser = None
+    if tools and tool_format is not None:
+        params = _with_tools(params, spec, tools, tool_format)
+        create_tool_parser = partial(tool_format.create_parser, tools)
+    reasoning = _reasoning_format(template) if spec.separates_reasoning and not _is_constrained(params) else None
     if reasoning is not None and reasoning.shows_special_tokens and _is_control_token(model.tokenizer, reasoning.close):
         params = dataclasses.replace(params, skip_special_tokens=False)
-    if not tools:
-        return ChatPlan(messages, arguments, params, None, reasoning)
-    params = _with_tools(params, spec, tools, tool_format)
-    return ChatPlan(messages, arguments, params, lambda: tool_format.create_parser(tools), reasoning)
+    return ChatPlan(messages, arguments, params, create_tool_parser, reasoning)
 
 
 def _with_tools(
@@ -73,8 +74,7 @@ def _with_tools(
 ) -> SamplingParams | BeamSearchParams:
     if tool_format.shows_special_tokens:
         params = dataclasses.replace(params, skip_special_tokens=False)
-    is_constrained = isinstance(params, SamplingParams) and params.structured_outputs is not None
-    if is_constrained:
+    if _is_constrained(params):
         message = (
             "tools cannot be combined with a format of the answer; send tool_choice none, or leave one of them out"
         )
@@ -97,6 +97,11 @@ def _with_tools(
             raise UsageError(f"tool_choice names {name!r:.80}, which tools lacks", param="tool_choice")
     grammar = tool_format.grammar(tools, may_be_many)
     return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+
+
+def _is_constrained(params: SamplingParams | BeamSearchParams) -> bool:
+    """Whether the answer has a form, which then leaves no room for thinking."""
+    return isinstance(params, SamplingParams) and params.structured_outputs is not None
 
 
 def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:
