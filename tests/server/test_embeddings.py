@@ -8,6 +8,7 @@ import numpy as np
 import openai
 import pytest
 
+from octavo.server.endpoints.embeddings import EmbeddingsRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tests.support.server import RunningServer
@@ -44,6 +45,11 @@ def test_base64_holds_the_same_float32s(fake: ScriptedServer) -> None:
     plain = vectors(fake, input="one")[0]
     encoded = vectors(fake, input="one", encoding_format="base64")[0]
     assert np.frombuffer(base64.b64decode(encoded), "<f4").tolist() == plain
+
+
+def test_null_is_absent(fake: ScriptedServer) -> None:
+    nulls = dict.fromkeys(EmbeddingsRequest.model_fields)
+    assert vectors(fake, **{**nulls, "input": "one"}) == vectors(fake, input="one")
 
 
 def test_many_inputs_keep_their_order(fake: ScriptedServer) -> None:

@@ -15,6 +15,7 @@ from anthropic.types import Message
 
 from octavo.errors import EngineDeadError, OverloadedError
 from octavo.server.config import ServerConfig
+from octavo.server.messages_request import MessagesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
@@ -258,6 +259,13 @@ def test_count_tokens_is_what_a_message_reports(fake: ScriptedServer) -> None:
 def test_messages_of_one_role_in_a_row_are_one_turn(fake: ScriptedServer) -> None:
     ask(fake, messages=[*HI, {"role": "user", "content": [{"type": "text", "text": "there"}]}])
     assert "<|im_start|>user\nHi\nthere<|im_end|>" in prompt_of(fake)
+
+
+def test_null_is_absent(fake: ScriptedServer) -> None:
+    nulls = dict.fromkeys(MessagesRequest.model_fields)
+    tool = {**WEATHER, "type": None, "cache_control": None, "strict": None}
+    body = {**nulls, "max_tokens": 50, "messages": HI, "tools": [tool], "container": None}
+    assert fake.post("/v1/messages", body).json()["stop_reason"] == "end_turn"
 
 
 def test_errors_are_anthropic_s(fake: ScriptedServer) -> None:

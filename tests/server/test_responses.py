@@ -15,6 +15,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
 from octavo.errors import EngineDeadError
+from octavo.server.responses_request import ResponsesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
@@ -348,6 +349,13 @@ def test_what_is_wrong_is_named(fake: ScriptedServer, body: dict[str, Any], para
         assert answer.status_code == 400
         error = answer.json()["error"]
         assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+
+
+def test_null_is_absent(fake: ScriptedServer) -> None:
+    nulls = dict.fromkeys(ResponsesRequest.model_fields)
+    items = [{"type": None, "role": "user", "content": "Hi", "id": None, "status": None}]
+    answer = fake.post("/v1/responses", {**nulls, "input": items, "unheard_of": None})
+    assert answer.json()["status"] == "completed"
 
 
 def test_an_unknown_model_is_not_found(fake: ScriptedServer) -> None:

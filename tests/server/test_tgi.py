@@ -14,6 +14,7 @@ from huggingface_hub.errors import GenerationError, OverloadedError, ValidationE
 from octavo.errors import EngineDeadError
 from octavo.errors import OverloadedError as NoRoomError
 from octavo.server.config import ServerConfig
+from octavo.server.endpoints.tgi import Parameters
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
@@ -95,6 +96,13 @@ def test_the_end_of_a_stream(
     assert [event["details"] is None for event in events] == [True] * (len(events) - 1) + [False]
     assert events[-1]["details"]["finish_reason"] == finish_reason
     assert events[-1]["generated_text"] == text
+
+
+def test_null_is_absent(fake: ScriptedServer) -> None:
+    nulls = dict.fromkeys(Parameters.model_fields)
+    for parameters in (None, nulls):
+        body = {"inputs": "Hi", "parameters": parameters, "stream": None, "model": None}
+        assert fake.post("/generate", body).json() == {"generated_text": "Hello world"}
 
 
 def test_return_full_text_begins_with_the_prompt(fake: ScriptedServer) -> None:

@@ -27,7 +27,7 @@ FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.fo
 class Tool(NullIsAbsent):
     """eager_input_streaming: arguments are always streamed as they come."""
 
-    type: Literal["custom"] = "custom"
+    type: Literal["custom"] | None = None
     name: Text
     description: Text | None = None
     input_schema: dict[str, Any]

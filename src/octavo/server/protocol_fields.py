@@ -31,7 +31,7 @@ def by_type(*known: str, default: str | None = None) -> Callable[[Any], str]:
 
     def tag(value: Any) -> str:
         if isinstance(value, dict):
-            kind = value.get("type", default)
+            kind = default if value.get("type") is None else value["type"]
         else:
             kind = getattr(value, "type", known[0])  # of a model that is written out, or of what is no object
         return kind if isinstance(kind, str) and kind in known else UNSUPPORTED

@@ -43,7 +43,7 @@ Content: TypeAlias = Annotated[
 
 
 class MessageItem(NullIsAbsent):
-    type: Literal["message"] = "message"
+    type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
     id: Text | None = None

@@ -52,13 +52,14 @@ Input: TypeAlias = Annotated[
 
 
 class EmbeddingsRequest(NullIsAbsent):
-    """pooling: of the last hidden states, an addition to OpenAI's fields. dimensions: only the model's own number."""
+    """pooling: of the last hidden states, an addition to OpenAI's fields; None: mean. dimensions: only the model's
+    own number."""
 
     model: Text | None = None
     input: Input
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = None
-    pooling: Literal["mean", "last"] = "mean"
+    pooling: Literal["mean", "last"] | None = None
     truncate_prompt_tokens: Int | None = Field(default=None, ge=-1)
     user: Text | None = None
 
@@ -82,10 +83,10 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
         model,
         request_id_of(request),
         num_sequences=min(len(prompts.token_ids), INPUTS_AT_ONCE),
-        num_prompt_tokens=prompts.num_tokens,
         tenant=tenant_of(request),
     )
     try:
+        ticket.add_prompt_tokens(prompts.num_tokens)
         vectors = await _compute(ticket, model, prompts.token_ids, body)
     finally:
         ticket.release()
@@ -119,7 +120,7 @@ async def _compute(
 ) -> list[Float32]:
     vectors: list[Float32] = []
     for i in range(0, len(prompts), INPUTS_AT_ONCE):
-        call = partial(model.client.embed, prompts[i : i + INPUTS_AT_ONCE], pooling=body.pooling)
+        call = partial(model.client.embed, prompts[i : i + INPUTS_AT_ONCE], pooling=body.pooling or "mean")
         vectors += await ticket.wait(call)
         ticket.started()
     return vectors
@@ -131,6 +132,8 @@ def _normalized(vector: Float32) -> Float32:
     return vector if length == 0 else (vector / length).astype(np.float32)
 
 
-def _encode(vector: Float32, encoding: str) -> list[float] | str:
+def _encode(vector: Float32, encoding: str | None) -> list[float] | str:
     """base64: of the float32s, little endian."""
-    return vector.tolist() if encoding == "float" else base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    if encoding != "base64":
+        return list(map(float, vector))
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode()

@@ -80,7 +80,7 @@ class GenerateRequest(RequestModel):
     """stream: for `/` and `/generate`. model: an addition to TGI, for servers of several models."""
 
     inputs: Text
-    parameters: Parameters = Parameters()
+    parameters: Parameters | None = None
     stream: bool | None = None
     model: Text | None = None
 
@@ -131,7 +131,7 @@ async def get_info(request: Request) -> Response:
 
 
 async def _generate(request: Request, body: GenerateRequest, *, stream: bool) -> Response:
-    parameters = body.parameters
+    parameters = body.parameters or Parameters()
     _refuse_unsupported(parameters, stream)
     seed = parameters.seed
     if seed is None and _samples(parameters):
@@ -147,17 +147,16 @@ async def _generate(request: Request, body: GenerateRequest, *, stream: bool) ->
 
     async def start(model: ServedModel) -> tuple[Generation, AnswerWriter]:
         generation = await start_text(state_of(request), model, spec, request_id_of(request))
-        writer = TgiWriter(model, generation, params, _options(body, seed))
+        writer = TgiWriter(model, generation, params, _options(body.inputs, parameters, seed))
         return generation, writer
 
     return await answer(request, body.model, start, stream=stream)
 
 
-def _options(body: GenerateRequest, seed: int | None) -> TgiOptions:
-    parameters = body.parameters
+def _options(prompt: str, parameters: Parameters, seed: int | None) -> TgiOptions:
     return TgiOptions(
         seed=seed,
-        shown_prompt=body.inputs if parameters.return_full_text else "",
+        shown_prompt=prompt if parameters.return_full_text else "",
         num_top_tokens=parameters.top_n_tokens or 0,
         has_details=bool(parameters.details or parameters.decoder_input_details),
         reports_truncation=parameters.truncate is not None,
