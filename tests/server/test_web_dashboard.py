@@ -34,7 +34,7 @@ def test_it_shows_what_runs_now(chromium: Browser, smollm2_tokenizer: Tokenizer)
         requests = page.locator(".card").first
         expect(page.locator("#state")).to_have_text("Ready")
         expect(requests.locator(".value")).to_have_text("0of 16 running")
-        engine.script = Script([" word"] * 60, delay_s=0.1)
+        engine.script = Script([" word"] * 45, delay_s=0.1)
         senders = [
             threading.Thread(
                 target=httpx.post, args=(app.url + "/v1/chat/completions",), kwargs={"json": CHAT, "timeout": 60}

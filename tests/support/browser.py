@@ -24,7 +24,7 @@ def browser() -> Iterator[Browser]:
     if executable is None:
         pytest.skip(f"no browser: none of {', '.join(_NAMES)} is installed (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
         yield chromium
         chromium.close()
 
