@@ -23,6 +23,7 @@ from octavo.sampling_params import SamplingParams
 from tests.support.engine_clients import collect, engine_process, request, tokens, wait_for_state, wait_until
 from tests.support.tiny_gguf import tiny_gguf
 
+SLOW_FAULTS = ("step:kill:1", "receive:raise:3")
 SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 
@@ -44,7 +45,7 @@ async def serves(client: ProcessClient) -> list[RequestOutput]:
     return await collect(await client.generate(request([0, 2, 3], SHORT)))
 
 
-@pytest.mark.parametrize("phase", ["idle", "prefill", "decode"])
+@pytest.mark.parametrize("phase", [pytest.param("idle", marks=pytest.mark.slow), "prefill", "decode"])
 def test_kill_9_reaches_everybody_and_the_engine_comes_back(tiny_config: EngineConfig, phase: str) -> None:
     async def run() -> None:
         async with engine_process(tiny_config) as client:
@@ -115,6 +116,7 @@ def test_an_idle_engine_that_stands_still_recovers_by_itself(tiny_config: Engine
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_server_that_stood_still_does_not_blame_the_engine(tiny_config: EngineConfig) -> None:
     async def run() -> None:
         async with engine_process(tiny_config, stall_timeout_s=0.5) as client:
@@ -169,7 +171,9 @@ def test_a_step_that_computes_is_slow_before_it_is_a_standstill(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("fault", ["step:raise:3", "step:kill:1", "receive:raise:3", "heartbeat:raise:2"])
+@pytest.mark.parametrize(
+    "fault", ["step:raise:3", "heartbeat:raise:4", *(pytest.param(f, marks=pytest.mark.slow) for f in SLOW_FAULTS)]
+)
 def test_no_thread_of_the_engine_fails_unnoticed(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -202,6 +206,21 @@ def test_a_process_that_dies_before_it_was_ever_ready_is_not_tried_again(
             await client.wait_ready()
         assert client.status().state is EngineState.DEAD
         await client.close()
+
+    asyncio.run(run())
+
+
+def test_closing_does_not_wait_for_a_load(tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_FAULT", "load:sleep:1")
+
+    async def run() -> None:
+        client = ProcessClient(tiny_config, stall_timeout_s=30)
+        process = client._supervisor._process
+        await wait_until(lambda: process._is_connected, 10)
+        start = time.monotonic()
+        await client.close()
+        assert time.monotonic() - start < 1.5
+        assert process._process.returncode == 0
 
     asyncio.run(run())
 

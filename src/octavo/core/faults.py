@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from octavo.errors import UsageError
 
 # load: before the model is loaded. step: after each step. receive: before a message is looked at.
-# heartbeat: before each heartbeat.
+# heartbeat: before each heartbeat of a loaded engine.
 POINTS = ("load", "step", "receive", "heartbeat")
 ACTIONS = ("kill", "raise", "stop", "sleep", "spin")
 _FOREVER_S = 3600.0

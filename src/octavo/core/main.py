@@ -45,7 +45,7 @@ def main() -> int:
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
 
     outbox = Outbox(f"ipc://{directory / FROM_ENGINE}")
-    logging.basicConfig(level=order.log_level, handlers=[_LogToServer(outbox)])
+    logging.basicConfig(level=order.log_level, format="%(message)s", handlers=[_LogToServer(outbox)])
     inbox = zmq.Context().socket(zmq.PULL)
     inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     inbox.setsockopt(zmq.LINGER, 0)

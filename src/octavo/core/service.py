@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import threading
@@ -85,7 +86,9 @@ class EngineService:
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True).start()
         self._guarded(self._receive)
         self._checkers.shutdown(wait=False, cancel_futures=True)
-        if self._session is not None:
+        if self._session is None:  # a load cannot be stopped half-way
+            self._exit(0)
+        else:
             self._session.close()
 
     def _guarded(self, target: Callable[[], None]) -> None:
@@ -98,8 +101,12 @@ class EngineService:
 
     def _fail(self, reason: str) -> None:
         logger.critical("the engine's process ends: %s", reason)
+        self._exit(_EXIT_FAILED)
+
+    def _exit(self, code: int) -> None:
+        """At once, whatever other threads do."""
         self._outbox.close()
-        os._exit(_EXIT_FAILED)
+        os._exit(code)
 
     # --- the thread that loads ---
 
@@ -111,6 +118,8 @@ class EngineService:
         except OctavoError as error:
             self._outbox.send(LoadFailed(to_problem(error)))
             return
+        gc.collect()
+        gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
         self._session = session
         phases = {"start": started_at - self._order.spawned_at, **info.load_seconds}
         self._outbox.send(Ready(replace(info, load_seconds=phases)))
@@ -128,11 +137,11 @@ class EngineService:
         while True:
             time.sleep(HEARTBEAT_S)
             is_computing = meter.sample()
-            self._faults.at("heartbeat")
             session = self._session
             if session is None:
                 self._outbox.send(Heartbeat(0, 0.0, is_computing, None, 0, 0, 0, 0, self._num_malformed))
                 continue
+            self._faults.at("heartbeat")
             metrics = session.metrics
             self._outbox.send(
                 Heartbeat(
