@@ -16,7 +16,7 @@ from octavo.server.generation.chat_plan import ChatPlan, plan_chat
 from octavo.server.generation.spec import ChatSpec, Common, TextSpec
 from octavo.server.served_model import ServedModel
 
-MAX_PROMPTS = 128
+MAX_PROMPTS = 128  # of one request
 
 T = TypeVar("T")
 
@@ -47,11 +47,6 @@ async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
 
 async def prepare_texts(model: ServedModel, spec: TextSpec) -> PreparedPrompts:
     """Tokenizes the prompts. Raises UsageError naming `prompt` where one is empty or holds no token ids."""
-    if not spec.prompts:
-        raise UsageError("prompt is an empty list; give at least one", param="prompt", code="empty_array")
-    if len(spec.prompts) > MAX_PROMPTS:
-        message = f"prompt has {len(spec.prompts)} entries; at most {MAX_PROMPTS} are allowed: send several requests"
-        raise UsageError(message, param="prompt", code="array_above_max_length")
     token_ids = await in_thread(lambda: [_encode_text(model, prompt) for prompt in spec.prompts])
     return _fit(model, spec, spec.params, token_ids, "prompt")
 
