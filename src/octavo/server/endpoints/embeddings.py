@@ -19,7 +19,7 @@ from octavo.server.access_log import record_of
 from octavo.server.admission import Ticket
 from octavo.server.answering import refuse, tenant_of
 from octavo.server.disconnect import run_unless_gone
-from octavo.server.generation.prompt import MAX_PROMPTS, PreparedPrompts, prepare_texts
+from octavo.server.generation.prompt import PreparedPrompts, prepare_texts
 from octavo.server.generation.spec import TextSpec
 from octavo.server.json_body import Int, Text
 from octavo.server.protocol_errors import error_route, openai_body, request_id_of
@@ -104,15 +104,10 @@ async def _prepare(body: EmbeddingsRequest, model: ServedModel) -> PreparedPromp
     inputs: list[Any] = body.input if isinstance(body.input, list) else [body.input]
     if isinstance(body.input, list) and (not inputs or isinstance(inputs[0], int)):
         inputs = [inputs]
-    params, limit = SamplingParams(max_tokens=1), body.truncate_prompt_tokens
-    parts = [
-        await prepare_texts(
-            model, TextSpec(params=params, prompts=inputs[i : i + MAX_PROMPTS], truncate_prompt_tokens=limit)
-        )
-        for i in range(0, len(inputs), MAX_PROMPTS)
-    ]
-    token_ids = [ids for part in parts for ids in part.token_ids]
-    return PreparedPrompts(token_ids, params, sum(part.num_truncated_tokens for part in parts))
+    spec = TextSpec(
+        params=SamplingParams(max_tokens=1), prompts=inputs, truncate_prompt_tokens=body.truncate_prompt_tokens
+    )
+    return await prepare_texts(model, spec)
 
 
 async def _compute(
