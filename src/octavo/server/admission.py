@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -26,8 +25,8 @@ T = TypeVar("T")
 
 MAX_SEQUENCES_PER_REQUEST = 256
 _MAX_RETRY_AFTER_S = 60.0
-_RATE_WINDOW_S = 30.0
-_TYPICAL_RUN_S = 10.0  # of a request, as long as none has finished
+_MIN_RATE = 1.0  # sequences that end in a second, as long as none has
+_SMOOTHING = 0.1  # weight of the latest request in the means
 _CONTEXTS_QUEUED = 8  # prompt tokens that wait, in contexts, unless max_queued_tokens says otherwise
 
 
@@ -45,16 +44,16 @@ class Ticket:
         *,
         num_sequences: int,
         num_prompts: int,
-        num_prompt_tokens: int,
         tenant: str,
         priority: int,
     ) -> None:
         self.request_id = request_id
         self.num_sequences = num_sequences
         self.num_prompts = num_prompts
-        self.num_prompt_tokens = num_prompt_tokens
+        self.num_prompt_tokens = 0
         self.tenant = tenant
         self.priority = priority
+        self.admitted_at = asyncio.get_running_loop().time()
         self.has_started = False
         self.released = asyncio.Event()
         self._lane = lane
@@ -73,6 +72,12 @@ class Ticket:
                     self._scopes.discard(scope)
         assert self._error is not None
         raise self._error
+
+    def add_prompt_tokens(self, count: int) -> None:
+        """Of all prompts, as soon as they are known. Raises OverloadedError if too many wait already."""
+        self._lane.check_tokens(count, self.num_sequences)
+        self.num_prompt_tokens += count
+        self._lane.num_waiting_tokens += count
 
     def started(self) -> None:
         """The engine has begun with the request: its first output is there. May be called again."""
@@ -100,7 +105,6 @@ class Ticket:
     def release(self) -> None:
         """The request is over, and its place is free. May be called twice."""
         if not self.released.is_set():
-            self.started()
             for timer in self._timers:
                 timer.cancel()
             self.released.set()
@@ -108,24 +112,52 @@ class Ticket:
 
 
 class _Lane:
-    """The requests of one model."""
+    """The requests of one model, at most `limit` sequences, of whose prompts at most `max_tokens` wait."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int, max_tokens: int) -> None:
+        self.limit = limit
+        self.max_tokens = max_tokens
         self.tickets: dict[str, Ticket] = {}  # in order of arrival
         self.num_sequences = 0
         self.num_waiting_tokens = 0
-        self._finished: deque[tuple[float, int]] = deque(maxlen=512)  # when, sequences
+        self._mean_stay_s = 0.0  # of requests that were answered
+        self._mean_in_flight = 0.0  # sequences, when these ended
         self._next_place_at = 0.0  # when the last of those sent away was told to come back
 
     def add(self, ticket: Ticket) -> None:
+        if 2 * self.num_sequences < self.limit:
+            self._next_place_at = 0.0  # the crowd is gone
         self.tickets[ticket.request_id] = ticket
         self.num_sequences += ticket.num_sequences
-        self.num_waiting_tokens += ticket.num_prompt_tokens
+
+    def check_sequences(self, num_sequences: int) -> None:
+        """Raises OverloadedError if there is no room for another request."""
+        if self.num_sequences >= self.limit:
+            raise OverloadedError(
+                f"{self.num_sequences} sequences run or wait; at most {self.limit} may (max_num_seqs and max_queue)",
+                code="server_overloaded",
+                retry_after_s=self.retry_after_s(num_sequences),
+            )
+
+    def check_tokens(self, count: int, num_sequences: int) -> None:
+        """Raises OverloadedError if further prompts of `count` tokens are too much. Alone, any prompt is let in."""
+        if self.num_waiting_tokens and self.num_waiting_tokens + count > self.max_tokens:
+            raise OverloadedError(
+                f"prompts of {self.num_waiting_tokens} tokens wait; {count} more exceed the limit of {self.max_tokens} "
+                "(max_queued_tokens)",
+                code="server_overloaded",
+                retry_after_s=self.retry_after_s(num_sequences),
+            )
 
     def remove(self, ticket: Ticket) -> None:
         del self.tickets[ticket.request_id]
+        if ticket.has_started:
+            weight = _SMOOTHING if self._mean_stay_s else 1.0
+            stay_s = asyncio.get_running_loop().time() - ticket.admitted_at
+            self._mean_stay_s += weight * (stay_s - self._mean_stay_s)
+            self._mean_in_flight += weight * (self.num_sequences - self._mean_in_flight)
+        ticket.started()
         self.num_sequences -= ticket.num_sequences
-        self._finished.append((asyncio.get_running_loop().time(), ticket.num_sequences))
 
     def is_waiting(self, ticket: Ticket, num_waiting: int) -> bool:
         """Whether the engine has not yet begun with it. num_waiting: requests in the engine's queue."""
@@ -136,17 +168,14 @@ class _Lane:
         later = unstarted[unstarted.index(ticket) + 1 :]
         return sum(other.num_prompts for other in later) < num_waiting
 
-    def retry_after_s(self, num_sequences: int, max_num_seqs: int) -> float:
+    def retry_after_s(self, num_sequences: int) -> float:
         """When a request that is sent away should come back: 1 to 60 s.
 
-        Each one that is sent away gets the next turn, at the rate at which places became free lately, so that they do
-        not all come back at once.
+        Each one that is sent away gets the next turn, at the rate at which places become free, so that they do not all
+        come back at once. The rate is that of Little's law: how many there are, by how long they stay.
         """
         now = asyncio.get_running_loop().time()
-        recent = [(when, count) for when, count in self._finished if now - when < _RATE_WINDOW_S]
-        rate = max_num_seqs / _TYPICAL_RUN_S
-        if recent:
-            rate = sum(count for _, count in recent) / max(now - recent[0][0], 1.0)
+        rate = self._mean_in_flight / self._mean_stay_s if self._mean_stay_s else _MIN_RATE
         self._next_place_at = max(self._next_place_at, now) + num_sequences / rate
         self._next_place_at = min(self._next_place_at, now + _MAX_RETRY_AFTER_S)
         return max(math.ceil(self._next_place_at - now), 1.0)
@@ -176,12 +205,11 @@ class Admission:
         request_id: str,
         *,
         num_sequences: int,
-        num_prompt_tokens: int,
         num_prompts: int = 1,
         tenant: str = "",
         priority: int = 0,
     ) -> Ticket:
-        """A place for a request. num_sequences: choices of all prompts; num_prompt_tokens: of all prompts.
+        """A place for a request, before any work is done for it. num_sequences: choices of all prompts.
 
         Raises OverloadedError with the time after which it is worth another try, at once; UsageError if one
         request asks for too many sequences.
@@ -195,14 +223,13 @@ class Admission:
             )
         if self._is_draining:
             raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
-        lane = self._lanes.setdefault(model.name, _Lane())
-        self._check_room(lane, model, num_sequences, num_prompt_tokens)
+        lane = self._lane(model)
+        lane.check_sequences(num_sequences)
         ticket = Ticket(
             lane,
             request_id,
             num_sequences=num_sequences,
             num_prompts=num_prompts,
-            num_prompt_tokens=num_prompt_tokens,
             tenant=tenant,
             priority=priority,
         )
@@ -212,8 +239,8 @@ class Admission:
 
     def is_full(self, model: ServedModel) -> bool:
         """Whether the next request would be sent away."""
-        lane = self._lanes.get(model.name)
-        return lane is not None and lane.num_sequences >= self._max_sequences(model)
+        lane = self._lane(model)
+        return lane.num_sequences >= lane.limit
 
     def cancel(self, request_id: str, tenant: str) -> bool:
         """Ends a request; False if this tenant has none of that id."""
@@ -235,27 +262,13 @@ class Admission:
                 for ticket in list(lane.tickets.values()):
                     await ticket.released.wait()
 
-    def _max_sequences(self, model: ServedModel) -> int:
-        return model.info.max_num_seqs + self._config.max_queue
-
-    def _check_room(self, lane: _Lane, model: ServedModel, num_sequences: int, num_prompt_tokens: int) -> None:
-        max_num_seqs = model.info.max_num_seqs
-        limit = self._max_sequences(model)
-        max_tokens = self._config.max_queued_tokens or _CONTEXTS_QUEUED * model.info.max_model_len
-        if lane.num_sequences >= limit:
-            message = (
-                f"{lane.num_sequences} sequences run or wait, and at most {limit} may "
-                f"(max_num_seqs {max_num_seqs} and max_queue {self._config.max_queue})"
-            )
-        elif lane.num_waiting_tokens and lane.num_waiting_tokens + num_prompt_tokens > max_tokens:
-            message = (
-                f"prompts of {lane.num_waiting_tokens} tokens wait; {num_prompt_tokens} more exceed the limit "
-                f"of {max_tokens} (max_queued_tokens)"
-            )
-        else:
-            return
-        retry_after_s = lane.retry_after_s(num_sequences, max_num_seqs)
-        raise OverloadedError(message, code="server_overloaded", retry_after_s=retry_after_s)
+    def _lane(self, model: ServedModel) -> _Lane:
+        lane = self._lanes.get(model.name)
+        if lane is None:
+            limit = model.info.max_num_seqs + self._config.max_queue
+            max_tokens = self._config.max_queued_tokens or _CONTEXTS_QUEUED * model.info.max_model_len
+            lane = self._lanes[model.name] = _Lane(limit, max_tokens)
+        return lane
 
     def _limit_times(self, ticket: Ticket, lane: _Lane, model: ServedModel) -> None:
         queue_timeout, request_timeout = self._config.queue_timeout, self._config.request_timeout
@@ -264,7 +277,7 @@ class Admission:
             if not lane.is_waiting(ticket, model.client.status().num_waiting):
                 return None
             message = f"the request waited {queue_timeout:g} s, the limit, and the engine did not begin with it"
-            retry_after_s = lane.retry_after_s(ticket.num_sequences, model.info.max_num_seqs)
+            retry_after_s = lane.retry_after_s(ticket.num_sequences)
             return OverloadedError(message, code="queue_timeout", retry_after_s=retry_after_s)
 
         def runs() -> Exception:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from octavo.core.client import GenerateRequest, OutputStream
 from octavo.sampling_params import SamplingParams
+from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
 from octavo.server.generation.naming import constraint_named
@@ -25,25 +27,27 @@ async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, req
 
     Raises UsageError (with param and code) where the request is wrong, OverloadedError where there is no room.
     """
-    plan = plan_chat(model, spec)
-    prompts = await prepare_chat(model, spec, plan)
+    with _admitted(state, model, spec, request_id, num_prompts=1) as ticket:
+        plan = plan_chat(model, spec)
+        prompts = await ticket.wait(lambda: prepare_chat(model, spec, plan))
 
-    def create_reader(index: int) -> ChoiceReader:
-        tools = None if plan.create_tool_parser is None else plan.create_tool_parser()
-        reasoning = plan.create_reasoning_parser(model.tokenizer, prompts.token_ids[0])
-        return ChoiceReader(index, tools, reasoning, parallel_tool_calls=spec.parallel_tool_calls)
+        def create_reader(index: int) -> ChoiceReader:
+            tools = None if plan.create_tool_parser is None else plan.create_tool_parser()
+            reasoning = plan.create_reasoning_parser(model.tokenizer, prompts.token_ids[0])
+            return ChoiceReader(index, tools, reasoning, parallel_tool_calls=spec.parallel_tool_calls)
 
-    readers = [create_reader(index) for index in range(num_choices(spec))]
-    # With tools the only constraint is the one that makes the model call them.
-    with constraint_named("tools" if spec.tools and spec.tool_choice != "none" else "structured_outputs"):
-        return await _start(state, model, spec, prompts, request_id, readers)
+        readers = [create_reader(index) for index in range(num_choices(spec))]
+        # With tools the only constraint is the one that makes the model call them.
+        with constraint_named("tools" if spec.tools and spec.tool_choice != "none" else "structured_outputs"):
+            return await _start(model, spec, prompts, ticket, readers)
 
 
 async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, request_id: str) -> Generation:
     """Begins to continue texts; otherwise as `start_chat`."""
-    prompts = await prepare_texts(model, spec)
-    readers = [ChoiceReader(i) for i in range(num_choices(spec) * len(spec.prompts))]
-    return await _start(state, model, spec, prompts, request_id, readers)
+    with _admitted(state, model, spec, request_id, num_prompts=len(spec.prompts)) as ticket:
+        prompts = await ticket.wait(lambda: prepare_texts(model, spec))
+        readers = [ChoiceReader(i) for i in range(num_choices(spec) * len(spec.prompts))]
+        return await _start(model, spec, prompts, ticket, readers)
 
 
 def num_choices(spec: Common) -> int:
@@ -51,23 +55,30 @@ def num_choices(spec: Common) -> int:
     return spec.params.n if isinstance(spec.params, SamplingParams) else spec.params.num_returned
 
 
-async def _start(
-    state: ServerState,
-    model: ServedModel,
-    spec: Common,
-    prompts: PreparedPrompts,
-    request_id: str,
-    readers: Sequence[ChoiceReader],
-) -> Generation:
+@contextmanager
+def _admitted(
+    state: ServerState, model: ServedModel, spec: Common, request_id: str, *, num_prompts: int
+) -> Iterator[Ticket]:
+    """A place among the running, taken before any work is done; given back if the request does not start."""
     ticket = state.admission.admit(
         model,
         request_id,
-        num_sequences=len(readers),
-        num_prompt_tokens=prompts.num_tokens,
-        num_prompts=len(prompts.token_ids),
+        num_sequences=num_choices(spec) * num_prompts,
+        num_prompts=num_prompts,
         tenant=spec.tenant,
         priority=spec.priority,
     )
+    try:
+        yield ticket
+    except BaseException:
+        ticket.release()
+        raise
+
+
+async def _start(
+    model: ServedModel, spec: Common, prompts: PreparedPrompts, ticket: Ticket, readers: Sequence[ChoiceReader]
+) -> Generation:
+    ticket.add_prompt_tokens(prompts.num_tokens)
     salt = cache_salt(spec.tenant, spec.cache_salt)
     streams: list[OutputStream] = []
 
@@ -81,7 +92,6 @@ async def _start(
     try:
         await ticket.wait(submit)
     except BaseException:
-        ticket.release()
         for stream in streams:
             await stream.aclose()
         raise
