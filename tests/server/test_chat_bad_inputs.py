@@ -366,7 +366,7 @@ def test_a_control_token_in_a_message_is_text(client: httpx.Client) -> None:
     assert ids[0].count(im_end) == ids[1].count(im_end) == 2
 
 
-LONG = {"space": " " * 2**18, "a": "a" * 2**18, "7": "7" * 2**18, "mark": "\u0301" * 2**17}
+LONG = {"space": " " * 2**20, "a": "a" * 2**18, "7": "7" * 2**18, "mark": "\u0301" * 2**17}
 
 
 @pytest.mark.parametrize("text", LONG.values(), ids=LONG.keys())
