@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +22,7 @@ from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, Abort, Accepted
 from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OctavoError, UsageError
 from octavo.llm import LLM
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from tests.support.engine_clients import collect, engine_process, request, tokens, wait_until
 
 PROMPTS = [[0, 2 + i % 6, 3, 2 + i % 5, *range(2, 2 + i % 6)] for i in range(24)]
@@ -116,6 +117,30 @@ def engine_loop(tiny_config: EngineConfig) -> Iterator[tuple[asyncio.AbstractEve
     yield loop, client
     loop.run_until_complete(stack.aclose())
     loop.close()
+
+
+def test_grammars_are_compiled_beside_other_requests(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient],
+) -> None:
+    loop, client = engine_loop
+
+    def constrained(**constraint: Any) -> SamplingParams:
+        return SamplingParams(max_tokens=8, seed=1, structured_outputs=StructuredOutputsParams(**constraint))
+
+    async def run() -> None:
+        outputs = await collect(await client.generate(request([0], constrained(choice=["abcd", "dcba"]))))
+        assert "".join(choice.text for output in outputs for choice in output.outputs) in ("abcd", "dcba")
+        with pytest.raises(UsageError) as refusal:
+            await client.generate(request([0], constrained(regex="(")))
+        assert refusal.value.param == "structured_outputs.regex"
+        gone = asyncio.create_task(client.generate(request([0], constrained(regex="[abcd]{1,500}"))))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.wait([gone])
+        await asyncio.sleep(0.2)
+        assert (await client.metrics())["num_running"] == 0
+
+    loop.run_until_complete(run())
 
 
 def test_a_closed_stream_frees_its_blocks_at_once(engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient]) -> None:
