@@ -1,0 +1,55 @@
+"""The whole application in this process, without a socket, over models whose engines answer by script.
+
+async with asgi_client(ServerConfig(), [model]) as (client, state): ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import httpx
+
+from octavo.config import EngineConfig
+from octavo.server.admission import Admission
+from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
+from octavo.server.metrics import ServerMetrics
+from octavo.server.model_manager import ModelManager, ModelSpec
+from octavo.server.served_model import ServedModel
+from octavo.server.state import ServerState
+
+
+class ReadyLoader:
+    """Loads models that are there already. Implements `octavo.server.model_manager.Loader`."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = {model.name: model for model in models}
+
+    async def estimate_bytes(self, _spec: ModelSpec) -> int:
+        return 0
+
+    async def load(self, spec: ModelSpec) -> ServedModel:
+        return self._models[spec.name]
+
+    async def unload(self, model: ServedModel) -> None:
+        await model.client.close()
+
+
+@asynccontextmanager
+async def asgi_client(
+    config: ServerConfig, models: Sequence[ServedModel], *, loaded: bool = True
+) -> AsyncIterator[tuple[httpx.AsyncClient, ServerState]]:
+    """A client of an application with these models. loaded: the first one is loaded already."""
+    manager = ModelManager(
+        [ModelSpec(model.name, EngineConfig(model=model.name)) for model in models], ReadyLoader(models)
+    )
+    state = ServerState(config=config, models=manager, admission=Admission(config), metrics=ServerMetrics())
+    if loaded:
+        await manager.load(None)
+    transport = httpx.ASGITransport(app=create_app(state))
+    try:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            yield client, state
+    finally:
+        await manager.close()
