@@ -85,7 +85,7 @@ def run_attacks(running: Process, seconds: float, seed: int) -> int:
     return count
 
 
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_damaged_requests(seconds: float) -> None:
     with process(header_timeout=0.5, body_timeout=0.5, write_timeout=0.5, drain=2.0) as running:
         ready(running)

@@ -108,9 +108,9 @@ CASES: dict[str, tuple[bytes, str | None, str]] = {
 
 @pytest.mark.parametrize(("body", "param", "code"), CASES.values(), ids=CASES)
 def test_bad_bodies(shell: Shell, body: bytes, param: str | None, code: str) -> None:
-    begin = time.monotonic()
+    begin = time.process_time()
     reply = shell.post(CHAT, body)
-    assert time.monotonic() - begin < 0.1
+    assert time.process_time() - begin < 0.1
     assert reply.error == (400, INVALID, param, code)
     assert len(reply.message) < 400
 
@@ -149,12 +149,12 @@ def test_too_many_messages_are_refused_in_time(shell: Shell) -> None:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}] * 100_000}).encode()
     seconds = []
     for _ in range(3):
-        begin = time.monotonic()
+        begin = time.process_time()
         reply = shell.post(CHAT, body)
-        seconds.append(time.monotonic() - begin)
+        seconds.append(time.process_time() - begin)
         assert reply.error == (400, INVALID, "messages", "array_above_max_length")
         assert "4096" in reply.message
-    assert min(seconds) < 0.5  # 0.3 on a machine that has nothing else to do
+    assert min(seconds) < 0.4  # client and server together, on a machine that others use too
 
 
 class _Part(RequestModel):

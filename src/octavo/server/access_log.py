@@ -139,3 +139,5 @@ def set_up_logging(*, as_json: bool, level: int = logging.INFO) -> None:
         target.setLevel(level)
     # Its own access lines and its greetings say nothing that ours do not.
     logging.getLogger("uvicorn").setLevel(max(level, logging.WARNING))
+    # Warns of every write to a client that has left.
+    logging.getLogger("asyncio").setLevel(logging.ERROR)

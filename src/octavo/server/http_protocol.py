@@ -244,9 +244,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Closes when everything is sent, or when the client has not read it in time."""
+        """Closes when everything is sent, or when the client has not read it in time. A running request ends now."""
         if self.transport.is_closing():
             return
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         if self.transport.get_write_buffer_size() and self._write_timer is None:
             self._start_write_timer()
         self.transport.close()
@@ -278,9 +281,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whether the connection stays open for the answer."""
-        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body or self.scheme == "https":
-            return False
-        if self.scope["http_version"] != "1.1":
+        if (
+            self.cycle is None
+            or self.cycle.response_complete
+            or self.cycle.more_body
+            or self.scheme == "https"
+            or self.scope["http_version"] != "1.1"
+        ):
+            self._close()
             return False
         self.cycle.keep_alive = False
         self._probe()

@@ -12,7 +12,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from fastapi import FastAPI
@@ -94,12 +94,30 @@ def num_spare_files() -> int:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: `serve` has its own."""
+    """uvicorn without its signal handlers, as `serve` has its own, and with a time for TLS handshakes."""
+
+    handshake_timeout: float
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for sock in sockets or []:
+        await self.lifespan.startup()
+        config = self.config
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                self._new_connection,
+                sock=sock,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self.handshake_timeout if config.ssl else None,
+            )
+            for sock in sockets or ()
+        ]
+        for sock in sockets or ():
             sock.listen(_BACKLOG)  # how many the kernel holds, which is more than asyncio may accept at once
+        self.started = True
+
+    def _new_connection(self) -> asyncio.Protocol:
+        make = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state={})
 
     def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
         return nullcontext()
@@ -174,7 +192,9 @@ def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
         ssl_context_factory=None if context is None else lambda _config, _default: context,
     )
-    return _Server(uvicorn_config)
+    server = _Server(uvicorn_config)
+    server.handshake_timeout = config.header_timeout
+    return server
 
 
 async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool]) -> None:
