@@ -343,6 +343,19 @@ def test_before_it_is_ready_requests_are_put_off(tiny_config: EngineConfig) -> N
     assert progress[-1][0] == progress[-1][1]
 
 
+def test_files_of_the_working_directory_are_no_modules(
+    tiny_config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "zmq.py").write_text("raise SystemExit('taken over')")
+    monkeypatch.chdir(tmp_path)
+
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            assert client.status().state is EngineState.READY
+
+    asyncio.run(run())
+
+
 def test_closing_ends_running_requests_and_the_process(tiny_config: EngineConfig, temporary_directory: Path) -> None:
     async def run() -> int:
         async with engine_process(tiny_config) as client:

@@ -70,7 +70,7 @@ class EngineProcess:
             self._inbox = self._bind(self._directory / FROM_ENGINE, zmq.PULL)
             # In the loop's own thread: the system would end the process with the thread that spawned it.
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "octavo.core.main"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                [sys.executable, "-c", _command()], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
             )
         except (OSError, zmq.ZMQError) as error:
             self._free()
@@ -187,6 +187,14 @@ class EngineProcess:
         self._context.term()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def _command() -> str:
+    """Runs `octavo.core.main` with the modules that this process has.
+
+    With `-m` the working directory would come first, so that a file there could take the place of any module.
+    """
+    return f"import sys; sys.path[:] = {sys.path!r}; from octavo.core.main import main; sys.exit(main())"
 
 
 def _private_directory() -> Path:

@@ -1,4 +1,4 @@
-"""The engine's process: `python -m octavo.core.main`, started and watched by `supervisor`, with orders on its stdin."""
+"""The engine's process, started by `engine_process` with orders on its standard input."""
 
 from __future__ import annotations
 
@@ -90,7 +90,3 @@ class _LogToServer(logging.Handler):
             self._outbox.send(Log(record.levelno, record.name, self.format(record)))
         except Exception:
             self.handleError(record)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
