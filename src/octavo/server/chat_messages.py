@@ -22,7 +22,7 @@ _OTHER_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "i
 class ContentPart(NullIsAbsent):
     """A part of a message's content. Only text can be used; the fields of other kinds are taken to name them."""
 
-    model_config = ConfigDict(strict=True, extra="allow", frozen=True)
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
 
     type: Text
     text: Text | None = None

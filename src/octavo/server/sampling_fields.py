@@ -8,11 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from octavo.errors import UsageError
 from octavo.sampling_params import (
     MAX_CACHE_SALT_CHARS,
+    MAX_CHOICES,
+    MAX_LIST_ITEMS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STRING_CHARS,
     BeamSearchParams,
     SamplingParams,
     StructuredOutputsParams,
@@ -26,8 +32,51 @@ _INT32_MAX = 2**31 - 1
 _BEAM_FIELDS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})
 
 
+_LOGIT_BIAS_SCHEMA: dict[str, Any] = {
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIAS,
+}
+_RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
+    "required": ["type"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "json_schema": {
+            "type": "object",
+            "required": ["schema"],
+            "additionalProperties": False,
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": ["boolean", "null"]},
+            },
+        },
+    },
+}
+
+
+def _within(low: int, high: int | None = None, *, above: bool = False) -> Any:
+    """A range for the OpenAPI document alone: the values are judged, for every way in, by `SamplingParams`."""
+    limits: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": low}
+    return Field(json_schema_extra=limits if high is None else {**limits, "maximum": high})
+
+
+def _text() -> Any:
+    """As `_within`: a string that `SamplingParams` takes."""
+    return Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})
+
+
+def _items(limit: int) -> Any:
+    """As `_within`: the length of a list."""
+    return Field(json_schema_extra={"maxItems": limit})
+
+
 class NullIsAbsent(RequestModel):
     """A request whose unknown fields may be null: clients send back what they got, with every field they know."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"type": "null"}})
 
     @model_validator(mode="before")
     @classmethod
@@ -62,42 +111,42 @@ class SamplingFields(NullIsAbsent):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    n: Int | None = None
-    temperature: Number | None = None
-    top_p: Number | None = None
-    top_k: Int | None = None
-    min_p: Number | None = None
-    typical_p: Number | None = None
-    repetition_penalty: Number | None = None
-    presence_penalty: Number | None = None
-    frequency_penalty: Number | None = None
-    logit_bias: dict[str, Any] | None = None
-    seed: Int | None = None
-    stop: Text | list[Text] | None = None
-    stop_token_ids: list[Int] | None = None
+    n: Annotated[Int, _within(1, MAX_CHOICES)] | None = None
+    temperature: Annotated[Number, _within(0, 2)] | None = None
+    top_p: Annotated[Number, _within(0, 1, above=True)] | None = None
+    top_k: Annotated[Int, _within(-1)] | None = None
+    min_p: Annotated[Number, _within(0, 1)] | None = None
+    typical_p: Annotated[Number, _within(0, 1, above=True)] | None = None
+    repetition_penalty: Annotated[Number, _within(0, 10, above=True)] | None = None
+    presence_penalty: Annotated[Number, _within(-2, 2)] | None = None
+    frequency_penalty: Annotated[Number, _within(-2, 2)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(json_schema_extra=_LOGIT_BIAS_SCHEMA)] | None = None
+    seed: Annotated[Int, _within(-(2**63), 2**64 - 1)] | None = None
+    stop: Annotated[Text, _text()] | Annotated[list[Annotated[Text, _text()]], _items(MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[Annotated[Int, _within(0)]], _items(MAX_LIST_ITEMS)] | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: list[Text] | None = None
-    allowed_token_ids: list[Int] | None = None
+    bad_words: Annotated[list[Annotated[Text, _text()]], _items(MAX_LIST_ITEMS)] | None = None
+    allowed_token_ids: list[Annotated[Int, _within(0)]] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Int | None = None
-    max_tokens: Int | None = None
+    min_tokens: Annotated[Int, _within(0)] | None = None
+    max_tokens: Annotated[Int, _within(0)] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: Int | None = None
+    prompt_logprobs: Annotated[Int, _within(0, MAX_LOGPROBS)] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Number | None = None
+    length_penalty: Annotated[Number, _within(-10, 10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
 
-    response_format: dict[str, Any] | None = None
+    response_format: Annotated[dict[str, Any], Field(json_schema_extra=_RESPONSE_FORMAT_SCHEMA)] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | dict[str, Any] | None = None
     guided_regex: Text | None = None
     guided_choice: list[Text] | None = None
     guided_grammar: Text | None = None
 
-    truncate_prompt_tokens: Int | None = None
+    truncate_prompt_tokens: Annotated[Int, _within(-1)] | None = None
     truncation_side: Literal["left", "middle"] | None = None
-    priority: Int | None = None
+    priority: Annotated[Int, _within(-(2**31), _INT32_MAX)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
