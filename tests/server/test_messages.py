@@ -268,6 +268,11 @@ def test_null_is_absent(fake: ScriptedServer) -> None:
     assert fake.post("/v1/messages", body).json()["stop_reason"] == "end_turn"
 
 
+def test_an_answer_that_was_begun_is_continued(fake: ScriptedServer) -> None:
+    ask(fake, messages=[*HI, {"role": "assistant", "content": "Well,"}])
+    assert prompt_of(fake).endswith("<|im_start|>assistant\nWell,")
+
+
 def test_errors_are_anthropic_s(fake: ScriptedServer) -> None:
     with pytest.raises(anthropic.BadRequestError) as wrong:
         ask(fake, max_tokens=0)
@@ -316,6 +321,7 @@ def test_a_client_that_leaves_ends_its_request(fake: ScriptedServer) -> None:
     raise AssertionError("the request still runs")
 
 
+USE = {"type": "tool_use", "id": "x", "name": "get_weather", "input": {}}
 IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a.b/c"}}
 
 
@@ -328,7 +334,12 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a.b/c"}}
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
-        ({"messages": [*HI, {"role": "assistant", "content": "I"}]}, "messages[1].role"),
+        ({"messages": [*HI, {"role": "assistant", "content": "I "}]}, "messages"),
+        ({"messages": [*HI, {"role": "assistant", "content": ""}]}, "messages"),
+        (
+            {"messages": [*HI, {"role": "assistant", "content": [USE]}], "tools": [WEATHER]},
+            "messages end with a tool use",
+        ),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
             "messages[0].content[0].tool_use_id",

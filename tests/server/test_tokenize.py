@@ -42,6 +42,12 @@ def test_messages_are_the_tokens_of_the_template(fake: ScriptedServer, smollm2_t
     assert smollm2_tokenizer.decode(shorter["tokens"], skip_special_tokens=False).endswith("Hi there<|im_end|>\n")
 
 
+def test_the_last_message_can_be_left_open(fake: ScriptedServer, smollm2_tokenizer: Tokenizer) -> None:
+    messages = [*HI, {"role": "assistant", "content": "Well"}]
+    tokens = fake.post("/tokenize", {"messages": messages, "continue_final_message": True}).json()["tokens"]
+    assert smollm2_tokenizer.decode(tokens, skip_special_tokens=False).endswith("assistant\nWell")
+
+
 def test_a_prompt_may_be_longer_than_the_context(fake: ScriptedServer) -> None:
     assert fake.post("/tokenize", {"prompt": "a " * 5000}).json()["count"] > 1024
 

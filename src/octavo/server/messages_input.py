@@ -94,8 +94,7 @@ def to_messages(
 ) -> list[dict[str, Any]]:
     """The conversation in the shape of chat completions. Messages of one role in a row become one turn.
 
-    Raises UsageError where a block does not belong to its role, a result to no call, or where the last message is
-    the assistant's: answers that continue one are not made.
+    Raises UsageError where a block does not belong to its role, or a result to no call.
     """
     builder = _Builder()
     if system:
@@ -107,11 +106,19 @@ def to_messages(
             continue
         for j, block in enumerate(blocks):
             builder.add_block(message.role, block, f"messages[{i}].content[{j}]")
-    if not messages or messages[-1].role == "assistant":
-        raise refuse(
-            f"messages[{len(messages) - 1}].role", "is assistant; an answer cannot be continued: end with a user"
-        )
     return builder.messages
+
+
+def continues(conversation: Sequence[dict[str, Any]]) -> bool:
+    """Whether the answer goes on with the last message. Raises UsageError where it cannot."""
+    last = conversation[-1]
+    if last["role"] != "assistant":
+        return False
+    if last.get("tool_calls"):
+        raise refuse("messages", "end with a tool use; send its tool_result", "invalid_value")
+    if not last["content"] or last["content"][-1].isspace():
+        raise refuse("messages", "end with an answer that is empty or ends in white space", "invalid_value")
+    return True
 
 
 def join_text(content: str | Sequence[TextBlock | Unsupported]) -> str:

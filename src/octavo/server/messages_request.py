@@ -12,7 +12,7 @@ from octavo.server.answering import refuse
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice
 from octavo.server.json_body import Int, Number, Text
 from octavo.server.json_schema import check_schema, check_tool_choice
-from octavo.server.messages_input import CacheControl, Message, TextContent, to_messages
+from octavo.server.messages_input import CacheControl, Message, TextContent, continues, to_messages
 from octavo.server.protocol_fields import UNSUPPORTED, Unsupported, by_type, check_own_tools
 from octavo.server.sampling_fields import NullIsAbsent
 from octavo.server.served_model import ServedModel
@@ -148,14 +148,18 @@ def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, param
     tools = check_own_tools(given, {"parameters": "input_schema"})
     choice = _tool_choice(body)
     check_tool_choice(choice, tools)
+    messages = to_messages(body.messages, body.system)
+    arguments = _thinking_arguments(body, model)
+    if continues(messages):
+        arguments = {**arguments, "continue_final_message": True}
     return ChatSpec(
         params=params,
         tenant=tenant,
-        messages=to_messages(body.messages, body.system),
+        messages=messages,
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
-        template_arguments=_thinking_arguments(body, model),
+        template_arguments=arguments,
         max_tokens_may_shrink=True,  # the protocol has a stop_reason for it, and clients ask for more than they need
     )
 

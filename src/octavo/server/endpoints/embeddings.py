@@ -19,7 +19,7 @@ from octavo.server.access_log import record_of
 from octavo.server.admission import Ticket
 from octavo.server.answering import refuse, tenant_of
 from octavo.server.disconnect import run_unless_gone
-from octavo.server.generation.prompt import PreparedPrompts, prepare_texts
+from octavo.server.generation.prompt import prepare_texts
 from octavo.server.generation.spec import TextSpec
 from octavo.server.json_body import Int, Text
 from octavo.server.protocol_errors import error_route, openai_body, request_id_of
@@ -76,16 +76,21 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     if body.dimensions not in (None, width):
         reason = f"is {body.dimensions}, but this model's embeddings have {width}; leave it out"
         raise refuse("dimensions", reason, "unsupported_parameter")
-    prompts = await _prepare(body, model)
+    inputs = _inputs(body.input)
     record = record_of(request)
-    record.model, record.num_prompt_tokens = model.name, prompts.num_tokens
+    record.model = model.name
     ticket = state_of(request).admission.admit(
         model,
         request_id_of(request),
-        num_sequences=min(len(prompts.token_ids), INPUTS_AT_ONCE),
+        num_sequences=min(len(inputs), INPUTS_AT_ONCE),
         tenant=tenant_of(request),
     )
     try:
+        spec = TextSpec(
+            params=SamplingParams(max_tokens=1), prompts=inputs, truncate_prompt_tokens=body.truncate_prompt_tokens
+        )
+        prompts = await ticket.wait(partial(prepare_texts, model, spec))
+        record.num_prompt_tokens = prompts.num_tokens
         ticket.add_prompt_tokens(prompts.num_tokens)
         vectors = await _compute(ticket, model, prompts.token_ids, body)
     finally:
@@ -100,14 +105,10 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
-async def _prepare(body: EmbeddingsRequest, model: ServedModel) -> PreparedPrompts:
-    inputs: list[Any] = body.input if isinstance(body.input, list) else [body.input]
-    if isinstance(body.input, list) and (not inputs or isinstance(inputs[0], int)):
-        inputs = [inputs]
-    spec = TextSpec(
-        params=SamplingParams(max_tokens=1), prompts=inputs, truncate_prompt_tokens=body.truncate_prompt_tokens
-    )
-    return await prepare_texts(model, spec)
+def _inputs(given: Any) -> list[Any]:
+    """Every text or list of token ids."""
+    is_one = isinstance(given, str) or not given or isinstance(given[0], int)
+    return [given] if is_one else given
 
 
 async def _compute(

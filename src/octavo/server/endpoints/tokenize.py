@@ -36,6 +36,7 @@ class TokenizeRequest(NullIsAbsent):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     tools: list[Tool] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -100,7 +101,7 @@ def _check_kind(body: TokenizeRequest) -> None:
         if body.add_special_tokens:
             raise refuse("add_special_tokens", "is for a prompt; of messages the chat template writes them")
         return
-    for name in ("add_generation_prompt", "tools", "chat_template_kwargs"):
+    for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
         if getattr(body, name) is not None:
             raise refuse(name, "is for messages; leave it out with a prompt")
 
@@ -109,10 +110,11 @@ def _chat_spec(body: TokenizeRequest) -> ChatSpec:
     tools = chat_tools(body.tools)
     check_tools(tools)
     arguments = dict(body.chat_template_kwargs or {})
-    if "add_generation_prompt" in arguments:
-        raise refuse("chat_template_kwargs", "sets add_generation_prompt, which is a field of its own", "invalid_value")
-    if body.add_generation_prompt is not None:
-        arguments["add_generation_prompt"] = body.add_generation_prompt
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if name in arguments:
+            raise refuse("chat_template_kwargs", f"sets {name}, which is a field of its own", "invalid_value")
+        if getattr(body, name) is not None:
+            arguments[name] = getattr(body, name)
     return ChatSpec(
         params=SamplingParams(),
         messages=chat_messages(body.messages or ()),
