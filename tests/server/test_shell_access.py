@@ -214,6 +214,14 @@ def test_own_pages_on_loopback(open_shell: Shell, headers: dict[str, str]) -> No
     assert not [name for name in reply.headers if name.startswith("access-control")]
 
 
+def test_a_proxy_may_use_its_own_name_if_a_key_is_asked_for(shell: Shell) -> None:
+    headers = {"Authorization": "Bearer sesame", "Host": "llm.example"}
+    assert shell.post(CHAT, GOOD, headers).status == 200
+    assert shell.post(CHAT, GOOD, {**headers, "Origin": "https://llm.example"}).status == 200
+    assert shell.post(CHAT, GOOD, {**headers, "Origin": "https://evil.example"}).status == 403
+    assert shell.post(CHAT, GOOD, {"Host": "llm.example"}).status == 401
+
+
 def test_cors_when_configured(cors_shell: Shell) -> None:
     reply = cors_shell.post(CHAT, GOOD, {"Origin": "https://app.example"})
     assert reply.status == 200

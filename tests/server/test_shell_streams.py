@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import struct
 import threading
@@ -82,7 +83,8 @@ def test_a_client_that_leaves_ends_its_work(shell: Shell, stream: bool, how: str
     assert time.monotonic() - begin < 0.25
 
 
-def test_a_client_that_leaves_between_events(shell: Shell) -> None:
+def test_a_client_that_leaves_between_events(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "octavo.access")
     with shell.connect() as sock:
         sock.sendall(request(CHAT, call(stream=True, num_events=100_000, pause=0.005)))
         while b"data: " not in sock.recv(65536):
@@ -90,6 +92,7 @@ def test_a_client_that_leaves_between_events(shell: Shell) -> None:
     begin = time.monotonic()
     wait_until(lambda: shell.probe.num_closed == 1)
     assert time.monotonic() - begin < 0.25
+    wait_until(lambda: any("abandoned=true" in line for line in caplog.messages))
 
 
 @pytest.mark.parametrize("stream", [True, False])

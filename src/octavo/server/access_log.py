@@ -36,6 +36,7 @@ class AccessRecord:
     ttft_s: float | None = None
     duration_s: float = 0.0
     error_code: str | None = None
+    is_abandoned: bool = False  # the client left before the end of a stream
 
     def log(self) -> None:
         """Writes the line; that of a probe, which comes every few seconds, only with debug messages on."""
@@ -61,6 +62,7 @@ class AccessRecord:
             "completion_tokens": self.num_completion_tokens,
             "model": None if self.model is None else printable(self.model),
             "error": self.error_code,
+            "abandoned": "true" if self.is_abandoned else None,
             "client": self.client or None,
             "client_id": printable(self.client_request_id) if self.client_request_id else None,
         }

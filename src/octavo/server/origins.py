@@ -47,8 +47,10 @@ class OriginRules:
             raise bad_request(f"the Host header is not a host: {quote(hosts[0].decode('latin-1'))}")
         host = match[1].lower() if match else ""
         listens_on_loopback = is_loopback(self.host)
-        if listens_on_loopback and host and not is_loopback(host) and host != self.host.lower():
-            raise _forbidden(f"this server does not answer for host {quote(host)}; call it as localhost")
+        # With a key, another name is harmless: a proxy's, for example.
+        if listens_on_loopback and not self.has_keys and host and not is_loopback(host) and host != self.host.lower():
+            remedy = "call it as localhost, or ask for an --api-key behind a proxy"
+            raise _forbidden(f"this server does not answer for host {quote(host)}; {remedy}")
         origin = next((value.decode("latin-1") for name, value in headers if name == b"origin"), None)
         if origin is None or self.allows(origin) or (self.has_keys and not listens_on_loopback):
             return

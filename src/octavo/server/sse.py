@@ -97,6 +97,7 @@ class EventStream(Response):
                 {writer, gone}, timeout=max(self._keep_alive_s - silence, 0.01), return_when=asyncio.FIRST_COMPLETED
             )
             if done:
+                self._record.is_abandoned = writer not in done
                 return
             # A held lock is a client that does not read: it has bytes enough.
             if time() - self._last_write >= self._keep_alive_s and not self._lock.locked():
