@@ -94,12 +94,15 @@ def answers(page: Page) -> Any:
 
 
 def test_an_answer_streams_as_markdown(page: Page, engine: FakeClient) -> None:
-    engine.script = Script(words(MARKDOWN), delay_s=0.02)
+    engine.script = Script(words(MARKDOWN), delay_s=0.02, never_ends=True)
     ask(page, "Show me")
     expect(page.locator("#stop")).to_be_visible()
-    expect(answers(page).locator("strong")).to_have_text("bold")  # while the rest is still on its way
+    expect(answers(page).locator("td")).to_have_count(2)
     expect(page.locator("#live")).to_contain_text("tokens/s")
-    expect(page.locator(".message.assistant .stats")).to_contain_text("first token")
+    page.keyboard.press("Escape")
+    engine.script = Script(words(MARKDOWN), delay_s=0.02)
+    page.click("[data-action=again]")
+    expect(page.locator(".message.assistant .stats")).to_contain_text("tokens/s")
     assert answers(page).locator("pre code").inner_text() == 'print("<b>hi</b>")'
     assert answers(page).locator(".code-head span").inner_text() == "python"
     assert answers(page).locator("ol > li").all_inner_texts() == ["one", "two"]

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
+# A container has neither what the sandbox needs nor much shared memory.
+_ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -24,7 +26,7 @@ def browser() -> Iterator[Browser]:
     if executable is None:
         pytest.skip(f"no browser: none of {', '.join(_NAMES)} is installed (Debian: apt-get install chromium)")
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable, args=["--no-sandbox", "--disable-gpu"])
+        chromium = playwright.chromium.launch(executable_path=executable, args=_ARGUMENTS)
         yield chromium
         chromium.close()
 

@@ -8,6 +8,7 @@ import * as store from "./store.js";
 import { Transcript, confirmOn, formatRate } from "./transcript.js";
 
 const SAVE_INTERVAL_MS = 1000;
+const RETRY_MS = 2000;
 const LEAST_RATE_S = 0.1; // a rate over less time says nothing
 
 const prompt = byId("prompt");
@@ -53,7 +54,7 @@ function open(id) {
   conversation = store.findConversation(id) ?? store.newConversation();
   remember(conversation.id);
   show();
-  prompt.focus();
+  focusPrompt();
 }
 
 function startNew() {
@@ -62,7 +63,7 @@ function startNew() {
   conversation = { ...store.newConversation(), system };
   remember("");
   show();
-  prompt.focus();
+  focusPrompt();
 }
 
 function remove(id) {
@@ -223,6 +224,7 @@ function again(index) {
   conversation.messages.length = index;
   transcript.show(conversation.messages);
   answer();
+  focusPrompt();
 }
 
 function edit(index) {
@@ -233,7 +235,7 @@ function edit(index) {
     conversation.messages.length = index;
     transcript.show(conversation.messages);
     ask(text);
-    prompt.focus();
+    focusPrompt();
   });
 }
 
@@ -244,6 +246,11 @@ function showRunning() {
   stop.hidden = run === null;
   send.disabled = !prompt.value.trim();
   if (!run) live.textContent = "";
+}
+
+/** Not where that would bring up a keyboard over half of the page. */
+function focusPrompt() {
+  if (matchMedia("(hover: hover)").matches) prompt.focus();
 }
 
 function say(text) {
@@ -262,6 +269,7 @@ async function loadModels() {
     models = (await getJson("/v1/models")).data;
   } catch (error) {
     byId("welcome-note").textContent = describe(error);
+    if (error.status !== 401) setTimeout(loadModels, RETRY_MS);
     return;
   }
   byId("welcome-note").textContent = "Everything stays between this browser and your server.";
@@ -283,7 +291,7 @@ prompt.addEventListener("keydown", (event) => {
 });
 stop.addEventListener("click", () => {
   halt();
-  prompt.focus();
+  focusPrompt();
 });
 byId("export-json").addEventListener("click", () => exportWith(exportJson));
 byId("export-markdown").addEventListener("click", () => exportWith(exportMarkdown));
@@ -300,7 +308,7 @@ document.addEventListener("keydown", (event) => {
       byId("export-menu").querySelector("summary").focus();
     } else if (run) {
       halt();
-      prompt.focus();
+      focusPrompt();
     }
   } else if ((event.ctrlKey || event.metaKey) && event.shiftKey && event.key.toLowerCase() === "o") {
     event.preventDefault();
@@ -318,4 +326,4 @@ addEventListener("pagehide", halt);
 conversation = store.findConversation(location.hash.slice(1)) ?? conversation;
 show();
 loadModels();
-prompt.focus();
+focusPrompt();

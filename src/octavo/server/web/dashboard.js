@@ -40,7 +40,7 @@ async function tick() {
     if (!(error instanceof ServerError)) throw error;
     byId("key-form").hidden = error.status !== 401;
     if (error.status === 401 && byId("key").value === "") byId("key").focus();
-    setState(error.status === 401 ? "Locked" : "Not reachable", false);
+    setState(error.status === 401 ? "Locked" : "Not reachable", "bad");
     byId("notice").hidden = error.status === 401;
     byId("notice").textContent = error.text;
   }
@@ -57,7 +57,7 @@ function show(data) {
   }
   samples.push({ time: data.time_s, uptime: data.uptime_s, model });
   while (samples[0].time < data.time_s - Math.max(RATE_WINDOW_S, LATENCY_WINDOW_S) - 1) samples.shift();
-  setState(stateText(model), model.state === "ready");
+  setState(STATES[model.state] ?? model.state, colourOf(model.state));
   if (model.reason) {
     byId("notice").hidden = false;
     byId("notice").textContent = model.reason;
@@ -110,15 +110,27 @@ function recentHistogram(name) {
   return { bounds, counts: counts.map((count, i) => count - before[i]) };
 }
 
-function stateText(model) {
-  return { ready: "Ready", loading: "Loading", restarting: "Restarting", stalled: "Stalled", dead: "Stopped" }[model.state] ?? model.state;
-}
+const STATES = {
+  ready: "Ready",
+  loaded: "Ready",
+  loading: "Loading",
+  unloading: "Unloading",
+  unloaded: "Not loaded",
+  restarting: "Restarting",
+  stalled: "Stalled",
+  dead: "Stopped",
+};
 
-function setState(text, isGood) {
+/** colour: good, bad, or neither. */
+function setState(text, colour) {
   const node = byId("state");
   if (node.textContent !== text) node.textContent = text; // a screen reader hears changes only
-  node.classList.toggle("is-good", isGood);
-  node.classList.toggle("is-bad", !isGood);
+  node.className = `state is-${colour}`;
+}
+
+function colourOf(state) {
+  if (STATES[state] === "Ready") return "good";
+  return ["restarting", "stalled", "dead"].includes(state) ? "bad" : "neutral";
 }
 
 function showModels(models, current) {
