@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from functools import cache
 
 import hypothesis.strategies as st
@@ -17,9 +18,10 @@ from hypothesis.stateful import (
 )
 
 from octavo.engine.engine import Engine
+from octavo.engine.step_budget import MIN_PREFILL_TOKENS, StepBudget
 from octavo.errors import UsageError
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support.fake_executor import fake_engine
 
 MAX_MODEL_LEN = 40
@@ -39,6 +41,7 @@ def make_params(spec: Spec) -> SamplingParams | BeamSearchParams:
         prompt_logprobs=1 if kind == "logprobs" else None,
         logprobs=2 if kind == "logprobs" else None,
         output_kind=RequestOutputKind.FINAL_ONLY,
+        structured_outputs=StructuredOutputsParams(regex="[a-f]{3,20}|[x-z]{2}") if kind == "grammar" else None,
     )
 
 
@@ -57,6 +60,17 @@ def answers(output: RequestOutput) -> list[tuple[int, list[int], str, str | None
     return [(choice.index, choice.token_ids, choice.text, choice.finish_reason) for choice in output.outputs]
 
 
+class AnyBudget(StepBudget):
+    """Bounds the chunks of each step as it likes."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(0.2)
+        self._random = random.Random(seed)
+
+    def max_prefill_tokens(self, num_decodes: int, context: int) -> int:  # noqa: ARG002
+        return self._random.randint(MIN_PREFILL_TOKENS // 2, 30)
+
+
 class EngineMachine(RuleBasedStateMachine):
     engine: Engine
 
@@ -66,6 +80,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(3, 8),
         max_num_batched_tokens=st.integers(8, 20),
         max_num_outputs=st.integers(8, 12),
+        budget_seed=st.none() | st.integers(0, 99),
     )
     def start(
         self,
@@ -74,6 +89,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_seqs: int,
         max_num_batched_tokens: int,
         max_num_outputs: int,
+        budget_seed: int | None,
     ) -> None:
         self.engine = fake_engine(
             num_blocks=num_blocks,
@@ -83,6 +99,8 @@ class EngineMachine(RuleBasedStateMachine):
             max_num_outputs=max_num_outputs,
             enable_prefix_caching=prefix_caching,
         )
+        if budget_seed is not None:
+            self.engine.scheduler.step_budget = AnyBudget(budget_seed)
         self.specs: dict[str, Spec] = {}
         self.finished: dict[str, RequestOutput] = {}
         self.count = 0
@@ -90,7 +108,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         prefix=st.tuples(st.integers(0, 20), st.sampled_from([4, 5, 64])),
         tail=st.lists(st.integers(2, 63), min_size=1, max_size=12),
-        kind=st.sampled_from(["greedy", "random", "penalty", "logprobs", "beams"]),
+        kind=st.sampled_from(["greedy", "random", "penalty", "logprobs", "grammar", "beams"]),
         count=st.integers(1, 4),
         max_tokens=st.integers(1, 30),
         seed=st.integers(0, 3),
