@@ -13,7 +13,7 @@ from starlette.requests import Request
 MAX_CLIENT_CHARS = 256
 MAX_LINE_CHARS = 4096
 
-_QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics"})
+_QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/dashboard/data"})
 
 logger = logging.getLogger("octavo.access")
 
