@@ -333,6 +333,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a.b/c"}}
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": 1}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
         ({"messages": [*HI, {"role": "assistant", "content": "I "}]}, "messages"),
         ({"messages": [*HI, {"role": "assistant", "content": ""}]}, "messages"),

@@ -84,7 +84,8 @@ AnyBlock: TypeAlias = Annotated[
 class Message(NullIsAbsent):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[Text, Tag("text")] | Annotated[list[AnyBlock], Tag("list"), Field(max_length=MAX_BLOCKS)],
+        Annotated[Text, Tag("text")]
+        | Annotated[list[AnyBlock], Tag("list"), Field(min_length=1, max_length=MAX_BLOCKS)],
         Discriminator(text_or_list),
     ]
 

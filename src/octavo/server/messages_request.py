@@ -129,7 +129,7 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
     """What is asked of the model. Raises UsageError for what cannot be honoured."""
     thinking = body.thinking
     if isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= body.max_tokens:
-        message = f"thinking.budget_tokens is {thinking.budget_tokens}; it must be below max_tokens {body.max_tokens}"
+        message = "thinking.budget_tokens must be below max_tokens, which bounds thinking and answer together"
         raise UsageError(message, param="thinking.budget_tokens", code="integer_above_max_value")
     params = SamplingParams(
         max_tokens=body.max_tokens,

@@ -21,7 +21,7 @@ from octavo.server.answering import refuse, tenant_of
 from octavo.server.disconnect import run_unless_gone
 from octavo.server.generation.prompt import prepare_texts
 from octavo.server.generation.spec import TextSpec
-from octavo.server.json_body import Int, Text
+from octavo.server.json_body import Int, Text, quote
 from octavo.server.protocol_errors import error_route, openai_body, request_id_of
 from octavo.server.sampling_fields import NullIsAbsent
 from octavo.server.served_model import ServedModel
@@ -74,7 +74,7 @@ async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Respon
 async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) -> Response:
     width = model.info.hidden_size
     if body.dimensions not in (None, width):
-        reason = f"is {body.dimensions}, but this model's embeddings have {width}; leave it out"
+        reason = f"is {quote(body.dimensions)}, but this model's embeddings have {width}; leave it out"
         raise refuse("dimensions", reason, "unsupported_parameter")
     inputs = _inputs(body.input)
     record = record_of(request)

@@ -19,7 +19,7 @@ from octavo.sampling_params import MAX_STOP_STRINGS, SamplingParams, StructuredO
 from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, refuse, tenant_of
 from octavo.server.generation.run import start_text
 from octavo.server.generation.spec import Generation, TextSpec
-from octavo.server.json_body import Int, Number, RequestModel, Text
+from octavo.server.json_body import Int, Number, RequestModel, Text, quote
 from octavo.server.json_schema import check_schema
 from octavo.server.protocol_errors import TGI_SCHEMA, describe_errors, error_route, request_id_of, tgi_body
 from octavo.server.served_model import ServedModel
@@ -165,7 +165,9 @@ def _options(prompt: str, parameters: Parameters, seed: int | None) -> TgiOption
 
 def _refuse_unsupported(parameters: Parameters, stream: bool) -> None:
     if parameters.best_of not in (None, 1):
-        raise refuse("parameters.best_of", f"is {parameters.best_of}; one sequence is generated, so leave it out")
+        raise refuse(
+            "parameters.best_of", f"is {quote(parameters.best_of)}; one sequence is generated, so leave it out"
+        )
     if parameters.watermark:
         raise refuse("parameters.watermark", "is not supported; leave it out")
     if parameters.adapter_id is not None:
