@@ -5,6 +5,7 @@ A field is honoured or refused; those that ask for nothing (`user`, `store: fals
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -212,7 +213,10 @@ class SamplingFields(NullIsAbsent):
             if value not in (None, False, *_NEUTRAL.get(name, ())):
                 message = f"{name} cannot be combined with use_beam_search; leave one of them out"
                 raise UsageError(message, param=name, code="unsupported_value")
-        width = self.n or 1
+        width = 1 if self.n is None else self.n
+        if not 1 <= width <= MAX_CHOICES:
+            code = "integer_below_min_value" if width < 1 else "integer_above_max_value"
+            raise UsageError(f"n is {width:.20g}; it must be 1 to {MAX_CHOICES}", param="n", code=code)
         return BeamSearchParams(
             beam_width=width,
             n=width,
@@ -230,6 +234,8 @@ class SamplingFields(NullIsAbsent):
             message = f"{' and '.join(constraints)} contradict each other; give one of them"
             raise UsageError(message, param="structured_outputs", code="invalid_value")
         for name, arguments in constraints.items():
+            if arguments.get("json") is not None:
+                _check_schema(arguments["json"], "structured_outputs.json" if name == "structured_outputs" else name)
             with constraint_named(name):
                 return StructuredOutputsParams(**arguments)
         return None
@@ -315,8 +321,18 @@ def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
     if extra:
         name = f"response_format.json_schema.{sorted(extra)[0]}"[:100]
         raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
-    check_schema(json_schema["schema"], "response_format")
     return {"json": json_schema["schema"]}
+
+
+def _check_schema(schema: object, param: str) -> None:
+    """A JSON schema, as an object or, as vLLM takes it too, as its text."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            message = f"{param} is not the text of a JSON schema: {error}"
+            raise UsageError(message, param=param, code="invalid_json_schema") from None
+    check_schema(schema, param)
 
 
 def _token_id(key: str) -> int | str:
