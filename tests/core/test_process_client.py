@@ -285,12 +285,12 @@ def test_the_state_and_the_information_are_those_of_the_model(
 
     async def run() -> None:
         stream = await client.generate(request([0, 2, 3]))
-        await wait_until(lambda: client.status().num_running == 1, 1)
+        await wait_until(lambda: client.status().num_running == 1, 5)
         status = client.status()
         assert status.num_used_blocks > 0
         assert (status.num_blocks, status.load_progress, status.num_restarts) == (info.num_blocks, 1.0, 0)
         assert status.last_step_age_s is not None
-        assert status.last_step_age_s < 1
+        assert status.last_step_age_s < 2
         await stream.aclose()
 
     loop.run_until_complete(run())

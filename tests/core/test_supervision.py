@@ -23,7 +23,7 @@ from octavo.sampling_params import SamplingParams
 from tests.support.engine_clients import collect, engine_process, request, tokens, wait_for_state, wait_until
 from tests.support.tiny_gguf import tiny_gguf
 
-SLOW_FAULTS = ("step:kill:1", "receive:raise:3")
+SLOW_FAULTS = ("step:kill:3", "receive:raise:3")
 SHORT = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
 
 

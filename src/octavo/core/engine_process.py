@@ -69,8 +69,12 @@ class EngineProcess:
             self._outbox = self._bind(self._directory / TO_ENGINE, zmq.PUSH)
             self._inbox = self._bind(self._directory / FROM_ENGINE, zmq.PULL)
             # In the loop's own thread: the system would end the process with the thread that spawned it.
+            # In a session of its own: Ctrl-C at a terminal is meant for the server.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _command()], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+                [sys.executable, "-c", _command()],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,
             )
         except (OSError, zmq.ZMQError) as error:
             self._free()

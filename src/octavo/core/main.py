@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import logging
+import json
 import os
 import shutil
 import signal
@@ -12,15 +12,6 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-
-import msgspec
-import zmq
-
-from octavo import env
-from octavo.core.faults import Faults
-from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, TO_ENGINE, Log, Started, StartOrder
-from octavo.core.outbox import Outbox
-from octavo.core.service import EngineService
 
 # When memory runs out, the system shall take this process, which is restarted, and not the server's.
 _OOM_SCORE = 500
@@ -38,14 +29,29 @@ def main() -> int:
     line = sys.stdin.buffer.readline()
     if not line.endswith(b"\n"):
         return _EXIT_ORPHANED
-    order = msgspec.json.decode(line, type=StartOrder)
-    directory = Path(order.directory)
+    directory = Path(json.loads(line)["directory"])
     threading.Thread(target=_end_with_server, args=(directory,), name="octavo-lifeline", daemon=True).start()
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(str(_OOM_SCORE))
+    return _serve(line, directory)
 
+
+def _serve(line: bytes, directory: Path) -> int:
+    # Only now, as they take most of a second: until then nobody would have noticed the end of the server.
+    import logging
+
+    import msgspec
+    import zmq
+
+    from octavo import env
+    from octavo.core.faults import Faults
+    from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, TO_ENGINE, Started, StartOrder
+    from octavo.core.outbox import LogToServer, Outbox
+    from octavo.core.service import EngineService
+
+    order = msgspec.json.decode(line, type=StartOrder)
     outbox = Outbox(f"ipc://{directory / FROM_ENGINE}")
-    logging.basicConfig(level=order.log_level, format="%(message)s", handlers=[_LogToServer(outbox)])
+    logging.basicConfig(level=order.log_level, format="%(message)s", handlers=[LogToServer(outbox)])
     inbox = zmq.Context().socket(zmq.PULL)
     inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     inbox.setsockopt(zmq.LINGER, 0)
@@ -76,17 +82,3 @@ def _die_with(parent_pid: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the call
         os._exit(_EXIT_ORPHANED)
-
-
-class _LogToServer(logging.Handler):
-    """The server writes the log of both processes, in its own format."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        super().__init__()
-        self._outbox = outbox
-
-    def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._outbox.send(Log(record.levelno, record.name, self.format(record)))
-        except Exception:
-            self.handleError(record)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 import zmq
 
-from octavo.core.messages import FromEngine, encode
+from octavo.core.messages import FromEngine, Log, encode
 
 # Messages that wait for a server that does not read, before the engine waits too.
 _MAX_UNSENT = 1000
@@ -40,3 +41,17 @@ class Outbox:
                 self._is_closed = True
                 self._socket.close()
                 self._context.term()
+
+
+class LogToServer(logging.Handler):
+    """The server writes the log of both processes, in its own format."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        super().__init__()
+        self._outbox = outbox
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._outbox.send(Log(record.levelno, record.name, self.format(record)))
+        except Exception:
+            self.handleError(record)
