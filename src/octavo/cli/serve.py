@@ -46,9 +46,9 @@ def serve(
     engine died too often.
     """
     began = time.monotonic()
-    _end_at_once_on_signals()
     config = ServerConfig.from_options(server_options)
     specs = _specs(models or [DEFAULT_MODEL], engine_options)
+    _end_at_once_on_signals()
     # Here, not above: other commands must not wait for a web server to be imported.
     import anyio
 

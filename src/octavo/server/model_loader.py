@@ -7,6 +7,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -17,6 +18,7 @@ from octavo.core.start import start_client
 from octavo.engine.load import MIN_MODEL_LEN
 from octavo.engine.prompts import PromptEncoder
 from octavo.engine.sizes import model_sizes
+from octavo.errors import OctavoError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.server.config import ServerConfig
@@ -83,27 +85,35 @@ class ModelLoader:
             stall_timeout_s=self._config.stall_timeout,
             on_progress=lambda done, total: self._report.progress(f"loading {spec.name}", done, total),
         )
+        prompts = None
         try:
             tokenizer, seconds = await _in_thread(lambda: _read_tokenizer(path))
             await client.wait_ready()
+            for phase, phase_s in client.info.load_seconds.items():
+                self._report.phase(phase, phase_s)
+            self._report.phase("tokenizer", seconds)
+            prompts = PromptEncoder(tokenizer, client.info.eos_token_id)
+            self._report.phase("template", await self._start_template(prompts))
         except BaseException:
+            if prompts is not None:
+                prompts.close()
             await client.close()
             raise
-        for phase, phase_s in client.info.load_seconds.items():
-            self._report.phase(phase, phase_s)
-        self._report.phase("tokenizer", seconds)
         if self._metrics is not None:
             client = ObservedClient(client, self._metrics, spec.name)
-        return ServedModel(
-            name=spec.name,
-            client=client,
-            prompts=PromptEncoder(tokenizer, client.info.eos_token_id),
-            tool_format=find_tool_format(tokenizer.chat_template or ""),
-        )
+        tool_format = find_tool_format(tokenizer.chat_template or "")
+        return ServedModel(name=spec.name, client=client, prompts=prompts, tool_format=tool_format)
 
     async def unload(self, model: ServedModel) -> None:
         model.prompts.close()
         await model.client.close()
+
+    async def _start_template(self, prompts: PromptEncoder) -> float:
+        """Starts the chat template's process, so that the first request need not wait for it; the seconds it took."""
+        began = time.monotonic()
+        with suppress(OctavoError):  # there is none, or it wants something else: requests are told
+            await _in_thread(lambda: prompts.encode_chat([{"role": "user", "content": "Hello"}]))
+        return time.monotonic() - began
 
     def _engine_config(self, spec: ModelSpec, path: Path) -> EngineConfig:
         config = dataclasses.replace(spec.engine, model=str(path))
