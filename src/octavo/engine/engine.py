@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import secrets
 import threading
 import time
@@ -38,6 +39,9 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from octavo.engine.constrained import GrammarCompiler
+
+
+logger = logging.getLogger(__name__)
 
 
 class RequestFailure(NamedTuple):
@@ -241,12 +245,12 @@ class Engine:
         try:
             output = self._model_runner.execute(schedule)
         except SamplingError as error:
-            return self._fail_rows(schedule, error)
+            return [*self._fail_rows(schedule, error)]
         outputs = self._update(schedule, output, start)
         self._measure(schedule, time.perf_counter() - start)
         return outputs
 
-    def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestOutput | RequestFailure]:
+    def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
         """Ends the requests whose rows have no outcome. For all others the step did not happen; they repeat it."""
         row = 0
         errors: dict[Request, RowError] = {}
@@ -255,12 +259,13 @@ class Engine:
                 if row in error.errors:
                     errors.setdefault(item.sequence.request, error.errors[row])
                 row += 1
-        failures: list[RequestOutput | RequestFailure] = []
+        failures: list[RequestFailure] = []
         for request, row_error in errors.items():
             failure = self._describe_failure(request, row_error)
             if isinstance(failure, NumericalError):
                 self.metrics.num_corrupted_total += 1
                 self.scheduler.kv_cache.quarantine(request.sequences)
+                logger.error("%s", failure)
             for sequence in request.sequences:
                 if sequence.finish_reason is None:
                     self._note_end(sequence, FinishReason.ERROR)
@@ -268,6 +273,9 @@ class Engine:
             del self._requests[request.request_id]
             self._measure_request(request)
             failures.append(RequestFailure(request.request_id, failure))
+        num_damaged = sum(isinstance(failure.error, NumericalError) for failure in failures)
+        if 1 < num_damaged == len({item.sequence.request for item in schedule.scheduled.values()}):
+            logger.critical("all %d requests of a step failed: the weights in memory may be damaged", num_damaged)
         self._measure_state()
         return failures
 
