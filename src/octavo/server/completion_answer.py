@@ -31,7 +31,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 class TextOptions(AnswerOptions):
     """prompts: as they were sent. echo: the text begins with the prompt. only_prompt: max_tokens is 0.
 
-    num_prompt_logprobs: of the request's own field, beside what echo shows.
+    num_choices: of each prompt. has_prompt_logprobs: the request's own field asks for them, beside what echo shows.
     """
 
     prompts: Sequence[str | Sequence[int]]
