@@ -1,0 +1,159 @@
+"""A server as a process, and a client that costs little: HTTP/1.1 on asyncio's streams, events found without JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_NO_TEXT = (b'"text":""', b'"text": ""', b'"choices":[]', b'"choices": []')
+
+
+class ServerError(Exception):
+    """A server could not be started, or answered what it should not."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back. Times are of `time.perf_counter`."""
+
+    status: int
+    sent: float
+    times: list[float] = field(default_factory=list)  # of the events with text
+    usage: dict[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+class ServerProcess:
+    """A server that this program started, as a group of processes of its own."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
+        self.name = name
+        self.url = f"http://127.0.0.1:{port}"
+        self.command = list(command)
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        self.process_id = self._process.pid
+
+    def wait_ready(self, seconds: float = 180) -> None:
+        """Returns when `/health` says 200. Raises ServerError."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise ServerError(f"{self.name} ended with status {self._process.returncode}; see {self._log}")
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                return
+            time.sleep(0.1)
+        raise ServerError(f"{self.name} is not ready after {seconds:g} s; see {self._log}")
+
+    def close(self) -> int:
+        """Ends it as a service manager does; what is left after that, at once. Gives the exit code."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=40)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Chunks:
+    """Takes the chunked transfer coding off a body, piece by piece."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self.is_ended = False
+
+    def push(self, data: bytes) -> bytes:
+        """The payload that is complete now."""
+        self._buffer += data
+        payload = []
+        while not self.is_ended:
+            line, separator, rest = self._buffer.partition(b"\r\n")
+            if not separator:
+                break
+            size = int(line.partition(b";")[0], 16)
+            if len(rest) < size + 2:
+                break
+            self.is_ended = size == 0
+            payload.append(rest[:size])
+            self._buffer = rest[size + 2 :]
+        return b"".join(payload)
+
+
+async def stream(url: str, path: str, body: dict[str, Any], timeout: float = 600) -> Answer:
+    """Posts a request that is answered as a stream of events. An answer that is none has `error`."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    data = json.dumps(body, separators=(",", ":")).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: {host}:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\nAccept: text/event-stream\r\nConnection: close\r\n\r\n"
+    )
+    answer = Answer(0, time.perf_counter())
+    try:
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
+        try:
+            writer.write(head.encode() + data)
+            answer.sent = time.perf_counter()
+            await asyncio.wait_for(_read(reader, answer), timeout)
+        finally:
+            writer.close()
+    except (OSError, EOFError, ValueError, asyncio.TimeoutError) as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    if answer.error is None and not (answer.times and answer.usage):
+        answer.error = "the stream ended without text or without usage"
+    return answer
+
+
+async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
+    head = await reader.readuntil(b"\r\n\r\n")
+    answer.status = int(head.split(b" ", 2)[1])
+    if answer.status != 200:
+        answer.error = f"status {answer.status}: {(await reader.read())[:300].decode('utf-8', 'replace')}"
+        return
+    chunks = Chunks() if b"transfer-encoding: chunked" in head.lower() else None
+    text = b""
+    while data := await reader.read(1 << 16):
+        now = time.perf_counter()
+        text += data if chunks is None else chunks.push(data)
+        *events, text = text.replace(b"\r\n", b"\n").split(b"\n\n")
+        for event in events:
+            _take(event, now, answer)
+        if chunks is not None and chunks.is_ended:
+            return
+
+
+def _take(event: bytes, now: float, answer: Answer) -> None:
+    """Most events only count; the one with the usage is read."""
+    if not event.startswith(b"data:") or event.endswith(b"[DONE]"):
+        return
+    if b'"usage":{' in event or b'"usage": {' in event:
+        answer.usage = json.loads(event[5:])["usage"]
+    if b'"error"' in event[:20]:
+        answer.error = event[5:300].decode("utf-8", "replace")
+    if not any(part in event for part in _NO_TEXT):
+        answer.times.append(now)
