@@ -78,9 +78,8 @@ def test_states_of_the_engine(model: ServedModel, state: EngineState, expected: 
         model.client.state = state  # type: ignore[attr-defined]
         assert await health(client) == expected
         if expected[0] == 503:
-            body = (await client.get("/health/live")).json()
-            assert body["status"] == state.value
-            assert body["reason"] == "fake: no step for 9.0 s while requests wait"
+            message = (await client.get("/health/live")).json()["error"]["message"]
+            assert message == f"{state.value}: fake: no step for 9.0 s while requests wait"
 
     run(model, test)
 
@@ -96,7 +95,8 @@ def test_an_engine_whose_process_is_gone_without_a_word(model: ServedModel) -> N
         time.sleep(0.3)
         assert await health(client) == (503, 503, "engine_restarting")  # dead, and nobody has asked after it
         process.wait()
-        assert (await client.get("/health/live")).json()["reason"] == f"fake: its process {process.pid} is gone"
+        message = (await client.get("/health/live")).json()["error"]["message"]
+        assert message == f"dead: fake: its process {process.pid} is gone"
 
     run(model, test)
 

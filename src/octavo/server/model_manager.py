@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _RETRY_LOAD_S = 10.0
 
-ModelState: TypeAlias = "Literal['unloaded', 'loading', 'loaded', 'unloading']"
+ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ _ERRORS = {
     "415": "The body is not plain JSON",
     "429": "Too many requests of one caller",
     "431": "The headers are too large",
+    "499": "The request was cancelled through /v1/requests",
     "500": "A fault of the server",
     "503": "No room now; try again after Retry-After seconds",
     "504": "The request ran for too long",

@@ -2,30 +2,67 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
-from octavo.server.model_manager import ModelStatus
+from octavo.server.model_manager import ModelState, ModelStatus
 from octavo.server.state import state_of
 
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models")
-async def list_models(request: Request) -> dict[str, Any]:
+class Memory(BaseModel):
+    """What the model takes."""
+
+    weight_bytes: int
+    kv_cache_bytes: int
+    workspace_bytes: int
+
+
+class ModelCard(BaseModel):
+    """OpenAI's fields, and what else is worth knowing; null where that shows only once the model was loaded.
+
+    max_model_len: tokens of prompt and answer that one request may really use. reason: why the last attempt to load it
+    failed.
+    """
+
+    id: str
+    object: str = "model"
+    created: int
+    owned_by: str = "octavo"
+    root: str
+    parent: str | None = None
+    max_model_len: int | None
+    state: ModelState
+    reason: str | None
+    architecture: str | None
+    memory: Memory | None
+    max_num_seqs: int
+    has_chat_template: bool | None
+    tool_format: str | None
+
+
+class ModelList(BaseModel):
     """All models, loaded or not."""
-    return {"object": "list", "data": [_card(status) for status in state_of(request).models.statuses()]}
+
+    object: str = "list"
+    data: list[ModelCard]
+
+
+@router.get("/v1/models")
+async def list_models(request: Request) -> ModelList:
+    """All models, loaded or not."""
+    return ModelList(data=[_card(status) for status in state_of(request).models.statuses()])
 
 
 @router.get("/v1/models/{model_id:path}")
-async def get_model(request: Request, model_id: str) -> dict[str, Any]:
+async def get_model(request: Request, model_id: str) -> ModelCard:
     """One model."""
     return _card(state_of(request).models.status(model_id))
 
 
 @router.post("/v1/models/{model_id:path}/load")
-async def load_model(request: Request, model_id: str) -> dict[str, Any]:
+async def load_model(request: Request, model_id: str) -> ModelCard:
     """Loads a model, after unloading others if there is no room; answers when it is ready."""
     models = state_of(request).models
     await models.load(model_id)
@@ -33,38 +70,32 @@ async def load_model(request: Request, model_id: str) -> dict[str, Any]:
 
 
 @router.post("/v1/models/{model_id:path}/unload")
-async def unload_model(request: Request, model_id: str) -> dict[str, Any]:
+async def unload_model(request: Request, model_id: str) -> ModelCard:
     """Unloads a model after its running requests; the next request for it loads it again."""
     models = state_of(request).models
     await models.unload(model_id)
     return _card(models.status(model_id))
 
 
-def _card(status: ModelStatus) -> dict[str, Any]:
-    """OpenAI's fields, and what else is worth knowing. Sizes in bytes; null where it shows only once it was loaded."""
-    info = status.info
-    template = status.model.tokenizer.chat_template if status.model is not None else None
+def _card(status: ModelStatus) -> ModelCard:
+    info, model = status.info, status.model
     memory = None
     if info is not None:
-        memory = {
-            "weight_bytes": info.weight_bytes,
-            "kv_cache_bytes": info.num_blocks * info.block_size * info.kv_bytes_per_token,
-            "workspace_bytes": info.workspace_bytes,
-        }
-    tool_format = status.model.tool_format if status.model is not None else None
-    return {
-        "id": status.name,
-        "object": "model",
-        "created": status.created,
-        "owned_by": "octavo",
-        "root": status.spec.engine.model,
-        "parent": None,
-        "max_model_len": info.max_model_len if info is not None else None,
-        "state": status.state,
-        "reason": str(status.last_error) if status.last_error is not None else None,
-        "architecture": info.architecture if info is not None else None,
-        "memory": memory,
-        "max_num_seqs": status.spec.engine.max_num_seqs,
-        "has_chat_template": template is not None if status.model is not None else None,
-        "tool_format": tool_format.name if tool_format is not None else None,
-    }
+        memory = Memory(
+            weight_bytes=info.weight_bytes,
+            kv_cache_bytes=info.num_blocks * info.block_size * info.kv_bytes_per_token,
+            workspace_bytes=info.workspace_bytes,
+        )
+    return ModelCard(
+        id=status.name,
+        created=status.created,
+        root=status.spec.engine.model,
+        max_model_len=info.max_model_len if info is not None else None,
+        state=status.state,
+        reason=str(status.last_error) if status.last_error is not None else None,
+        architecture=info.architecture if info is not None else None,
+        memory=memory,
+        max_num_seqs=status.spec.engine.max_num_seqs,
+        has_chat_template=model.tokenizer.chat_template is not None if model is not None else None,
+        tool_format=model.tool_format.name if model is not None and model.tool_format is not None else None,
+    )

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter, Request
+from pydantic import BaseModel
 
 from octavo.server.errors import ApiError
 from octavo.server.state import state_of
@@ -12,8 +11,16 @@ from octavo.server.state import state_of
 router = APIRouter(tags=["requests"])
 
 
+class CancelledRequest(BaseModel):
+    """A request that was ended."""
+
+    id: str
+    object: str = "request"
+    cancelled: bool = True
+
+
 @router.post("/v1/requests/{request_id}/cancel")
-async def cancel_request(request: Request, request_id: str) -> dict[str, Any]:
+async def cancel_request(request: Request, request_id: str) -> CancelledRequest:
     """Ends a running or waiting request of the same API key, by the id in its header `x-request-id`.
 
     The cancelled request gets 499 `request_cancelled`, as its status or as the last event of its stream.
@@ -22,4 +29,4 @@ async def cancel_request(request: Request, request_id: str) -> dict[str, Any]:
         raise ApiError(
             404, f"there is no running request {request_id!r:.80}", param="request_id", code="request_not_found"
         )
-    return {"id": request_id, "object": "request", "cancelled": True}
+    return CancelledRequest(id=request_id)
