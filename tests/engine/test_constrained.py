@@ -202,10 +202,10 @@ def test_a_grammar_that_gets_stuck_ends_only_its_own_request() -> None:
     for name, params in (("stuck", stuck), ("contradiction", contradiction), ("good", good)):
         engine.add_request(engine.create_request(name, [5, 6], params))
     seen = run_all(engine)
-    for name, kind in (("stuck", False), ("contradiction", True)):
+    for name in ("stuck", "contradiction"):
         failure = seen[name]
         if isinstance(failure, RequestFailure):
-            assert isinstance(failure.error, UsageError) is kind, failure
+            assert isinstance(failure.error, UsageError), failure
         else:  # llguidance knew that `never` never ends, and left it out
             assert name == "stuck"
             assert failure.outputs[0].text == "ax"

@@ -285,7 +285,12 @@ class Engine:
         name, params = request.request_id, request.params
         for sequence in request.sequences:
             if sequence.grammar is not None and sequence.grammar.error is not None:
-                return OctavoError(f"{name} failed: its structured output got stuck: {sequence.grammar.error}")
+                return UsageError(
+                    f"{name} failed: its structured output got stuck, as no token of this model can go on in the way "
+                    f"that it asks for: {sequence.grammar.error}",
+                    param="structured_outputs",
+                    code="invalid_grammar",
+                )
         if row_error.kind is UsageError and not (isinstance(params, SamplingParams) and params.forbids_tokens):
             return NumericalError(f"{name} failed: the model finds every token impossible (all logits are -inf)")
         return row_error.kind(f"{name} failed: {row_error.reason}")

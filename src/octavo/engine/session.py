@@ -116,6 +116,10 @@ class Session:
         request = self.model().engine.create_pooling_request(request_id, prompt_token_ids, pooling)
         self._engine.submit_pooling(request, sink)
 
+    def prepare_structured_outputs(self) -> None:
+        """See `Engine.prepare_structured_outputs`."""
+        self.model().engine.prepare_structured_outputs()
+
     def abort(self, request_id: str) -> None:
         """Ends a request within a step."""
         self._engine.abort(request_id)
