@@ -3,7 +3,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
-.PHONY: setup build format lint type check test test-slow bench
+.PHONY: setup build format lint type check test test-slow bench soak
 
 setup:  ## an environment with everything that development needs
 	python3 -m venv $(VENV)
@@ -38,3 +38,6 @@ test-slow:  ## the large models, long property runs, emulated instruction sets
 bench:
 	$(BIN)/octavo bench latency smollm2
 	$(BIN)/octavo bench throughput smollm2
+
+soak:  ## an hour of mixed requests, with crashes and looks at the memory; SOAK_MINUTES=15 for the short form
+	$(BIN)/python benchmarks/soak.py --octavo $(BIN)/python --minutes $(or $(SOAK_MINUTES),60)

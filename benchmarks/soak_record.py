@@ -1,0 +1,106 @@
+"""What a soak writes down, and when it is broken: processes at rest, counts of answers, slopes of memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+MAX_SLOPE_MIB = 0.5  # a minute, of each process
+MAX_GROWTH = 1.15  # of the last look, over the one a quarter into the run, in the same life of a process
+# Around the first look. The web server's pool of worker threads comes and goes with the load.
+MAX_DRIFT = {"num_files": 2, "num_threads": 8, "num_children": 0}
+_WARMUP_S = 60.0  # of a process: its cache fills
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One process at rest. Seconds from the start of the soak; `age_s` since the process started."""
+
+    seconds: float
+    process: str  # server or engine
+    pid: int
+    age_s: float
+    resident_mib: float
+    num_files: int
+    num_threads: int
+    num_children: int
+
+
+@dataclass(slots=True)
+class Record:
+    """All that was seen. answers: (kind, outcome) -> count; broken: what must not be, in words."""
+
+    seconds: float
+    looks: list[Look] = field(default_factory=list)
+    answers: Counter[tuple[str, str]] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+    recoveries_s: list[float] = field(default_factory=list)
+    num_checks: int = 0
+
+    def of(self, process: str) -> list[Look]:
+        return [look for look in self.looks if look.process == process]
+
+    def slope(self, process: str) -> float | None:
+        """MiB a minute over the last two thirds, without the warm-up of each life; None with too few looks."""
+        return slope([look for look in self.of(process) if look.seconds >= self.seconds / 3 and look.age_s > _WARMUP_S])
+
+    def verdict(self) -> list[str]:
+        """Every limit that is broken, in words; empty if all is well."""
+        found = list(self.broken)
+        for process in ("server", "engine"):
+            looks = self.of(process)
+            rise = self.slope(process)
+            if rise is None:
+                found.append(f"{process}: too few looks to see whether its memory grows")
+            elif rise > MAX_SLOPE_MIB:
+                found.append(f"{process}: memory grows by {rise:.2f} MiB a minute; at most {MAX_SLOPE_MIB} are allowed")
+            found += _growth(process, looks, self.seconds / 4)
+            for name, allowed in MAX_DRIFT.items():
+                values = [getattr(look, name) for look in looks]
+                if values and max(abs(value - values[0]) for value in values) > allowed:
+                    found.append(f"{process}: {name} went from {values[0]} to between {min(values)} and {max(values)}")
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """The record as JSON's types."""
+        kinds = {kind for kind, _ in self.answers}
+        return {
+            "seconds": self.seconds,
+            "requests": sum(self.answers.values()),
+            "answers": {
+                kind: {outcome: count for (of, outcome), count in sorted(self.answers.items()) if of == kind}
+                for kind in sorted(kinds)
+            },
+            "checks": self.num_checks,
+            "recoveries_s": self.recoveries_s,
+            "slope_mib_per_minute": {name: self.slope(name) for name in ("server", "engine")},
+            "broken": self.verdict(),
+        }
+
+
+def slope(looks: Sequence[Look]) -> float | None:
+    """Least squares, MiB a minute, the same for all lives of the process: each life has a level of its own."""
+    lives: dict[int, list[Look]] = {}
+    for look in looks:
+        lives.setdefault(look.pid, []).append(look)
+    above = below = 0.0
+    for life in lives.values():
+        middle = statistics.mean(look.seconds for look in life)
+        level = statistics.mean(look.resident_mib for look in life)
+        above += sum((look.seconds - middle) * (look.resident_mib - level) for look in life)
+        below += sum((look.seconds - middle) ** 2 for look in life)
+    return None if below == 0 else above / below * 60
+
+
+def _growth(process: str, looks: Sequence[Look], quarter_s: float) -> list[str]:
+    """Compares the last look with the first one of its life that is warm and a quarter into the run."""
+    if not looks:
+        return []
+    last = looks[-1]
+    same = [look for look in looks if look.pid == last.pid and look.seconds >= quarter_s and look.age_s > _WARMUP_S]
+    if same and last.resident_mib > MAX_GROWTH * same[0].resident_mib:
+        return [f"{process}: {last.resident_mib:.0f} MiB at the end, {same[0].resident_mib:.0f} when it was warm"]
+    return []

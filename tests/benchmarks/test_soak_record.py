@@ -1,0 +1,65 @@
+"""The verdict on a soak, from looks that are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.soak_record import Look, Record, slope
+
+
+def look(
+    minute: float, mib: float, process: str = "server", pid: int = 1, age: float | None = None, **counts: int
+) -> Look:
+    values = {"num_files": 20, "num_threads": 9, "num_children": 1} | counts
+    return Look(minute * 60, process, pid, minute * 60 + 5 if age is None else age * 60, mib, **values)
+
+
+def record(server_rise: float = 0.0, engine_rise: float = 0.0) -> Record:
+    soak = Record(seconds=15 * 60)
+    for minute in range(1, 16):
+        soak.looks.append(look(minute, 100 + server_rise * minute))
+        life, since = (1, minute) if minute <= 7 else (2, minute - 7)
+        soak.looks.append(look(minute, 300 + 40 * life + engine_rise * since, "engine", pid=10 + life, age=since))
+    return soak
+
+
+def test_flat_memory_is_well_even_if_a_new_engine_is_larger() -> None:
+    soak = record()
+    assert soak.verdict() == []
+    assert soak.slope("engine") == pytest.approx(0)
+
+
+@pytest.mark.parametrize(("server", "engine", "which"), [(0.7, 0.0, "server"), (0.0, 0.7, "engine")])
+def test_memory_that_grows_is_named(server: float, engine: float, which: str) -> None:
+    broken = record(server, engine).verdict()
+    assert len(broken) == 1
+    assert broken[0].startswith(f"{which}: memory grows by 0.70 MiB a minute")
+
+
+def test_a_leap_is_found_without_a_slope() -> None:
+    soak = record()
+    soak.looks.append(look(15.1, 130))
+    assert any(line.startswith("server: 130 MiB at the end") for line in soak.verdict())
+
+
+def test_files_and_threads_may_vary_a_little_and_children_not_at_all() -> None:
+    soak = record()
+    soak.looks += [look(15.2, 100, num_files=22, num_threads=7)]
+    assert soak.verdict() == []
+    soak.looks += [look(15.3, 100, num_files=23), look(15.4, 100, num_children=2)]
+    assert [line.split()[1] for line in soak.verdict()] == ["num_files", "num_children"]
+
+
+def test_one_look_has_no_slope() -> None:
+    assert slope([look(1, 100)]) is None
+    assert any("too few looks" in line for line in Record(seconds=60).verdict())
+
+
+def test_answers_are_counted_by_kind_and_outcome() -> None:
+    soak = record()
+    soak.answers.update([("short", "ok"), ("short", "ok"), ("n=4", "failed in a crash")])
+    soak.broken.append("an answer without its end")
+    summary = soak.summary()
+    assert summary["requests"] == 3
+    assert summary["answers"] == {"n=4": {"failed in a crash": 1}, "short": {"ok": 2}}
+    assert summary["broken"] == ["an answer without its end"]
