@@ -269,7 +269,9 @@ class ModelManager:
                     raise _NotWantedError("all who wanted the model have left")
                 residency.num_bytes = await self._loader.estimate_bytes(entry.spec)
                 await self._make_room(residency, entry.spec)
+                began = time.monotonic()
                 residency.model = await self._loader.load(entry.spec)
+                logger.info("loaded %s in %.2f s", entry.spec.name, time.monotonic() - began)
                 self._resident.add(residency)
                 entry.info = residency.model.info
                 entry.last_error = None
@@ -308,6 +310,7 @@ class ModelManager:
         if model is not None and residency in self._resident:
             self._resident.discard(residency)
             await self._loader.unload(model)
+            logger.info("unloaded %s", model.name)
         for entry in self._entries.values():
             if entry.residency is residency:
                 entry.residency = None
