@@ -140,7 +140,7 @@ class Streams:
                 if model["num_waiting"] >= waiting and sum("data:" in text for text in self.texts) >= running:
                     return
                 time.sleep(0.02)
-        raise AssertionError(f"they do not run: {model}")
+        raise AssertionError(f"they do not run: {self.statuses} {self.texts[0][-300:]!r} {model}")
 
     def finish(self) -> list[str]:
         for thread in self._threads:
