@@ -299,6 +299,7 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
     """OpenAI's `response_format` as arguments of StructuredOutputsParams; empty for plain text."""
+    value = {name: item for name, item in value.items() if item is not None}
     kind = value.get("type")
     if kind is None:
         raise UsageError("response_format lacks its type", param="response_format", code="missing_required_parameter")
@@ -317,8 +318,8 @@ def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(json_schema, Mapping) or json_schema.get("schema") is None:
         message = "response_format lacks json_schema.schema, the JSON schema of the answer"
         raise UsageError(message, param="response_format", code="missing_required_parameter")
-    extra = json_schema.keys() - {"name", "description", "schema", "strict"}
-    if extra:
+    given = {name for name, item in json_schema.items() if item is not None}
+    if extra := given - {"name", "description", "schema", "strict"}:
         name = f"response_format.json_schema.{sorted(extra)[0]}"[:100]
         raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
     return {"json": json_schema["schema"]}

@@ -24,7 +24,6 @@ from tests.support.server import RunningServer, running_server
 
 STRING_ENDS = ('"', '."', '?"', '",', '"}', ' "', '!"')
 CANNOT_CHOOSE = "a model of 135M parameters does not decide by itself to call a tool"
-CANNOT_NAME = "json_object leaves the names of the fields to the model, and one of 135M parameters forgets them"
 
 ASYNCIO = pytest.mark.asyncio(loop_scope="class")
 # Of the tests themselves: one mark for all of them, a deprecated kind of model, two clients' views of one field.
@@ -83,10 +82,6 @@ class TestStandard(StandardTests):
     @pytest.mark.xfail(reason=CANNOT_CHOOSE, strict=False)
     def test_agent_loop(self, model: BaseChatModel) -> None:
         super().test_agent_loop(model)
-
-    @pytest.mark.xfail(reason=CANNOT_NAME, strict=False)
-    def test_json_mode(self, model: BaseChatModel) -> None:
-        super().test_json_mode(model)
 
 
 @pytest.mark.slow

@@ -1,0 +1,101 @@
+"""The OpenAPI document against the server, by Schemathesis: what fits the document and what does not, on every route.
+
+All of Schemathesis's checks are made but one. `positive_data_acceptance` is left out: whether a request is right shows
+in more than its schema (a tool's result needs its call, a value its model's limits), and those that are refused have
+a check of their own here: 400 in the error envelope, with the field named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import Case, GenerationMode
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from octavo.server.app import build_app, endpoint_modules
+from octavo.server.config import ServerConfig
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import FakeClient, Script
+from tests.support.scripted_app import scripted_app
+
+DOCUMENT = build_app(ServerConfig(), endpoint_modules(), lambda *_: None).openapi()
+OPERATIONS = {
+    operation.label: operation
+    for operation in (found.ok() for found in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations())
+}
+# Without a body nothing can be sent that does not fit: parameters are parts of paths, where every text is right.
+WITH_BODY = [label for label, operation in OPERATIONS.items() if operation.body]
+HTTP = requests.Session()
+
+
+@pytest.fixture(scope="module")
+def url(smollm2_tokenizer: Tokenizer) -> Iterator[str]:
+    with scripted_app(FakeClient(smollm2_tokenizer, Script(["Hel", "lo"])), smollm2_tokenizer) as app:
+        yield app.url
+
+
+def check(operation: APIOperation, mode: GenerationMode, url: str, max_examples: int) -> None:
+    """Sends that many requests; Schemathesis raises for every answer that the document does not foresee."""
+
+    @settings(
+        max_examples=max_examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate],
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Case) -> None:
+        answer = case.call(base_url=url, session=HTTP, timeout=30)
+        assert answer.status_code < 500, answer.text
+        case.validate_response(answer, excluded_checks=[positive_data_acceptance])
+        if answer.status_code == 400:
+            assert_says_what_is_wrong(answer.json())
+
+    ask()
+
+
+def assert_says_what_is_wrong(body: dict[str, object]) -> None:
+    """In the envelope of whichever protocol it is."""
+    error = body["error"]
+    message = error if isinstance(error, str) else error["message"]  # type: ignore[index]
+    assert message
+    assert "\n" not in message
+    assert "Traceback" not in message
+
+
+def test_the_document_has_every_route() -> None:
+    app = build_app(ServerConfig(), endpoint_modules(), lambda *_: None)
+    hidden = {"/", "/dashboard", "/dashboard/data", "/docs", "/openapi.json", "/web/{name}"}
+    routes = {(route.path.replace(":path", ""), method) for route in app.routes for method in route.methods or ()}  # type: ignore[attr-defined]
+    shown = {(path, method.upper()) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    assert {(path, method) for path, method in routes - shown if method != "HEAD"} == {(path, "GET") for path in hidden}
+    assert shown <= routes
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_what_fits_the_document(url: str, label: str) -> None:
+    check(OPERATIONS[label], GenerationMode.POSITIVE, url, 5)
+
+
+@pytest.mark.parametrize("label", WITH_BODY)
+def test_what_does_not_fit_the_document(url: str, label: str) -> None:
+    check(OPERATIONS[label], GenerationMode.NEGATIVE, url, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_much_that_fits_the_document(url: str, label: str) -> None:
+    check(OPERATIONS[label], GenerationMode.POSITIVE, url, 300)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("label", WITH_BODY)
+def test_much_that_does_not_fit_the_document(url: str, label: str) -> None:
+    check(OPERATIONS[label], GenerationMode.NEGATIVE, url, 300)
