@@ -11,7 +11,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
-from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError
+from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.model_manager import ModelManager, ModelSpec
 from octavo.server.served_model import ServedModel
@@ -90,10 +90,12 @@ def test_the_longest_unused_model_makes_room(run: Callable[..., None]) -> None:
     run(test)
 
 
-def test_no_name_means_the_first_model_and_an_unknown_one_is_404(run: Callable[..., None]) -> None:
+def test_one_of_several_models_must_be_named_and_an_unknown_one_is_404(run: Callable[..., None]) -> None:
     async def test(manager: ModelManager, _loader: CountingLoader) -> None:
-        async with manager.use(None) as model:
-            assert model.name == "a"
+        with pytest.raises(UsageError, match="a, b, c, d") as unnamed:
+            async with manager.use(None):
+                pass
+        assert (unnamed.value.param, unnamed.value.code) == ("model", "missing_required_parameter")
         with pytest.raises(ApiError) as caught:
             async with manager.use("gpt-4"):
                 pass

@@ -41,7 +41,10 @@ def states(client: httpx.Client) -> dict[str, str]:
 
 def test_one_makes_room_for_the_other(two_models: RunningServer) -> None:
     with two_models.client as client:
-        first = client.post(COMPLETIONS, json=body(None)).json()
+        unnamed = client.post(COMPLETIONS, json=body(None))
+        assert (unnamed.status_code, unnamed.json()["error"]["code"]) == (400, "missing_required_parameter")
+        assert unnamed.json()["error"]["param"] == "model"
+        first = client.post(COMPLETIONS, json=body("a")).json()
         assert first["model"] == "a"
         assert states(client) == {"a": "loaded", "b": "unloaded"}
         [engine_a] = [child for child in two_models.children() if "octavo.core.main" in " ".join(child.cmdline())]

@@ -13,7 +13,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, ModelInfo
-from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError
+from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.served_model import ServedModel
 
@@ -128,7 +128,7 @@ class ModelManager:
 
     @property
     def default_name(self) -> str:
-        """The model of requests that name none: the first one."""
+        """The first model: that of requests of an interface that names none."""
         return next(iter(self._entries))
 
     @property
@@ -138,11 +138,14 @@ class ModelManager:
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
-        """The model, kept in memory meanwhile; loads it first if need be. None: the default one.
+        """The model, kept in memory meanwhile; loads it first if need be. None: the only one.
 
-        Raises ApiError (404 model_not_found), OverloadedError (model_loading) while the server starts or if loading
-        takes too long, or what kept the model from loading.
+        Raises UsageError where None could be one of several, ApiError (404 model_not_found), OverloadedError
+        (model_loading) while the server starts or if loading takes too long, or what kept the model from loading.
         """
+        if name is None and len(self._entries) > 1:
+            message = f"the request names no model; there is {', '.join(self._entries)}"
+            raise UsageError(message, param="model", code="missing_required_parameter")
         entry = self._entry(name)
         if not self._has_begun:
             raise OverloadedError("the model is being loaded", code="model_loading", retry_after_s=2.0)

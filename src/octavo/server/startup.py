@@ -19,6 +19,7 @@ from octavo.server.admission import Admission
 from octavo.server.api_keys import configured_keys
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
+from octavo.server.heap import return_large_blocks
 from octavo.server.listener import serve
 from octavo.server.metrics import ServerMetrics
 from octavo.server.model_loader import LoadReport, ModelLoader
@@ -97,6 +98,7 @@ async def run_server(
     Raises KeyboardInterrupt if SIGINT came before it was ready, what kept the first model from loading,
     MemoryLimitError, or RestartLimitError.
     """
+    return_large_blocks()
     state = build_state(config, specs, report)
     lifetime = _Lifetime(state)
     serving = asyncio.create_task(serve(create_app(state), config, sock, on_drain=lifetime.drain))
@@ -133,7 +135,7 @@ class _Lifetime:
         models = self._state.models
         await models.load(None)
         self._is_loaded = True
-        async with models.use(None) as model:
+        async with models.use(models.default_name) as model:
             report.ready(model)
         while True:
             await asyncio.sleep(_WATCH_S)

@@ -109,7 +109,7 @@ async def generate_at_root(request: Request, body: GenerateRequest) -> Response:
 async def get_info(request: Request) -> Response:
     """The model that requests without a name get, and the limits."""
     state = state_of(request)
-    async with state.models.use(None) as model:
+    async with state.models.use(state.models.default_name) as model:
         info = model.info
         return JSONResponse(
             {
