@@ -12,12 +12,18 @@ if TYPE_CHECKING:
         GraphError,
         InsufficientMemoryError,
         ModelLoadError,
+        NumericalError,
         OctavoError,
         UsageError,
     )
     from octavo.llm import LLM
     from octavo.outputs import CompletionOutput, Logprob, RejectedPromptsError, RequestMetrics, RequestOutput
-    from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+    from octavo.sampling_params import (
+        BeamSearchParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
 
 __version__ = "0.1.0"
 
@@ -27,6 +33,7 @@ _MODULES = {
     "BeamSearchParams": "octavo.sampling_params",
     "RequestOutputKind": "octavo.sampling_params",
     "SamplingParams": "octavo.sampling_params",
+    "StructuredOutputsParams": "octavo.sampling_params",
     "CompletionOutput": "octavo.outputs",
     "Logprob": "octavo.outputs",
     "RejectedPromptsError": "octavo.outputs",
@@ -36,6 +43,7 @@ _MODULES = {
     "GraphError": "octavo.errors",
     "InsufficientMemoryError": "octavo.errors",
     "ModelLoadError": "octavo.errors",
+    "NumericalError": "octavo.errors",
     "OctavoError": "octavo.errors",
     "UsageError": "octavo.errors",
 }
@@ -50,12 +58,14 @@ __all__ = [
     "InsufficientMemoryError",
     "Logprob",
     "ModelLoadError",
+    "NumericalError",
     "OctavoError",
     "RejectedPromptsError",
     "RequestMetrics",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "UsageError",
 ]
 
