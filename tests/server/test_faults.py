@@ -1,0 +1,335 @@
+"""Faults with real processes: the server must refuse, or lose what is lost, and then be as it was before."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.support.server import RunningServer, running_server
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 150  # 1,500 tokens
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST instead of FIN
+STORM = 500
+
+
+def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
+    """A request that runs for exactly so many tokens."""
+    return {"prompt": "Count.", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **fields}
+
+
+def figures(server: RunningServer) -> dict[str, Any]:
+    with server.client as client:
+        model: dict[str, Any] = client.get("/dashboard/data").json()["models"][0]
+    return model
+
+
+def wait_until_idle(server: RunningServer, seconds: float = 10.0) -> None:
+    """Returns when nothing runs or waits and all blocks are free."""
+    end = time.monotonic() + seconds
+    while True:
+        model = figures(server)
+        used = model["num_running"], model["num_waiting"], model["num_used_blocks"]
+        if used == (0, 0, 0):
+            return
+        assert time.monotonic() < end, f"(running, waiting, used blocks) are {used}"
+        time.sleep(0.05)
+
+
+class Witness:
+    """What the server was before a fault, and whether it is that again after it."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+        self._answer = self._ask()
+        wait_until_idle(server)
+        self._num_restarts: int = figures(server)["num_restarts"]
+        self._bytes = self._resident_bytes()
+
+    def check(self, *, num_restarts: int = 0) -> None:
+        """Everything is free, nothing has grown, and an answer is what it was."""
+        wait_until_idle(self._server)
+        began = time.monotonic()
+        assert self._ask() == self._answer
+        assert time.monotonic() - began < 2
+        wait_until_idle(self._server)
+        assert self._server.process.poll() is None
+        assert figures(self._server)["num_restarts"] == self._num_restarts + num_restarts
+        end = time.monotonic() + 5
+        while (now := self._resident_bytes()) > 1.05 * self._bytes:
+            assert time.monotonic() < end, f"{now:,} bytes are resident, {self._bytes:,} were"
+            time.sleep(0.1)
+
+    def _ask(self) -> str:
+        with self._server.client as client:
+            answer = client.post(COMPLETIONS, json=body(8))
+        assert answer.status_code == 200, self._server.output
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    def _resident_bytes(self) -> int:
+        processes = [psutil.Process(self._server.process.pid), *self._server.children()]
+        return sum(process.memory_info().rss for process in processes)
+
+
+@pytest.fixture(scope="module")
+def small(smollm2_path: Path) -> Iterator[RunningServer]:
+    """Blocks for some 2,900 tokens and short times, warmed up so that all its memory has been touched."""
+    options = ("--kv-cache-memory", "64MiB", "--write-timeout", "2s", "--body-timeout", "1s")
+    with running_server(f"smollm2={smollm2_path}", *options) as server:
+        storm(server, 100)
+        drop_bombs(server)
+        yield server
+
+
+def post(server: RunningServer, fields: dict[str, Any]) -> int:
+    """The status of the answer."""
+    with server.client as client:
+        return client.post(COMPLETIONS, json=fields).status_code
+
+
+def engine_of(server: RunningServer) -> psutil.Process:
+    [engine] = [child for child in server.children() if "octavo.core.main" in " ".join(child.cmdline())]
+    return engine
+
+
+def connect(server: RunningServer, *, receive_bytes: int | None = None) -> socket.socket:
+    """receive_bytes: of the kernel's buffer, for clients that read slowly."""
+    sock = socket.socket()
+    if receive_bytes is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    sock.settimeout(30)
+    url = httpx.URL(server.url)
+    sock.connect((url.host, url.port))
+    return sock
+
+
+def request(fields: dict[str, Any], path: str = COMPLETIONS) -> bytes:
+    data = json.dumps(fields).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}"
+    return head.encode() + b"\r\n\r\n" + data
+
+
+def read_all(sock: socket.socket) -> bytes:
+    answer = b""
+    while chunk := sock.recv(65536):
+        answer += chunk
+    return answer
+
+
+def storm(server: RunningServer, count: int) -> None:
+    """Clients that leave at any moment: before they asked, in the queue, in the prompt, in the answer."""
+
+    def visit(i: int) -> None:
+        rng = random.Random(i)
+        prompt = rng.choice(["Count.", f"{i} {LONG_PROMPT}", "a b c " * rng.randrange(1, 200)])
+        data = request(body(rng.randrange(1, 400), prompt=prompt, stream=rng.random() < 0.5, n=rng.choice([1, 1, 3])))
+        if rng.random() < 0.3:
+            data = data[: rng.randrange(len(data))]
+        with connect(server) as sock:
+            try:
+                sock.sendall(data)
+                time.sleep(rng.random() ** 3 * 0.5)
+                if rng.random() < 0.5:
+                    sock.settimeout(0.2)
+                    sock.recv(rng.randrange(1, 4000))
+            except (TimeoutError, ConnectionError):
+                return
+            finally:
+                if rng.random() < 0.5:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+
+    with ThreadPoolExecutor(50) as pool:
+        list(pool.map(visit, range(count)))
+
+
+def test_a_storm_of_clients_that_leave(small: RunningServer) -> None:
+    witness = Witness(small)
+    storm(small, STORM)
+    witness.check()
+
+
+def test_clients_that_never_read(small: RunningServer) -> None:
+    """Their answers are larger than what the kernel takes, so they are dropped; one that reads is served meanwhile."""
+    witness = Witness(small)
+    messages = [{"role": "user", "content": "Count."}]
+    wide = {"messages": messages, "max_tokens": 2000, "ignore_eos": True, "logprobs": True, "top_logprobs": 20}
+    num_before = sum(figures(small)["cancelled"].values())
+    silent = [connect(small, receive_bytes=4096) for _ in range(3)]
+    for sock in silent:
+        sock.sendall(request({**wide, "stream": True}, CHAT))
+    assert post(small, body(16)) == 200
+    wait_until_idle(small, 40)
+    assert sum(figures(small)["cancelled"].values()) - num_before == len(silent)
+    witness.check()
+    for sock in silent:
+        sock.close()
+
+
+def test_half_open_sockets(small: RunningServer) -> None:
+    """One that closed its sending half gets its answer; those that send half a request are closed in their time."""
+    witness = Witness(small)
+    whole, partial, silent = connect(small), connect(small), connect(small)
+    with whole, partial, silent:
+        whole.sendall(request(body(30)).replace(b"Host:", b"Connection: close\r\nHost:"))
+        whole.shutdown(socket.SHUT_WR)
+        partial.sendall(request(body(4))[:-10])
+        assert b"HTTP/1.1 200" in read_all(whole)
+        assert b"HTTP/1.1 408" in read_all(partial)
+    witness.check()
+
+
+def drop_bombs(server: RunningServer) -> None:
+    """Large, endless, deep and compressed bodies; all are refused."""
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    deep = b'{"prompt": ' + b"[" * 4_000_000 + b"]" * 4_000_000 + b"}"
+    wide = b'{"prompt": [' + b"1," * 2_000_000 + b"1]}"
+    bombs = {
+        b"Content-Length: %d\r\n\r\n" % len(wide) + wide: b"400",
+        b"Content-Length: 9000000\r\n\r\n": b"413",
+        b"Transfer-Encoding: chunked\r\n\r\n" + (b"100000\r\n" + b" " * (1 << 20) + b"\r\n") * 12: b"413",
+        b"Content-Length: %d\r\n\r\n" % len(deep) + deep: b"400",
+        b"Content-Encoding: gzip\r\nContent-Length: 10\r\n\r\n" + b"\x1f\x8b" * 5: b"415",
+    }
+    for data, status in bombs.items():
+        with connect(server) as sock:
+            with suppress(ConnectionError):  # refused before all of it was sent
+                sock.sendall(head + data)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 " + status)
+
+
+def test_body_bombs_cost_no_memory_that_stays(small: RunningServer) -> None:
+    witness = Witness(small)
+    for _ in range(3):
+        drop_bombs(small)
+    witness.check()
+
+
+def test_out_of_file_descriptors(small: RunningServer) -> None:
+    """Clients wait outside while there are none, without a busy loop; nobody who is inside is harmed."""
+    witness = Witness(small)
+    server = psutil.Process(small.process.pid)
+    before = server.rlimit(psutil.RLIMIT_NOFILE)
+    with small.client as client, client.stream("POST", COMPLETIONS, json=body(150, stream=True)) as inside:
+        server.rlimit(psutil.RLIMIT_NOFILE, (server.num_fds() + 4, before[1]))
+        outside = [connect(small) for _ in range(20)]
+        try:
+            lines = [line for line in inside.iter_lines() if line]
+            busy = sum(server.cpu_times()[:2])
+            time.sleep(1)
+            assert sum(server.cpu_times()[:2]) - busy < 0.2
+        finally:
+            server.rlimit(psutil.RLIMIT_NOFILE, before)
+    assert lines[-1] == "data: [DONE]"
+    for sock in outside:
+        sock.close()
+    time.sleep(1.1)  # asyncio tries again a second after the system refused
+    witness.check()
+
+
+@pytest.mark.slow
+def test_64_long_requests_share_too_few_blocks(small: RunningServer) -> None:
+    """Together they need several times the cache: all are answered, as they are alone."""
+    witness = Witness(small)
+    prompts = [f"{i}: {LONG_PROMPT}"[:1000] for i in range(64)]
+    alone = [text_of(small, prompts[i]) for i in (0, 31, 63)]
+    with ThreadPoolExecutor(64) as pool:
+        texts = list(pool.map(lambda prompt: text_of(small, prompt), prompts))
+    assert [texts[i] for i in (0, 31, 63)] == alone
+    witness.check()
+
+
+def text_of(server: RunningServer, prompt: str) -> str:
+    with server.client as client:
+        answer = client.post(COMPLETIONS, json=body(100, prompt=prompt), timeout=300)
+    assert answer.status_code == 200, answer.text
+    text: str = answer.json()["choices"][0]["text"]
+    return text
+
+
+class Load:
+    """Answers under way: half of them streamed."""
+
+    def __init__(self, server: RunningServer, count: int) -> None:
+        self.statuses = [0] * count
+        self.texts = [""] * count
+        self._server = server
+        self._threads = [threading.Thread(target=self._read, args=(i,)) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+        end = time.monotonic() + 20
+        while not all("data:" in text for text in self.texts[::2]):
+            assert time.monotonic() < end
+            time.sleep(0.02)
+
+    def check_failed(self, *codes: str) -> None:
+        """All ended soon with one of these errors, streams too."""
+        for thread in self._threads:
+            thread.join(15)
+            assert not thread.is_alive()
+        for i, (status, text) in enumerate(zip(self.statuses, self.texts, strict=True)):
+            assert status == 200 if i % 2 == 0 else status in (500, 503), (status, text)
+            assert any(f'"code":"{code}"' in text.replace(" ", "") for code in codes), text
+            assert '"finish_reason":"' not in text.replace(" ", "")
+            assert i % 2 or text.rstrip().endswith("data: [DONE]")
+
+    def _read(self, i: int) -> None:
+        fields = body(1000, stream=i % 2 == 0)
+        with self._server.client as client, client.stream("POST", COMPLETIONS, json=fields) as answer:
+            self.statuses[i] = answer.status_code
+            for line in answer.iter_lines():
+                self.texts[i] += line + "\n"
+
+
+def wait_for_health(server: RunningServer, path: str, status: int, seconds: float) -> float:
+    """How long it took."""
+    began = time.monotonic()
+    with server.client as client:
+        while client.get(path).status_code != status:
+            assert time.monotonic() - began < seconds, f"{path} is not {status} after {seconds} s"
+            time.sleep(0.02)
+    return time.monotonic() - began
+
+
+def test_kill_9_of_the_engine(small: RunningServer) -> None:
+    witness = Witness(small)
+    load = Load(small, 6)
+    began = time.monotonic()
+    engine_of(small).kill()
+    wait_for_health(small, "/health/live", 503, 2)
+    load.check_failed("engine_restarting", "engine_error", "internal_error", "engine_dead")
+    assert time.monotonic() - began < 4
+    wait_for_health(small, "/health/ready", 200, 20)
+    witness.check(num_restarts=1)
+
+
+@pytest.mark.slow
+def test_sigstop_of_the_engine(smollm2_path: Path) -> None:
+    options = ("--kv-cache-memory", "64MiB", "--stall-timeout", "3s")
+    with running_server(f"smollm2={smollm2_path}", *options) as server:
+        witness = Witness(server)
+        load = Load(server, 6)
+        engine_of(server).send_signal(signal.SIGSTOP)
+        wait_for_health(server, "/health/live", 503, 2.5)
+        with server.client as client:
+            refused = client.post(COMPLETIONS, json=body(1))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_stalled")
+        assert "retry-after" in refused.headers
+        load.check_failed("engine_restarting", "engine_error", "internal_error", "engine_dead")
+        wait_for_health(server, "/health/ready", 200, 20)
+        witness.check(num_restarts=1)
