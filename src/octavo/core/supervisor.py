@@ -13,6 +13,7 @@ from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
 from octavo.core.loaded import SLOW_STEP_S, STALL_S, Progress
 from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
+from octavo.core.run_queue import RunQueue
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -62,6 +63,8 @@ class Supervisor:
         self._restart_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
         self._process: EngineProcess = EngineProcess(config, self._receive, self._note_exit)
+        self._run_queue = RunQueue(self._process.pid)
+        self._is_starved = False
         self._check_due = self._loop.time() + CHECK_S
         self._check_timer = self._loop.call_at(self._check_due, self._check)
 
@@ -162,15 +165,19 @@ class Supervisor:
 
     @property
     def _is_stalled(self) -> bool:
-        """A process that computes is slow rather than stuck, up to a point."""
-        is_computing = self._heartbeat is not None and self._heartbeat.is_computing and self._silence_s <= STALL_S
-        limit_s = min(SLOW_STEP_S, self._stall_timeout_s) if is_computing else STALL_S
+        """A process that computes, or whose turn does not come, is slow rather than stuck, up to a point."""
+        if self._silence_s > STALL_S:
+            is_slow = self._is_starved
+        else:
+            is_slow = self._heartbeat is not None and self._heartbeat.is_computing
+        limit_s = min(SLOW_STEP_S, self._stall_timeout_s) if is_slow else STALL_S
         return self._stalled_s > limit_s
 
     def _check(self) -> None:
         now = self._loop.time()
         if now - self._check_due > _MAX_LATE_S:
             self._heartbeat_at = time.monotonic()
+        self._is_starved = self._run_queue.sample()
         self._check_due = now + CHECK_S
         self._check_timer = self._loop.call_at(self._check_due, self._check)
         self._judge()
@@ -226,6 +233,7 @@ class Supervisor:
         self._progress_of_load = 0.0
         try:
             self._process = EngineProcess(self._config, self._receive, self._note_exit)
+            self._run_queue = RunQueue(self._process.pid)
         except EngineDeadError as error:
             self._note_exit(str(error))
 

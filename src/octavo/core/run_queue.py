@@ -1,0 +1,37 @@
+"""Tells a process that the system lets wait from one that stands still."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+_WINDOW = 4  # samples
+_LEAST_SHARE = 0.1  # of the time that passed; threads that wait side by side count several times
+
+
+class RunQueue:
+    """Watches how long another process's threads wait for a processor, as Linux counts it in `schedstat`."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
+
+    def sample(self) -> bool:
+        """To be called at even intervals: whether it would have run during the last four of them, and could not.
+
+        False where the system does not tell.
+        """
+        now, waited_s = time.monotonic(), self._waited_s()
+        self._samples.append((now, waited_s))
+        start, waited_at_start_s = self._samples[0]
+        return waited_s - waited_at_start_s > _LEAST_SHARE * (now - start)
+
+    def _waited_s(self) -> float:
+        total_ns = 0
+        with suppress(OSError):  # the process has just ended, or this is no Linux
+            for task in self._tasks.iterdir():
+                with suppress(OSError, IndexError):  # one of its threads has
+                    total_ns += int((task / "schedstat").read_bytes().split()[1])
+        return total_ns * 1e-9

@@ -1,0 +1,50 @@
+"""Whose turn does not come is told from who sleeps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from octavo.core.run_queue import RunQueue
+
+
+@contextmanager
+def spinning(count: int) -> Iterator[list[int]]:
+    """Processes that compute for ever, all on one processor; their ids."""
+    core = min(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
+    processes = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(count)]
+    try:
+        time.sleep(0.3)
+        yield [process.pid for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def samples(queue: RunQueue, count: int) -> list[bool]:
+    found = []
+    for _ in range(count):
+        found.append(queue.sample())
+        time.sleep(0.1)
+    return found
+
+
+def test_a_process_among_many_waits_and_a_stopped_one_does_not() -> None:
+    with spinning(4) as pids:
+        queue = RunQueue(pids[0])
+        assert samples(queue, 6)[-1]
+        os.kill(pids[0], signal.SIGSTOP)
+        assert not samples(queue, 7)[-1]
+
+
+def test_a_process_that_is_gone_waits_for_nothing() -> None:
+    process = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    process.wait()
+    assert samples(RunQueue(process.pid), 2) == [False, False]
