@@ -1,0 +1,360 @@
+"""Writes docs/openai.md: every field of every request, whether it is honoured, and within which bounds.
+
+python tools/openai_matrix.py > docs/openai.md
+
+The fields are those of the request models; a field that nobody described here ends the tool. `tests/server/
+test_openai_matrix.py` sends each of them, right and wrong, and compares the page.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from octavo.sampling_params import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_CHOICES,
+    MAX_LIST_ITEMS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STRING_CHARS,
+)
+from octavo.server.chat_messages import MAX_MESSAGES
+from octavo.server.endpoints.chat_completions import ChatCompletionRequest
+from octavo.server.endpoints.completions import CompletionRequest
+from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingsRequest
+from octavo.server.endpoints.tgi import GenerateRequest, Parameters
+from octavo.server.generation.prompt import MAX_PROMPTS
+from octavo.server.messages_request import MessagesRequest
+from octavo.server.responses_request import MAX_ITEMS, ResponsesRequest
+
+
+@dataclass(frozen=True)
+class Entry:
+    """right, wrong: values that are answered with 200, and with 400 that names the field. bounds: for people.
+
+    needs: other fields that the right value goes with. without_effect: why an accepted field changes nothing.
+    """
+
+    right: Any
+    wrong: Any
+    bounds: str
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    without_effect: str = ""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One kind of request. body: the least that is answered. refused: known fields of the protocol -> a value.
+
+    nest: the field of the body that holds all of `model`'s fields.
+    """
+
+    path: str
+    model: type[BaseModel]
+    body: Mapping[str, Any]
+    entries: Mapping[str, Entry]
+    refused: Mapping[str, Any]
+    nest: str = ""
+
+    def request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The body that has these fields."""
+        return {**self.body, **({self.nest: dict(fields)} if self.nest else fields)}
+
+    def described(self) -> dict[str, Entry]:
+        """By the names that a client writes, in the order of the model. Raises LookupError for a field without one."""
+        names = {info.alias or name for name, info in self.model.model_fields.items()}
+        if names != self.entries.keys():
+            raise LookupError(f"{self.path}: described and existing fields differ in {names ^ self.entries.keys()}")
+        return {name: entry for name, entry in self.entries.items() if name in names}
+
+
+FLAG = Entry(True, "yes", "true, false")
+OWN_MODEL = Entry("fake", "nobody", "a name in `/v1/models`; none: the first")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+PARAMETERS = {"type": "object", "properties": {}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+OWN_TOOL = {"type": "function", "name": "add", "parameters": PARAMETERS}
+ANTHROPIC_TOOL = {"name": "add", "input_schema": PARAMETERS}
+BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
+SPEAKS_ONLY = "says something about the caller, not about the answer"
+STRINGS = f"at most {MAX_LIST_ITEMS} strings of {MAX_STRING_CHARS} characters"
+
+TEMPERATURE = Entry(0.5, 2.5, "0 to 2; 0: greedy")
+TOP_P = Entry(0.5, 0, "above 0, to 1")
+TOP_K = Entry(5, -2, "1 and more; 0 or -1: off")
+USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
+CACHE_KEY = Entry("k", 1, "text", without_effect="every prompt's beginning is cached anyway")
+
+SAMPLING = {
+    "model": OWN_MODEL,
+    "stream": FLAG,
+    "stream_options": Entry(
+        {"include_usage": True},
+        {"include_obfuscation": True},
+        "`include_usage`, `continuous_usage_stats`",
+        {"stream": True},
+    ),
+    "n": Entry(2, 0, f"1 to {MAX_CHOICES}, and what runs at once"),
+    "temperature": TEMPERATURE,
+    "top_p": TOP_P,
+    "top_k": TOP_K,
+    "min_p": Entry(0.1, 1.5, "0 to 1"),
+    "typical_p": Entry(0.5, 0, "above 0, to 1"),
+    "repetition_penalty": Entry(1.1, 10.5, "above 0, to 10"),
+    "presence_penalty": Entry(0.5, 3, "-2 to 2"),
+    "frequency_penalty": Entry(0.5, -3, "-2 to 2"),
+    "logit_bias": Entry({"5": 1}, {"5": 101}, f"token id: -100 to 100; at most {MAX_LOGIT_BIAS}"),
+    "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1"),
+    "stop": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
+    "stop_token_ids": Entry([5], [-1], f"at most {MAX_LIST_ITEMS} ids of the model"),
+    "include_stop_str_in_output": FLAG,
+    "bad_words": Entry(["x"], [""], STRINGS),
+    "allowed_token_ids": Entry([5, 6], [], "1 and more ids of the model"),
+    "ignore_eos": FLAG,
+    "min_tokens": Entry(2, -1, "0 to `max_tokens`", {"max_tokens": 5}),
+    "max_tokens": Entry(5, -1, "1 to what is left of the context"),
+    "skip_special_tokens": FLAG,
+    "spaces_between_special_tokens": Entry(True, False, "only true", without_effect="it is what is always done"),
+    "prompt_logprobs": Entry(1, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, not streamed"),
+    "use_beam_search": Entry(True, "yes", "true, false; not with sampling fields", {"n": 2, "max_tokens": 3}),
+    "length_penalty": Entry(1.5, "x", "a number, with `use_beam_search`", BEAMS),
+    "early_stopping": Entry(True, 3, 'true, false, "never", with `use_beam_search`', BEAMS),
+    "response_format": Entry(
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
+        {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}},
+        "`text`, `json_object`, `json_schema`; always strict",
+    ),
+    "structured_outputs": Entry(
+        {"regex": "a+"}, {"regex": "a", "choice": ["b"]}, "one of `json`, `regex`, `choice`, `grammar`, `json_object`"
+    ),
+    "guided_json": Entry(SCHEMA, {"type": "banana"}, "a JSON schema"),
+    "guided_regex": Entry("a+", 1, "a regular expression"),
+    "guided_choice": Entry(["a", "b"], [], f"1 to {MAX_LIST_ITEMS} strings"),
+    "guided_grammar": Entry('start: "a"', 1, "a Lark grammar"),
+    "truncate_prompt_tokens": Entry(8, 0, "1 and more; -1: as many as fit"),
+    "truncation_side": Entry(
+        "middle", "top", "left, middle, with `truncate_prompt_tokens`", {"truncate_prompt_tokens": 8}
+    ),
+    "priority": Entry(1, "high", "an integer; less is earlier"),
+    "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
+    "return_token_ids": FLAG,
+    "timings": FLAG,
+    "user": USER,
+    "metadata": Entry({"a": "b"}, 1, "an object", without_effect=SPEAKS_ONLY),
+    "store": Entry(False, True, "only false", without_effect="nothing is stored"),
+    "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
+    "safety_identifier": USER,
+    "prompt_cache_key": CACHE_KEY,
+}
+CHAT = Route(
+    "/v1/chat/completions",
+    ChatCompletionRequest,
+    {"messages": MESSAGES},
+    SAMPLING
+    | {
+        "messages": Entry(MESSAGES, [], f"1 to {MAX_MESSAGES}; parts of type `text`"),
+        "max_completion_tokens": Entry(5, 0, "as `max_tokens`"),
+        "logprobs": FLAG,
+        "top_logprobs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, with `logprobs`", {"logprobs": True}),
+        "tools": Entry([TOOL], [{"type": "retrieval", "function": {"name": "x"}}], "functions"),
+        "tool_choice": Entry("required", "always", "none, auto, required, a function", {"tools": [TOOL]}),
+        "parallel_tool_calls": Entry(False, "no", "true, false", {"tools": [TOOL]}),
+        "reasoning_effort": Entry("medium", 1, "what the chat template knows; others are refused"),
+        "modalities": Entry(["text"], ["audio"], "only text", without_effect="answers are text"),
+        "chat_template_kwargs": Entry({"a": 1}, {"messages": []}, "an object"),
+        "add_generation_prompt": FLAG,
+        "continue_final_message": Entry(
+            True, True, "true, false", {"messages": [*MESSAGES, {"role": "assistant", "content": "Yes"}]}
+        ),
+    },
+    {
+        "functions": [],
+        "function_call": "auto",
+        "audio": {},
+        "prediction": {},
+        "web_search_options": {},
+        "verbosity": "low",
+        "prompt_cache_retention": "24h",
+        "best_of": 2,
+        "lora_name": "x",
+        "guided_decoding_backend": "x",
+    },
+)
+COMPLETIONS = Route(
+    "/v1/completions",
+    CompletionRequest,
+    {"prompt": "Hi"},
+    SAMPLING
+    | {
+        "prompt": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_PROMPTS} of them"),
+        "echo": FLAG,
+        "logprobs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}"),
+        "best_of": Entry(1, 0, "equal to `n`"),
+    },
+    {"suffix": "x", "messages": [], "tools": [], "top_logprobs": 1, "prompt_embeds": "x"},
+)
+EMBEDDINGS = Route(
+    "/v1/embeddings",
+    EmbeddingsRequest,
+    {"input": "Hi"},
+    {
+        "model": OWN_MODEL,
+        "input": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_INPUTS} of them"),
+        "encoding_format": Entry("base64", "hex", "float, base64"),
+        "dimensions": Entry(8, 7, "only the model's own number", without_effect="it is what the vectors have"),
+        "pooling": Entry("last", "max", "mean, last"),
+        "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
+        "user": USER,
+    },
+    {"input_type": "query", "normalize": False, "priority": 1},
+)
+RESPONSES = Route(
+    "/v1/responses",
+    ResponsesRequest,
+    {"input": "Hi"},
+    {
+        "model": OWN_MODEL,
+        "input": Entry([{"role": "user", "content": "Hi"}], [], f"text, or 1 to {MAX_ITEMS} items"),
+        "instructions": Entry("Be kind.", 1, "text"),
+        "tools": Entry([OWN_TOOL], [{"type": "web_search"}], "functions"),
+        "tool_choice": Entry(
+            "required", {"type": "mcp"}, "none, auto, required, a function, `allowed_tools`", {"tools": [OWN_TOOL]}
+        ),
+        "parallel_tool_calls": FLAG,
+        "text": Entry({"format": {"type": "json_object"}}, {"verbosity": "low"}, "`format`; `verbosity` only medium"),
+        "reasoning": Entry({}, {"summary": "auto"}, "`effort` where the chat template knows it"),
+        "max_output_tokens": Entry(5, 0, "1 to what is left of the context"),
+        "temperature": TEMPERATURE,
+        "top_p": TOP_P,
+        "top_logprobs": Entry(2, 21, "0 to 20"),
+        "stream": FLAG,
+        "stream_options": Entry(
+            {}, {"include_obfuscation": True}, "an object", {"stream": True}, without_effect="events are not padded"
+        ),
+        "include": Entry(["message.output_text.logprobs"], ["file_search_call.results"], "log-probabilities"),
+        "metadata": Entry({"a": "b"}, {"a": 1}, "16 texts; echoed", without_effect=SPEAKS_ONLY),
+        "truncation": Entry("auto", "left", "auto, disabled"),
+        "user": USER,
+        "safety_identifier": USER,
+        "prompt_cache_key": CACHE_KEY,
+        "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
+        "store": Entry(False, True, "only false", without_effect="nothing is stored"),
+        "background": Entry(False, True, "only false", without_effect="an answer is made while its request waits"),
+        "previous_response_id": Entry(None, "resp_1", "only null", without_effect="nothing is stored"),
+        "conversation": Entry(None, "conv_1", "only null", without_effect="nothing is stored"),
+        "max_tool_calls": Entry(None, 3, "only null", without_effect="there are no built-in tools"),
+        "prompt": Entry(None, {"id": "x"}, "only null", without_effect="there are no stored prompts"),
+    },
+    {"seed": 1, "top_k": 5, "stop": "x", "prompt_cache_retention": "24h", "context_management": []},
+)
+CACHE_CONTROL = Entry(
+    {"type": "ephemeral"},
+    {"type": "forever"},
+    "`ephemeral`",
+    without_effect="every prompt's beginning is cached anyway",
+)
+MESSAGES_ROUTE = Route(
+    "/v1/messages",
+    MessagesRequest,
+    {"messages": MESSAGES, "max_tokens": 5},
+    {
+        "model": OWN_MODEL,
+        "messages": Entry(MESSAGES, [], f"1 to {MAX_MESSAGES}; the last one is the user's"),
+        "system": Entry("Be kind.", 1, "text, or blocks of text"),
+        "tools": Entry([ANTHROPIC_TOOL], [{"type": "bash_20250124", "name": "bash"}], "with `input_schema`"),
+        "tool_choice": Entry({"type": "any"}, {"type": "all"}, "auto, any, none, tool", {"tools": [ANTHROPIC_TOOL]}),
+        "thinking": Entry({"type": "disabled"}, {"type": "enabled", "budget_tokens": 0}, "where the model can think"),
+        "output_config": Entry(
+            {"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "huge"}, "`format`, `effort`"
+        ),
+        "cache_control": CACHE_CONTROL,
+        "max_tokens": Entry(5, 0, "1 and more"),
+        "stop_sequences": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
+        "temperature": TEMPERATURE,
+        "top_p": TOP_P,
+        "top_k": TOP_K,
+        "metadata": Entry({"user_id": "me"}, {"user_id": 1}, "`user_id`", without_effect=SPEAKS_ONLY),
+        "service_tier": Entry("auto", "priority", "auto, standard_only", without_effect="there is one tier"),
+        "stream": FLAG,
+    },
+    {"container": "x", "mcp_servers": [{}], "context_management": {}, "inference_geo": "eu", "seed": 1},
+)
+TGI = Route(
+    "/generate",
+    Parameters,
+    {"inputs": "Hi"},
+    {
+        "max_new_tokens": Entry(5, 0, "1 to what is left of the context"),
+        "temperature": Entry(0.5, 0, "above 0, to 2"),
+        "top_k": Entry(5, 0, "1 and more"),
+        "top_p": TOP_P,
+        "typical_p": Entry(0.5, 0, "above 0, to 1"),
+        "repetition_penalty": Entry(1.1, 10.5, "above 0, to 10"),
+        "frequency_penalty": Entry(0.5, 3, "-2 to 2"),
+        "do_sample": FLAG,
+        "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1"),
+        "stop": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
+        "truncate": Entry(8, 0, "1 and more"),
+        "return_full_text": FLAG,
+        "details": FLAG,
+        "decoder_input_details": Entry(True, "yes", "true, false; not streamed"),
+        "top_n_tokens": Entry(2, 21, "0 to 20"),
+        "grammar": Entry({"type": "regex", "value": "a+"}, {"type": "xml", "value": "a"}, "json, json_schema, regex"),
+        "best_of": Entry(1, 2, "only 1", without_effect="one sequence is made"),
+        "watermark": Entry(False, True, "only false", without_effect="there are no watermarks"),
+        "adapter_id": Entry(None, "mine", "only null", without_effect="there are no adapters"),
+    },
+    {"min_p": 0.1, "n": 2},
+    nest="parameters",
+)
+TGI_BODY = Route(
+    "/generate",
+    GenerateRequest,
+    {"inputs": "Hi"},
+    {
+        "inputs": Entry("Hi", 1, "text"),
+        "parameters": Entry({}, 1, "an object; its fields stand below"),
+        "stream": FLAG,
+        "model": OWN_MODEL,
+    },
+    {"options": {}},
+)
+ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES_ROUTE, TGI_BODY, TGI)
+
+_HEAD = """# Fields of requests
+
+Written by `tools/openai_matrix.py` from the request models. A test sends every field below, once right and once \
+wrong: what is right is answered with 200, what is wrong with 400 and the field's name. `null` is the same as leaving \
+a field out; a field that is not here is refused by name. What the routes answer is in [protocols.md](protocols.md).
+
+- Required and named tools (`tool_choice`) are enforced by grammar in every tool format. Under `auto`, `strict` tools \
+are enforced for the formats hermes, functionary and llama3_json only, and of hermes only the calls in \
+`<tool_call>` tags: those written bare or in a code fence are read, but not enforced.
+- Tools cannot be combined with a format of the answer (`response_format` and its like).
+- Hugging Face's `InferenceClient` names a model `dummy` where it is given an address alone; pass `model` with each \
+chat request.
+"""
+
+
+def render() -> str:
+    """The page."""
+    parts = [_HEAD]
+    for route in ROUTES:
+        title = f"`{route.path}`" + (f": `{route.nest}`" if route.nest else "")
+        parts.append(f"\n## {title}\n\n| Field | Values | |\n|---|---|---|\n")
+        for name, entry in route.described().items():
+            effect = f"accepted without effect: {entry.without_effect}" if entry.without_effect else "honoured"
+            parts.append(f"| `{name}` | {entry.bounds} | {effect} |\n")
+        parts.append(f"\nRefused by name, for example: {', '.join(f'`{name}`' for name in route.refused)}.\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())
