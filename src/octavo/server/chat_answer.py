@@ -23,6 +23,7 @@ from octavo.server.generation.spec import Generation
 from octavo.server.openai_answer import (
     chat_logprobs,
     prompt_logprobs,
+    running_usage,
     system_fingerprint,
     timings_object,
     usage_object,
@@ -132,11 +133,7 @@ class ChatWriter:
         chunk = {**self._head, "choices": [choice]}
         if self._options.has_running_usage:
             num_prompt_tokens = sum(map(len, self._generation.prompt_token_ids))
-            chunk["usage"] = {
-                "prompt_tokens": num_prompt_tokens,
-                "completion_tokens": self._num_completion_tokens,
-                "total_tokens": num_prompt_tokens + self._num_completion_tokens,
-            }
+            chunk["usage"] = running_usage(num_prompt_tokens, self._num_completion_tokens)
         elif self._options.includes_usage:
             chunk["usage"] = None
         return chunk

@@ -27,12 +27,19 @@ def system_fingerprint(model: ServedModel) -> str:
     return _fingerprint(model.info.path, model.info.num_threads)
 
 
+def running_usage(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, int]:
+    """What is known of the usage before the end."""
+    return {
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
+    }
+
+
 def usage_object(usage: Usage, num_truncated_tokens: int | None) -> dict[str, Any]:
     """OpenAI's `usage`. num_truncated_tokens: None unless the request asked for truncation."""
     counts: dict[str, Any] = {
-        "prompt_tokens": usage.num_prompt_tokens,
-        "completion_tokens": usage.num_completion_tokens,
-        "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+        **running_usage(usage.num_prompt_tokens, usage.num_completion_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 from octavo.server.answering import NamedEvent
@@ -85,8 +85,8 @@ class ResponsesWriter:
     def num_top_logprobs(self) -> int:
         return self._body.top_logprobs or 0
 
-    def _add(self, kind: Callable[[ResponsesWriter], Open], delta: TextDelta | ReasoningDelta) -> Iterator[NamedEvent]:
-        if not isinstance(self._open, kind):  # type: ignore[arg-type]
+    def _add(self, kind: type[_Message] | type[_Reasoning], delta: TextDelta | ReasoningDelta) -> Iterator[NamedEvent]:
+        if not isinstance(self._open, kind):
             if not delta.text:  # the end of text is a token without text
                 return
             yield from self._begin(kind(self))
