@@ -90,7 +90,7 @@ class Witness:
 @pytest.fixture(scope="module")
 def small(smollm2_path: Path) -> Iterator[RunningServer]:
     """Blocks for some 2,900 tokens and short times, warmed up so that all its memory has been touched."""
-    options = ("--kv-cache-memory", "64MiB", "--write-timeout", "2s", "--body-timeout", "1s")
+    options = ("--kv-cache-memory", "64MiB", "--write-timeout", "2s", "--body-timeout", "3s", "--queue-timeout", "5m")
     with running_server(f"smollm2={smollm2_path}", *options) as server:
         storm(server, 100)
         drop_bombs(server)

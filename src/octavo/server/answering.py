@@ -26,12 +26,6 @@ NamedEvent: TypeAlias = "tuple[str | None, JsonObject]"
 """The type of a server-sent event, None for the default, and its data."""
 
 
-STREAM_RESPONSE: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The answer, or its server-sent events", "content": {"text/event-stream": {}}}
-}
-"""For OpenAPI, of a route that may stream."""
-
-
 _encoder = msgspec.json.Encoder()
 
 

@@ -11,7 +11,8 @@ from starlette.responses import Response
 
 from octavo.errors import UsageError
 from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
-from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, tenant_of
+from octavo.server.answer_schemas import CHAT_COMPLETION, streamed_answer
+from octavo.server.answering import AnswerWriter, answer, tenant_of
 from octavo.server.chat_answer import AnswerOptions, ChatWriter
 from octavo.server.chat_messages import (
     MAX_MESSAGES,
@@ -68,7 +69,7 @@ class ChatCompletionRequest(SamplingFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
-@router.post("/v1/chat/completions", responses=STREAM_RESPONSE)
+@router.post("/v1/chat/completions", responses=streamed_answer(CHAT_COMPLETION))
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answers a conversation; with `stream` in server-sent events."""
     params = _sampling_params(body)

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from octavo.errors import UsageError
 from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, BeamSearchParams, SamplingParams
-from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, tenant_of
+from octavo.server.answer_schemas import COMPLETION, streamed_answer
+from octavo.server.answering import AnswerWriter, answer, tenant_of
 from octavo.server.completion_answer import CompletionWriter, TextOptions
 from octavo.server.endpoints.chat_completions import LAST_EVENT
 from octavo.server.generation.naming import constraint_named
@@ -53,7 +54,7 @@ class CompletionRequest(SamplingFields):
     best_of: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
 
-@router.post("/v1/completions", responses=STREAM_RESPONSE)
+@router.post("/v1/completions", responses=streamed_answer(COMPLETION))
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continues texts; with `stream` in server-sent events. `max_tokens: 0` with `echo` and `logprobs` scores them."""
     prompts = _prompts(body.prompt)

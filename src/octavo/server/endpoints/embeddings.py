@@ -17,6 +17,7 @@ from octavo.batch import Float32
 from octavo.sampling_params import SamplingParams
 from octavo.server.access_log import record_of
 from octavo.server.admission import Ticket
+from octavo.server.answer_schemas import EMBEDDINGS, whole_answer
 from octavo.server.answering import refuse, tenant_of
 from octavo.server.disconnect import run_unless_gone
 from octavo.server.generation.prompt import prepare_texts
@@ -64,7 +65,7 @@ class EmbeddingsRequest(NullIsAbsent):
     user: Text | None = None
 
 
-@router.post("/v1/embeddings")
+@router.post("/v1/embeddings", responses=whole_answer(EMBEDDINGS))
 async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     """One vector of length 1 for each input, in their order."""
     async with state_of(request).models.use(body.model) as model:

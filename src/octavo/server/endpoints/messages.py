@@ -8,7 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, tenant_of
+from octavo.server.answer_schemas import MESSAGE, streamed_answer
+from octavo.server.answering import AnswerWriter, answer, tenant_of
 from octavo.server.disconnect import run_unless_gone
 from octavo.server.generation.prompt import encode_conversation
 from octavo.server.generation.run import start_chat
@@ -36,7 +37,7 @@ class TokenCount(BaseModel):
     input_tokens: int
 
 
-@router.post("/v1/messages", responses=STREAM_RESPONSE)
+@router.post("/v1/messages", responses=streamed_answer(MESSAGE))
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answers a conversation; with `stream` as server-sent events."""
     request_id = request_id_of(request)

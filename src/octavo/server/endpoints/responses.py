@@ -6,7 +6,8 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, tenant_of
+from octavo.server.answer_schemas import RESPONSE, streamed_answer
+from octavo.server.answering import AnswerWriter, answer, tenant_of
 from octavo.server.generation.run import start_chat
 from octavo.server.generation.spec import Generation
 from octavo.server.protocol_errors import error_route, openai_body, request_id_of
@@ -18,7 +19,7 @@ from octavo.server.state import state_of
 router = APIRouter(route_class=error_route(openai_body, FIELD_NAMES), tags=["openai"])
 
 
-@router.post("/v1/responses", responses=STREAM_RESPONSE)
+@router.post("/v1/responses", responses=streamed_answer(RESPONSE))
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream` as typed events."""
 

@@ -16,7 +16,8 @@ from starlette.responses import JSONResponse, Response
 
 from octavo import __version__
 from octavo.sampling_params import MAX_STOP_STRINGS, SamplingParams, StructuredOutputsParams
-from octavo.server.answering import STREAM_RESPONSE, AnswerWriter, answer, refuse, tenant_of
+from octavo.server.answer_schemas import GENERATED_TEXT, INFO, streamed_answer, whole_answer
+from octavo.server.answering import AnswerWriter, answer, refuse, tenant_of
 from octavo.server.generation.run import start_text
 from octavo.server.generation.spec import Generation, TextSpec
 from octavo.server.json_body import Int, Number, RequestModel, Text, quote
@@ -85,13 +86,13 @@ class GenerateRequest(RequestModel):
     model: Text | None = None
 
 
-@router.post("/generate", responses=STREAM_RESPONSE)
+@router.post("/generate", responses=streamed_answer(GENERATED_TEXT))
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Continues a text; with `stream` as `/generate_stream` does."""
     return await _generate(request, body, stream=bool(body.stream))
 
 
-@router.post("/generate_stream", responses=STREAM_RESPONSE)
+@router.post("/generate_stream", responses=streamed_answer(GENERATED_TEXT))
 async def generate_stream(request: Request, body: GenerateRequest) -> Response:
     """Continues a text; one server-sent event a token."""
     if body.stream is False:
@@ -99,13 +100,13 @@ async def generate_stream(request: Request, body: GenerateRequest) -> Response:
     return await _generate(request, body, stream=True)
 
 
-@router.post("/", responses=STREAM_RESPONSE)
+@router.post("/", responses=streamed_answer(GENERATED_TEXT))
 async def generate_at_root(request: Request, body: GenerateRequest) -> Response:
     """As `/generate`, at the address itself, which is where Hugging Face's InferenceClient asks."""
     return await _generate(request, body, stream=bool(body.stream))
 
 
-@router.get("/info")
+@router.get("/info", responses=whole_answer(INFO))
 async def get_info(request: Request) -> Response:
     """The model that requests without a name get, and the limits."""
     state = state_of(request)
