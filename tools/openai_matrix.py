@@ -129,7 +129,7 @@ SAMPLING = {
     "response_format": Entry(
         {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
         {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}},
-        "`text`, `json_object`, `json_schema`; always strict",
+        "`text`, `json_object` (with TGI's `value`, a schema, if given), `json_schema`; always strict",
     ),
     "structured_outputs": Entry(
         {"regex": "a+"}, {"regex": "a", "choice": ["b"]}, "one of `json`, `regex`, `choice`, `grammar`, `json_object`"

@@ -170,6 +170,16 @@ FIELDS = {
     "E1": ('"response_format": {"type": "json_schema"}', "response_format", "missing_required_parameter"),
     "E1 type": ('"response_format": {}', "response_format", "missing_required_parameter"),
     "response_format": ('"response_format": {"type": "xml"}', "response_format", "unsupported_value"),
+    "response_format.value": (
+        '"response_format": {"type": "json_object", "value": 3}',
+        "response_format",
+        "invalid_json_schema",
+    ),
+    "response_format.json_schema": (
+        '"response_format": {"type": "json_object", "json_schema": {"schema": {}}}',
+        "response_format.json_schema",
+        "unsupported_parameter",
+    ),
     "E2": (
         '"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "banana"}}}',
         "response_format",

@@ -297,6 +297,7 @@ def test_what_is_asked_for_reaches_the_engine(client: httpx.Client, engine: Fake
 
 FORMATS: dict[str, tuple[dict[str, Any], str, object]] = {
     "json_object": ({"response_format": {"type": "json_object"}}, "json_object", True),
+    "TGI's": ({"response_format": {"type": "json_object", "value": {"type": "object"}}}, "json", '{"type": "object"}'),
     "regex": ({"guided_regex": "a+"}, "regex", "a+"),
     "choice": ({"guided_choice": ["a", "b"]}, "choice", ("a", "b")),
     "grammar": ({"guided_grammar": 'start: "a"'}, "grammar", 'start: "a"'),

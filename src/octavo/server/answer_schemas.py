@@ -220,5 +220,5 @@ def whole_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
 
 def streamed_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
     """For OpenAPI, of a route that answers with this object, or with server-sent events that come to the same."""
-    content = {"application/json": {"schema": schema}, "text/event-stream": {"schema": TEXT}}
+    content = {"application/json": {"schema": schema}, "text/event-stream": {}}
     return {200: {"description": "The answer, or its server-sent events", "content": content}}

@@ -43,6 +43,7 @@ _RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "properties": {
         "type": {"enum": ["text", "json_object", "json_schema"]},
+        "value": {"type": "object"},
         "json_schema": {
             "type": "object",
             "required": ["schema"],
@@ -297,32 +298,39 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 }
 
 
+_RESPONSE_FORMAT_MEMBERS = {"text": set[str](), "json_object": {"value"}, "json_schema": {"json_schema"}}
+
+
 def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's `response_format` as arguments of StructuredOutputsParams; empty for plain text."""
+    """OpenAI's `response_format` as arguments of StructuredOutputsParams; empty for plain text.
+
+    `json_object` may have TGI's `value`, a schema: Hugging Face's client sends `json_schema` so.
+    """
     value = {name: item for name, item in value.items() if item is not None}
-    kind = value.get("type")
+    kind = value.pop("type", None)
     if kind is None:
         raise UsageError("response_format lacks its type", param="response_format", code="missing_required_parameter")
-    extra = value.keys() - {"type", "json_schema"}
-    if extra:
-        name = f"response_format.{sorted(extra)[0]}"[:100]
-        raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
+    if not isinstance(kind, str) or kind not in _RESPONSE_FORMAT_MEMBERS:
+        message = f"response_format.type must be text, json_object or json_schema, not {kind!r:.40}"
+        raise UsageError(message, param="response_format", code="unsupported_value")
+    _refuse_members(value, _RESPONSE_FORMAT_MEMBERS[kind], "response_format")
     if kind == "text":
         return {}
     if kind == "json_object":
-        return {"json_object": True}
-    if kind != "json_schema":
-        message = f"response_format.type must be text, json_object or json_schema, not {kind!r:.40}"
-        raise UsageError(message, param="response_format", code="unsupported_value")
+        return {"json": value["value"]} if "value" in value else {"json_object": True}
     json_schema = value.get("json_schema")
     if not isinstance(json_schema, Mapping) or json_schema.get("schema") is None:
         message = "response_format lacks json_schema.schema, the JSON schema of the answer"
         raise UsageError(message, param="response_format", code="missing_required_parameter")
-    given = {name for name, item in json_schema.items() if item is not None}
-    if extra := given - {"name", "description", "schema", "strict"}:
-        name = f"response_format.json_schema.{sorted(extra)[0]}"[:100]
-        raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
+    given = {name: item for name, item in json_schema.items() if item is not None}
+    _refuse_members(given, {"name", "description", "schema", "strict"}, "response_format.json_schema")
     return {"json": json_schema["schema"]}
+
+
+def _refuse_members(value: Mapping[str, Any], known: set[str], param: str) -> None:
+    if extra := value.keys() - known:
+        name = f"{param}.{sorted(extra)[0]}"[:100]
+        raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
 
 
 def _check_schema(schema: object, param: str) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 
-from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart
+from octavo.server.tool_parsers import CallArguments, Part, TextPart
 from octavo.server.tool_parsers._json_value import WHITESPACE
 
 
@@ -80,12 +81,11 @@ class MarkFinder:
 def merge(parts: list[Part]) -> list[Part]:
     """The same parts with neighbours of one kind joined."""
     merged: list[Part] = []
-    for part in parts:
-        last = merged[-1] if merged else None
-        if isinstance(part, CallStart) or type(part) is not type(last):
-            merged.append(part)
-        elif isinstance(part, TextPart) and isinstance(last, TextPart):
-            merged[-1] = TextPart(last.text + part.text)
-        elif isinstance(part, CallArguments) and isinstance(last, CallArguments):
-            merged[-1] = CallArguments(last.text + part.text)
+    for kind, group in groupby(parts, type):
+        if kind is TextPart:
+            merged.append(TextPart("".join(part.text for part in group if isinstance(part, TextPart))))
+        elif kind is CallArguments:
+            merged.append(CallArguments("".join(part.text for part in group if isinstance(part, CallArguments))))
+        else:
+            merged.extend(group)
     return merged
