@@ -22,7 +22,13 @@ def test_structure(name: str) -> None:
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small repository to break."""
     package = tmp_path / "src" / "octavo"
-    for folder in (package / "graph", package / "engine", tmp_path / "csrc", tmp_path / "docs"):
+    for folder in (
+        package / "graph",
+        package / "engine",
+        package / "server" / "http",
+        tmp_path / "csrc",
+        tmp_path / "docs",
+    ):
         folder.mkdir(parents=True)
     (tmp_path / "docs" / "architecture.md").write_text("")
     monkeypatch.setattr(structure, "ROOT", tmp_path)
@@ -34,6 +40,12 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("check", "path", "text", "message"),
     [
         ("imports", "src/octavo/graph/a.py", "import octavo.engine.engine\n", "must not import octavo.engine"),
+        (
+            "imports",
+            "src/octavo/server/http/a.py",
+            "import octavo.server.state\n",
+            "must not import octavo.server",
+        ),
         ("imports", "src/octavo/graph/a.py", "def f():\n    import torch\n", "torch is imported outside"),
         ("imports", "src/octavo/graph/a.py", "from . import b\n", "relative import"),
         ("imports", "src/octavo/graph/a.py", "import pickle\n", "pickle is never imported"),

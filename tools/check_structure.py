@@ -51,6 +51,15 @@ ALLOWED: dict[str, set[str]] = {
     "__init__": {"llm", "async_llm"},
     "__main__": {"cli"},
 }
+# The same inside the server; its modules outside of rooms are for everyone but these.
+SERVER_ROOMS: dict[str, set[str]] = {
+    "http": {"errors", "config"},
+    "observability": set(),
+    "tool_parsers": set(),
+    "models": {"errors", "config", "tool_parsers", "observability"},
+    "generation": {"errors", "admission", "state", "models", "tool_parsers"},
+    "protocols": {"errors", "state", "models", "http", "generation"},
+}
 PURE_PYTHON = {"engine/scheduler.py", "engine/block_pool.py", "engine/kv_cache.py", "engine/request.py"}
 TORCH_ROOMS = ("backends/torch/", "distributed/")
 
@@ -94,12 +103,23 @@ def check_imports() -> Iterator[str]:
             top, _, rest = module.partition(".")
             if top == "octavo" and rest and rest.split(".")[0] not in allowed:
                 yield f"{where}: {room} must not import {module}"
+            if (inner := _server_room(module, path)) is not None:
+                yield f"{where}: server/{inner} must not import {module}"
             if top in {"torch", "triton"} and not relative.startswith(TORCH_ROOMS):
                 yield f"{where}: {top} is imported outside {', '.join(TORCH_ROOMS)}"
             if top in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "transformers"}:
                 yield f"{where}: {top} is never imported by the package"
             if relative in PURE_PYTHON and top in {"numpy", "torch"}:
                 yield f"{where}: {relative} is pure Python"
+
+
+def _server_room(module: str, path: Path) -> str | None:
+    """The room of the server that this file is in, if it must not import the module."""
+    parts = path.relative_to(PACKAGE).parts
+    names = module.split(".")
+    if parts[0] != "server" or parts[1] not in SERVER_ROOMS or names[:2] != ["octavo", "server"] or len(names) < 3:
+        return None
+    return None if names[2] in SERVER_ROOMS[parts[1]] | {parts[1]} else parts[1]
 
 
 def check_calls() -> Iterator[str]:

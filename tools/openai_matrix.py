@@ -24,14 +24,14 @@ from octavo.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STRING_CHARS,
 )
-from octavo.server.chat_messages import MAX_MESSAGES
 from octavo.server.endpoints.chat_completions import ChatCompletionRequest
 from octavo.server.endpoints.completions import CompletionRequest
 from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingsRequest
 from octavo.server.endpoints.tgi import GenerateRequest, Parameters
 from octavo.server.generation.prompt import MAX_PROMPTS
-from octavo.server.messages_request import MessagesRequest
-from octavo.server.responses_request import MAX_ITEMS, ResponsesRequest
+from octavo.server.protocols.chat_messages import MAX_MESSAGES
+from octavo.server.protocols.messages_request import MessagesRequest
+from octavo.server.protocols.responses_request import MAX_ITEMS, ResponsesRequest
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from octavo.errors import GenerationTimeoutError, OverloadedError, UsageError
 from octavo.server.admission import Admission, Ticket
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.served_model import ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 

@@ -25,7 +25,7 @@ from octavo.server.generation.events import (
 from octavo.server.generation.fold import Choice, Folding
 from octavo.server.generation.run import start_chat, start_text
 from octavo.server.generation.spec import ChatSpec, Generation, NamedTool, TextSpec
-from octavo.server.model_manager import ModelManager
+from octavo.server.models.model_manager import ModelManager
 from octavo.server.state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import MAX_MODEL_LEN, FakeClient, Script, fake_model

@@ -14,7 +14,7 @@ import pytest
 
 from octavo.core.client import EngineState, EngineStatus
 from octavo.server.config import ServerConfig
-from octavo.server.served_model import ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.server.state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.asgi_server import asgi_client

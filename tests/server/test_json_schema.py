@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from octavo.errors import UsageError
+from octavo.server.generation.json_schema import FORMATS, check_schema, check_tool_choice, check_tools
 from octavo.server.generation.spec import NamedTool
-from octavo.server.json_schema import FORMATS, check_schema, check_tool_choice, check_tools
 from tests.support.tool_outputs import realistic_tools, tool
 
 

@@ -15,7 +15,7 @@ from anthropic.types import Message
 
 from octavo.errors import EngineDeadError, OverloadedError
 from octavo.server.config import ServerConfig
-from octavo.server.messages_request import MessagesRequest
+from octavo.server.protocols.messages_request import MessagesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template

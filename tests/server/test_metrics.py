@@ -18,8 +18,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.core.client import EngineState, EngineStatus, GenerateRequest
 from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
 from octavo.sampling_params import SamplingParams
-from octavo.server.metrics import ServerMetrics
-from octavo.server.observed_client import ObservedClient
+from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.observability.observed_client import ObservedClient
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import ScriptedApp, scripted_app

@@ -13,8 +13,8 @@ from octavo.config import EngineConfig
 from octavo.core.client import EngineState
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
-from octavo.server.model_manager import ModelManager, ModelSpec
-from octavo.server.served_model import ServedModel
+from octavo.server.models.model_manager import ModelManager, ModelSpec
+from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 

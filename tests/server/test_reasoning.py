@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.server.reasoning import ReasoningFormat, ReasoningPart, find_reasoning_format
+from octavo.server.generation.reasoning import ReasoningFormat, ReasoningPart, find_reasoning_format
 
 # What tells the formats apart in published templates, shortened.
 QWEN3 = "{%- if '</think>' in content %}{%- set reasoning_content = content.split('</think>')[0] %}"

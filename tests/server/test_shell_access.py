@@ -11,12 +11,12 @@ import pytest
 from fastapi.routing import APIRoute
 
 from octavo.errors import UsageError
-from octavo.server.api_keys import ApiKeys, configured_keys
 from octavo.server.app import build_app, endpoint_modules
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.origins import is_loopback
-from octavo.server.route_table import RouteTable
+from octavo.server.http.api_keys import ApiKeys, configured_keys
+from octavo.server.http.origins import is_loopback
+from octavo.server.http.route_table import RouteTable
 from tests.support.shell_server import Shell, running_shell
 
 CHAT = "/v1/chat/completions"

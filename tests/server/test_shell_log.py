@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from octavo.server.access_log import AccessRecord, JsonFormatter, LineFormatter, printable
+from octavo.server.http.access_log import AccessRecord, JsonFormatter, LineFormatter, printable
 
 NASTY = "a\n2026-01-01 ERROR fake\r\x1b[31m\u202e\u2028\x85\ud83d\x00"
 

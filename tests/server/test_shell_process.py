@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from octavo.server.config import ServerConfig
-from octavo.server.listener import PortError, bind, url_of
+from octavo.server.http.listener import PortError, bind, url_of
 from tests.support.shell_server import Probe, Reply, Shell, read_reply, request, wait_until
 
 CHAT = "/v1/chat/completions"

@@ -330,7 +330,7 @@ def test_idle_connections_do_not_keep_others_out() -> None:
 
 
 def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.server.listener.IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr("octavo.server.http.listener.IDLE_TIMEOUT_S", 0.2)
     with running_shell() as shell:
         idle = [shell.connect(timeout=3) for _ in range(100)]
         for sock in idle:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.server.tool_messages import for_plain_template, for_tool_template, shows_tools
+from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
 from octavo.server.tool_parsers import CallArguments, CallStart, tool_formats
 from tests.support.tool_outputs import TOOLS
 

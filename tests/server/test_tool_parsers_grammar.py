@@ -14,7 +14,7 @@ import pytest
 from octavo.engine.constrained import GrammarCompiler
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import StructuredOutputsParams
-from octavo.server.json_schema import check_tools
+from octavo.server.generation.json_schema import check_tools
 from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, Tool, tool_formats
 from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.support.tool_outputs import TOOLS, realistic_tools, tool

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from octavo.loader.checkpoint import open_checkpoint
-from octavo.server.reasoning import find_reasoning_format
-from octavo.server.tool_messages import shows_tools
+from octavo.server.generation.reasoning import find_reasoning_format
+from octavo.server.generation.tool_messages import shows_tools
 from octavo.server.tool_parsers import find_tool_format, tool_formats
 from octavo.tokenizer.tokenizer import load_tokenizer
 

@@ -18,7 +18,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from octavo.errors import EngineDeadError, UsageError
 from octavo.server.config import ServerConfig
-from octavo.server.tracing import start_tracer
+from octavo.server.observability.tracing import start_tracer
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import scripted_app
@@ -180,7 +180,9 @@ def test_a_wrong_endpoint_is_refused(endpoint: str) -> None:
 
 def test_without_an_endpoint_nothing_is_imported() -> None:
     code = (
-        "import sys, octavo.server.tracing as t, octavo.server.observed_client; assert t.start_tracer(None) is None; "
+        "import sys, octavo.server.observability.observed_client\n"
+        "import octavo.server.observability.tracing as t\n"
+        "assert t.start_tracer(None) is None\n"
         "assert not [m for m in sys.modules if m.startswith('opentelemetry')]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -189,7 +191,7 @@ def test_without_an_endpoint_nothing_is_imported() -> None:
 def test_a_missing_extra_is_named() -> None:
     code = (
         "import sys; sys.modules['opentelemetry'] = None\n"
-        "from octavo.server.tracing import start_tracer\n"
+        "from octavo.server.observability.tracing import start_tracer\n"
         "from octavo.errors import UsageError\n"
         "try: start_tracer('http://localhost:4318')\n"
         "except UsageError as error: assert 'octavo[otel]' in str(error), error\n"

@@ -23,7 +23,7 @@ from octavo.errors import EngineDeadError, OctavoError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.sampling_params import BeamSearchParams, SamplingParams
-from octavo.server.served_model import ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers import ToolFormat
 from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

@@ -21,11 +21,11 @@ from octavo.core.client import EngineClient
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
-from octavo.server.metrics import ServerMetrics
-from octavo.server.model_manager import ModelManager, ModelSpec
-from octavo.server.observed_client import ObservedClient
+from octavo.server.models.model_manager import ModelManager, ModelSpec
+from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.observability.observed_client import ObservedClient
+from octavo.server.observability.tracing import start_tracer
 from octavo.server.state import ServerState
-from octavo.server.tracing import start_tracer
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.scripted_server import ReadyLoader

@@ -23,8 +23,8 @@ from octavo.core.client import GenerateRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
-from octavo.server.model_manager import ModelManager, ModelSpec
-from octavo.server.served_model import ServedModel
+from octavo.server.models.model_manager import ModelManager, ModelSpec
+from octavo.server.models.served_model import ServedModel
 from octavo.server.state import ServerState
 from octavo.server.tool_parsers import find_tool_format
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ from tests.support.fake_client import FakeClient, Script, fake_model
 
 
 class ReadyLoader:
-    """Loads the one model that is there already. Implements `octavo.server.model_manager.Loader`."""
+    """Loads the one model that is there already. Implements `octavo.server.models.model_manager.Loader`."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model

@@ -11,10 +11,10 @@ import resource
 import sys
 
 from octavo.errors import OctavoError
-from octavo.server.access_log import set_up_logging
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
-from octavo.server.listener import bind, serve
+from octavo.server.http.access_log import set_up_logging
+from octavo.server.http.listener import bind, serve
 from tests.support.shell_server import Probe, endpoints
 
 

@@ -20,11 +20,11 @@ from pydantic import Field
 from octavo.errors import OverloadedError, UsageError
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
-from octavo.server.disconnect import run_unless_gone
 from octavo.server.errors import ApiError
-from octavo.server.json_body import Int, JsonRoute, Number, RequestModel
-from octavo.server.listener import bind, web_server
-from octavo.server.sse import event, event_stream
+from octavo.server.http.disconnect import run_unless_gone
+from octavo.server.http.json_body import Int, JsonRoute, Number, RequestModel
+from octavo.server.http.listener import bind, web_server
+from octavo.server.http.sse import event, event_stream
 
 
 class Message(RequestModel):

@@ -19,8 +19,8 @@ from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from octavo.server.model_manager import ModelSpec
-    from octavo.server.served_model import ServedModel
+    from octavo.server.models.model_manager import ModelSpec
+    from octavo.server.models.served_model import ServedModel
 
 DEFAULT_MODEL = "smollm2"
 
@@ -52,8 +52,8 @@ def serve(
     # Here, not above: other commands must not wait for a web server to be imported.
     import anyio
 
-    from octavo.server.access_log import set_up_logging
-    from octavo.server.listener import bind, tls_context, url_of
+    from octavo.server.http.access_log import set_up_logging
+    from octavo.server.http.listener import bind, tls_context, url_of
     from octavo.server.startup import check_exposure, run_server
 
     is_debug = logging.getLogger().level == logging.DEBUG  # --debug
@@ -118,7 +118,7 @@ def _say(line: str) -> None:
 
 def _specs(words: list[str], engine_options: Options) -> list[ModelSpec]:
     """The models by name. Raises UsageError."""
-    from octavo.server.model_manager import ModelSpec
+    from octavo.server.models.model_manager import ModelSpec
 
     specs: dict[str, ModelSpec] = {}
     for word in words:

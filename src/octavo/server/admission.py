@@ -19,7 +19,7 @@ from octavo.server.errors import ApiError
 
 if TYPE_CHECKING:
     from octavo.server.config import ServerConfig
-    from octavo.server.served_model import ServedModel
+    from octavo.server.models.served_model import ServedModel
 
 T = TypeVar("T")
 

@@ -16,15 +16,15 @@ from starlette.responses import HTMLResponse
 
 import octavo.server.endpoints
 from octavo import __version__
-from octavo.server.api_keys import ApiKeys, configured_keys
 from octavo.server.config import ServerConfig
-from octavo.server.disconnect import OpenRequests
 from octavo.server.errors import ApiError
-from octavo.server.guard import HEALTH_PATHS, Access, Guard, RequestCounter
-from octavo.server.openapi import describe, render_page
-from octavo.server.route_table import RouteTable
-from octavo.server.tracing import TraceContext
-from octavo.server.validation import to_bad_request
+from octavo.server.http.api_keys import ApiKeys, configured_keys
+from octavo.server.http.disconnect import OpenRequests
+from octavo.server.http.guard import HEALTH_PATHS, Access, Guard, RequestCounter
+from octavo.server.http.openapi import describe, render_page
+from octavo.server.http.route_table import RouteTable
+from octavo.server.http.validation import to_bad_request
+from octavo.server.observability.tracing import TraceContext
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState

@@ -54,6 +54,11 @@ def bad_request(message: str, param: str | None = None, code: str | None = "inva
     return ApiError(400, message, param=param, code=code)
 
 
+def refuse(param: str, reason: str, code: str = "unsupported_value") -> UsageError:
+    """The error about a value that is well-formed and cannot be honoured."""
+    return UsageError(f"{param} {reason}", param=param, code=code)
+
+
 def to_api_error(error: Exception, request_id: str) -> ApiError:
     """What a caller is told of any exception. Of our own faults it learns the request id and nothing else."""
     if isinstance(error, ApiError):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.client import EngineState, EngineStatus
-from octavo.server.model_manager import ModelStatus
+from octavo.server.models.model_manager import ModelStatus
 from octavo.server.state import ServerState
 
 

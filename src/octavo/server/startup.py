@@ -16,18 +16,18 @@ from octavo.core.client import EngineState
 from octavo.engine.memory import available_memory_bytes, headroom_bytes
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
-from octavo.server.api_keys import configured_keys
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.heap import return_large_blocks
-from octavo.server.listener import serve
-from octavo.server.metrics import ServerMetrics
-from octavo.server.model_loader import LoadReport, ModelLoader
-from octavo.server.model_manager import ModelManager, ModelSpec
-from octavo.server.origins import is_loopback
-from octavo.server.served_model import ServedModel
+from octavo.server.http.api_keys import configured_keys
+from octavo.server.http.listener import serve
+from octavo.server.http.origins import is_loopback
+from octavo.server.models.model_loader import LoadReport, ModelLoader
+from octavo.server.models.model_manager import ModelManager, ModelSpec
+from octavo.server.models.served_model import ServedModel
+from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.observability.tracing import start_tracer
 from octavo.server.state import ServerState
-from octavo.server.tracing import start_tracer
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from fastapi import Request
 
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
-from octavo.server.model_manager import ModelManager
+from octavo.server.models.model_manager import ModelManager
 
 if TYPE_CHECKING:
-    from octavo.server.metrics import ServerMetrics
+    from octavo.server.observability.metrics import ServerMetrics
 
 
 @dataclass(slots=True, kw_only=True)

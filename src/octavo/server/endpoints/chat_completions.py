@@ -11,10 +11,18 @@ from starlette.responses import Response
 
 from octavo.errors import UsageError
 from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
-from octavo.server.answer_schemas import CHAT_COMPLETION, streamed_answer
-from octavo.server.answering import AnswerWriter, answer, tenant_of
-from octavo.server.chat_answer import AnswerOptions, ChatWriter
-from octavo.server.chat_messages import (
+from octavo.server.generation.json_schema import check_tool_choice, check_tools
+from octavo.server.generation.naming import constraint_named
+from octavo.server.generation.run import start_chat
+from octavo.server.generation.spec import ChatSpec, Generation
+from octavo.server.generation.thinking import effort_arguments
+from octavo.server.http.json_body import Int, JsonRoute
+from octavo.server.http.sse import event
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import CHAT_COMPLETION, streamed_answer
+from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
+from octavo.server.protocols.chat_answer import AnswerOptions, ChatWriter
+from octavo.server.protocols.chat_messages import (
     MAX_MESSAGES,
     Message,
     NamedToolChoice,
@@ -23,17 +31,9 @@ from octavo.server.chat_messages import (
     chat_tool_choice,
     chat_tools,
 )
-from octavo.server.generation.naming import constraint_named
-from octavo.server.generation.run import start_chat
-from octavo.server.generation.spec import ChatSpec, Generation
-from octavo.server.json_body import Int, JsonRoute
-from octavo.server.json_schema import check_tool_choice, check_tools
-from octavo.server.protocol_errors import request_id_of
-from octavo.server.sampling_fields import SamplingFields
-from octavo.server.served_model import ServedModel
-from octavo.server.sse import event
+from octavo.server.protocols.protocol_errors import request_id_of
+from octavo.server.protocols.sampling_fields import SamplingFields
 from octavo.server.state import state_of
-from octavo.server.thinking import effort_arguments
 
 LAST_EVENT = event(b"[DONE]")
 # What the server itself says to a template.

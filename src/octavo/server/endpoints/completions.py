@@ -12,18 +12,18 @@ from starlette.responses import Response
 
 from octavo.errors import UsageError
 from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, BeamSearchParams, SamplingParams
-from octavo.server.answer_schemas import COMPLETION, streamed_answer
-from octavo.server.answering import AnswerWriter, answer, tenant_of
-from octavo.server.completion_answer import CompletionWriter, TextOptions
 from octavo.server.endpoints.chat_completions import LAST_EVENT
 from octavo.server.generation.naming import constraint_named
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.run import num_choices, start_text
 from octavo.server.generation.spec import Generation, TextSpec
-from octavo.server.json_body import Int, JsonRoute, Text
-from octavo.server.protocol_errors import request_id_of
-from octavo.server.sampling_fields import SamplingFields
-from octavo.server.served_model import ServedModel
+from octavo.server.http.json_body import Int, JsonRoute, Text
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import COMPLETION, streamed_answer
+from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
+from octavo.server.protocols.completion_answer import CompletionWriter, TextOptions
+from octavo.server.protocols.protocol_errors import request_id_of
+from octavo.server.protocols.sampling_fields import SamplingFields
 from octavo.server.state import state_of
 
 DEFAULT_MAX_TOKENS = 16

@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from octavo import __version__
 from octavo.engine.metrics import Histogram
 from octavo.server.endpoints.metrics import metrics_of
-from octavo.server.metric_values import EngineFigures, ModelStats
-from octavo.server.model_manager import ModelStatus
+from octavo.server.models.model_manager import ModelStatus
+from octavo.server.observability.metric_values import EngineFigures, ModelStats
 from octavo.server.state import state_of
 
 router = APIRouter(include_in_schema=False)

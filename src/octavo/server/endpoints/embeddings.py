@@ -15,17 +15,18 @@ from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
 from octavo.sampling_params import SamplingParams
-from octavo.server.access_log import record_of
 from octavo.server.admission import Ticket
-from octavo.server.answer_schemas import EMBEDDINGS, whole_answer
-from octavo.server.answering import refuse, tenant_of
-from octavo.server.disconnect import run_unless_gone
+from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_texts
 from octavo.server.generation.spec import TextSpec
-from octavo.server.json_body import Int, Text, quote
-from octavo.server.protocol_errors import error_route, openai_body, request_id_of
-from octavo.server.sampling_fields import NullIsAbsent
-from octavo.server.served_model import ServedModel
+from octavo.server.http.access_log import record_of
+from octavo.server.http.disconnect import run_unless_gone
+from octavo.server.http.json_body import Int, Text, quote
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
+from octavo.server.protocols.answering import tenant_of
+from octavo.server.protocols.protocol_errors import error_route, openai_body, request_id_of
+from octavo.server.protocols.sampling_fields import NullIsAbsent
 from octavo.server.state import state_of
 
 MAX_INPUTS = 2048

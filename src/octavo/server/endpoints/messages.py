@@ -8,22 +8,28 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.answer_schemas import MESSAGE, streamed_answer
-from octavo.server.answering import AnswerWriter, answer, tenant_of
-from octavo.server.disconnect import run_unless_gone
 from octavo.server.generation.prompt import encode_conversation
 from octavo.server.generation.run import start_chat
 from octavo.server.generation.spec import Generation
-from octavo.server.messages_answer import MessagesWriter
-from octavo.server.messages_request import (
+from octavo.server.http.disconnect import run_unless_gone
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import MESSAGE, streamed_answer
+from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
+from octavo.server.protocols.messages_answer import MessagesWriter
+from octavo.server.protocols.messages_request import (
     FIELD_NAMES,
     CountTokensRequest,
     MessagesRequest,
     prompt_spec,
     to_chat_spec,
 )
-from octavo.server.protocol_errors import ANTHROPIC_SCHEMA, anthropic_body, describe_errors, error_route, request_id_of
-from octavo.server.served_model import ServedModel
+from octavo.server.protocols.protocol_errors import (
+    ANTHROPIC_SCHEMA,
+    anthropic_body,
+    describe_errors,
+    error_route,
+    request_id_of,
+)
 from octavo.server.state import state_of
 
 router = APIRouter(

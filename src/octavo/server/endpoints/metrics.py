@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.server.errors import ApiError
-from octavo.server.metrics import ServerMetrics
+from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.state import state_of
 
 router = APIRouter(tags=["server"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from octavo.server.model_manager import ModelState, ModelStatus
+from octavo.server.models.model_manager import ModelState, ModelStatus
 from octavo.server.state import state_of
 
 router = APIRouter(tags=["models"])

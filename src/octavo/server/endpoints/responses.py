@@ -6,14 +6,14 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.answer_schemas import RESPONSE, streamed_answer
-from octavo.server.answering import AnswerWriter, answer, tenant_of
 from octavo.server.generation.run import start_chat
 from octavo.server.generation.spec import Generation
-from octavo.server.protocol_errors import error_route, openai_body, request_id_of
-from octavo.server.responses_answer import ResponsesWriter
-from octavo.server.responses_request import FIELD_NAMES, ResponsesRequest, to_chat_spec
-from octavo.server.served_model import ServedModel
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
+from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
+from octavo.server.protocols.protocol_errors import error_route, openai_body, request_id_of
+from octavo.server.protocols.responses_answer import ResponsesWriter
+from octavo.server.protocols.responses_request import FIELD_NAMES, ResponsesRequest, to_chat_spec
 from octavo.server.state import state_of
 
 router = APIRouter(route_class=error_route(openai_body, FIELD_NAMES), tags=["openai"])

@@ -16,16 +16,17 @@ from starlette.responses import JSONResponse, Response
 
 from octavo import __version__
 from octavo.sampling_params import MAX_STOP_STRINGS, SamplingParams, StructuredOutputsParams
-from octavo.server.answer_schemas import GENERATED_TEXT, INFO, streamed_answer, whole_answer
-from octavo.server.answering import AnswerWriter, answer, refuse, tenant_of
+from octavo.server.errors import refuse
+from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.run import start_text
 from octavo.server.generation.spec import Generation, TextSpec
-from octavo.server.json_body import Int, Number, RequestModel, Text, quote
-from octavo.server.json_schema import check_schema
-from octavo.server.protocol_errors import TGI_SCHEMA, describe_errors, error_route, request_id_of, tgi_body
-from octavo.server.served_model import ServedModel
+from octavo.server.http.json_body import Int, Number, RequestModel, Text, quote
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import GENERATED_TEXT, INFO, streamed_answer, whole_answer
+from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
+from octavo.server.protocols.protocol_errors import TGI_SCHEMA, describe_errors, error_route, request_id_of, tgi_body
+from octavo.server.protocols.tgi_answer import TgiOptions, TgiWriter
 from octavo.server.state import state_of
-from octavo.server.tgi_answer import TgiOptions, TgiWriter
 
 DEFAULT_MAX_NEW_TOKENS = 100
 

@@ -10,15 +10,15 @@ from starlette.requests import Request
 
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
-from octavo.server.answering import refuse
-from octavo.server.chat_messages import MAX_MESSAGES, Message, Tool, chat_messages, chat_tools
-from octavo.server.disconnect import run_unless_gone
+from octavo.server.errors import refuse
+from octavo.server.generation.json_schema import check_tools
 from octavo.server.generation.prompt import encode_conversation, in_thread
 from octavo.server.generation.spec import ChatSpec
-from octavo.server.json_body import Int, JsonRoute, Text, quote
-from octavo.server.json_schema import check_tools
-from octavo.server.sampling_fields import NullIsAbsent
-from octavo.server.served_model import ServedModel
+from octavo.server.http.disconnect import run_unless_gone
+from octavo.server.http.json_body import Int, JsonRoute, Text, quote
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.chat_messages import MAX_MESSAGES, Message, Tool, chat_messages, chat_tools
+from octavo.server.protocols.sampling_fields import NullIsAbsent
 from octavo.server.state import state_of
 
 MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer

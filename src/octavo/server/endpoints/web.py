@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from octavo.server.errors import ApiError
-from octavo.server.web_files import respond, web_files
+from octavo.server.http.web_files import respond, web_files
 
 router = APIRouter(include_in_schema=False)
 PUBLIC_PATHS = ("/", "/dashboard", "/web/")

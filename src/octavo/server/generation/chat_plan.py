@@ -10,10 +10,10 @@ from typing import Any
 
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.server.generation.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from octavo.server.generation.spec import ChatSpec, NamedTool
-from octavo.server.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
-from octavo.server.served_model import ServedModel
-from octavo.server.tool_messages import for_plain_template, for_tool_template, shows_tools
+from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
+from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser, tool_formats
 from octavo.tokenizer.tokenizer import Tokenizer
 

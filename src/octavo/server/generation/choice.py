@@ -17,7 +17,7 @@ from octavo.server.generation.events import (
     TokenLogprobs,
     ToolCallDelta,
 )
-from octavo.server.reasoning import ReasoningParser, ReasoningPart
+from octavo.server.generation.reasoning import ReasoningParser, ReasoningPart
 from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, ToolParser
 
 

@@ -14,7 +14,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import ChatPlan, plan_chat
 from octavo.server.generation.spec import ChatSpec, Common, TextSpec
-from octavo.server.served_model import ServedModel
+from octavo.server.models.served_model import ServedModel
 
 MAX_PROMPTS = 128  # of one request
 

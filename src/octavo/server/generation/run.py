@@ -16,7 +16,7 @@ from octavo.server.generation.naming import constraint_named
 from octavo.server.generation.prompt import PreparedPrompts, prepare_chat, prepare_texts
 from octavo.server.generation.running import RunningGeneration
 from octavo.server.generation.spec import ChatSpec, Common, Generation, TextSpec
-from octavo.server.served_model import ServedModel
+from octavo.server.models.served_model import ServedModel
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState

@@ -1,0 +1,416 @@
+"""What of JSON schema can be enforced, checked before a request costs anything.
+
+Nothing is accepted and then ignored: a keyword that constrains and cannot be enforced is named by JSON pointer. What
+llguidance enforces is listed in its documentation ("JSON schema -> llguidance converter"); the checks here name the
+place and the remedy, and llguidance itself has the last word, without a tokenizer, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from urllib.parse import unquote
+
+from llguidance import LLMatcher, LLParserLimits
+
+from octavo.engine.deep_stack import run_on_deep_stack
+from octavo.errors import UsageError
+from octavo.server.generation.schema_circles import escaped, find_circle, find_endless
+from octavo.server.generation.spec import NamedTool, ToolChoice
+
+MAX_SCHEMA_CHARS = 512 << 10
+MAX_SCHEMA_DEPTH = 96  # nested objects and arrays of its JSON text
+MAX_PROPERTIES = 5000  # of all its objects together
+MAX_PROPERTIES_OF_ONE = 2048
+MAX_MINIMUM = 10_000  # of minLength, minItems, minProperties
+MAX_MAXIMUM = 2**31 - 1  # of maxLength, maxItems, maxProperties
+MAX_EXACT_NUMBER = 2**53
+MAX_PATTERN_CHARS = 8192
+MAX_TOOLS = 128
+
+# Those of the engine's compiler.
+_LIMITS = LLParserLimits(initial_lexer_fuel=300_000, max_grammar_size=50_000, verbose_errors=False)
+_TIMEOUT_S = 2.0
+
+_TOOL_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+_TYPES = ("null", "boolean", "object", "array", "number", "integer", "string")
+FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
+# In the drafts before 6, `const` does not exist and would be ignored.
+_DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[67]/schema|draft/(2019-09|2020-12)/schema)#?")
+_BEFORE_2020 = re.compile(r".*(draft-0[67]|2019-09)")
+
+# Keywords that say nothing about which values are right: JSON schema's annotations, then OpenAPI's and editors'.
+_ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
+_ANNOTATIONS |= {"$anchor", "$vocabulary", "$id", "id", "contentMediaType", "contentEncoding", "contentSchema"}
+_ANNOTATIONS |= {"example", "externalDocs", "xml", "discriminator", "markdownDescription", "enumDescriptions"}
+_REMEDIES = {
+    "nullable": 'write "type": [..., "null"] instead',
+    "not": "list what is allowed instead",
+    "if": "use anyOf with one schema for each case",
+    "then": "use anyOf with one schema for each case",
+    "else": "use anyOf with one schema for each case",
+    "dependentRequired": "use anyOf with one schema for each case",
+    "dependentSchemas": "use anyOf with one schema for each case",
+    "dependencies": "use anyOf with one schema for each case",
+    "propertyNames": "use patternProperties with additionalProperties: false",
+    "unevaluatedProperties": "use additionalProperties",
+    "unevaluatedItems": "use items",
+    "uniqueItems": "leave it out and check the answer",
+    "contains": "leave it out and check the answer",
+    "$dynamicRef": "use $ref",
+    "$recursiveRef": "use $ref",
+}
+
+Node = tuple[object, str]
+"""A schema within the schema, and its JSON pointer."""
+
+
+def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> None:
+    """Checks a JSON schema of a request.
+
+    param: the field it came in. is_enforced: every keyword must be one that can be enforced. Otherwise, for schemas
+    that only describe, such as those of tools that are not `strict`, it need only be well-formed.
+
+    Raises UsageError(param=param, code="invalid_json_schema") naming the JSON pointer and the remedy: malformed or
+    unknown keywords, `$ref` to elsewhere, to nothing or in a circle without end, a schema that no value satisfies,
+    more than 512 Ki characters, 96 levels, 5,000 properties, 2,048 of one object, or lengths beyond 10,000 (at least)
+    or 2^31 - 1 (at most). References are never fetched.
+    """
+    try:
+        _check_size(schema)
+        _Checker(schema, is_enforced).check()
+        if is_enforced:
+            _compile(schema)
+    except _SchemaError as error:
+        raise UsageError(
+            f"{param} is no usable JSON schema: {error}", param=param, code="invalid_json_schema"
+        ) from None
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> None:
+    """Checks the tools of a request, in OpenAI's shape with types already checked.
+
+    A tool that is `strict` needs parameters that can be enforced; that all properties be required and no others
+    allowed, as OpenAI demands, is not demanded. Parameters of other tools describe what the model should write; they
+    need only be well-formed.
+
+    Raises UsageError for more than 128 tools, names that are not 1 to 64 letters, digits, underscores or hyphens or
+    that come twice, and parameters that are no schema of an object, with param such as `tools[0].function.name`.
+    """
+    if len(tools) > MAX_TOOLS:
+        message = f"{param} has {len(tools):,} entries; at most {MAX_TOOLS} are allowed"
+        raise UsageError(message, param=param, code="array_above_max_length")
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        function = tool["function"]
+        name, place = function["name"], f"{param}[{index}].function"
+        if not _TOOL_NAME.fullmatch(name):
+            message = f"{place}.name is {_shown(name)}; it must be 1 to 64 letters, digits, underscores or hyphens"
+            raise UsageError(message, param=f"{place}.name", code="invalid_value")
+        if name in seen:
+            message = f"{place}.name is {_shown(name)}, as is that of a tool before it; names must differ"
+            raise UsageError(message, param=f"{place}.name", code="invalid_value")
+        seen.add(name)
+        if (parameters := function.get("parameters")) is not None:
+            _check_parameters(parameters, f"{place}.parameters", is_strict=bool(function.get("strict")))
+
+
+def _check_parameters(parameters: object, param: str, *, is_strict: bool) -> None:
+    check_schema(parameters, param, is_enforced=is_strict)
+    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+        message = f'{param} must be the schema of an object, so "type" must be "object": arguments have names'
+        raise UsageError(message, param=param, code="invalid_json_schema")
+
+
+def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]], param: str = "tool_choice") -> None:
+    """Raises UsageError where a tool must be called and the request has none, or none of that name."""
+    if tool_choice == "required" and not tools:
+        message = f"{param} is required, but the request has no tools: add tools or leave {param} out"
+        raise UsageError(message, param=param, code="invalid_value")
+    if isinstance(tool_choice, NamedTool) and all(tool["function"]["name"] != tool_choice.name for tool in tools):
+        message = f"{param} names {_shown(tool_choice.name)}, which is none of the request's {len(tools)} tools"
+        raise UsageError(message, param=param, code="invalid_value")
+
+
+class _SchemaError(Exception):
+    """What is wrong, with the JSON pointer to it."""
+
+    def __init__(self, pointer: str, message: str) -> None:
+        super().__init__(f"{pointer or 'the schema'} {message}"[:500])
+
+
+class _Checker:
+    """Walks through a schema without recursion, since the schema comes from anywhere."""
+
+    def __init__(self, root: object, is_enforced: bool) -> None:
+        self._root = root
+        self._is_enforced = is_enforced
+        self._num_properties = 0
+        self._is_before_2020 = isinstance(root, dict) and bool(_BEFORE_2020.match(str(root.get("$schema", ""))))
+
+    def check(self) -> None:
+        stack: list[Node] = [(self._root, "")]
+        schemas: dict[str, object] = {}
+        while stack:
+            schema, pointer = stack.pop()
+            if pointer not in schemas:
+                schemas[pointer] = schema
+                stack += self._check_node(schema, pointer)
+        if (circle := find_circle(schemas)) is not None:
+            raise _SchemaError(circle, "refers to itself in a circle without end")
+        if (endless := find_endless(schemas)) is not None:
+            raise _SchemaError(endless, "needs a value within each of its values, so none is ever complete")
+
+    def _check_node(self, schema: object, pointer: str) -> Iterator[Node]:
+        """The schemas within this one and the one it refers to, after checking its own keywords."""
+        if isinstance(schema, bool):
+            return
+        if not isinstance(schema, dict):
+            raise _SchemaError(pointer, f"must be an object or a boolean, not {_shown(schema)}")
+        for keyword, value in schema.items():
+            place = f"{pointer}/{escaped(keyword)}"
+            if keyword in _SUBSCHEMAS:
+                yield from _subschemas(keyword, value, place)
+                self._count_properties(keyword, value, place)
+            elif keyword == "$ref":
+                yield self._referred(value, place)
+            elif keyword in _CHECKS:
+                _CHECKS[keyword](value, place)
+            elif keyword not in _ANNOTATIONS and not (keyword.startswith("x-") and keyword != "x-guidance"):
+                self._refuse_keyword(keyword, place)
+            self._check_meaning(keyword, value, place, schema)
+
+    def _check_meaning(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> None:
+        """What depends on more than the keyword's own value."""
+        if keyword in ("pattern", "patternProperties"):
+            for pattern in [value] if keyword == "pattern" else value:
+                _check_pattern(pattern, place, self._is_enforced)
+        elif not self._is_enforced:
+            return
+        elif keyword == "format" and schema.get("type", "string") not in ("number", "integer", "boolean"):
+            _check_format(value, place)
+        elif keyword == "prefixItems" and (self._is_before_2020 or "additionalItems" in schema):
+            raise _SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
+        elif keyword in ("$id", "id") and place.count("/") > 1:
+            raise _SchemaError(place, "within a schema would change what its references mean; leave it out")
+
+    def _count_properties(self, keyword: str, value: Any, place: str) -> None:
+        if keyword != "properties":
+            return
+        if len(value) > MAX_PROPERTIES_OF_ONE:
+            raise _SchemaError(place, f"has {len(value):,} properties; the limit is {MAX_PROPERTIES_OF_ONE:,}")
+        self._num_properties += len(value)
+        if self._num_properties > MAX_PROPERTIES:
+            raise _SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
+
+    def _refuse_keyword(self, keyword: str, place: str) -> None:
+        if keyword == "x-guidance":
+            raise _SchemaError(place, "is not for requests; leave it out")
+        if not self._is_enforced:
+            return
+        remedy = _REMEDIES.get(keyword)
+        known = f"is not supported: {remedy}" if remedy else "is not a keyword that can be enforced; leave it out"
+        raise _SchemaError(place, known)
+
+    def _referred(self, reference: object, place: str) -> Node:
+        """The schema that `$ref` names."""
+        if not isinstance(reference, str):
+            raise _SchemaError(place, f"must be a string, not {_shown(reference)}")
+        if reference != "#" and not reference.startswith("#/"):
+            raise _SchemaError(place, f"is {_shown(reference)}; only references within the schema (#/...) are followed")
+        pointer = unquote(reference[1:])
+        node = _resolve(self._root, pointer)
+        if not isinstance(node, (dict, bool)):
+            raise _SchemaError(place, f"is {_shown(reference)}, which does not exist")
+        return node, pointer
+
+
+def _check_size(schema: object) -> None:
+    """Refuses schemas too large or too deep before anything walks through them."""
+    level: list[object] = [schema]
+    depth = 0
+    while level:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise _SchemaError("", f"is nested deeper than {MAX_SCHEMA_DEPTH} levels")
+        containers = (item for item in level if isinstance(item, (dict, list)))
+        level = [child for item in containers for child in (item.values() if isinstance(item, dict) else item)]
+    try:
+        num_chars = len(json.dumps(schema, ensure_ascii=False, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise _SchemaError("", f"is not JSON: {error}") from None
+    if num_chars > MAX_SCHEMA_CHARS:
+        raise _SchemaError("", f"has {num_chars:,} characters; the limit is {MAX_SCHEMA_CHARS:,}")
+
+
+def _subschemas(keyword: str, value: Any, place: str) -> Iterator[Node]:
+    kind = _SUBSCHEMAS[keyword]
+    if kind == "one" and not (keyword == "items" and isinstance(value, list)):
+        yield value, place
+    elif kind == "map":
+        if not isinstance(value, dict):
+            raise _SchemaError(place, f"must be an object of schemas, not {_shown(value)}")
+        yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
+    else:
+        if not isinstance(value, list) or not value:
+            raise _SchemaError(place, f"must be a list with at least one schema, not {_shown(value)}")
+        yield from ((item, f"{place}/{index}") for index, item in enumerate(value))
+
+
+def _check_type(value: object, place: str) -> None:
+    names = value if isinstance(value, list) else [value]
+    for name in names:
+        if name not in _TYPES:
+            raise _SchemaError(place, f"is {_shown(name)}; types are {', '.join(_TYPES)}")
+    if not names:
+        raise _SchemaError(place, "is an empty list, so no value could be right")
+
+
+def _check_count(value: object, place: str) -> None:
+    largest = MAX_MINIMUM if "/min" in place[place.rindex("/") :] else MAX_MAXIMUM
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _SchemaError(place, f"must be an integer of at least 0, not {_shown(value)}")
+    if value > largest:
+        raise _SchemaError(place, f"is {_shown(value)}; the limit is {largest:,}")
+
+
+def _check_number(value: object, place: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise _SchemaError(place, f"must be a number, not {_shown(value)}")
+    _check_exact(value, place)
+
+
+def _check_multiple(value: object, place: str) -> None:
+    _check_number(value, place)
+    if not isinstance(value, (int, float)) or value <= 0:
+        raise _SchemaError(place, f"must be above 0, not {_shown(value)}")
+
+
+def _check_enum(value: object, place: str) -> None:
+    if not isinstance(value, list) or not value:
+        raise _SchemaError(place, f"must be a list with at least one value, not {_shown(value)}")
+    for index, item in enumerate(value):
+        _check_exact(item, f"{place}/{index}")
+
+
+def _check_exact(value: object, place: str) -> None:
+    """Numbers are compared as doubles; integers beyond their reach would be rounded."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise _SchemaError(place, "is not a finite number")
+    if isinstance(value, int) and abs(value) > MAX_EXACT_NUMBER:
+        raise _SchemaError(place, f"is {_shown(value)}; integers beyond 2^53 cannot be told apart")
+
+
+def _check_strings(value: object, place: str) -> None:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise _SchemaError(place, f"must be a list of strings, not {_shown(value)}")
+
+
+def _check_string(value: object, place: str) -> None:
+    if not isinstance(value, str):
+        raise _SchemaError(place, f"must be a string, not {_shown(value)}")
+
+
+def _check_draft(value: object, place: str) -> None:
+    if not isinstance(value, str) or not _DRAFTS.fullmatch(value):
+        raise _SchemaError(place, f"is {_shown(value)}; supported are JSON schema's drafts 6, 7, 2019-09 and 2020-12")
+
+
+_SUBSCHEMAS = {
+    "properties": "map",
+    "patternProperties": "map",
+    "$defs": "map",
+    "definitions": "map",
+    "additionalProperties": "one",
+    "items": "one",
+    "additionalItems": "one",
+    "prefixItems": "list",
+    "allOf": "list",
+    "anyOf": "list",
+    "oneOf": "list",
+}
+_CHECKS: dict[str, Callable[[Any, str], None]] = {
+    "type": _check_type,
+    "enum": _check_enum,
+    "const": _check_exact,
+    "required": _check_strings,
+    "pattern": _check_string,
+    "format": _check_string,
+    "$schema": _check_draft,
+    "minimum": _check_number,
+    "maximum": _check_number,
+    "exclusiveMinimum": _check_number,
+    "exclusiveMaximum": _check_number,
+    "multipleOf": _check_multiple,
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _check_count),
+}
+
+
+def _check_format(value: str, place: str) -> None:
+    if value not in FORMATS:
+        raise _SchemaError(place, f"is {_shown(value)}; supported are {', '.join(FORMATS[:-1])}")
+
+
+def _check_pattern(pattern: str, place: str, is_enforced: bool) -> None:
+    """Patterns that only describe may be any that some engine understands."""
+    if len(pattern) > MAX_PATTERN_CHARS:
+        raise _SchemaError(place, f"has {len(pattern):,} characters; the limit is {MAX_PATTERN_CHARS:,}")
+    error = _compile_error({"type": "string", "pattern": pattern})
+    if not error or (not is_enforced and _is_python_regex(pattern)):
+        return
+    reason = error.strip().splitlines()[-1].removeprefix("error: ")
+    raise _SchemaError(place, f"is {_shown(pattern)}, which cannot be used: {reason}")
+
+
+def _is_python_regex(pattern: str) -> bool:
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError):
+        return False
+    return True
+
+
+def _compile(schema: object) -> None:
+    """What only the compiler can see: alternatives that overlap, contradictions, grammars too large."""
+    # The compiler recurses once for each schema that refers to another.
+    error = run_on_deep_stack(lambda: _compile_error(schema), _TIMEOUT_S)
+    if error is None:
+        raise _SchemaError("", f"takes longer than {_TIMEOUT_S:g} s to compile: simplify it")
+    if error.startswith("oneOf"):
+        raise _SchemaError("", "has a oneOf whose members may overlap, which cannot be enforced: use anyOf")
+    if error:
+        raise _SchemaError("", f"cannot be enforced: {' '.join(error.split())}")
+
+
+def _compile_error(schema: object) -> str:
+    """llguidance's complaint; empty: none."""
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
+    return LLMatcher.validate_grammar(grammar, limits=_LIMITS).partition("\n<")[0].strip()
+
+
+def _resolve(root: object, pointer: str) -> object:
+    """What a JSON pointer points to; None: nothing."""
+    node = root
+    for segment in pointer.split("/")[1:]:
+        name = segment.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, dict):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isdecimal() and len(name) < 9 and int(name) < len(node):
+            node = node[int(name)]
+        else:
+            return None
+    return node
+
+
+def _shown(value: object) -> str:
+    """A value as a message shows it, however large it is."""
+    if isinstance(value, int) and abs(value) >= 10**20:
+        return "an integer of more than 20 digits"
+    text = json.dumps(value, ensure_ascii=True, default=repr)
+    return text if len(text) <= 80 else f"{text[:77]}..."

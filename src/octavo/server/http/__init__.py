@@ -1,0 +1,1 @@
+"""Connections, and what every request passes before and behind its endpoint."""

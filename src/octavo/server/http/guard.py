@@ -1,0 +1,263 @@
+"""The door: what every request passes before an endpoint sees it.
+
+Its own id, Host and Origin, the API key, the route, the content type, and a bounded body. Everything is refused that
+is not known to be allowed; what fails behind the door leaves it as the error envelope.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from octavo.server.config import ServerConfig
+from octavo.server.errors import ApiError, log_failure, to_api_error
+from octavo.server.http.access_log import AccessRecord
+from octavo.server.http.api_keys import ApiKeys
+from octavo.server.http.disconnect import ClientGoneError, shutting_down
+from octavo.server.http.json_body import quote
+from octavo.server.http.origins import OriginRules
+from octavo.server.http.route_table import RouteTable
+
+HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
+CLIENT_CLOSED_REQUEST = 499  # for the log; nobody receives it
+# Bodies of all requests together while they are read, as a multiple of the largest one.
+NUM_BUFFERED_BODIES = 32
+
+_LINGER_S = 2.0
+_CLOSE = {"Connection": "close"}
+
+RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], None]  # route, method, status, error code
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """keys: who may call. public: paths that may be read without a key; one that ends in `/` stands for all below it.
+
+    Only reading is free: another method of the same path, such as TGI's `POST /` beside the page at `/`, is not.
+    """
+
+    keys: ApiKeys
+    public: frozenset[str]
+
+    def is_public(self, method: str, route: str | None) -> bool:
+        if route is None or method not in ("GET", "HEAD"):
+            return False
+        return route in self.public or any(p != "/" and p.endswith("/") and route.startswith(p) for p in self.public)
+
+
+class Guard:
+    """Pure ASGI: costs microseconds, and nothing at all per event of a stream."""
+
+    def __init__(
+        self, app: ASGIApp, *, config: ServerConfig, access: Access, routes: RouteTable, count: RequestCounter
+    ) -> None:
+        self._app = app
+        self._config = config
+        self._access = access
+        self._routes = routes
+        self._count = count
+        self._origins = OriginRules(config.host, bool(access.keys), config.cors_origin)
+        self._num_buffered = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        record = _new_record(scope)
+        state = scope.setdefault("state", {})
+        state["request_id"], state["access"] = record.request_id, record
+        answer = _Answer(send, record, self._origins.cors_headers(scope["headers"]))
+        body = _Body.announced(scope["headers"])
+        begin = time.monotonic()
+        try:
+            await self._serve(scope, receive, answer, body)
+        except ClientGoneError:
+            record.status = CLIENT_CLOSED_REQUEST
+        except asyncio.CancelledError:  # by the web server, whose last task this is
+            if not record.status:
+                await answer.send_error(shutting_down(), body, receive)
+        except Exception as error:
+            api_error = to_api_error(error, record.request_id)
+            if api_error.status == 500:
+                log_failure(logger, record.request_id, error)
+            if not record.status:
+                await answer.send_error(api_error, body, receive)
+        finally:
+            record.duration_s = time.monotonic() - begin
+            record.log()
+            self._count(record.route, record.method, record.status, record.error_code)
+
+    async def _serve(self, scope: Scope, receive: Receive, answer: _Answer, body: _Body) -> None:
+        headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
+        self._origins.check(headers, scope["http_version"])
+        if scope["method"] == "OPTIONS" and (preflight := self._origins.preflight_headers(headers)) is not None:
+            await answer.send_empty(204, preflight)
+            return
+        route = self._routes.find(scope["path"], scope["raw_path"])
+        state = scope["state"]
+        state["access"].route = route
+        state["tenant"] = "" if self._access.is_public(scope["method"], route) else self._access.keys.tenant(headers)
+        if route is None:
+            raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
+        if body.is_pending:
+            receive = _replay(await self._read_body(body, receive), receive)
+        await self._app(scope, receive, answer)
+
+    async def _read_body(self, pending: _Body, receive: Receive) -> bytes:
+        """The whole body. Raises ApiError 408, 413, 415 or 503."""
+        _check_type(pending.content_type, pending.encoding)
+        if pending.length > self._config.max_body_bytes:
+            raise self._too_large()
+        body = await self._receive_all(receive)
+        pending.is_pending = False
+        return body
+
+    async def _receive_all(self, receive: Receive) -> bytes:
+        chunks: list[bytes] = []
+        size = 0
+        deadline = anyio.current_time() + self._config.request_timeout
+        try:
+            while True:
+                until = min(anyio.current_time() + self._config.body_timeout, deadline)
+                with anyio.CancelScope(deadline=until) as cancel_scope:
+                    message = await receive()
+                if cancel_scope.cancelled_caught:
+                    text = "the body did not arrive in time"
+                    raise ApiError(408, text, code="request_timeout", headers=_CLOSE)
+                if message["type"] == "http.disconnect":
+                    raise ClientGoneError
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                self._num_buffered += len(chunk)
+                chunks.append(chunk)
+                if size > self._config.max_body_bytes:
+                    raise self._too_large()
+                if self._num_buffered > NUM_BUFFERED_BODIES * self._config.max_body_bytes:
+                    text = "too many requests are being read at once"
+                    raise ApiError(503, text, code="server_overloaded", headers={"Retry-After": "1"})
+                if not message.get("more_body", False):
+                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        finally:
+            self._num_buffered -= size
+
+    def _too_large(self) -> ApiError:
+        message = f"the body is larger than {self._config.max_body_bytes} bytes"
+        return ApiError(413, message, code="request_too_large", headers=_CLOSE)
+
+
+@dataclass(slots=True)
+class _Body:
+    """What the headers say of the body. is_pending: there is one, and not all of it has been read.
+
+    waits_for_leave: the client sends it after `100 Continue` only.
+    """
+
+    length: int = 0
+    is_pending: bool = False
+    waits_for_leave: bool = False
+    content_type: bytes = b""
+    encoding: bytes = b""
+
+    @classmethod
+    def announced(cls, headers: Sequence[tuple[bytes, bytes]]) -> _Body:
+        body = cls()
+        for name, value in headers:
+            if name == b"content-length":
+                body.length = int(value)
+                body.is_pending = body.length > 0
+            elif name == b"transfer-encoding":
+                body.is_pending = True
+            elif name == b"content-type":
+                body.content_type = value
+            elif name == b"content-encoding":
+                body.encoding = value
+            elif name == b"expect":
+                body.waits_for_leave = True
+        return body
+
+
+class _Answer:
+    """`send` with the headers that every answer has."""
+
+    def __init__(self, send: Send, record: AccessRecord, headers: list[tuple[bytes, bytes]]) -> None:
+        self._send = send
+        self._record = record
+        self._headers = [(b"x-request-id", record.request_id.encode()), *headers]
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._record.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
+        await self._send(message)
+
+    async def send_error(self, error: ApiError, body: _Body, receive: Receive) -> None:
+        """The envelope. What the client still sends of its body is taken and thrown away for a while: closed at once,
+        the connection would be reset under a client that writes before it reads."""
+        self._record.error_code = error.code
+        data = json.dumps(error.body()).encode()
+        headers = {"content-type": "application/json", "content-length": str(len(data)), **error.headers}
+        encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": error.status, "headers": encoded})
+        await self({"type": "http.response.body", "body": data, "more_body": body.is_pending})
+        if body.is_pending:
+            with anyio.move_on_after(0 if body.waits_for_leave or error.status == 408 else _LINGER_S):
+                while (await receive()).get("more_body", False):
+                    pass
+            await self({"type": "http.response.body", "body": b""})
+
+    async def send_empty(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        await self._send_start(status, headers)
+        await self({"type": "http.response.body", "body": b""})
+
+    async def _send_start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self._record.status = status
+        message = {"type": "http.response.start", "status": status, "headers": [self._headers[0], *headers]}
+        await self._send(message)
+
+
+def _new_record(scope: Scope) -> AccessRecord:
+    client = scope.get("client")
+    theirs = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return AccessRecord(
+        request_id=f"req-{secrets.token_hex(12)}",
+        method=scope["method"],
+        path=scope["path"],
+        client="" if client is None else client[0],
+        client_request_id=theirs.decode("latin-1"),
+    )
+
+
+def _check_type(content_type: bytes, encoding: bytes) -> None:
+    kind, _, parameters = content_type.partition(b";")
+    charset = parameters.lower().replace(b" ", b"").replace(b'"', b"")
+    if kind.strip().lower() != b"application/json" or charset not in (b"", b"charset=utf-8"):
+        message = f"the content type must be application/json, not {quote(content_type.decode('latin-1'))}"
+        raise ApiError(415, message, code="unsupported_content_type")
+    if encoding and encoding.strip().lower() != b"identity":
+        message = f"the content encoding {quote(encoding.decode('latin-1'))} is not supported; send the body as it is"
+        raise ApiError(415, message, code="unsupported_content_type")
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Hands out the body that was read, and then what the server says: that the client left."""
+    message: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def replay() -> Message:
+        nonlocal message
+        if message is not None:
+            first, message = message, None
+            return first
+        return await receive()
+
+    return replay

@@ -1,0 +1,232 @@
+"""The listening socket, the web server on it, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import os
+import resource
+import signal
+import socket
+import ssl
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from octavo.errors import OctavoError, UsageError
+from octavo.server.config import ServerConfig
+from octavo.server.http.disconnect import shutting_down
+from octavo.server.http.http_protocol import IDLE_TIMEOUT_S, ConnectionLimits, RateLimitedWarning, protocol_factory
+
+_NUM_OTHER_FILES = 16  # for the engine, logs and files that are opened while the server runs
+_BACKLOG = 1024
+_NUM_ACCEPTED_AT_ONCE = 128
+_END_S = 1.0  # for answers that are written when the server must end
+
+logger = logging.getLogger(__name__)
+
+
+class PortError(OctavoError):
+    """The address cannot be listened on."""
+
+    exit_code = 4
+
+
+def bind(config: ServerConfig) -> socket.socket:
+    """A bound socket that does not listen yet: a used port is found out before a model is loaded.
+
+    Raises PortError. A host name with several addresses is bound to its first.
+    """
+    try:
+        found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise PortError(f"cannot listen on {config.host}: {error.strerror or error}") from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        remedy = "; another --port, or 0 for a free one, would do" if error.errno == errno.EADDRINUSE else ""
+        text = os.strerror(error.errno) if error.errno else str(error)
+        raise PortError(f"cannot listen on {config.host} port {config.port}: {text.lower()}{remedy}") from None
+    return sock
+
+
+def url_of(config: ServerConfig, sock: socket.socket) -> str:
+    """Where clients on this machine find the server, such as `http://127.0.0.1:8000`."""
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1"
+    shown = f"[{host}]" if ":" in host else host
+    return f"{'https' if config.ssl_certfile else 'http'}://{shown}:{port}"
+
+
+def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
+    """TLS 1.2 or later with the configured certificate, None without one. Raises UsageError."""
+    if config.ssl_certfile is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # A password would be asked for on the terminal; a server has none.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"--ssl-certfile {config.ssl_certfile}: {error}") from None
+    return context
+
+
+def num_spare_files() -> int:
+    """How many files this process may still open, after its limit was raised as far as allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return 1 << 20
+    return max(2, soft - len(os.listdir("/proc/self/fd")) - _NUM_OTHER_FILES)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its signal handlers, as `serve` has its own, and with a time for TLS handshakes."""
+
+    handshake_timeout: float
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        config = self.config
+        self.servers = [
+            await asyncio.get_running_loop().create_server(
+                self._new_connection,
+                sock=sock,
+                ssl=config.ssl,
+                backlog=config.backlog,
+                ssl_handshake_timeout=self.handshake_timeout if config.ssl else None,
+            )
+            for sock in sockets or ()
+        ]
+        for sock in sockets or ():
+            sock.listen(_BACKLOG)  # how many the kernel holds, which is more than asyncio may accept at once
+        self.started = True
+
+    def _new_connection(self) -> asyncio.Protocol:
+        make = cast("Callable[..., asyncio.Protocol]", self.config.http_protocol_class)
+        return make(config=self.config, server_state=self.server_state, app_state={})
+
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()
+
+
+async def serve(
+    app: FastAPI, config: ServerConfig, sock: socket.socket, *, on_drain: Callable[[signal.Signals], Awaitable[None]]
+) -> None:
+    """Serves until a signal. SIGTERM or SIGINT awaits `on_drain`, while requests are still answered, and then ends
+    what is left of them with 503 `server_shutting_down`; a second signal does so at once."""
+    loop = asyncio.get_running_loop()
+    server = web_server(app, config)
+    first, second = asyncio.Event(), asyncio.Event()
+
+    received: list[signal.Signals] = []
+
+    def on_signal(number: signal.Signals) -> None:
+        received.append(number)
+        (second if first.is_set() else first).set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    loop.set_exception_handler(_LoopErrors())
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    try:
+        await _first_of(serving, asyncio.create_task(first.wait()))
+        if not serving.done():
+            draining = asyncio.ensure_future(on_drain(received[0]))
+            await _first_of(draining, asyncio.create_task(second.wait()))
+            draining.cancel()
+    finally:
+        # Also if this task is cancelled: those who wait are told.
+        await _end_requests(app, server)
+        await asyncio.wait({serving}, timeout=_END_S * 3)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        serving.cancel()
+
+
+def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
+    """uvicorn with all bounds of `config`, not yet running."""
+    num_files = num_spare_files()
+    num_connections = min(config.max_connections, max(1, num_files * 3 // 4))
+    if num_connections < config.max_connections:
+        logger.warning(
+            "the limit on open files leaves %d connections instead of %d; raise it with ulimit -n",
+            num_connections,
+            config.max_connections,
+        )
+    # asyncio accepts so many before any of them is looked at, and one that is refused lives on for some rounds.
+    num_spare = num_files - num_connections
+    num_at_once = max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 10))
+    limits = ConnectionLimits(
+        max_connections=num_connections,
+        num_refused_at_once=max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 2)),
+        header_timeout=config.header_timeout,
+        write_timeout=config.write_timeout,
+    )
+    context = tls_context(config)
+    uvicorn_config = uvicorn.Config(
+        app,
+        http=protocol_factory(limits),  # type: ignore[arg-type]
+        ws="none",
+        lifespan="off",
+        loop="asyncio",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        backlog=num_at_once,
+        timeout_keep_alive=IDLE_TIMEOUT_S,
+        timeout_graceful_shutdown=1,
+        ssl_context_factory=None if context is None else lambda _config, _default: context,
+    )
+    server = _Server(uvicorn_config)
+    server.handshake_timeout = config.header_timeout
+    return server
+
+
+async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool]) -> None:
+    """Waits for either; the second is cancelled then. Raises what the first raised."""
+    both: list[asyncio.Future[Any]] = [task, signal_task]
+    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    signal_task.cancel()
+    if task.done():
+        task.result()
+
+
+async def _end_requests(app: FastAPI, server: uvicorn.Server) -> None:
+    app.state.open_requests.end_all(shutting_down())
+    time = asyncio.get_running_loop().time
+    until = time() + _END_S
+    while server.server_state.tasks and time() < until:
+        await asyncio.sleep(0.02)
+    if server.server_state.tasks:  # of clients that do not read
+        for connection in tuple(server.server_state.connections):
+            connection.transport.abort()
+    server.should_exit = True
+
+
+class _LoopErrors:
+    """What the event loop has to say, at most once a second: without files it says the same for every connection."""
+
+    def __init__(self) -> None:
+        self._warn = RateLimitedWarning()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+        error = context.get("exception")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            self._warn(f"no new connection can be accepted: {os.strerror(error.errno)}")
+        else:
+            loop.default_exception_handler(context)

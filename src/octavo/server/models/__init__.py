@@ -1,0 +1,1 @@
+"""Models while they are served: found, loaded, kept within memory, unloaded."""

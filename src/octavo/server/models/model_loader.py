@@ -1,0 +1,195 @@
+"""Finds a model, starts its engine and reads its tokenizer: what `ModelManager` asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from octavo.config import EngineConfig, parse_bytes
+from octavo.core.client import EngineClient
+from octavo.core.start import start_client
+from octavo.engine.load import MIN_MODEL_LEN
+from octavo.engine.prompts import PromptEncoder
+from octavo.engine.sizes import model_sizes
+from octavo.errors import OctavoError
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.hub import resolve_model
+from octavo.server.config import ServerConfig
+from octavo.server.models.model_manager import ModelSpec
+from octavo.server.models.served_model import ServedModel
+from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.observability.observed_client import ObservedClient
+from octavo.server.tool_parsers import find_tool_format
+from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+T = TypeVar("T")
+
+PROCESS_BYTES = 128 << 20  # an engine's process without its model
+
+
+class LoadReport(Protocol):
+    """Who hears how loading goes on. Called from any thread."""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """done, total: bytes of a download or a load."""
+
+    def phase(self, name: str, seconds: float) -> None:
+        """A phase is over."""
+
+
+class ModelLoader:
+    """Implements `octavo.server.models.model_manager.Loader`.
+
+    memory_bytes: what all models may take, and num_models share; None: a single model, which takes what is there.
+    """
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        metrics: ServerMetrics | None,
+        report: LoadReport,
+        *,
+        memory_bytes: int | None = None,
+        num_models: int = 1,
+    ) -> None:
+        self._config = config
+        self._metrics = metrics
+        self._report = report
+        self._memory_bytes = memory_bytes
+        self._num_models = num_models
+        self._plans: dict[str, _Plan] = {}
+
+    async def estimate_bytes(self, spec: ModelSpec) -> int:
+        if self._memory_bytes is None:
+            return 0
+        path = await self._resolve(spec)
+        memory_bytes, num_models = self._memory_bytes, self._num_models
+        plan = await _in_thread(lambda: _plan(path, spec.engine, memory_bytes, num_models))
+        self._plans[spec.name] = plan
+        return plan.num_bytes
+
+    async def load(self, spec: ModelSpec) -> ServedModel:
+        began = time.monotonic()
+        path = await self._resolve(spec)
+        self._report.phase("find", time.monotonic() - began)
+        client: EngineClient = start_client(
+            self._engine_config(spec, path),
+            in_process=self._config.in_process,
+            stall_timeout_s=self._config.stall_timeout,
+            on_progress=lambda done, total: self._report.progress(f"loading {spec.name}", done, total),
+        )
+        prompts = None
+        try:
+            tokenizer, seconds = await _in_thread(lambda: _read_tokenizer(path))
+            await client.wait_ready()
+            for phase, phase_s in client.info.load_seconds.items():
+                self._report.phase(phase, phase_s)
+            self._report.phase("tokenizer", seconds)
+            prompts = PromptEncoder(tokenizer, client.info.eos_token_id)
+            self._report.phase("template", await self._start_template(prompts))
+        except BaseException:
+            if prompts is not None:
+                prompts.close()
+            await client.close()
+            raise
+        if self._metrics is not None:
+            client = ObservedClient(client, self._metrics, spec.name)
+        tool_format = find_tool_format(tokenizer.chat_template or "")
+        return ServedModel(name=spec.name, client=client, prompts=prompts, tool_format=tool_format)
+
+    async def unload(self, model: ServedModel) -> None:
+        model.prompts.close()
+        await model.client.close()
+
+    async def _start_template(self, prompts: PromptEncoder) -> float:
+        """Starts the chat template's process, so that the first request need not wait for it; the seconds it took."""
+        began = time.monotonic()
+        with suppress(OctavoError):  # there is none, or it wants something else: requests are told
+            await _in_thread(lambda: prompts.encode_chat([{"role": "user", "content": "Hello"}]))
+        return time.monotonic() - began
+
+    def _engine_config(self, spec: ModelSpec, path: Path) -> EngineConfig:
+        config = dataclasses.replace(spec.engine, model=str(path))
+        plan = self._plans.get(spec.name)
+        return config if plan is None else dataclasses.replace(config, kv_cache_memory=plan.kv_cache_bytes)
+
+    async def _resolve(self, spec: ModelSpec) -> Path:
+        def progress(file: str, done: int, total: int) -> None:
+            self._report.progress(f"downloading {file}", done, total)
+
+        return await _in_thread(lambda: resolve_model(spec.engine.model, progress=progress))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """num_bytes: of all that the model will take."""
+
+    num_bytes: int
+    kv_cache_bytes: int
+
+
+def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> _Plan:
+    """An equal share of the memory for each model, so that none has to leave if all fit.
+
+    The cache is what the share leaves beside the weights: at least one request of full length, even if others must
+    then leave, and at most as many as can run at once.
+    """
+    checkpoint = open_checkpoint(path)
+    try:
+        context: int = config.max_model_len or checkpoint.config.max_position_embeddings
+        sizes = model_sizes(checkpoint, config, context)
+    finally:
+        checkpoint.close()
+    fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
+    if config.kv_cache_memory is not None:
+        kv_cache_bytes = parse_bytes("kv_cache_memory", config.kv_cache_memory)
+        return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
+    request_bytes = -(-context // config.block_size) * config.block_size * sizes.kv_bytes_per_token
+    wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
+    # At least a short request's, so that the sum shows what a model needs that does not fit even alone.
+    least_bytes = min(context, MIN_MODEL_LEN) * sizes.kv_bytes_per_token
+    kv_cache_bytes = min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes)
+    kv_cache_bytes = max(kv_cache_bytes, least_bytes)
+    return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
+
+
+def _read_tokenizer(path: Path) -> tuple[Tokenizer, float]:
+    began = time.monotonic()
+    checkpoint = open_checkpoint(path)
+    try:
+        return load_tokenizer(checkpoint), time.monotonic() - began
+    finally:
+        checkpoint.close()
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """The result of `call()`, made in a thread that does not keep the process from ending (a download may hang)."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():  # nobody waits any more
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = call()
+        except BaseException as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name="octavo-find-model", daemon=True).start()
+    return await future

@@ -1,0 +1,322 @@
+"""The models of a server: loaded at start or on demand, unloaded when others need their memory."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from octavo.config import EngineConfig
+from octavo.core.client import EngineState, ModelInfo
+from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
+from octavo.server.errors import ApiError
+from octavo.server.models.served_model import ServedModel
+
+logger = logging.getLogger(__name__)
+
+_RETRY_LOAD_S = 10.0
+
+ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model by the name that requests use."""
+
+    name: str
+    engine: EngineConfig
+
+
+class Loader(Protocol):
+    """Makes and ends engines; see `model_loader`. Tests have another."""
+
+    async def estimate_bytes(self, spec: ModelSpec) -> int:
+        """What the model will take when it is loaded: weights, workspace and KV cache."""
+
+    async def load(self, spec: ModelSpec) -> ServedModel:
+        """The model, ready. Raises what kept it from loading."""
+
+    async def unload(self, model: ServedModel) -> None:
+        """Ends the model's engine; its memory is free afterwards."""
+
+
+class _NotWantedError(OctavoError):
+    """A model is not loaded because nobody waits for it any more."""
+
+
+class _Residency:
+    """One stay of a model in memory, from the wish to load it to its end."""
+
+    def __init__(self) -> None:
+        self.model: ServedModel | None = None
+        self.num_bytes = 0
+        self.num_users = 0  # requests that use it or wait for it
+        self.last_used = 0
+        self.is_leaving = False  # takes no more users
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self.task: asyncio.Task[None] | None = None  # loads it
+
+    def enter(self, turn: int) -> None:
+        self.num_users += 1
+        self.last_used = turn
+        self.idle.clear()
+
+    def leave(self) -> None:
+        self.num_users -= 1
+        if not self.num_users:
+            self.idle.set()
+
+
+class _Entry:
+    """A model that the server knows, whether it is in memory or not."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        self.spec = spec
+        self.created = int(time.time())
+        self.residency: _Residency | None = None  # the latest
+        self.info: ModelInfo | None = None  # of the last time it was loaded
+        self.last_error: OctavoError | None = None  # of the last attempt to load it
+        self.failed_at = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelStatus:
+    """A model as `/v1/models` shows it. info: None until it was loaded for the first time."""
+
+    name: str
+    spec: ModelSpec
+    state: ModelState
+    created: int
+    num_users: int
+    num_bytes: int
+    info: ModelInfo | None
+    model: ServedModel | None
+    last_error: OctavoError | None
+
+
+class ModelManager:
+    """All models of a server. Belongs to one event loop.
+
+    memory_bytes: what all loaded models may take together; None: no limit. wait_s: longest wait of a request for a
+    model to be loaded. max_waiting: most requests that wait for one model.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[ModelSpec],
+        loader: Loader,
+        *,
+        memory_bytes: int | None = None,
+        wait_s: float = 60.0,
+        max_waiting: int = 128,
+    ) -> None:
+        self._entries = {spec.name: _Entry(spec) for spec in specs}
+        self._loader = loader
+        self._memory_bytes = memory_bytes
+        self._wait_s = wait_s
+        self._max_waiting = max_waiting
+        self._switching = asyncio.Lock()  # one load or unload at a time: each needs to know what memory is left
+        self._turns = itertools.count(1)
+        self._resident: set[_Residency] = set()  # loaded, or being unloaded
+        self._has_begun = False  # the first model was loaded once
+
+    @property
+    def default_name(self) -> str:
+        """The first model: that of requests of an interface that names none."""
+        return next(iter(self._entries))
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a model was loaded since the start of the server."""
+        return self._has_begun
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
+        """The model, kept in memory meanwhile; loads it first if need be. None: the only one.
+
+        Raises UsageError where None could be one of several, ApiError (404 model_not_found), OverloadedError
+        (model_loading) while the server starts or if loading takes too long, or what kept the model from loading.
+        """
+        if name is None and len(self._entries) > 1:
+            message = f"the request names no model; there is {', '.join(self._entries)}"
+            raise UsageError(message, param="model", code="missing_required_parameter")
+        entry = self._entry(name)
+        if not self._has_begun:
+            raise OverloadedError("the model is being loaded", code="model_loading", retry_after_s=2.0)
+        if entry.last_error is not None and time.monotonic() - entry.failed_at < _RETRY_LOAD_S:
+            raise entry.last_error  # a model that is broken must not keep all others waiting
+        residency = self._residency(entry)
+        if residency.model is None and residency.num_users >= self._max_waiting:
+            raise OverloadedError(
+                f"{residency.num_users} requests wait for {entry.spec.name} to be loaded, the limit",
+                code="model_loading",
+                retry_after_s=10.0,
+            )
+        residency.enter(next(self._turns))
+        try:
+            yield await self._loaded(entry, residency, self._wait_s)
+        finally:
+            residency.leave()
+
+    async def load(self, name: str | None) -> None:
+        """Loads a model, if it is not loaded, however long it takes. Raises as `use`."""
+        entry = self._entry(name)
+        residency = self._residency(entry)
+        residency.enter(next(self._turns))
+        try:
+            await self._loaded(entry, residency)
+            self._has_begun = True
+        finally:
+            residency.leave()
+
+    async def unload(self, name: str | None) -> None:
+        """Unloads a model once its requests are finished; a later request loads it again."""
+        entry = self._entry(name)
+        residency = entry.residency
+        if residency is None:
+            return
+        residency.is_leaving = True
+        if residency.task is not None:
+            await asyncio.wait({residency.task})
+        async with self._switching:
+            await self._remove(residency)
+
+    def statuses(self) -> list[ModelStatus]:
+        """All models, in their order."""
+        return [self.status(name) for name in self._entries]
+
+    def status(self, name: str | None) -> ModelStatus:
+        """One model. Raises ApiError (404 model_not_found)."""
+        entry = self._entry(name)
+        residency = entry.residency
+        model = residency.model if residency is not None else None
+        state: ModelState
+        if residency is None:
+            state = "unloaded"
+        elif model is None:
+            state = "loading"
+        else:
+            state = "unloading" if residency.is_leaving else "loaded"
+        return ModelStatus(
+            name=entry.spec.name,
+            spec=entry.spec,
+            state=state,
+            created=entry.created,
+            num_users=residency.num_users if residency is not None else 0,
+            num_bytes=residency.num_bytes if residency is not None else 0,
+            info=entry.info,
+            model=model,
+            last_error=entry.last_error,
+        )
+
+    async def close(self) -> None:
+        """Ends all engines, whoever uses them. May be called twice."""
+        tasks = [entry.residency.task for entry in self._entries.values() if entry.residency is not None]
+        for task in tasks:
+            if task is not None:
+                task.cancel()
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        for residency in list(self._resident):
+            self._resident.discard(residency)
+            if residency.model is not None:
+                await self._loader.unload(residency.model)
+        for entry in self._entries.values():
+            entry.residency = None
+
+    def _entry(self, name: str | None) -> _Entry:
+        entry = self._entries.get(self.default_name if name is None else name)
+        if entry is None:
+            known = ", ".join(self._entries)
+            raise ApiError(
+                404, f"there is no model {name!r:.100}; there is {known}", param="model", code="model_not_found"
+            )
+        return entry
+
+    def _residency(self, entry: _Entry) -> _Residency:
+        """The stay that a new request joins; begins one if there is none, or the last one is ending."""
+        residency = entry.residency
+        if residency is not None and residency.model is not None and not residency.is_leaving:
+            # An engine that was given up leaves like one that nobody uses.
+            residency.is_leaving = residency.model.client.status().state is EngineState.DEAD
+        if residency is None or residency.is_leaving:
+            residency = entry.residency = _Residency()
+            residency.task = asyncio.create_task(self._bring_in(entry, residency), name=f"load {entry.spec.name}")
+            # Whoever waits for it sees the error; asyncio need not complain if nobody does.
+            residency.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return residency
+
+    async def _loaded(self, entry: _Entry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
+        """The model, once it is there. wait_s: None: however long it takes. Raises what kept it from loading."""
+        task = residency.task
+        if residency.model is None and task is not None:
+            await asyncio.wait({task}, timeout=wait_s)
+            if task.cancelled():
+                raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
+            if task.done():
+                task.result()  # raises
+        if residency.model is None:
+            raise OverloadedError(f"{entry.spec.name} is still being loaded", code="model_loading", retry_after_s=10.0)
+        return residency.model
+
+    async def _bring_in(self, entry: _Entry, residency: _Residency) -> None:
+        """Loads the model of a new residency, after unloading others if there is no room."""
+        try:
+            async with self._switching:
+                if not residency.num_users:
+                    raise _NotWantedError("all who wanted the model have left")
+                residency.num_bytes = await self._loader.estimate_bytes(entry.spec)
+                await self._make_room(residency, entry.spec)
+                began = time.monotonic()
+                residency.model = await self._loader.load(entry.spec)
+                logger.info("loaded %s in %.2f s", entry.spec.name, time.monotonic() - began)
+                self._resident.add(residency)
+                entry.info = residency.model.info
+                entry.last_error = None
+        except BaseException as error:
+            residency.is_leaving = True
+            if entry.residency is residency:
+                entry.residency = None
+            if isinstance(error, OctavoError) and not isinstance(error, _NotWantedError):
+                entry.last_error, entry.failed_at = error, time.monotonic()
+                logger.warning("%s cannot be loaded: %s", entry.spec.name, error)
+            raise
+
+    async def _make_room(self, newcomer: _Residency, spec: ModelSpec) -> None:
+        """Unloads models, idle ones first and the longest unused first, until there is room for the newcomer.
+
+        Raises InsufficientMemoryError if it does not even fit alone.
+        """
+        for ended in [one for one in self._resident if one.is_leaving]:
+            await self._remove(ended)
+        if self._memory_bytes is None:
+            return
+        if newcomer.num_bytes > self._memory_bytes:
+            raise InsufficientMemoryError(
+                f"{spec.name} needs {newcomer.num_bytes / 2**30:.2f} GiB, and models_memory is "
+                f"{self._memory_bytes / 2**30:.2f} GiB; raise it, or lower kv_cache_memory or max_model_len"
+            )
+        while self._used_bytes() + newcomer.num_bytes > self._memory_bytes:
+            victim = min(self._resident, key=lambda one: (one.num_users > 0, one.last_used))
+            victim.is_leaving = True
+            await self._remove(victim)
+
+    async def _remove(self, residency: _Residency) -> None:
+        """Unloads a model that is leaving, after its last request."""
+        await residency.idle.wait()
+        model = residency.model
+        if model is not None and residency in self._resident:
+            self._resident.discard(residency)
+            await self._loader.unload(model)
+            logger.info("unloaded %s", model.name)
+        for entry in self._entries.values():
+            if entry.residency is residency:
+                entry.residency = None
+
+    def _used_bytes(self) -> int:
+        return sum(residency.num_bytes for residency in self._resident)

@@ -1,0 +1,219 @@
+"""The exposition: every metric's name, meaning and labels in one table (Prometheus text format, OpenMetrics).
+
+Names, labels and units are those of vLLM where it has the same figure, so that its dashboards and autoscalers work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeAlias
+
+from prometheus_client import Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+from octavo.core.client import EngineState, EngineStatus
+from octavo.engine.metrics import Histogram
+from octavo.server.observability.metric_values import (
+    CANCEL_PHASES,
+    FINISHED_REASONS,
+    REJECTED_REASONS,
+    EngineFigures,
+    ModelStats,
+)
+
+_MODEL_LABELS = ("model_name", "engine")
+_ENGINE = "0"  # vLLM numbers the replicas of a model; there is one here
+
+
+class Source(Protocol):
+    """What is exposed; `ServerMetrics` has it."""
+
+    @property
+    def models(self) -> dict[str, ModelStats]: ...
+
+    @property
+    def engines(self) -> dict[str, EngineFigures]: ...
+
+    @property
+    def rejected(self) -> dict[str, int]: ...
+
+    @property
+    def http(self) -> dict[tuple[str, str, int], int]: ...
+
+
+_Stat: TypeAlias = Callable[[ModelStats], float]
+_MODEL_COUNTERS: tuple[tuple[str, str, _Stat], ...] = (
+    ("prompt_tokens", "Prompt tokens of requests that got their first token.", lambda s: s.num_prompt_tokens),
+    ("prompt_tokens_cached", "Of these, tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
+    ("generation_tokens", "Generated tokens.", lambda s: s.num_generated_tokens),
+    ("prefix_cache_queries", "Tokens looked up in the prefix cache.", lambda s: s.num_prompt_tokens),
+    ("prefix_cache_hits", "Tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
+    ("corrupted_requests", "Requests that ended because of a NaN or infinity.", lambda s: s.num_corrupted),
+)
+_MODEL_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStats], Histogram]], ...] = (
+    ("time_to_first_token_seconds", "From the request to its first token.", lambda s: s.time_to_first_token),
+    ("inter_token_latency_seconds", "Between two tokens of one choice.", lambda s: s.inter_token_latency),
+    (
+        "time_per_output_token_seconds",
+        "The older name of inter_token_latency_seconds, for dashboards that use it.",
+        lambda s: s.inter_token_latency,
+    ),
+    (
+        "request_time_per_output_token_seconds",
+        "A request's mean time per token after the first.",
+        lambda s: s.time_per_output_token,
+    ),
+    ("e2e_request_latency_seconds", "From the request to its last token.", lambda s: s.e2e_latency),
+    ("request_queue_time_seconds", "Waiting for the engine to begin.", lambda s: s.queue_time),
+    ("request_prefill_time_seconds", "Computing the prompt.", lambda s: s.prefill_time),
+    ("request_decode_time_seconds", "From the first token to the last.", lambda s: s.decode_time),
+    ("request_inference_time_seconds", "Prefill and decode together.", lambda s: s.inference_time),
+    ("request_prompt_tokens", "Prompt tokens of a finished request.", lambda s: s.prompt_lengths),
+    ("request_generation_tokens", "Generated tokens of a finished request, all choices.", lambda s: s.answer_lengths),
+    ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", lambda s: s.longest_choices),
+    ("request_params_n", "The parameter n.", lambda s: s.params_n),
+    ("request_params_max_tokens", "The parameter max_tokens.", lambda s: s.params_max_tokens),
+)
+
+
+def _kv_usage(status: EngineStatus) -> float:
+    return status.num_used_blocks / max(status.num_blocks, 1)
+
+
+_STATUS_GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
+    ("num_requests_running", "Sequences that are being computed.", lambda s: s.num_running),
+    ("num_requests_waiting", "Sequences that wait for a place.", lambda s: s.num_waiting),
+    ("kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", _kv_usage),
+    ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", _kv_usage),
+    ("engine_load_progress", "How much of the model is loaded, 0 to 1.", lambda s: s.load_progress),
+)
+_ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
+    ("num_preemptions", "Sequences that had to give their KV blocks to others.", lambda f: f.preemptions.value),
+    ("kv_block_evictions", "Cached KV blocks that were overwritten.", lambda f: f.evictions.value),
+    ("engine_steps", "Steps of the engine.", lambda f: f.steps.value),
+    ("engine_restarts", "Times that the engine's process was started again.", lambda f: f.restarts.value),
+)
+_ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
+    ("engine_resident_memory_bytes", "Physical memory of the engine's process.", lambda f: f.resident_bytes),
+    ("grammar_cache_bytes", "Memory of compiled grammars.", lambda f: f.grammar_cache_bytes),
+)
+
+
+def collect(prefix: str, source: Source) -> Iterator[Metric]:
+    """All metrics, one family after the other."""
+    yield from _of_requests(prefix, source.models)
+    yield from _of_engines(prefix, source.engines)
+    rejected = CounterMetricFamily(
+        f"{prefix}:requests_rejected", "Requests answered with an error instead of a result.", labels=["reason"]
+    )
+    for reason in REJECTED_REASONS:
+        rejected.add_metric([reason], source.rejected.get(reason, 0))
+    yield rejected
+    http = CounterMetricFamily(
+        f"{prefix}:http_requests", "HTTP responses by route template.", labels=["route", "method", "status"]
+    )
+    for (route, method, status), count in source.http.items():
+        http.add_metric([route, method, str(status)], count)
+    yield http
+
+
+def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]:
+    for name, meaning, counter in _MODEL_COUNTERS:
+        family = CounterMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+        for model_name, stats in models.items():
+            family.add_metric([model_name, _ENGINE], counter(stats))
+        yield family
+    finished = CounterMetricFamily(
+        f"{prefix}:request_success", "Finished choices.", labels=[*_MODEL_LABELS, "finished_reason"]
+    )
+    cancelled = CounterMetricFamily(
+        f"{prefix}:requests_cancelled", "Requests that nobody wanted any more.", labels=[*_MODEL_LABELS, "phase"]
+    )
+    for model_name, stats in models.items():
+        for reason in FINISHED_REASONS:
+            finished.add_metric([model_name, _ENGINE, reason], stats.finished[reason])
+        for phase in CANCEL_PHASES:
+            cancelled.add_metric([model_name, _ENGINE, phase], stats.cancelled[phase])
+    yield finished
+    yield cancelled
+    for name, meaning, histogram in _MODEL_HISTOGRAMS:
+        times = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+        for model_name, stats in models.items():
+            seen = histogram(stats)
+            times.add_metric([model_name, _ENGINE], _buckets(seen.bounds, seen.counts), seen.total)
+        yield times
+
+
+def _of_engines(prefix: str, engines: dict[str, EngineFigures]) -> Iterator[Metric]:
+    statuses = {name: figures.status for name, figures in engines.items() if figures.status is not None}
+    for name, meaning, of_status in _STATUS_GAUGES:
+        gauge = GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+        for model_name, status in statuses.items():
+            gauge.add_metric([model_name, _ENGINE], of_status(status))
+        yield gauge
+    for name, meaning, of_figures in _ENGINE_GAUGES:
+        gauge = GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+        for model_name in statuses:
+            gauge.add_metric([model_name, _ENGINE], of_figures(engines[model_name]))
+        yield gauge
+    for name, meaning, of_figures in _ENGINE_COUNTERS:
+        counter = CounterMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+        for model_name, figures in engines.items():
+            counter.add_metric([model_name, _ENGINE], of_figures(figures))
+        yield counter
+    yield _engine_states(prefix, statuses)
+    yield _step_tokens(prefix, engines)
+    yield _cache_configuration(prefix, engines)
+
+
+def _engine_states(prefix: str, statuses: dict[str, EngineStatus]) -> Metric:
+    states = GaugeMetricFamily(
+        f"{prefix}:engine_state", "1 for the state that the engine is in.", labels=[*_MODEL_LABELS, "state"]
+    )
+    for model_name, status in statuses.items():
+        for state in EngineState:
+            states.add_metric([model_name, _ENGINE, state.value], float(status.state is state))
+    return states
+
+
+def _step_tokens(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
+    family = HistogramMetricFamily(
+        f"{prefix}:iteration_tokens_total", "Tokens computed in one step of the engine.", labels=_MODEL_LABELS
+    )
+    for model_name, figures in engines.items():
+        if figures.step_token_bounds:
+            counts = [int(counter.value) for counter in figures.step_token_counts]
+            buckets = _buckets(figures.step_token_bounds, counts)
+            family.add_metric([model_name, _ENGINE], buckets, figures.step_token_sum.value)
+    return family
+
+
+def _cache_configuration(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
+    labels = ["block_size", "num_gpu_blocks", "kv_bytes_per_token", "max_model_len", "max_num_seqs"]
+    family = GaugeMetricFamily(
+        f"{prefix}:cache_config_info",
+        "Always 1; the labels say the KV cache's layout.",
+        labels=[*_MODEL_LABELS, *labels],
+    )
+    for model_name, figures in engines.items():
+        info = figures.info
+        if info is not None and figures.status is not None:
+            sizes = (
+                info.block_size,
+                info.num_blocks,
+                info.kv_bytes_per_token,
+                info.max_model_len,
+                info.max_num_seqs,
+            )
+            family.add_metric([model_name, _ENGINE, *map(str, sizes)], 1)
+    return family
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Cumulative counts under their upper ends, as the exposition has them."""
+    total = 0
+    buckets = []
+    for bound, count in zip([*bounds, float("inf")], counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
+    return buckets

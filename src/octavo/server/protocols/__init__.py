@@ -1,0 +1,1 @@
+"""What requests say and how answers look, one set of files a protocol."""

@@ -1,0 +1,211 @@
+"""Messages and tools of a conversation as OpenAI's clients send them: checked, in the shape that `ChatSpec` has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from octavo.errors import UsageError
+from octavo.server.generation.spec import NamedTool, ToolChoice
+from octavo.server.http.json_body import Text, quote
+from octavo.server.protocols.sampling_fields import NullIsAbsent
+
+MAX_MESSAGES = 4096
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# Known to OpenAI's interface, and not to a model of text.
+_OTHER_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "image", "audio", "video")
+
+
+class ContentPart(NullIsAbsent):
+    """A part of a message's content. Only text can be used; the fields of other kinds are taken to name them."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
+
+    type: Text
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+class CalledFunction(NullIsAbsent):
+    """arguments: JSON text. parsed_arguments: the same once more, which OpenAI's client adds for its own use."""
+
+    name: Text
+    arguments: Text
+    parsed_arguments: Any = None
+
+
+class CalledTool(NullIsAbsent):
+    """A call that the model made earlier. index: as clients that joined a stream may leave it in."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(NullIsAbsent):
+    """A message of any role. parsed: the content once more, which OpenAI's client adds for its own use."""
+
+    role: Annotated[Text, Field(json_schema_extra={"enum": list(ROLES)})]
+    content: Text | list[ContentPart] | None = None
+    name: Text | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: Text | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    parsed: Any = None
+
+
+class FunctionTool(NullIsAbsent):
+    """strict: whether the arguments must follow the schema; they always do where a tool must be called."""
+
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(NullIsAbsent):
+    """A tool that the model may call."""
+
+    type: Text
+    function: FunctionTool
+
+
+class NamedFunction(NullIsAbsent):
+    """The function that must be called."""
+
+    name: Text
+
+
+class NamedToolChoice(NullIsAbsent):
+    """`tool_choice` that names a tool."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The conversation for `ChatSpec.messages`. Raises UsageError naming the first message that is wrong."""
+    converted = []
+    known_calls: set[str] = set()
+    for i, message in enumerate(messages):
+        _check_role(message, f"messages[{i}]")
+        _check_calls(message, f"messages[{i}]", known_calls)
+        converted.append(_convert(message, f"messages[{i}]"))
+    return converted
+
+
+def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
+    """The tools for `ChatSpec.tools`; what their schemas and names must be, `json_schema.check_tools` says."""
+    for i, tool in enumerate(tools or ()):
+        if tool.type != "function":
+            message = f"tools[{i}].type is {quote(tool.type)}; this server has only functions"
+            raise UsageError(message, param=f"tools[{i}].type", code="unsupported_value")
+    return [
+        {"type": "function", "function": tool.function.model_dump(exclude_none=True, exclude={"strict"})}
+        for tool in tools or ()
+    ]
+
+
+def chat_tool_choice(
+    choice: Literal["none", "auto", "required"] | NamedToolChoice | None, has_tools: bool
+) -> ToolChoice:
+    """The choice for `ChatSpec.tool_choice`: auto where there are tools, unless the request says otherwise."""
+    if isinstance(choice, NamedToolChoice):
+        return NamedTool(choice.function.name)
+    if choice is None:
+        return "auto" if has_tools else "none"
+    return choice
+
+
+def _check_role(message: Message, where: str) -> None:
+    if message.role not in ROLES:
+        text = f"{where}.role must be one of {', '.join(ROLES)}, not {quote(message.role)}"
+        raise UsageError(text, param=f"{where}.role", code="invalid_value")
+    for name in ("tool_calls", "refusal", "reasoning_content", "reasoning"):
+        if getattr(message, name) and message.role != "assistant":
+            text = f"{where}.{name} belongs to messages of the assistant, not of the {message.role}"
+            raise UsageError(text, param=f"{where}.{name}", code="invalid_value")
+    if message.tool_call_id is not None and message.role != "tool":
+        text = f"{where}.tool_call_id belongs to messages of a tool, not of the {message.role}"
+        raise UsageError(text, param=f"{where}.tool_call_id", code="invalid_value")
+
+
+def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
+    """Results follow the call that they answer, by its id."""
+    for j, call in enumerate(message.tool_calls or ()):
+        try:
+            arguments = json.loads(call.function.arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = None
+        if not isinstance(arguments, dict):
+            name = f"{where}.tool_calls[{j}].function.arguments"
+            raise UsageError(f"{name} must be the text of a JSON object", param=name, code="invalid_value")
+        known_calls.add(call.id)
+    if message.role != "tool":
+        return
+    if not known_calls:
+        text = f"{where} is a tool's result, but no message of the assistant before it has tool_calls"
+        raise UsageError(text, param=f"{where}.role", code="invalid_value")
+    name = f"{where}.tool_call_id"
+    if message.tool_call_id is None:
+        raise UsageError(f"{name} is required in a tool's message", param=name, code="missing_required_parameter")
+    if message.tool_call_id not in known_calls:
+        raise UsageError(f"{name} names no call of the messages before", param=name, code="invalid_value")
+
+
+def _convert(message: Message, where: str) -> dict[str, Any]:
+    converted: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
+    for name in ("name", "tool_call_id"):
+        if getattr(message, name) is not None:
+            converted[name] = getattr(message, name)
+    if message.tool_calls:
+        converted["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    reasoning = message.reasoning_content or message.reasoning
+    if reasoning:
+        converted["reasoning_content"] = reasoning
+    return converted
+
+
+def _content(message: Message, where: str) -> str | list[dict[str, str]] | None:
+    content = message.content
+    if content is None and message.role == "assistant" and (message.tool_calls or message.refusal):
+        return message.refusal
+    if content is None:
+        name = f"{where}.content"
+        raise UsageError(f"{name} is required", param=name, code="missing_required_parameter")
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise UsageError(f"{where}.content is an empty list", param=f"{where}.content", code="empty_array")
+    return [_text_part(part, where, j) for j, part in enumerate(content)]
+
+
+def _text_part(part: ContentPart, where: str, position: int) -> dict[str, str]:
+    name = f"{where}.content[{position}]"
+    if part.type == "text" or part.type == "refusal":
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise UsageError(f"{name}.{part.type} is required", param=f"{name}.text", code="missing_required_parameter")
+        extra = set(part.model_extra or ()) - {"cache_control"}
+        if extra:
+            wrong = f"{name}.{sorted(extra)[0]}"[:100]
+            raise UsageError(f"{wrong} is not a parameter of text", param=wrong, code="unsupported_parameter")
+        return {"type": "text", "text": text}
+    if part.type in _OTHER_PARTS:
+        text = f"{name}.type is {part.type}; this model reads text only"
+        raise UsageError(text, param=f"{name}.type", code="unsupported_value")
+    text = f"{name} has the unknown type {quote(part.type)}; parts of content are of type text"
+    raise UsageError(text, param=f"{where}.content", code="invalid_value")

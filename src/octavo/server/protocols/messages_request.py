@@ -1,0 +1,204 @@
+"""The body of Anthropic's `/v1/messages`, and what of it the model and the engine are told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag
+
+from octavo.errors import UsageError
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
+from octavo.server.errors import refuse
+from octavo.server.generation.json_schema import check_schema, check_tool_choice
+from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice
+from octavo.server.generation.thinking import effort_arguments, switch_arguments
+from octavo.server.http.json_body import Int, Number, Text
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.messages_input import CacheControl, Message, TextContent, continues, to_messages
+from octavo.server.protocols.protocol_fields import UNSUPPORTED, Unsupported, by_type, check_own_tools
+from octavo.server.protocols.sampling_fields import NullIsAbsent
+
+MAX_MESSAGES = 4096
+MIN_THINKING_BUDGET = 1
+
+FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
+
+
+class Tool(NullIsAbsent):
+    """eager_input_streaming: arguments are always streamed as they come."""
+
+    type: Literal["custom"] | None = None
+    name: Text
+    description: Text | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+
+
+class AnyToolChoice(NullIsAbsent):
+    """auto: the model decides; any: it must call one; none: it must not."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class OneToolChoice(NullIsAbsent):
+    type: Literal["tool"]
+    name: Text
+    disable_parallel_tool_use: bool | None = None
+
+
+class EnabledThinking(NullIsAbsent):
+    """budget_tokens: below max_tokens, which bounds thinking and answer together; nothing else bounds the thinking."""
+
+    type: Literal["enabled"]
+    budget_tokens: Int = Field(ge=MIN_THINKING_BUDGET)
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OtherThinking(NullIsAbsent):
+    """adaptive: as the model likes."""
+
+    type: Literal["disabled", "adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class Metadata(NullIsAbsent):
+    user_id: Text | None = None
+
+
+class JsonSchemaFormat(NullIsAbsent):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(NullIsAbsent):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonSchemaFormat | None = None
+
+
+AnyTool: TypeAlias = Annotated[
+    Annotated[Tool, Tag("custom")] | Annotated[Unsupported, Tag(UNSUPPORTED)],
+    Discriminator(by_type("custom", default="custom")),
+]
+Choice: TypeAlias = Annotated[
+    Annotated[AnyToolChoice, Tag("auto")]
+    | Annotated[AnyToolChoice, Tag("any")]
+    | Annotated[AnyToolChoice, Tag("none")]
+    | Annotated[OneToolChoice, Tag("tool")]
+    | Annotated[Unsupported, Tag(UNSUPPORTED)],
+    Discriminator(by_type("auto", "any", "none", "tool")),
+]
+Thinking: TypeAlias = Annotated[
+    Annotated[EnabledThinking, Tag("enabled")]
+    | Annotated[OtherThinking, Tag("disabled")]
+    | Annotated[OtherThinking, Tag("adaptive")]
+    | Annotated[Unsupported, Tag(UNSUPPORTED)],
+    Discriminator(by_type("enabled", "disabled", "adaptive")),
+]
+
+
+class CountTokensRequest(NullIsAbsent):
+    """What makes up a prompt."""
+
+    model: Text | None = None
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: TextContent | None = None
+    tools: list[AnyTool] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountTokensRequest):
+    """What is not here is refused by name."""
+
+    max_tokens: Int
+    stop_sequences: list[Text] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    stream: bool | None = None
+
+
+def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> ChatSpec:
+    """What is asked of the model. Raises UsageError for what cannot be honoured."""
+    thinking = body.thinking
+    if isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= body.max_tokens:
+        message = "thinking.budget_tokens must be below max_tokens, which bounds thinking and answer together"
+        raise UsageError(message, param="thinking.budget_tokens", code="integer_above_max_value")
+    params = SamplingParams(
+        max_tokens=body.max_tokens,
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=0 if body.top_k is None else body.top_k,
+        stop=body.stop_sequences or (),
+        structured_outputs=_structured(body.output_config),
+    )
+    return prompt_spec(body, model, tenant, params)
+
+
+def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
+    """The same for what makes up the prompt, with these parameters."""
+    given = [_chat_tool(tool) for tool in body.tools or () if isinstance(tool, Tool)]
+    tools = check_own_tools(given, {"parameters": "input_schema"})
+    choice = _tool_choice(body)
+    check_tool_choice(choice, tools)
+    messages = to_messages(body.messages, body.system)
+    arguments = _thinking_arguments(body, model)
+    if continues(messages):
+        arguments = {**arguments, "continue_final_message": True}
+    return ChatSpec(
+        params=params,
+        tenant=tenant,
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
+        template_arguments=arguments,
+        max_tokens_may_shrink=True,  # the protocol has a stop_reason for it, and clients ask for more than they need
+    )
+
+
+def _chat_tool(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.input_schema,
+        "strict": tool.strict,
+    }
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def _tool_choice(body: CountTokensRequest) -> ToolChoice:
+    choice = body.tool_choice
+    if isinstance(choice, OneToolChoice):
+        return NamedTool(choice.name)
+    if isinstance(choice, AnyToolChoice):
+        return "required" if choice.type == "any" else "none" if choice.type == "none" else "auto"
+    return "auto"
+
+
+def _thinking_arguments(body: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
+    template = model.tokenizer.chat_template
+    thinking = body.thinking
+    if isinstance(thinking, (EnabledThinking, OtherThinking)) and thinking.display == "omitted":
+        raise refuse("thinking.display", "is omitted, but thinking comes whole; leave it out")
+    if isinstance(thinking, OtherThinking) and thinking.type == "adaptive":
+        arguments = {}
+    else:
+        wanted = None if thinking is None else thinking.type == "enabled"
+        arguments = switch_arguments(template, wanted, "thinking.type")
+    effort = None if body.output_config is None else body.output_config.effort
+    return arguments if effort is None else arguments | effort_arguments(template, effort, "output_config.effort")
+
+
+def _structured(config: OutputConfig | None) -> StructuredOutputsParams | None:
+    if config is None or config.format is None:
+        return None
+    check_schema(config.format.schema_, "output_config.format.schema")
+    return StructuredOutputsParams(json=config.format.schema_)

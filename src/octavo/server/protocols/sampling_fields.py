@@ -1,0 +1,350 @@
+"""The fields that say how to sample, as OpenAI's and vLLM's clients send them, in every request that generates.
+
+A field is honoured or refused; those that ask for nothing (`user`, `store: false`) are accepted. Null is absent.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from octavo.errors import UsageError
+from octavo.sampling_params import (
+    MAX_CACHE_SALT_CHARS,
+    MAX_CHOICES,
+    MAX_LIST_ITEMS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    MAX_STRING_CHARS,
+    BeamSearchParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from octavo.server.generation.json_schema import check_schema
+from octavo.server.generation.naming import constraint_named
+from octavo.server.http.json_body import Int, Number, RequestModel, Text
+
+_INT32_MAX = 2**31 - 1
+# What beam search honours, and what no search needs: all else is refused beside it.
+_BEAM_FIELDS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})
+
+
+_LOGIT_BIAS_SCHEMA: dict[str, Any] = {
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIAS,
+}
+_RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
+    "required": ["type"],
+    "additionalProperties": False,
+    "properties": {
+        "type": {"enum": ["text", "json_object", "json_schema"]},
+        "value": {"type": "object"},
+        "json_schema": {
+            "type": "object",
+            "required": ["schema"],
+            "additionalProperties": False,
+            "properties": {
+                "name": {"type": "string"},
+                "description": {"type": "string"},
+                "schema": {"type": "object"},
+                "strict": {"type": ["boolean", "null"]},
+            },
+        },
+    },
+}
+
+
+def _within(low: int, high: int | None = None, *, above: bool = False) -> Any:
+    """A range for the OpenAPI document alone: the values are judged, for every way in, by `SamplingParams`."""
+    limits: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": low}
+    return Field(json_schema_extra=limits if high is None else {**limits, "maximum": high})
+
+
+def _text() -> Any:
+    """As `_within`: a string that `SamplingParams` takes."""
+    return Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})
+
+
+def _items(limit: int) -> Any:
+    """As `_within`: the length of a list."""
+    return Field(json_schema_extra={"maxItems": limit})
+
+
+class NullIsAbsent(RequestModel):
+    """A request whose unknown fields may be null: clients send back what they got, with every field they know."""
+
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"type": "null"}})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if isinstance(data, dict) and None in data.values():
+            return {name: item for name, item in data.items() if item is not None or name in cls.model_fields}
+        return data
+
+
+class StructuredOutputs(NullIsAbsent):
+    """vLLM's `structured_outputs`: exactly one of them."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: Text | None = None
+    choice: list[Text] | None = None
+    grammar: Text | None = None
+    json_object: bool | None = None
+
+
+class StreamOptions(NullIsAbsent):
+    """include_usage: a last chunk with the usage. continuous_usage_stats: in every chunk, as far as it is known."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class SamplingFields(NullIsAbsent):
+    """What chat and text requests have in common. `sampling_params` judges the values."""
+
+    model: Text | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    n: Annotated[Int, _within(1, MAX_CHOICES)] | None = None
+    temperature: Annotated[Number, _within(0, 2)] | None = None
+    top_p: Annotated[Number, _within(0, 1, above=True)] | None = None
+    top_k: Annotated[Int, _within(-1)] | None = None
+    min_p: Annotated[Number, _within(0, 1)] | None = None
+    typical_p: Annotated[Number, _within(0, 1, above=True)] | None = None
+    repetition_penalty: Annotated[Number, _within(0, 10, above=True)] | None = None
+    presence_penalty: Annotated[Number, _within(-2, 2)] | None = None
+    frequency_penalty: Annotated[Number, _within(-2, 2)] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(json_schema_extra=_LOGIT_BIAS_SCHEMA)] | None = None
+    seed: Annotated[Int, _within(-(2**63), 2**64 - 1)] | None = None
+    stop: Annotated[Text, _text()] | Annotated[list[Annotated[Text, _text()]], _items(MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[Annotated[Int, _within(0)]], _items(MAX_LIST_ITEMS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: Annotated[list[Annotated[Text, _text()]], _items(MAX_LIST_ITEMS)] | None = None
+    allowed_token_ids: list[Annotated[Int, _within(0)]] | None = None
+    ignore_eos: bool | None = None
+    min_tokens: Annotated[Int, _within(0)] | None = None
+    max_tokens: Annotated[Int, _within(0)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[Int, _within(0, MAX_LOGPROBS)] | None = None
+    use_beam_search: bool | None = None
+    length_penalty: Annotated[Number, _within(-10, 10)] | None = None
+    early_stopping: bool | Literal["never"] | None = None
+
+    response_format: Annotated[dict[str, Any], Field(json_schema_extra=_RESPONSE_FORMAT_SCHEMA)] | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Text | dict[str, Any] | None = None
+    guided_regex: Text | None = None
+    guided_choice: list[Text] | None = None
+    guided_grammar: Text | None = None
+
+    truncate_prompt_tokens: Annotated[Int, _within(-1)] | None = None
+    truncation_side: Literal["left", "middle"] | None = None
+    priority: Annotated[Int, _within(-(2**31), _INT32_MAX)] | None = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
+    return_token_ids: bool | None = None
+    timings: bool | None = None
+
+    user: Text | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: Literal["auto", "default"] | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> SamplingFields:
+        if self.stream_options is not None and not self.stream:
+            raise UsageError("stream_options needs stream: true", param="stream_options", code="invalid_value")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> SamplingFields:
+        obfuscates = self.stream_options is not None and self.stream_options.include_obfuscation
+        for name, is_wrong in (
+            ("store", self.store),
+            ("spaces_between_special_tokens", self.spaces_between_special_tokens is False),
+            ("stream_options.include_obfuscation", obfuscates),
+        ):
+            if is_wrong:
+                value = "false" if name.startswith("spaces") else "true"
+                raise UsageError(f"{name}: {value} is not supported", param=name, code="unsupported_value")
+        return self
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_running_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+    def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams | BeamSearchParams:
+        """The parameters. max_tokens: as asked for, or the default of this kind of request; None: up to the context.
+
+        logprobs: number of most likely tokens to report, 0 for the chosen one alone, None for none.
+        Raises UsageError naming the field whose value is wrong.
+        """
+        if self.use_beam_search:
+            return self._beam_search_params(max_tokens)
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) is not None:
+                raise UsageError(f"{name} needs use_beam_search: true", param=name, code="invalid_value")
+        arguments = {name: getattr(self, name) for name in _PLAIN_FIELDS if getattr(self, name) is not None}
+        if self.logit_bias is not None:
+            arguments["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
+        return SamplingParams(
+            max_tokens=max_tokens, logprobs=logprobs, structured_outputs=self.structured_params(), **arguments
+        )
+
+    def _beam_search_params(self, max_tokens: int | None) -> BeamSearchParams:
+        refused = [name for name in (*_PLAIN_FIELDS, "logit_bias") if name not in _BEAM_FIELDS]
+        refused += ["response_format", "structured_outputs", "logprobs", "top_logprobs", *_GUIDED]
+        for name in refused:
+            value = getattr(self, name, None)
+            # Without sampling there is nothing that a temperature of 0 or the defaults would change.
+            if value not in (None, False, *_NEUTRAL.get(name, ())):
+                message = f"{name} cannot be combined with use_beam_search; leave one of them out"
+                raise UsageError(message, param=name, code="unsupported_value")
+        width = 1 if self.n is None else self.n
+        if not 1 <= width <= MAX_CHOICES:
+            code = "integer_below_min_value" if width < 1 else "integer_above_max_value"
+            raise UsageError(f"n is {width:.20g}; it must be 1 to {MAX_CHOICES}", param="n", code=code)
+        return BeamSearchParams(
+            beam_width=width,
+            n=width,
+            max_tokens=_INT32_MAX if max_tokens is None else max_tokens,
+            length_penalty=1.0 if self.length_penalty is None else self.length_penalty,
+            early_stopping=self.early_stopping or False,
+            ignore_eos=bool(self.ignore_eos),
+            skip_special_tokens=self.skip_special_tokens is not False,
+        )
+
+    def structured_params(self) -> StructuredOutputsParams | None:
+        """What the answer must look like, from whichever field says so. Raises UsageError if several do."""
+        constraints = self._constraints()
+        if len(constraints) > 1:
+            message = f"{' and '.join(constraints)} contradict each other; give one of them"
+            raise UsageError(message, param="structured_outputs", code="invalid_value")
+        for name, arguments in constraints.items():
+            if arguments.get("json") is not None:
+                _check_schema(arguments["json"], "structured_outputs.json" if name == "structured_outputs" else name)
+            with constraint_named(name):
+                return StructuredOutputsParams(**arguments)
+        return None
+
+    @property
+    def constraint_param(self) -> str:
+        """The field that constrains the answer, for errors that the engine finds in it."""
+        return next(iter(self._constraints()), "structured_outputs")
+
+    def _constraints(self) -> dict[str, dict[str, Any]]:
+        """Field -> arguments of StructuredOutputsParams, of every field that is given."""
+        found: dict[str, dict[str, Any]] = {}
+        if self.structured_outputs is not None:
+            found["structured_outputs"] = {
+                "json": self.structured_outputs.json_,
+                **self.structured_outputs.model_dump(exclude={"json_"}, exclude_none=True),
+            }
+        for field, name in _GUIDED.items():
+            if getattr(self, field) is not None:
+                found[field] = {name: getattr(self, field)}
+        if self.response_format is not None:
+            arguments = _response_format(self.response_format)
+            if arguments:
+                found["response_format"] = arguments
+        return found
+
+    def truncation(self) -> tuple[int | None, Literal["left", "middle"]]:
+        """How many tokens the prompt may keep, and where it is cut."""
+        limit = self.truncate_prompt_tokens
+        if limit is not None and (limit < -1 or limit == 0):
+            message = f"truncate_prompt_tokens is {limit}; it must be at least 1, or -1 for as many as fit"
+            raise UsageError(message, param="truncate_prompt_tokens", code="integer_below_min_value")
+        if self.truncation_side is not None and limit is None:
+            raise UsageError("truncation_side needs truncate_prompt_tokens", param="truncation_side")
+        return limit, self.truncation_side or "left"
+
+
+_GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_PLAIN_FIELDS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "typical_p"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids"),
+    *("include_stop_str_in_output", "bad_words", "allowed_token_ids", "ignore_eos", "min_tokens"),
+    *("skip_special_tokens", "prompt_logprobs"),
+)
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "temperature": (0, 1),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "typical_p": (1,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "min_tokens": (0,),
+    "stop": ([],),
+    "stop_token_ids": ([],),
+    "bad_words": ([],),
+    "logit_bias": ({},),
+}
+
+
+_RESPONSE_FORMAT_MEMBERS = {"text": set[str](), "json_object": {"value"}, "json_schema": {"json_schema"}}
+
+
+def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
+    """OpenAI's `response_format` as arguments of StructuredOutputsParams; empty for plain text.
+
+    `json_object` may have TGI's `value`, a schema: Hugging Face's client sends `json_schema` so.
+    """
+    value = {name: item for name, item in value.items() if item is not None}
+    kind = value.pop("type", None)
+    if kind is None:
+        raise UsageError("response_format lacks its type", param="response_format", code="missing_required_parameter")
+    if not isinstance(kind, str) or kind not in _RESPONSE_FORMAT_MEMBERS:
+        message = f"response_format.type must be text, json_object or json_schema, not {kind!r:.40}"
+        raise UsageError(message, param="response_format", code="unsupported_value")
+    _refuse_members(value, _RESPONSE_FORMAT_MEMBERS[kind], "response_format")
+    if kind == "text":
+        return {}
+    if kind == "json_object":
+        return {"json": value["value"]} if "value" in value else {"json_object": True}
+    json_schema = value.get("json_schema")
+    if not isinstance(json_schema, Mapping) or json_schema.get("schema") is None:
+        message = "response_format lacks json_schema.schema, the JSON schema of the answer"
+        raise UsageError(message, param="response_format", code="missing_required_parameter")
+    given = {name: item for name, item in json_schema.items() if item is not None}
+    _refuse_members(given, {"name", "description", "schema", "strict"}, "response_format.json_schema")
+    return {"json": json_schema["schema"]}
+
+
+def _refuse_members(value: Mapping[str, Any], known: set[str], param: str) -> None:
+    if extra := value.keys() - known:
+        name = f"{param}.{sorted(extra)[0]}"[:100]
+        raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
+
+
+def _check_schema(schema: object, param: str) -> None:
+    """A JSON schema, as an object or, as vLLM takes it too, as its text."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            message = f"{param} is not the text of a JSON schema: {error}"
+            raise UsageError(message, param=param, code="invalid_json_schema") from None
+    check_schema(schema, param)
+
+
+def _token_id(key: str) -> int | str:
+    """The token id that a name in JSON stands for; what is none stays as it is, to be refused."""
+    digits = key.removeprefix("-")
+    return int(key) if digits.isascii() and digits.isdigit() and len(digits) < 20 else key

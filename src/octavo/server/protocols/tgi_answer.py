@@ -1,0 +1,160 @@
+"""Text Generation Inference's answer: one event a token, and the details of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.sampling_params import SamplingParams
+from octavo.server.errors import ApiError
+from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs
+from octavo.server.generation.spec import Generation
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answering import NamedEvent
+from octavo.server.protocols.openai_answer import MIN_LOGPROB, most_likely, token_text
+from octavo.server.protocols.protocol_errors import tgi_body
+from octavo.tokenizer.detokenizer import Detokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TgiOptions:
+    """shown_prompt: what the text begins with, for `return_full_text`. seed: None: nothing was drawn."""
+
+    seed: int | None
+    shown_prompt: str
+    num_top_tokens: int
+    has_details: bool
+    reports_truncation: bool
+
+
+class TgiWriter:
+    """Implements `AnswerWriter`. The last token's event has the whole text with it, so a token that may be the last
+    waits for what comes after it; all others go out at once."""
+
+    def __init__(self, model: ServedModel, generation: Generation, params: SamplingParams, options: TgiOptions) -> None:
+        self._model = model
+        self._generation = generation
+        self._params = params
+        self._options = options
+        self._detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=False)
+        self._text = options.shown_prompt
+        self._num_tokens = 0
+        self._tokens: list[dict[str, Any]] = []
+        self._top_tokens: list[list[dict[str, Any]]] = []
+        self._held: dict[str, Any] | None = None
+        self._finish_reason = ""
+
+    def begin(self) -> Iterator[NamedEvent]:
+        return iter(())
+
+    def push(self, event: Event) -> Iterator[NamedEvent]:
+        if isinstance(event, TextDelta):
+            self._text += event.text
+            self._num_tokens += len(event.token_ids)
+            for item in event.logprobs:
+                yield from self._release()
+                self._held = self._token_event(item)
+            if self._held is not None and not self._may_be_last(event):
+                yield from self._release()
+        elif isinstance(event, ChoiceEnd):
+            self._end(event)
+            if self._tokens:
+                yield None, self._last_event()
+
+    def fail(self, error: ApiError) -> Iterator[NamedEvent]:
+        yield None, tgi_body(error, self._generation.request_id)
+
+    def body(self) -> dict[str, Any]:
+        whole: dict[str, Any] = {"generated_text": self._text}
+        if not self._options.has_details:
+            return whole
+        details: dict[str, Any] = {
+            "finish_reason": self._finish_reason,
+            "generated_tokens": self._num_tokens,
+            "seed": self._options.seed,
+            "prefill": self._prefill(),
+            "tokens": self._tokens,
+        }
+        if self._options.num_top_tokens:
+            details["top_tokens"] = self._top_tokens
+        self._report_truncation(details)
+        return {**whole, "details": details}
+
+    def _release(self) -> Iterator[NamedEvent]:
+        if self._held is not None:
+            yield None, self._held
+            self._held = None
+
+    def _may_be_last(self, event: TextDelta) -> bool:
+        length = len(self._generation.prompt_token_ids[0]) + self._num_tokens
+        ends_text = event.token_ids[-1:] != () and event.token_ids[-1] in self._model.tokenizer.eos_token_ids
+        return (
+            self._num_tokens == self._params.max_tokens
+            or length >= self._model.info.max_model_len
+            or ends_text
+            or self._text.endswith(tuple(self._params.stop_strings))
+        )
+
+    def _token_event(self, item: TokenLogprobs) -> dict[str, Any]:
+        token_id = item.token_id
+        token = self._token(token_id, item.entries[token_id].logprob, self._detokenizer.push([token_id]))
+        self._tokens.append(token)
+        event: dict[str, Any] = {
+            "index": len(self._tokens),
+            "token": token,
+            "generated_text": None,
+            "details": None,
+        }
+        if self._options.num_top_tokens:
+            event["top_tokens"] = [
+                self._token(other, entry.logprob, self._name(other))
+                for other, entry in most_likely(item.entries, self._options.num_top_tokens)
+            ]
+            self._top_tokens.append(event["top_tokens"])
+        return event
+
+    def _last_event(self) -> dict[str, Any]:
+        last = self._held or {"index": len(self._tokens), "token": {**self._tokens[-1], "text": ""}}
+        self._held = None
+        details = {
+            "finish_reason": self._finish_reason,
+            "generated_tokens": self._num_tokens,
+            "input_length": len(self._generation.prompt_token_ids[0]),
+            "seed": self._options.seed,
+        }
+        self._report_truncation(details)
+        return {**last, "generated_text": self._text, "details": details}
+
+    def _report_truncation(self, details: dict[str, Any]) -> None:
+        if self._options.reports_truncation:
+            details["truncated_tokens"] = self._generation.num_truncated_tokens
+
+    def _end(self, end: ChoiceEnd) -> None:
+        if self._tokens:
+            self._tokens[-1]["text"] += self._detokenizer.flush()
+        if end.finish_reason == "length":
+            self._finish_reason = "length"
+        else:
+            self._finish_reason = "stop_sequence" if isinstance(end.stop_reason, str) else "eos_token"
+
+    def _prefill(self) -> list[dict[str, Any]]:
+        positions: Any = self._generation.prompt_logprobs[0]
+        if not positions:
+            return []
+        token_ids = self._generation.prompt_token_ids[0]
+        return [
+            {
+                "id": token_id,
+                "text": self._name(token_id),
+                "logprob": entries and max(entries[token_id].logprob, MIN_LOGPROB),
+            }
+            for token_id, entries in zip(token_ids, positions, strict=True)
+        ]
+
+    def _token(self, token_id: int, logprob: float, text: str) -> dict[str, Any]:
+        special = token_id in self._model.tokenizer.special_token_ids
+        return {"id": token_id, "text": text, "logprob": max(logprob, MIN_LOGPROB), "special": special}
+
+    def _name(self, token_id: int) -> str:
+        return token_text(self._model.tokenizer, token_id)[0]
