@@ -29,7 +29,7 @@ _LIMITS = LLParserLimits(
 )
 _TIMEOUT_S = 2.0
 _MAX_COMPILATIONS = 4  # at a time
-_CACHE_BYTES = 64 * 2**20
+_CACHE_BYTES = 16 * 2**20  # about a hundred schemas
 _MAX_MASK_THREADS = 8
 
 
