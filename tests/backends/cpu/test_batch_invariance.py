@@ -15,7 +15,8 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends import ExecutorLimits
-from octavo.backends.cpu import compile as cpu
+from octavo.backends.cpu.compile import CompileOptions
+from octavo.backends.cpu.compile import compile as compile_graph
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.models import build_graph, load_architecture
 from octavo.outputs import RequestOutput
@@ -92,7 +93,7 @@ def make_engine(isa: str, *, num_blocks: int, max_num_batched_tokens: int, max_n
     config = load_architecture("llama").Config.from_hf(CONFIG)
     graph = build_graph("llama", config, shapes())
     limits = ExecutorLimits(max_num_batched_tokens, max_num_seqs, max_num_seqs, MAX_MODEL_LEN)
-    executor = cpu.compile(graph, make_weights(), limits, num_threads=2, options=cpu.CompileOptions(isa=isa))
+    executor = compile_graph(graph, make_weights(), limits, num_threads=2, options=CompileOptions(isa=isa))
     executor.allocate_cache(num_blocks, BLOCK_SIZE)
     bounds = (MAX_MODEL_LEN, max_num_seqs, max_num_batched_tokens, max_num_seqs, BLOCK_SIZE, num_blocks, VOCAB_SIZE)
     return Engine(executor, Tokenizer(), EngineLimits(*bounds))
