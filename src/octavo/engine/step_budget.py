@@ -25,7 +25,7 @@ class StepBudget:
 
     def __init__(self, max_itl_s: float) -> None:
         self._max_itl_s = max_itl_s
-        self._decode_s: dict[int, deque[float]] = {}  # by the binary order of the number of decodes: seconds a step
+        self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
         self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
 
     def max_prefill_tokens(self, num_decodes: int, context: int) -> int:
@@ -42,13 +42,13 @@ class StepBudget:
     def observe(self, num_decodes: int, num_prefill_tokens: int, context: int, elapsed_s: float) -> None:
         """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any."""
         if num_prefill_tokens == 0:
-            _remember(self._decode_s, num_decodes.bit_length(), elapsed_s)
+            _remember(self._decode_s, num_decodes, elapsed_s)
         elif num_prefill_tokens >= MIN_PREFILL_TOKENS // 2:
             seconds = max(elapsed_s - self._decode_time(num_decodes), 0.1 * elapsed_s)
             _remember(self._prefill_s, context // _CONTEXT_STEP, seconds / num_prefill_tokens)
 
     def _decode_time(self, num_decodes: int) -> float:
-        return (_nearest_median(self._decode_s, num_decodes.bit_length()) or 0.0) if num_decodes else 0.0
+        return (_nearest_median(self._decode_s, num_decodes) or 0.0) if num_decodes else 0.0
 
 
 def _remember(observed: dict[int, deque[float]], key: int, value: float) -> None:
