@@ -133,7 +133,7 @@ def test_every_route_of_the_server_needs_a_key_unless_it_says_otherwise() -> Non
             path = route.path.replace("{", "").replace("}", "").replace(":path", "")
             for method in route.methods - {"HEAD"} - ({"GET"} if is_public else set()):
                 reply = shell.post(path, b"{}") if method == "POST" else shell.get(path)
-                assert reply.error == (401, INVALID, None, None), path
+                assert reply.status == 401, path
 
 
 def test_the_time_says_nothing_about_the_key() -> None:

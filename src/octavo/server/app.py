@@ -19,6 +19,7 @@ from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.http.api_keys import ApiKeys, configured_keys
+from octavo.server.http.dialects import Dialects
 from octavo.server.http.disconnect import OpenRequests
 from octavo.server.http.guard import HEALTH_PATHS, Access, Guard, RequestCounter
 from octavo.server.http.openapi import describe, render_page
@@ -58,7 +59,10 @@ def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: Reques
     for kind, handler in ((RequestValidationError, _on_invalid), (HTTPException, _on_http_exception)):
         app.add_exception_handler(kind, handler)
     access = Access(keys=ApiKeys(configured_keys(config)), public=frozenset(public))
-    app.add_middleware(Guard, config=config, access=access, routes=RouteTable(app.routes), count=count)
+    dialects = app.state.dialects = Dialects.of_routes(app.routes)
+    app.add_middleware(
+        Guard, config=config, access=access, routes=RouteTable(app.routes), dialects=dialects, count=count
+    )
     return app
 
 

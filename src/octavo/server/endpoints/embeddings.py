@@ -20,12 +20,13 @@ from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_texts
 from octavo.server.generation.spec import TextSpec
 from octavo.server.http.access_log import record_of
+from octavo.server.http.dialects import OPENAI
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, Text, quote
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
 from octavo.server.protocols.answering import tenant_of
-from octavo.server.protocols.protocol_errors import error_route, openai_body, request_id_of
+from octavo.server.protocols.protocol_errors import protocol_route, request_id_of
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 from octavo.server.state import state_of
 
@@ -33,7 +34,7 @@ MAX_INPUTS = 2048
 # What one call of the engine computes; between calls others get their turn.
 INPUTS_AT_ONCE = 32
 
-router = APIRouter(route_class=error_route(openai_body, {"prompt": "input"}), tags=["openai"])
+router = APIRouter(route_class=protocol_route(OPENAI, {"prompt": "input"}), tags=["openai"])
 
 
 def _kind_of_input(value: Any) -> str:

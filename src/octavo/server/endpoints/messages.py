@@ -24,16 +24,16 @@ from octavo.server.protocols.messages_request import (
     to_chat_spec,
 )
 from octavo.server.protocols.protocol_errors import (
+    ANTHROPIC,
     ANTHROPIC_SCHEMA,
-    anthropic_body,
     describe_errors,
-    error_route,
+    protocol_route,
     request_id_of,
 )
 from octavo.server.state import state_of
 
 router = APIRouter(
-    route_class=error_route(anthropic_body, FIELD_NAMES),
+    route_class=protocol_route(ANTHROPIC, FIELD_NAMES),
     tags=["anthropic"],
     responses=describe_errors(ANTHROPIC_SCHEMA),
 )
@@ -53,7 +53,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
         generation = await start_chat(state_of(request), model, spec, request_id)
         return generation, MessagesWriter(model, generation, body.max_tokens)
 
-    return await answer(request, body.model, start, stream=bool(body.stream), headers={"request-id": request_id})
+    return await answer(request, body.model, start, stream=bool(body.stream))
 
 
 @router.post("/v1/messages/count_tokens")

@@ -8,15 +8,16 @@ from starlette.responses import Response
 
 from octavo.server.generation.run import start_chat
 from octavo.server.generation.spec import Generation
+from octavo.server.http.dialects import OPENAI
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
 from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
-from octavo.server.protocols.protocol_errors import error_route, openai_body, request_id_of
+from octavo.server.protocols.protocol_errors import protocol_route, request_id_of
 from octavo.server.protocols.responses_answer import ResponsesWriter
 from octavo.server.protocols.responses_request import FIELD_NAMES, ResponsesRequest, to_chat_spec
 from octavo.server.state import state_of
 
-router = APIRouter(route_class=error_route(openai_body, FIELD_NAMES), tags=["openai"])
+router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
 
 
 @router.post("/v1/responses", responses=streamed_answer(RESPONSE))

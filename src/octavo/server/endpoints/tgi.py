@@ -24,7 +24,7 @@ from octavo.server.http.json_body import Int, Number, RequestModel, Text, quote
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import GENERATED_TEXT, INFO, streamed_answer, whole_answer
 from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
-from octavo.server.protocols.protocol_errors import TGI_SCHEMA, describe_errors, error_route, request_id_of, tgi_body
+from octavo.server.protocols.protocol_errors import TGI, TGI_SCHEMA, describe_errors, protocol_route, request_id_of
 from octavo.server.protocols.tgi_answer import TgiOptions, TgiWriter
 from octavo.server.state import state_of
 
@@ -41,7 +41,7 @@ _FIELD_NAMES = {
 }
 
 router = APIRouter(
-    route_class=error_route(tgi_body, _FIELD_NAMES),
+    route_class=protocol_route(TGI, _FIELD_NAMES),
     tags=["text generation inference"],
     responses=describe_errors(TGI_SCHEMA),
 )

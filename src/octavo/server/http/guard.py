@@ -1,7 +1,7 @@
 """The door: what every request passes before an endpoint sees it.
 
 Its own id, Host and Origin, the API key, the route, the content type, and a bounded body. Everything is refused that
-is not known to be allowed; what fails behind the door leaves it as the error envelope.
+is not known to be allowed; what fails, here or behind the door, is told as the path's protocol tells errors.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, log_failure, to_api_error
 from octavo.server.http.access_log import AccessRecord
 from octavo.server.http.api_keys import ApiKeys
+from octavo.server.http.dialects import Dialect, Dialects
 from octavo.server.http.disconnect import ClientGoneError, shutting_down
 from octavo.server.http.json_body import quote
 from octavo.server.http.origins import OriginRules
@@ -60,9 +61,17 @@ class Guard:
     """Pure ASGI: costs microseconds, and nothing at all per event of a stream."""
 
     def __init__(
-        self, app: ASGIApp, *, config: ServerConfig, access: Access, routes: RouteTable, count: RequestCounter
+        self,
+        app: ASGIApp,
+        *,
+        config: ServerConfig,
+        access: Access,
+        routes: RouteTable,
+        dialects: Dialects,
+        count: RequestCounter,
     ) -> None:
         self._app = app
+        self._dialects = dialects
         self._config = config
         self._access = access
         self._routes = routes
@@ -77,7 +86,8 @@ class Guard:
         record = _new_record(scope)
         state = scope.setdefault("state", {})
         state["request_id"], state["access"] = record.request_id, record
-        answer = _Answer(send, record, self._origins.cors_headers(scope["headers"]))
+        dialect = self._dialects.find(record.path)
+        answer = _Answer(send, record, dialect, self._origins.cors_headers(scope["headers"]))
         body = _Body.announced(scope["headers"])
         begin = time.monotonic()
         try:
@@ -190,10 +200,12 @@ class _Body:
 class _Answer:
     """`send` with the headers that every answer has."""
 
-    def __init__(self, send: Send, record: AccessRecord, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, send: Send, record: AccessRecord, dialect: Dialect, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
         self._record = record
-        self._headers = [(b"x-request-id", record.request_id.encode()), *headers]
+        self._dialect = dialect
+        self._id_headers = dialect.id_headers(record.request_id)
+        self._headers = [*self._id_headers, *headers]
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -202,10 +214,10 @@ class _Answer:
         await self._send(message)
 
     async def send_error(self, error: ApiError, body: _Body, receive: Receive) -> None:
-        """The envelope. What the client still sends of its body is taken and thrown away for a while: closed at once,
-        the connection would be reset under a client that writes before it reads."""
+        """The error in the protocol's words. What the client still sends of its body is thrown away for a while:
+        closed at once, the connection would be reset under a client that writes before it reads."""
         self._record.error_code = error.code
-        data = json.dumps(error.body()).encode()
+        data = json.dumps(self._dialect.error_body(error, self._record.request_id)).encode()
         headers = {"content-type": "application/json", "content-length": str(len(data)), **error.headers}
         encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         await self({"type": "http.response.start", "status": error.status, "headers": encoded})
@@ -222,7 +234,7 @@ class _Answer:
 
     async def _send_start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._record.status = status
-        message = {"type": "http.response.start", "status": status, "headers": [self._headers[0], *headers]}
+        message = {"type": "http.response.start", "status": status, "headers": [*self._id_headers, *headers]}
         await self._send(message)
 
 

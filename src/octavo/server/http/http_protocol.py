@@ -21,6 +21,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.server.errors import ApiError, bad_request
+from octavo.server.http.dialects import Dialect, Dialects
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10  # names and values of one request, and its target
@@ -68,9 +69,18 @@ class RateLimitedWarning:
 class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
-    def __init__(self, *arguments: Any, limits: ConnectionLimits, warn: RateLimitedWarning, **keywords: Any) -> None:
+    def __init__(
+        self,
+        *arguments: Any,
+        limits: ConnectionLimits,
+        dialects: Dialects,
+        warn: RateLimitedWarning,
+        **keywords: Any,
+    ) -> None:
         super().__init__(*arguments, **keywords)
         self._limits = limits
+        self._dialects = dialects
+        self._target = b""
         self._warn = warn
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -128,6 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._last_data_s = self.loop.time()
         self._unset_keepalive_if_required()
         if self._refusal is not None:
+            self._target = data.partition(b" ")[2].partition(b" ")[0]
             self._refuse(self._refusal)
             return
         if self._awaits_head and self._header_timer is None:
@@ -142,9 +153,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_header_bytes = 0
+        self._target = b""
 
     def on_url(self, url: bytes) -> None:
         self._count_header_bytes(len(url))
+        self._target += url
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -220,8 +233,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(_response(error))
+            self.transport.write(_response(error, self._dialect()))
         self._close()
+
+    def _dialect(self) -> Dialect:
+        """By the target as far as it has been seen."""
+        return self._dialects.find(self._target.partition(b"?")[0].decode("latin-1"))
 
     # Times
 
@@ -317,14 +334,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
 
-def _response(error: ApiError) -> bytes:
-    body = json.dumps(error.body()).encode()
+def _response(error: ApiError, dialect: Dialect) -> bytes:
+    request_id = f"req-{secrets.token_hex(12)}"
+    body = json.dumps(dialect.error_body(error, request_id)).encode()
     lines = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
-    headers = {"content-length": str(len(body)), "x-request-id": f"req-{secrets.token_hex(12)}", **error.headers}
-    lines += [f"{name.lower()}: {value}\r\n".encode("latin-1") for name, value in headers.items()]
+    headers = [(b"content-length", b"%d" % len(body)), *dialect.id_headers(request_id)]
+    headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
+    lines += [b"%b: %b\r\n" % header for header in headers]
     return b"".join(lines) + b"\r\n" + body
 
 
-def protocol_factory(limits: ConnectionLimits) -> Callable[..., asyncio.Protocol]:
+def protocol_factory(limits: ConnectionLimits, dialects: Dialects) -> Callable[..., asyncio.Protocol]:
     """What uvicorn calls for every connection."""
-    return functools.partial(BoundedProtocol, limits=limits, warn=RateLimitedWarning())
+    return functools.partial(BoundedProtocol, limits=limits, dialects=dialects, warn=RateLimitedWarning())

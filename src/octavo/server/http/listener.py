@@ -179,7 +179,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
     context = tls_context(config)
     uvicorn_config = uvicorn.Config(
         app,
-        http=protocol_factory(limits),  # type: ignore[arg-type]
+        http=protocol_factory(limits, app.state.dialects),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         loop="asyncio",

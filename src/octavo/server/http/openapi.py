@@ -27,7 +27,7 @@ _ERROR_SCHEMA: dict[str, Any] = {
         }
     },
 }
-_ERRORS = {
+ERRORS = {
     "400": "The request is wrong",
     "401": "No API key, or a wrong one",
     "403": "This host or page may not call the server",
@@ -46,7 +46,7 @@ _ERRORS = {
 
 
 def describe(app: FastAPI) -> dict[str, Any]:
-    """The OpenAPI 3.1 document. Every operation can answer with every error, as one schema."""
+    """The OpenAPI 3.1 document. Every operation can answer with every error, in its protocol's schema."""
     document = get_openapi(
         title=app.title,
         version=app.version,
@@ -64,7 +64,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         for operation in operations.values():
             responses = operation["responses"]
             responses.pop("422", None)
-            for status, description in _ERRORS.items():
+            for status, description in ERRORS.items():
                 responses.setdefault(status, {"description": description, "content": content})
     return document
 

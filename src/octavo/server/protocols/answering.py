@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeAlias
 
@@ -50,7 +50,6 @@ async def answer(
     start: Callable[[ServedModel], Coroutine[Any, Any, tuple[Generation, AnswerWriter]]],
     *,
     stream: bool,
-    headers: Mapping[str, str] | None = None,
     last: bytes = b"",
 ) -> Response:
     """The response to a request that generates: server-sent events or one JSON object.
@@ -82,17 +81,13 @@ async def answer(
     try:
         if not stream:
             body = await run_unless_gone(request, whole())
-            return Response(_encoder.encode(body), media_type="application/json", headers=dict(headers or {}))
+            return Response(_encoder.encode(body), media_type="application/json")
         generation, writer = await run_unless_gone(request, begin())
         held = resources.pop_all()
     finally:
         await resources.aclose()
     chunks = ChunkStream(_chunks(generation, writer, record), held)
-    response = event_stream(
-        request, chunks, on_error=lambda error: b"".join(map(_encode, writer.fail(error))), last=last
-    )
-    response.headers.update(headers or {})
-    return response
+    return event_stream(request, chunks, on_error=lambda error: b"".join(map(_encode, writer.fail(error))), last=last)
 
 
 async def _chunks(generation: Generation, writer: AnswerWriter, record: AccessRecord) -> AsyncGenerator[bytes, None]:

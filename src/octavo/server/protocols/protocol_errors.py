@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from fastapi.exceptions import RequestValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
-from octavo.errors import OctavoError, UsageError
-from octavo.server.errors import ApiError, to_api_error
-from octavo.server.http.access_log import record_of
+from octavo.errors import UsageError
+from octavo.server.errors import ApiError
+from octavo.server.http.dialects import Dialect
 from octavo.server.http.json_body import JsonRoute
-from octavo.server.http.validation import to_bad_request
+from octavo.server.http.openapi import ERRORS
 
 ANTHROPIC_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -39,13 +37,6 @@ TGI_SCHEMA: dict[str, Any] = {
     },
 }
 
-logger = logging.getLogger(__name__)
-
-
-def openai_body(error: ApiError, _request_id: str) -> dict[str, Any]:
-    """`{"error": {"message", "type", "param", "code"}}`."""
-    return error.body()
-
 
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}`, with Anthropic's types of errors."""
@@ -65,42 +56,37 @@ def tgi_body(error: ApiError, _request_id: str) -> dict[str, Any]:
     return {"error": message, "error_type": kinds.get(error.status, "validation")}
 
 
-def error_route(
-    to_body: Callable[[ApiError, str], dict[str, Any]], field_names: Mapping[str, str] | None = None
-) -> type[JsonRoute]:
-    """A route class whose errors have the body that `to_body` makes of them and the request's id.
+ANTHROPIC = Dialect(anthropic_body, id_header=b"request-id")
+TGI = Dialect(tgi_body)
+
+
+def protocol_route(spoken: Dialect, field_names: Mapping[str, str]) -> type[JsonRoute]:
+    """A route class whose errors are told in this dialect.
 
     field_names: what the protocol calls the fields that sampling parameters and prompts have by other names.
     """
-    names = field_names or {}
 
-    class ErrorRoute(JsonRoute):
+    class ProtocolRoute(JsonRoute):
+        dialect = spoken
+
         def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
             handler = super().get_route_handler()
 
             async def handle(request: Request) -> Response:
                 try:
                     return await handler(request)
-                except RequestValidationError as error:
-                    api_error = to_bad_request(error.errors(), error.body)
-                except (ApiError, OctavoError) as error:
-                    api_error = _to_api_error(error, request, names)
-                record_of(request).error_code = api_error.code
-                body = to_body(api_error, request_id_of(request))
-                return JSONResponse(body, status_code=api_error.status, headers=api_error.headers)
+                except UsageError as error:
+                    raise rename_fields(error, field_names) from None
 
             return handle
 
-    return ErrorRoute
+    return ProtocolRoute
 
 
-def describe_errors(own_schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: an endpoint's errors have this schema; those of the guard before it are the common envelope."""
-    either = {"anyOf": [own_schema, {"$ref": "#/components/schemas/Error"}]}
-    content = {"application/json": {"schema": either}}
-    statuses = {400: "The request is wrong", 404: "There is no such model", 500: "A fault of the server"}
-    statuses |= {503: "No room now; try again after Retry-After seconds", 504: "The request ran for too long"}
-    return {status: {"description": text, "content": content} for status, text in statuses.items()}
+def describe_errors(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
+    """For OpenAPI: all errors of an endpoint have this schema."""
+    content = {"application/json": {"schema": schema}}
+    return {int(status): {"description": text, "content": content} for status, text in ERRORS.items()}
 
 
 def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
@@ -119,16 +105,6 @@ def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
 def request_id_of(request: Request) -> str:
     """The id that the guard gave this request."""
     return str(getattr(request.state, "request_id", ""))
-
-
-def _to_api_error(error: Exception, request: Request, names: Mapping[str, str]) -> ApiError:
-    if isinstance(error, UsageError):
-        error = rename_fields(error, names)
-    request_id = request_id_of(request)
-    api_error = to_api_error(error, request_id)
-    if api_error.status == 500:
-        logger.error("request %s failed", request_id, exc_info=error)
-    return api_error
 
 
 def _anthropic_type(error: ApiError) -> str:
