@@ -13,6 +13,7 @@ import httpx
 import pytest
 
 from octavo.core.client import EngineState, EngineStatus
+from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.server.models.served_model import ServedModel
 from octavo.server.state import ServerState
@@ -136,6 +137,9 @@ def test_the_card_of_a_model(model: ServedModel) -> None:
         assert card["object"] == "model"
         assert abs(card["created"] - time.time()) < 60
         assert (card["max_model_len"], card["state"], card["has_chat_template"]) == (256, "loaded", True)
+        assert card["default_sampling_params"]["temperature"] == 1.0
+        for name, value in card["default_sampling_params"].items():
+            assert value == getattr(SamplingParams(), name)
         assert card["memory"] == {"weight_bytes": 1024, "kv_cache_bytes": 64 * 16 * 64, "workspace_bytes": 0}
 
     run(model, test)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
+from octavo.sampling_params import SamplingParams
 from octavo.server.models.model_manager import ModelState, ModelStatus
 from octavo.server.state import state_of
 
@@ -17,6 +18,22 @@ class Memory(BaseModel):
     weight_bytes: int
     kv_cache_bytes: int
     workspace_bytes: int
+
+
+class SamplingDefaults(BaseModel):
+    """How a request of OpenAI's or Anthropic's interface is sampled that does not say so itself, with vLLM's names.
+
+    The values are `SamplingParams`' own, the same for all models. TGI's requests are greedy unless they ask.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    typical_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
 
 
 class ModelCard(BaseModel):
@@ -33,6 +50,7 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int | None
+    default_sampling_params: SamplingDefaults
     state: ModelState
     reason: str | None
     architecture: str | None
@@ -91,6 +109,7 @@ def _card(status: ModelStatus) -> ModelCard:
         created=status.created,
         root=status.spec.engine.model,
         max_model_len=info.max_model_len if info is not None else None,
+        default_sampling_params=SamplingDefaults.model_validate(SamplingParams(), from_attributes=True),
         state=status.state,
         reason=str(status.last_error) if status.last_error is not None else None,
         architecture=info.architecture if info is not None else None,
