@@ -31,6 +31,10 @@ TEMPLATES = {
     ),
     "Qwen/Qwen3-Coder-30B-A3B-Instruct": (
         "{%- if tools %}<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1",
+        "qwen3_coder",
+    ),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": (
+        "<seed:tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>value_1</parameter>",
         None,
     ),
     "meta-llama/Llama-3.1-8B-Instruct": (

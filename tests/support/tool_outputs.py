@@ -16,6 +16,17 @@ TOOLS = [
     tool("get_weather", {"city": {"type": "string"}, "unit": {"enum": ["celsius", "fahrenheit"]}}, ("city",)),
     tool("run", {"code": {"type": "string"}, "options": {"type": "object"}}),
     tool("now"),
+    tool(
+        "set",
+        {
+            "n": {"type": "integer"},
+            "x": {"type": "number"},
+            "s": {"enum": ["7", "8"]},
+            "on": {"type": "boolean"},
+            "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "id": {"type": ["string", "integer"]},
+        },
+    ),
 ]
 
 
@@ -99,6 +110,9 @@ HERMES = [
     _hermes("cut_in_arguments", '<tool_call>\n{"name": "run", "arguments": {"code": "pri', ("run", '{"code": "pri')),
     _hermes("cut_behind_name", '<tool_call>{"name": "run", "argu', ("run", "")),
     _hermes("cut_in_name", 'a <tool_call>{"name": "ru', content='a {"name": "ru'),
+    _hermes("cut_in_close_tag", f"Hm. {_tagged('now', '{}')}"[:-3], ("now", "{}"), content="Hm."),
+    _hermes("cut_in_next_tag", f"{_tagged('now', '{}')}\n<tool_", ("now", "{}")),
+    _hermes("cut_in_close_tag_of_text", f"{_tagged('now', '{}')} a </tool", ("now", "{}"), content="a </tool"),
     _hermes("cut_in_tag", "Hello <tool_", content="Hello <tool_"),
     _hermes("cut_in_escape", '<tool_call>{"name":"run","arguments":"{\\u00', ("run", "{")),
     _hermes("no_json", "<tool_call>now()</tool_call> x", content="now() x"),
@@ -181,6 +195,7 @@ FUNCTIONARY = [
     Case("functionary", "empty", "<function=now></function>", (("now", "{}"),)),
     Case("functionary", "line_breaks", "<function=now>\n{}\n</function>\n", (("now", "{}"),)),
     Case("functionary", "cut", '<function=run>{"code": "', (("run", '{"code": "'),)),
+    Case("functionary", "cut_in_close_tag", "<function=now>{}</func", (("now", "{}"),)),
     Case("functionary", "no_call", "Use <function=name(x)> here", content="Use <function=name(x)> here"),
     Case("functionary_recipients", "text", "all\nHello there", content="Hello there"),
     Case("functionary_recipients", "one", f"get_weather\n{_PARIS}", (("get_weather", _PARIS),)),
@@ -206,7 +221,70 @@ GEMMA = [
     Case("gemma", "cut", '```json\n{"name": "run", "parameters": {"a": [', (("run", '{"a": ['),)),
 ]
 
-CASES = [*HERMES, *LLAMA, *MISTRAL, *FUNCTIONARY, *GEMMA]
+
+def _xml(name: str, *parameters: tuple[str, str]) -> str:
+    lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in parameters)
+    return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
+
+
+def _qwen(name: str, text: str, *calls: tuple[str, str], content: str = "") -> Case:
+    return Case("qwen3_coder", name, text, calls, content)
+
+
+QWEN3_CODER = [
+    _qwen("one", _xml("get_weather", ("city", "Paris")), ("get_weather", _PARIS)),
+    _qwen("no_parameters", _xml("now"), ("now", "{}")),
+    _qwen("text_around", f"Hm.\n\n{_xml('now')}\nSo.", ("now", "{}"), content="Hm.\n\nSo."),
+    _qwen("parallel", f"{_xml('now')}\n{_xml('run', ('code', '1'))}", ("now", "{}"), ("run", '{"code": "1"}')),
+    _qwen("lines", _xml("run", ("code", "if x:\n\ty \n\n")), ("run", '{"code": "if x:\\n\\ty \\n\\n"}')),
+    _qwen("quoted", _xml("run", ("code", '"é\\n"')), ("run", '{"code": "\\"é\\\\n\\""}')),
+    _qwen("empty", _xml("run", ("code", "")), ("run", '{"code": ""}')),
+    _qwen("numbers", _xml("set", ("n", "5"), ("x", " 1.50 "), ("s", "7")), ("set", '{"n": 5, "x": 1.50, "s": "7"}')),
+    _qwen("no_number", _xml("set", ("n", "five")), ("set", '{"n": "five"}')),
+    _qwen("infinity", _xml("set", ("n", "NaN")), ("set", '{"n": "NaN"}')),
+    _qwen("python", _xml("set", ("on", "True"), ("note", "None")), ("set", '{"on": true, "note": null}')),
+    _qwen("json_names", _xml("set", ("on", "false"), ("note", "null")), ("set", '{"on": false, "note": null}')),
+    _qwen("nullable", _xml("set", ("note", "nullify")), ("set", '{"note": "nullify"}')),
+    _qwen("nearly_null", _xml("set", ("note", "nul")), ("set", '{"note": "nul"}')),
+    _qwen("union_number", _xml("set", ("id", "12")), ("set", '{"id": 12}')),
+    _qwen("union_text", _xml("set", ("id", "1a")), ("set", '{"id": "1a"}')),
+    _qwen("union_other", _xml("set", ("id", "[1]")), ("set", '{"id": "[1]"}')),
+    _qwen("object", _xml("run", ("options", '{"a": [1,\n2]}')), ("run", '{"options": {"a": [1,\n2]}}')),
+    _qwen("unknown_tool", _xml("fly", ("a", "1"), ("b", "b c")), ("fly", '{"a": 1, "b": "b c"}')),
+    _qwen("unknown_key", _xml("now", ('a "b"', "[]")), ("now", '{"a \\"b\\"": []}')),
+    _qwen("twice", _xml("run", ("code", "a"), ("code", "b")), ("run", '{"code": "a"}')),
+    _qwen("tight", "<function=run><parameter=code>a</parameter></function>", ("run", '{"code": "a"}')),
+    _qwen("no_outer_tag", "Now:\n" + _xml("now")[len("<tool_call>\n") :], ("now", "{}"), content="Now:"),
+    _qwen(
+        "tags_in_text",
+        _xml("run", ("code", "</parameter> <b></function>\n<parameter=x>\n</parameter>\n</param>")),
+        ("run", '{"code": "</parameter> <b></function>\\n<parameter=x>\\n</parameter>\\n</param>"}'),
+    ),
+    _qwen(
+        "no_end_of_parameter",
+        "<tool_call>\n<function=run>\n<parameter=code>\na\n</function>\n</tool_call>",
+        ("run", '{"code": "a"}'),
+    ),
+    _qwen("no_end_of_function", _xml("now").replace("</function>\n", ""), ("now", "{}")),
+    _qwen(
+        "junk_between",
+        "<function=run><parameter=code>a</parameter>\n<parameter=x\ny",
+        ("run", '{"code": "a"}'),
+        content="<parameter=x\ny",
+    ),
+    _qwen("cut_in_text", '<tool_call>\n<function=run>\n<parameter=code>\nx "\n', ("run", '{"code": "x \\"')),
+    _qwen("cut_in_number", "<function=set><parameter=n>\n12", ("set", '{"n": 12')),
+    _qwen("cut_in_key", "<tool_call>\n<function=run>\n<parameter=co", ("run", "")),
+    _qwen("cut_in_end", "<function=run>\n<parameter=code>\nx\n</para", ("run", '{"code": "x')),
+    _qwen("cut_behind_end", "<function=run>\n<parameter=code>\nx\n</parameter>\n<", ("run", '{"code": "x"')),
+    _qwen("cut_in_close_tag", _xml("now")[:-4], ("now", "{}")),
+    _qwen("cut_in_name", "a\n<tool_call>\n<function=ge", content="a\n"),
+    _qwen("cut_in_function", "<tool_call>\n<func"),
+    _qwen("no_function", "<tool_call>\nnow()\n</tool_call> x", content="\nnow()\n x"),
+    _qwen("no_call", "Use <function=f(x)> or </function>", content="Use <function=f(x)> or </function>"),
+]
+
+CASES = [*HERMES, *LLAMA, *MISTRAL, *FUNCTIONARY, *GEMMA, *QWEN3_CODER]
 
 
 def realistic_tools(count: int) -> list[dict[str, Any]]:

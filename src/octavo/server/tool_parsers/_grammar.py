@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
@@ -17,7 +17,7 @@ _TIMEOUT_S = 2.0
 
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-_OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
+OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
 _ANY_ARGUMENTS = {"type": "object"}
 
 
@@ -32,17 +32,21 @@ def arguments_value(tool: Tool) -> str:
     schema = function.get("parameters") or _NO_ARGUMENTS
     if "type" not in schema:
         schema = {"type": "object", **schema}
-    if function.get("strict"):
-        return _json_value(schema, is_strict=True)
-    if not _OPENS_OBJECT & schema.keys():
+    is_strict = bool(function.get("strict"))
+    if not is_strict and not OPENS_OBJECT & schema.keys():
         schema = {**schema, "additionalProperties": False}
-    value = _json_value(schema, is_strict=False)
-    grammar = LLMatcher.grammar_from_lark(f"start: {value}")
-    has_error = run_on_deep_stack(lambda: bool(LLMatcher.validate_grammar(grammar)), _TIMEOUT_S)
-    return value if has_error is False else _json_value(_ANY_ARGUMENTS, is_strict=True)
+    value = json_value(schema, is_strict=is_strict)
+    return value if is_strict or compiles(f"start: {value}") else json_value(_ANY_ARGUMENTS, is_strict=True)
 
 
-def _json_value(schema: dict[str, Any], *, is_strict: bool) -> str:
+def compiles(grammar: str) -> bool:
+    """Whether the compiler accepts a grammar in Lark, within a time limit."""
+    source = LLMatcher.grammar_from_lark(grammar)
+    return run_on_deep_stack(lambda: bool(LLMatcher.validate_grammar(source)), _TIMEOUT_S) is False
+
+
+def json_value(schema: Mapping[str, Any], *, is_strict: bool) -> str:
+    """JSON of this schema, as the right-hand side of a rule; of one that is not strict, what of it can be enforced."""
     options = {"whitespace_pattern": _WHITESPACE, "lenient": not is_strict}
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
@@ -52,18 +56,24 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def calls_grammar(tools: Sequence[Tool], start: str, before: Callable[[str], str], after: str) -> str:
+def calls_grammar(
+    tools: Sequence[Tool],
+    start: str,
+    before: Callable[[str], str],
+    after: str,
+    arguments: Callable[[Tool], str] = arguments_value,
+) -> str:
     """A grammar of calls.
 
     start: the rule for the whole answer in terms of `call`. before: what stands before the arguments of the tool with
-    this name; after: what stands behind them.
+    this name; after: what stands behind them. arguments: the right-hand side of the rule for those of a tool.
     """
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
         head = literal(before(tool["function"]["name"]))
         tail = f" {literal(after)}" if after else ""
         rules.append(f"call_{index}: {head} arguments_{index}{tail}")
-        rules.append(f"arguments_{index}: {arguments_value(tool)}")
+        rules.append(f"arguments_{index}: {arguments(tool)}")
     return "\n".join(rules) + "\n"
 
 

@@ -66,7 +66,9 @@ class MarkupParser:
         if self._call is not None:
             self._call.finish(parts)
             self._joiner.text(self._call.held, parts)
-        self._joiner.text(self._tail, parts)
+        # Behind a call, what may become a mark is one that was cut off.
+        if not self._joiner.follows_call:
+            self._joiner.text(self._tail, parts)
         self._joiner.finish(parts)
         self._call, self._tail = None, ""
         return merge(parts)

@@ -23,6 +23,11 @@ class TextJoiner:
         self._has_text = False
         self._after_call = False
 
+    @property
+    def follows_call(self) -> bool:
+        """Whether a call came last, with nothing but white space behind it."""
+        return self._after_call
+
     def text(self, text: str, parts: list[Part]) -> None:
         """Text outside of markup."""
         if not text:

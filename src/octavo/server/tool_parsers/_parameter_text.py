@@ -1,0 +1,114 @@
+"""Parameters whose values are plain text, typed by the tool's schema, as the JSON of a call's arguments."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
+# JSON's numbers are one type in Python and two in a schema.
+_TYPE_OF = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+
+
+def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Mapping[str, Any]]:
+    """The schema of a value and the alternatives and references that it is made of, each once."""
+    waiting, seen = [schema], set()
+    while waiting:
+        item = waiting.pop()
+        if not isinstance(item, Mapping) or id(item) in seen:
+            continue
+        seen.add(id(item))
+        yield item
+        for key in ("anyOf", "oneOf", "allOf"):
+            members = item.get(key)
+            waiting += members if isinstance(members, list) else []
+        waiting.append(resolve(parameters, item.get("$ref")))
+
+
+def resolve(parameters: Mapping[str, Any], reference: object) -> object:
+    """What a reference within a tool's parameters refers to; None: it is none, or refers to nothing."""
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    found: object = parameters
+    for name in reference.split("/")[1:]:
+        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    return found
+
+
+def value_types(parameters: Mapping[str, Any], schema: object) -> frozenset[str]:
+    """The JSON types that a value may have; empty: the schema does not say."""
+    types: set[str] = set()
+    for item in value_schemas(parameters, schema):
+        named = item.get("type")
+        types |= {named} if isinstance(named, str) else set(named) if isinstance(named, list) else set()
+        if named is None:
+            types |= {json_type(value) for value in item.get("enum", ())}
+            types |= {json_type(item["const"])} if "const" in item else set()
+    return frozenset(types)
+
+
+def json_type(value: object) -> str:
+    """A value's JSON type, by its name in schemas."""
+    return _TYPE_OF.get(type(value), "null")
+
+
+class ParameterValue:
+    """Turns the text of one value into JSON.
+
+    A string comes out as it is written. What may be something else is held back until its end: it is JSON if it
+    reads as JSON of a type that the schema allows, else a string. Python's names for true, false and null are read
+    too, for some templates write earlier calls with them.
+    """
+
+    def __init__(self, types: frozenset[str]) -> None:
+        """types: those of the schema; empty: any."""
+        self._types = types
+        self._text: list[str] = []
+        self._is_string = types == {"string"}
+        self._is_open = False
+
+    def push(self, text: str) -> str:
+        """The JSON that these further characters decide."""
+        if self._is_string:
+            return self._string(text)
+        self._text.append(text)
+        if self._types == {"string", "null"}:
+            joined = "".join(self._text)
+            self._text = [joined]
+            if not any(name.startswith(joined) for name in ("null", "None")):
+                self._is_string = True
+                return self._string(joined)
+        return ""
+
+    def close(self) -> str:
+        """The value is complete: the rest of its JSON."""
+        if self._is_string:
+            return self._string("") + '"'
+        text = "".join(self._text)
+        written = text.strip()
+        written = _PYTHON_NAMES.get(written, written)
+        return written if self._is_json(written) else json.dumps(text, ensure_ascii=False)
+
+    def finish(self) -> str:
+        """The value was cut off: what was held back, as it is."""
+        return "" if self._is_string else "".join(self._text).strip()
+
+    def _string(self, text: str) -> str:
+        opening = "" if self._is_open else '"'
+        self._is_open = True
+        return opening + json.dumps(text, ensure_ascii=False)[1:-1]
+
+    def _is_json(self, text: str) -> bool:
+        try:
+            value = json.loads(text, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            return False
+        if "string" not in self._types:
+            return True
+        found = json_type(value)
+        return found != "string" and (found in self._types or (found == "integer" and "number" in self._types))
+
+
+def _refuse(name: str) -> object:
+    raise ValueError(f"{name} is no JSON")
