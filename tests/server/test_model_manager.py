@@ -170,6 +170,22 @@ def test_many_switches_under_load(run: Callable[..., None], seed: int) -> None:
     run(test, delay_s=0.001, max_waiting=1000)
 
 
+def test_closing_waits_for_a_model_that_is_being_unloaded(run: Callable[..., None]) -> None:
+    """`run` itself checks that none is left."""
+
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        await manager.load("b")
+        loader.delay_s = 0.05
+        waiting = asyncio.create_task(_name_of(manager, "c"))
+        await asyncio.sleep(0.01)
+        assert "c" not in loader.loaded  # its room is not free yet
+        await manager.close()
+        with pytest.raises(OverloadedError, match="shutting down"):
+            await waiting
+
+    run(test)
+
+
 def test_a_broken_model_says_why_and_keeps_nobody_waiting(run: Callable[..., None]) -> None:
     async def test(manager: ModelManager, loader: CountingLoader) -> None:
         loader.error = ModelLoadError("b.gguf: offset 12: broken")

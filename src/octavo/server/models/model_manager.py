@@ -123,7 +123,8 @@ class ModelManager:
         self._max_waiting = max_waiting
         self._switching = asyncio.Lock()  # one load or unload at a time: each needs to know what memory is left
         self._turns = itertools.count(1)
-        self._resident: set[_Residency] = set()  # loaded, or being unloaded
+        self._resident: set[_Residency] = set()  # loaded
+        self._unloading: set[asyncio.Task[None]] = set()
         self._has_begun = False  # the first model was loaded once
 
     @property
@@ -226,6 +227,8 @@ class ModelManager:
             self._resident.discard(residency)
             if residency.model is not None:
                 await self._loader.unload(residency.model)
+        if self._unloading:
+            await asyncio.wait(self._unloading)
         for entry in self._entries.values():
             entry.residency = None
 
@@ -312,7 +315,10 @@ class ModelManager:
         model = residency.model
         if model is not None and residency in self._resident:
             self._resident.discard(residency)
-            await self._loader.unload(model)
+            unloading = asyncio.create_task(self._loader.unload(model), name=f"unload {model.name}")
+            self._unloading.add(unloading)
+            unloading.add_done_callback(self._unloading.discard)
+            await asyncio.shield(unloading)  # whoever needs the room may give up; the engine has to end all the same
             logger.info("unloaded %s", model.name)
         for entry in self._entries.values():
             if entry.residency is residency:
