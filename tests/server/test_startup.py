@@ -14,11 +14,14 @@ from typing import Any
 import httpx
 import pytest
 
+from octavo.server.config import ServerConfig
+from octavo.server.startup import check_exposure
 from tests.support.processes import octavo, octavo_here
 from tests.support.server import RunningServer, running_server, start_server
 
 CHAT = "/v1/chat/completions"
 NEVER_LOADED = {"OCTAVO_FAULT": "load:sleep:1"}
+SOON_S = 15.0  # for two processes to end on a machine with other work; well below the 30 s that a drain may take
 
 
 def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
@@ -60,8 +63,8 @@ def test_http_answers_while_the_model_loads(loading: RunningServer) -> None:
 def test_a_signal_while_the_model_loads(loading: RunningServer, number: signal.Signals, code: int) -> None:
     began = time.monotonic()
     loading.signal(number)
-    assert loading.wait(5) == code
-    assert time.monotonic() - began < 3
+    assert loading.wait() == code
+    assert time.monotonic() - began < SOON_S
     assert "Traceback" not in loading.output
 
 
@@ -98,7 +101,9 @@ def test_wrong_options(arguments: list[str], part: str) -> None:
     ("arguments", "code", "part"),
     [
         (["--host", "0.0.0.0"], 2, "--allow-unauthenticated"),
-        (["--api-key-file", "/nowhere"], 2, "/nowhere"),
+        (["--api-key-file", "/nowhere"], 2, "/nowhere: No such file or directory"),
+        (["--api-key-file", "/dev/null"], 2, "holds no key"),
+        (["--api-key", " "], 2, "api_key must not be empty"),
         (["--ssl-certfile", "/nowhere"], 2, "/nowhere"),
         (["/nowhere/model.gguf"], 3, "/nowhere/model.gguf"),
         (["smollm2", "--kv-cache-memory", "900GiB"], 4, "900.00 GiB"),
@@ -110,6 +115,19 @@ def test_what_keeps_it_from_starting(arguments: list[str], code: int, part: str)
     assert result.returncode == code, result.stderr
     assert part in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_what_others_can_see_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sesame\n")
+    for mode, num_warnings in ((0o600, 0), (0o644, 1)):
+        keys.chmod(mode)
+        caplog.clear()
+        check_exposure(ServerConfig(api_key_file=str(keys)))
+        assert [f"chmod 600 {keys}" in record.message for record in caplog.records] == [True] * num_warnings
+    caplog.clear()
+    check_exposure(ServerConfig(api_key=("sesame",), host="0.0.0.0"))
+    assert ["without encryption" in record.message for record in caplog.records] == [True]
 
 
 def test_a_file_that_is_no_model(tmp_path: Path) -> None:
@@ -169,7 +187,7 @@ def test_sigterm_lets_those_inside_finish(smollm2_path: Path) -> None:
         server.signal(signal.SIGTERM)
         began = time.monotonic()
         while client.get("/health/ready").status_code == 200:
-            assert time.monotonic() - began < 0.2
+            assert time.monotonic() - began < 1
         assert error_of(client.get("/health/ready")) == (503, "server_shutting_down")
         assert client.get("/health/live").status_code == 200
         refused = client.post(CHAT, json=body(4))
@@ -188,7 +206,7 @@ def test_the_drain_has_an_end(smollm2_path: Path) -> None:
         server.signal(signal.SIGTERM)
         began = time.monotonic()
         assert server.wait() == 0
-        assert 0.5 < time.monotonic() - began < 4
+        assert 0.5 < time.monotonic() - began < SOON_S
         check_ended_by_an_error(streams)
 
 
@@ -202,7 +220,7 @@ def test_a_second_signal_ends_it_at_once(smollm2_path: Path) -> None:
         server.signal(signal.SIGTERM)
         began = time.monotonic()
         assert server.wait() == 0
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < SOON_S
         check_ended_by_an_error(streams)
 
 
