@@ -20,9 +20,10 @@ namespace {
 
 using ValueTuple = std::tuple<size_t, int32_t, int>;                          // offset, cols, row symbol
 using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
+using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
 ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<int, int> spin_us,
-                            const LimitsTuple& limits, bool checked, bool profiled) {
+                            const LimitsTuple& limits, bool checked) {
     ProgramOptions options;
     options.isa = parse_isa(isa);
     if (options.isa > detect_isa())
@@ -34,7 +35,6 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<
     StepLimits& l = options.limits;
     std::tie(l.tokens, l.requests, l.outputs, l.model_len, l.vocab_size) = limits;
     options.checked = checked;
-    options.profiled = profiled;
     return options;
 }
 
@@ -52,9 +52,8 @@ std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
 class PyProgram {
   public:
     PyProgram(const std::string& isa, int num_threads, std::tuple<int, int> spin_us, const LimitsTuple& limits,
-              const std::vector<ValueTuple>& values, size_t workspace_bytes, bool checked, bool profiled)
-        : program_(make_options(isa, num_threads, spin_us, limits, checked, profiled), make_values(values),
-                   workspace_bytes) {}
+              const std::vector<ValueTuple>& values, size_t workspace_bytes, bool checked)
+        : program_(make_options(isa, num_threads, spin_us, limits, checked), make_values(values), workspace_bytes) {}
 
     int32_t add_packed_weight(nb::object weight) {
         const PackedWeight* const packed = packed_weight_of(weight);
@@ -127,10 +126,18 @@ class PyProgram {
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(data, 2, shape, nb::find(this));
     }
 
-    std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> profile() const {
-        std::vector<std::tuple<std::string, std::string, int64_t, int64_t>> rows;
+    void start_profile() {
+        nb::gil_scoped_release release;
+        const auto lock = program_.lock();
+        program_.start_profile();
+    }
+
+    std::vector<TimingTuple> profile() {
+        nb::gil_scoped_release release;
+        const auto lock = program_.lock();
+        std::vector<TimingTuple> rows;
         for (const Program::Timing& t : program_.profile())
-            rows.emplace_back(t.label, t.kernel, t.calls, t.nanoseconds);
+            rows.emplace_back(t.label, t.kernel, t.calls, t.nanoseconds, t.busy_nanoseconds);
         return rows;
     }
 
@@ -171,9 +178,9 @@ class PyProgram {
 void bind_program(nb::module_& module) {
     nb::class_<PyProgram>(module, "Program")
         .def(nb::init<const std::string&, int, std::tuple<int, int>, const LimitsTuple&, const std::vector<ValueTuple>&,
-                      size_t, bool, bool>(),
+                      size_t, bool>(),
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
-             "checked"_a = false, "profiled"_a = false)
+             "checked"_a = false)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
         .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "inputs"_a, "output"_a, "weights"_a,
@@ -196,6 +203,7 @@ void bind_program(nb::module_& module) {
         .def("run", &PyProgram::run, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
              "copy"_a.none() = nb::none())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
+        .def("start_profile", &PyProgram::start_profile)
         .def("profile", &PyProgram::profile)
         .def("close", &PyProgram::close)
         .def_prop_ro("closed", [](PyProgram& p) { return p.program().closed(); })

@@ -200,26 +200,41 @@ void Program::run(const Step& step, int32_t output, ThreadPool::Job finale, void
     pool_->run(
         [](void* pointer, Worker& worker) {
             const RunContext& c = *static_cast<RunContext*>(pointer);
-            c.program->walk(*c.step, c.end, worker);
-            if (c.finale) c.finale(c.finale_context, worker);
+            if (c.program->clocked_.empty())
+                c.program->walk(c, worker);
+            else
+                c.program->walk_timed(c, worker);
         },
         &context);
 }
 
-void Program::walk(const Step& step, size_t end, Worker& worker) {
-    const bool timed = options_.profiled && worker.index == 0;
-    auto start = timed ? Clock::now() : Clock::time_point{};
-    for (size_t i = 0; i < end; ++i) {
-        Record* const record = records_[i].get();
-        record->kernel->run(record->args, step, worker);
+void Program::walk(const RunContext& context, Worker& worker) {
+    for (size_t i = 0; i < context.end; ++i) {
+        Record& record = *records_[i];
+        record.kernel->run(record.args, *context.step, worker);
         worker.barrier();
-        if (timed) {
-            const auto now = Clock::now();
-            record->nanoseconds += std::chrono::duration_cast<std::chrono::nanoseconds>(now - start).count();
-            ++record->calls;
-            start = now;
-        }
     }
+    if (context.finale) context.finale(context.finale_context, worker);
+}
+
+void Program::walk_timed(const RunContext& context, Worker& worker) {
+    std::vector<Clocked>& clocked = clocked_[worker.index];
+    auto start = Clock::now();
+    const auto timed = [&](size_t i, auto run) {
+        run();
+        const auto done = Clock::now();
+        worker.barrier();
+        const auto all_done = Clock::now();
+        clocked[i].calls += 1;
+        clocked[i].nanoseconds += std::chrono::nanoseconds(all_done - start).count();
+        clocked[i].busy_nanoseconds += std::chrono::nanoseconds(done - start).count();
+        start = all_done;
+    };
+    for (size_t i = 0; i < context.end; ++i) {
+        Record& record = *records_[i];
+        timed(i, [&] { record.kernel->run(record.args, *context.step, worker); });
+    }
+    if (context.finale) timed(records_.size(), [&] { context.finale(context.finale_context, worker); });
 }
 
 void Program::run_checked(const Step& step, size_t end) {
@@ -259,6 +274,7 @@ void Program::check_finite(const Record& record) const {
 
 void Program::close() {
     pool_.reset();
+    clocked_.clear();
     records_.clear();
     weights_.clear();
     workspace_.clear();
@@ -267,10 +283,22 @@ void Program::close() {
     shared_scratch_ = Memory();
 }
 
+void Program::start_profile() {
+    if (closed()) throw std::runtime_error("the executor is closed");
+    clocked_.assign(pool_->count(), std::vector<Clocked>(records_.size() + 1));
+}
+
 std::vector<Program::Timing> Program::profile() const {
     std::vector<Timing> timings;
-    for (const auto& record : records_)
-        timings.push_back({record->spec.label, record->spec.kernel, record->calls, record->nanoseconds});
+    if (clocked_.empty()) return timings;
+    for (size_t i = 0; i <= records_.size(); ++i) {
+        const bool is_finale = i == records_.size();
+        Timing timing{is_finale ? "sampling: sample" : records_[i]->spec.label,
+                      is_finale ? "sample" : records_[i]->spec.kernel, clocked_[0][i].calls, clocked_[0][i].nanoseconds,
+                      0};
+        for (const auto& of_worker : clocked_) timing.busy_nanoseconds += of_worker[i].busy_nanoseconds;
+        timings.push_back(std::move(timing));
+    }
     return timings;
 }
 

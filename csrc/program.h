@@ -28,7 +28,6 @@ struct ProgramOptions {
     PoolOptions pool;
     StepLimits limits;
     bool checked = false;  // poison outputs, guard memory and look for NaN and infinity after each record (slow)
-    bool profiled = false;
 };
 
 // What compile.py says of one operation; indices refer to values and weights, -1: absent.
@@ -76,10 +75,14 @@ class Program {
     ThreadPool& pool() { return *pool_; }
     size_t workspace_bytes() const;
 
+    // One operation since start_profile: from barrier to barrier on worker 0, and inside the kernel over all workers.
     struct Timing {
         std::string label, kernel;
-        int64_t calls, nanoseconds;
+        int64_t calls, nanoseconds, busy_nanoseconds;
     };
+    // Counts from zero from now on. Costs each worker two looks at the clock for each record. Callers hold `lock()`.
+    void start_profile();
+    // Every record in order, and the finale at the end. Empty unless started.
     std::vector<Timing> profile() const;
 
   private:
@@ -89,7 +92,6 @@ class Program {
         std::vector<View> inputs;
         std::vector<Weight> weights;
         Args args{};
-        int64_t calls = 0, nanoseconds = 0;
     };
     struct RunContext;
 
@@ -97,7 +99,8 @@ class Program {
     void bind(Record& record);
     void update_rows(const Step& step);
     size_t end_of(int32_t output) const;
-    void walk(const Step& step, size_t end, Worker& worker);
+    void walk(const RunContext& context, Worker& worker);
+    void walk_timed(const RunContext& context, Worker& worker);
     void run_checked(const Step& step, size_t end);
     void poison(const Record& record) const;
     void check_finite(const Record& record) const;
@@ -112,6 +115,11 @@ class Program {
     size_t scratch_bytes_ = 0;
     std::vector<LayerCache> caches_;
     std::vector<Memory> cache_memory_;
+    // Of one worker and one record, the finale being the last; empty: no profile. Each worker writes its own row.
+    struct Clocked {
+        int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;
+    };
+    std::vector<std::vector<Clocked>> clocked_;
     std::unique_ptr<ThreadPool> pool_;
     std::mutex mutex_;
 };

@@ -7,15 +7,26 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from octavo.cli.options import Options, with_engine_options
 from octavo.cli.run import DEFAULT_MODEL
 from octavo.cli.terminal import find_model, size, write, write_facts, write_json
 
 if TYPE_CHECKING:
-    from octavo.bench import LatencyReport, ThroughputReport
+    from octavo.bench import LatencyReport, ProfileReport, StepProfile, ThroughputReport
 
-bench = typer.Typer(help="Measure how fast a model is on this machine.", no_args_is_help=True, rich_markup_mode=None)
+
+class _Commands(TyperGroup):
+    """`octavo bench --profile MODEL` is the command profile."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # ctx: typer's own copy of click or click's
+        return super().parse_args(ctx, ["profile", *args[1:]] if args[:1] == ["--profile"] else args)
+
+
+bench = typer.Typer(
+    cls=_Commands, help="Measure how fast a model is on this machine.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Model = Annotated[str, typer.Argument(help="path, hub id or short name")]
 InputLen = Annotated[int, typer.Option(help="tokens of each prompt", min=1)]
@@ -62,6 +73,78 @@ def throughput(
 
     load = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
     _write(_run(measure, model, iterations, {**load, **engine_options}), as_json)
+
+
+@bench.command()
+@with_engine_options
+def profile(
+    *,
+    model: Model = DEFAULT_MODEL,
+    rows: Annotated[list[int], typer.Option(help="sequences of a decode step; may be given several times", min=1)] = [  # noqa: B006
+        1,
+        8,
+        16,
+    ],
+    prefill: Annotated[list[int], typer.Option(help="tokens of a prompt; may be given several times", min=1)] = [512],  # noqa: B006
+    context: Annotated[int, typer.Option(help="tokens of each sequence in a decode step", min=1)] = 128,
+    iterations: Annotated[int, typer.Option(help="steps of each kind; the fastest quarter counts", min=1)] = 40,
+    as_json: AsJson = False,
+    engine_options: Options,
+) -> None:
+    """Show where the time of a step goes, beside what this machine can do at best. Also: octavo bench --profile."""
+    from octavo.bench import profile as measure
+    from octavo.engine.progress import ProgressBar
+
+    path = str(find_model(model))
+    with ProgressBar(len(rows) + len(prefill), "kinds of steps") as bar:
+        report = measure(
+            path, rows, prefill, context, iterations, progress=lambda _done, _total: bar.advance(), **engine_options
+        )
+    if as_json:
+        write_json(asdict(report))
+    else:
+        _write_profile(report)
+
+
+def _write_profile(report: ProfileReport) -> None:
+    ceilings = report.ceilings
+    write_facts(
+        {
+            "model": f"{report.model} ({report.architecture}, {size(report.weight_bytes)})",
+            "kernels": f"{ceilings.isa}, {ceilings.threads} threads",
+            "ceilings": f"{ceilings.value('read from memory') / 1e9:.1f} GB/s from memory, "
+            f"{ceilings.value('read from L2') / 1e9:.0f} GB/s from L2, "
+            f"{ceilings.value('int8 multiply-adds') / 1e9:.0f} G int8 and "
+            f"{ceilings.value('float multiply-adds') / 1e9:.0f} G float multiply-adds a second",
+        }
+    )
+    for step in report.steps:
+        write("\n" + "\n".join(_step_lines(step, ceilings.threads)) + "\n")
+    write(
+        "\nms: of one step, mean of the fastest quarter of the steps. ceiling: the least time that bytes and FLOPs\n"
+        "need by the measured ceilings, divided by the time. lost: time beyond that. wait: share of the threads' time\n"
+        "spent waiting for the slowest.\n"
+    )
+
+
+def _step_lines(step: StepProfile, threads: int) -> list[str]:
+    """A table of one step, the operation with the most to gain first."""
+    lines = [
+        f"{step.name}, context {step.context}",
+        f"{'operation':<36}{'count':>6}{'ms':>9}{'MB':>9}{'MFLOP':>10}{'ceiling':>9}{'lost ms':>9}{'wait':>6}",
+    ]
+    for operation in step.by_kind():
+        seconds = operation.seconds
+        wait = operation.waiting_seconds / (threads * seconds) if seconds else 0.0
+        lines.append(
+            f"{operation.label:<36}{operation.count:>6}{1e3 * seconds:>9.3f}{operation.bytes_moved / 1e6:>9.2f}"
+            f"{operation.flops / 1e6:>10.1f}{operation.fraction_of_ceiling:>9.0%}"
+            f"{1e3 * (seconds - operation.least_seconds):>9.3f}{wait:>6.0%}"
+        )
+    total, wall = step.operation_seconds, step.seconds
+    lines.append(f"{'all operations':<42}{1e3 * total:>9.3f}")
+    lines.append(f"{'wall time of the step':<42}{1e3 * wall:>9.3f}   operations are {total / wall:.1%} of it")
+    return lines
 
 
 def _run(measure: Callable[..., _Report], model: str, iterations: int, options: Options) -> _Report:

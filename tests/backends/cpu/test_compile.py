@@ -97,7 +97,7 @@ def test_a_small_model_agrees_with_the_reference(isa, threads, optimized):
 
 def test_instruction_sets_threads_and_checks_change_no_bit():
     plain = [e.logits for e in map(compiled(threads=1).execute, mixed_steps())]
-    for options in ({"isa": "scalar"}, {"checked": True}, {"profiled": True}):
+    for options in ({"isa": "scalar"}, {"checked": True}):
         executor = compiled(threads=3, **options)
         for each, expected in zip(mixed_steps(), plain, strict=True):
             np.testing.assert_array_equal(executor.execute(each).logits, expected)
@@ -159,15 +159,25 @@ def test_types_without_a_kernel_run_as_floats(type_name, largest, isa):
 
 
 def test_a_profile_has_times_and_costs():
-    executor = compiled(profiled=True)
+    executor = compiled()
+    sizes = StepSizes(tokens=5, requests=1, outputs=5, context=5)
+    plain = executor.execute(batch()).logits
+    assert executor.profile(sizes) == []
+    executor.start_profile()
+    np.testing.assert_array_equal(executor.execute(batch()).logits, plain)
     executor.execute(batch())
-    executor.execute(batch())
-    rows = executor.profile(StepSizes(tokens=5, requests=1, outputs=5, context=5))
+    *rows, sampling = executor.profile(sizes)
     assert [row.calls for row in rows] == [2] * len(rows)
     assert rows[0].kernel == "embedding"
     assert rows[0].label == "embed: embedding"
-    assert all(row.seconds > 0 for row in rows)
+    assert all(row.seconds > 0 and row.busy_seconds > 0 for row in rows)
+    assert sum(row.busy_seconds for row in rows) <= 2.2 * sum(row.seconds for row in rows)
     assert rows[-1].cost.flops >= 2 * 5 * VOCAB * WIDTH
+    assert rows[-1].activation_bytes == 4 * 5 * (VOCAB + WIDTH)
+    assert sampling.label == "sampling: sample"
+    assert sampling.calls == 0
+    executor.start_profile()
+    assert all(row.calls == row.seconds == 0 for row in executor.profile(sizes))
 
 
 SAMPLING = SamplingBatch(

@@ -57,7 +57,8 @@ def test_what_is_detected_is_what_the_system_reports():
 def test_every_kernel_has_a_scalar_variant_and_the_best_one_is_taken():
     known = _native.known_isas()
     assert {"rms_norm", "embedding", "fused_linear", "fused_attention", "sample"} <= set(_native.kernel_names())
-    for kernel in _native.kernel_names():
+    # Two loops measure instructions that only one level has.
+    for kernel in set(_native.kernel_names()) - {"ceiling_bf16", "ceiling_tile_read"}:
         assert _native.kernel_isa(kernel, "scalar") == "scalar"
         taken = [known.index(_native.kernel_isa(kernel, level) or "") for level in known]
         assert taken == sorted(taken)

@@ -24,12 +24,29 @@ class PackedWeight:
     def type_name(self) -> str: ...
     @property
     def shape(self) -> tuple[int, int]: ...
+    @property
+    def panels(self) -> NDArray[np.uint8]:
+        """The packed bytes, read-only, not copied."""
+
+PACK_LAYOUT_VERSION: int
 
 def packable_types() -> list[str]:
     """The weight types with kernels of their own."""
 
 def pack_weight(type_name: str, data: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
     """Packs the bytes of a matrix [n, k]. Releases the interpreter lock. Raises ValueError if they do not fit."""
+
+def view_packed(type_name: str, panels: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
+    """A matrix [n, k] over bytes that are packed already, kept alive and not copied.
+
+    Raises ValueError unless they are as many as type and size ask for, and aligned to 64.
+    """
+
+def packed_nbytes(type_name: str, n: int, k: int) -> int:
+    """Bytes of a packed matrix [n, k]. Raises ValueError for a type or size that cannot be packed."""
+
+def checksum(data: NDArray[np.uint8]) -> int:
+    """64 bits that tell damaged bytes from whole ones, at the speed of memory. Releases the interpreter lock."""
 
 class KernelRun:
     """One kernel alone, for tests and benchmarks."""
@@ -68,7 +85,6 @@ class Program:
         workspace_bytes: int,
         *,
         checked: bool = False,
-        profiled: bool = False,
     ) -> None:
         """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, row symbol."""
 
@@ -98,7 +114,11 @@ class Program:
     ) -> None:
         """The records that lead to the value `result`, sampling from it if the batch asks, and a copy of it."""
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
-    def profile(self) -> list[tuple[str, str, int, int]]: ...
+    def start_profile(self) -> None:
+        """Counts from zero from now on."""
+    def profile(self) -> list[tuple[str, str, int, int, int]]:
+        """Of every record, then of sampling: label, kernel, calls, nanoseconds of wall time, nanoseconds of all threads
+        inside the kernel. Empty unless started."""
     def close(self) -> None: ...
     @property
     def closed(self) -> bool: ...

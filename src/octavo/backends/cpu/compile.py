@@ -35,13 +35,11 @@ class CompileOptions:
     isa: the level to run on; None: the widest, capped by OCTAVO_ISA.
     optimized: the graph is rewritten into fused operations first.
     checked: outputs are poisoned first and must be finite afterwards, memory is guarded (slow).
-    profiled: times of each operation are kept for `CpuExecutor.profile`.
     """
 
     isa: str | None = None
     optimized: bool = True
     checked: bool = False
-    profiled: bool = False
 
 
 def compile(  # noqa: A001 - the backend protocol's name
@@ -135,7 +133,6 @@ class _Compiler:
             places,
             memory.total_bytes,
             checked=options.checked,
-            profiled=options.profiled,
         )
 
     def _vocab_size(self) -> int:

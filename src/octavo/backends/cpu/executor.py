@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,27 +13,33 @@ from octavo.backends.cpu.sizes import cache_bytes_per_token
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import UsageError
-from octavo.graph.cost import node_cost
+from octavo.graph.cost import Cost, activation_bytes, node_cost
 
 if TYPE_CHECKING:
     from octavo.backends.cpu import _native
     from octavo.backends.cpu.threads import ThreadPlan
     from octavo.batch import Batch
-    from octavo.graph.builder import Graph
-    from octavo.graph.cost import Cost
+    from octavo.graph.builder import Graph, Node
     from octavo.graph.ops import StepSizes
     from octavo.graph.values import Value
 
 
+_BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
+
+
 @dataclass(frozen=True, slots=True)
 class RecordTime:
-    """What one operation of the program took so far, on the first thread, waiting for the others included."""
+    """What one operation took since `CpuExecutor.start_profile`, beside what it moves and computes in one call."""
 
     label: str  # layer and operation
     kernel: str
     calls: int
-    seconds: float
-    cost: Cost  # of one call at the sizes that were asked for
+    seconds: float  # from the end of the operation before it to the end on the slowest thread
+    busy_seconds: float  # inside the kernel, summed over all threads: threads x seconds less this is waiting
+    cost: Cost
+    activation_bytes: int  # the part of the cost's bytes that is in a cache rather than in memory
+    is_integer: bool  # products of quantized weights
+    matrices: tuple[str, ...]  # names of the weights, norms and biases left out
 
 
 class CpuExecutor:
@@ -98,17 +105,39 @@ class CpuExecutor:
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         self._program.copy_blocks(pairs)
 
-    def profile(self, sizes: StepSizes) -> list[RecordTime]:
-        """Times of all operations, in their order, beside what each moves and computes in a step of `sizes`.
+    def start_profile(self) -> None:
+        """Times operations from now on, counting from zero. Raises RuntimeError once closed."""
+        self._program.start_profile()
 
-        Times are zero unless compiled with `profiled`.
+    def profile(self, sizes: StepSizes) -> list[RecordTime]:
+        """Times of all operations in their order, sampling last, beside their cost in a step of `sizes`.
+
+        Empty unless `start_profile` was called; nothing is timed in checked mode.
         """
-        return [
-            RecordTime(label, kernel, calls, nanoseconds / 1e9, node_cost(node, sizes, self._weight_bytes))
-            for node, (label, kernel, calls, nanoseconds) in zip(
-                self._graph.nodes, self._program.profile(), strict=True
+        times = self._program.profile()
+        if not times:
+            return []
+        costs = [
+            (
+                node_cost(node, sizes, self._weight_bytes),
+                activation_bytes(node, sizes),
+                self._is_integer(node),
+                tuple(p.name for p in node.op.parameters if len(p.shape) > 1),
             )
+            for node in self._graph.nodes
         ]
+        logits = 4 * sizes.outputs * self._graph.output.cols
+        costs.append((Cost(bytes_read=logits), logits, False, ()))
+        return [
+            RecordTime(label, kernel, calls, nanoseconds / 1e9, busy / 1e9, *cost)
+            for (label, kernel, calls, nanoseconds, busy), cost in zip(times, costs, strict=True)
+        ]
+
+    def _is_integer(self, node: Node) -> bool:
+        matrices = [p for p in node.op.parameters if len(p.shape) > 1]
+        return node.op.name != "embedding" and any(
+            self._weight_bytes[p.name] < _BYTES_OF_FLOATS * prod(p.shape) for p in matrices
+        )
 
     def close(self) -> None:
         self._program.close()

@@ -1,0 +1,185 @@
+// What the machine can do at most: loops of nothing but reads, multiply-adds or barriers. They are no operations of a
+// graph; octavo.bench.ceilings runs them through KernelRun and divides their work by the time.
+//
+// ints[0]: repetitions. output [workers, 16]: each worker leaves in [0] the work of one repetition (bytes,
+// multiply-adds or barriers) and in [1] something that depends on all of it, so that the compiler cannot drop it.
+#include "kernel.h"
+#include "simd.h"
+
+#if defined(OCTAVO_ISA_amx)
+#include "amx_tiles.h"
+#endif
+
+namespace octavo {
+namespace {
+
+// The compiler knows nothing about `value` afterwards: it can neither hoist nor merge what is computed from it.
+template <typename T>
+inline void forget(T& value) {
+#if defined(OCTAVO_EMULATE_AVX512) || !defined(__AVX2__)
+    __asm__ volatile("" : : "r"(&value) : "memory");
+#else
+    __asm__ volatile("" : "+x"(value));
+#endif
+}
+
+void leave(const Args& args, const Worker& worker, double work, float result) {
+    float* const row = args.output.data + static_cast<size_t>(worker.index) * args.output.cols;
+    row[0] = static_cast<float>(work);
+    row[1] = result;
+}
+
+// inputs[0] [workers, floats, a multiple of 128]: every worker reads its own row.
+void ceiling_read(const Args& args, const Step&, Worker& worker) {
+    const View& memory = args.inputs[0];
+    const float* const begin = memory.data + static_cast<size_t>(worker.index) * memory.cols;
+    F32x16 sums[4] = {broadcast(0), broadcast(0), broadcast(0), broadcast(0)};
+    for (int64_t i = 0; i < args.ints[0]; ++i)
+        for (const float* p = begin; p < begin + memory.cols; p += 128)
+            for (int j = 0; j < 8; ++j) sums[j % 4] = max(sums[j % 4], load(p + 16 * j));
+    leave(args, worker, 4.0 * memory.cols, reduce_max(max(max(sums[0], sums[1]), max(sums[2], sums[3]))));
+}
+
+void ceiling_float(const Args& args, const Step&, Worker& worker) {
+    constexpr int CHAINS = 5;  // two registers each on AVX2: enough to hide the latency, few enough for 16 registers
+    F32x16 sums[CHAINS];
+    for (F32x16& sum : sums) sum = broadcast(0);
+    const F32x16 x = broadcast(1.0f), y = broadcast(1e-9f);
+    for (int64_t i = 0; i < args.ints[0]; ++i)
+        for (F32x16& sum : sums) sum = fma(x, y, sum);
+    for (int c = 1; c < CHAINS; ++c) sums[0] = sums[0] + sums[c];
+    leave(args, worker, 16.0 * CHAINS, reduce_add(sums[0]));
+}
+
+void ceiling_barrier(const Args& args, const Step&, Worker& worker) {
+    for (int64_t i = 0; i < args.ints[0]; ++i) worker.barrier();
+    leave(args, worker, 1, 0);
+}
+
+#if defined(OCTAVO_ISA_amx)
+
+constexpr double TILE_PRODUCTS = 16 * 16 * 64;  // of bytes, by one instruction
+
+struct alignas(64) Tile {
+    uint8_t bytes[1024] = {};
+};
+
+// Four chains of tile products: as many as hide the latency.
+template <typename Product>
+void run_tiles(const Args& args, const Worker& worker, double work, Product product) {
+    Tile tile;
+    tile_zero<0>();
+    tile_zero<1>();
+    tile_zero<2>();
+    tile_zero<3>();
+    tile_load<4>(tile.bytes, 64);
+    tile_load<5>(tile.bytes, 64);
+    for (int64_t i = 0; i < args.ints[0]; ++i) product();
+    tile_store<0>(tile.bytes, 64);
+    leave(args, worker, work, tile.bytes[0]);
+}
+
+void ceiling_int8(const Args& args, const Step&, Worker& worker) {
+    run_tiles(args, worker, 4 * TILE_PRODUCTS, [] {
+        tile_dot_signed_unsigned<0, 4, 5>();
+        tile_dot_signed_unsigned<1, 4, 5>();
+        tile_dot_signed_unsigned<2, 4, 5>();
+        tile_dot_signed_unsigned<3, 4, 5>();
+    });
+}
+
+template <int c>
+inline void tile_dot_bf16() {
+#if defined(OCTAVO_EMULATE_AVX512)
+    _tile_dpbf16ps(c, 4, 5);
+#else
+    __asm__ volatile("tdpbf16ps %%tmm5, %%tmm4, %%tmm%c0" : : "i"(c));
+#endif
+}
+
+void ceiling_bf16(const Args& args, const Step&, Worker& worker) {
+    run_tiles(args, worker, 2 * TILE_PRODUCTS, [] {
+        tile_dot_bf16<0>();
+        tile_dot_bf16<1>();
+        tile_dot_bf16<2>();
+        tile_dot_bf16<3>();
+    });
+}
+
+// inputs[0] [workers, floats, a multiple of 1024]: as ceiling_read, into tiles.
+void ceiling_tile_read(const Args& args, const Step&, Worker& worker) {
+    const View& memory = args.inputs[0];
+    const float* const begin = memory.data + static_cast<size_t>(worker.index) * memory.cols;
+    for (int64_t i = 0; i < args.ints[0]; ++i)
+        for (const float* p = begin; p < begin + memory.cols; p += 1024) {
+            tile_load<0>(p, 64);
+            tile_load<1>(p + 256, 64);
+            tile_load<2>(p + 512, 64);
+            tile_load<3>(p + 768, 64);
+        }
+    leave(args, worker, 4.0 * memory.cols, 0);
+}
+
+#else
+
+// One instruction's products added to `sum`: what the linear kernels of this level are made of.
+#if defined(__AVX512VNNI__)
+using Bytes = __m512i;
+inline Bytes filled(char x) { return _mm512_set1_epi8(x); }
+inline void multiply_add(Bytes& sum, Bytes a, Bytes b) { sum = _mm512_dpbusd_epi32(sum, a, b); }
+#elif defined(__AVX512BW__)
+using Bytes = __m512i;
+inline Bytes filled(char x) { return _mm512_set1_epi8(x); }
+inline void multiply_add(Bytes& sum, Bytes a, Bytes b) { sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b)); }
+#elif defined(__AVX2__)
+using Bytes = __m256i;
+inline Bytes filled(char x) { return _mm256_set1_epi8(x); }
+inline void multiply_add(Bytes& sum, Bytes a, Bytes b) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }
+#else
+struct Bytes {
+    int8_t v[16];
+};
+inline Bytes filled(char x) {
+    Bytes r;
+    for (int8_t& lane : r.v) lane = x;
+    return r;
+}
+inline void multiply_add(Bytes& sum, Bytes a, Bytes b) {
+    for (int i = 0; i < 16; ++i) sum.v[i] = static_cast<int8_t>(sum.v[i] + a.v[i] * b.v[i]);
+}
+#endif
+
+void ceiling_int8(const Args& args, const Step&, Worker& worker) {
+    constexpr int CHAINS = sizeof(Bytes) == 64 ? 12 : 6;  // as many as hide the latency and stay in registers
+    Bytes sums[CHAINS];
+    for (Bytes& sum : sums) sum = filled(0);
+    Bytes a = filled(1);
+    const Bytes b = filled(1);
+    for (int64_t i = 0; i < args.ints[0]; ++i) {
+#pragma GCC unroll 12
+        for (int c = 0; c < CHAINS; ++c) {
+            forget(a);
+            multiply_add(sums[c], a, b);
+        }
+    }
+    for (int c = 1; c < CHAINS; ++c) multiply_add(sums[0], sums[c], b);
+    int8_t lanes[sizeof(Bytes)];
+    const Bytes total = sums[0];  // the address of an array would keep all of it in memory
+    std::memcpy(lanes, &total, sizeof(Bytes));
+    leave(args, worker, CHAINS * sizeof(Bytes), lanes[0]);
+}
+
+#endif
+
+}  // namespace
+
+OCTAVO_KERNEL(ceiling_read);
+OCTAVO_KERNEL(ceiling_float);
+OCTAVO_KERNEL(ceiling_barrier);
+OCTAVO_KERNEL(ceiling_int8);
+#if defined(OCTAVO_ISA_amx)
+OCTAVO_KERNEL(ceiling_bf16);
+OCTAVO_KERNEL(ceiling_tile_read);
+#endif
+
+}  // namespace octavo

@@ -1,0 +1,145 @@
+"""What this machine can do at most: the figures that a profile and a comparison are held against.
+
+Each is the best of many short rounds: neighbours on a shared machine only ever slow a round down.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.cpu import _native
+
+_BEYOND_CACHES = 256 << 20  # bytes that all threads together read; a power of two
+_L1_BYTES, _L2_BYTES = 16 << 10, 192 << 10  # working sets of each thread, well inside the caches of that name
+_ROUNDS = 24
+_SECONDS_PER_ROUND = 0.004
+_ASLEEP_S = 0.005  # longer than any worker spins between steps
+_LANES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """One figure. value None: this machine or build has no such instructions, nothing was measured."""
+
+    name: str
+    isa: str  # level whose instructions ran; "": does not depend on it
+    threads: int
+    value: float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """All figures of one machine with `threads` workers, the kernels at level `isa`."""
+
+    isa: str
+    threads: int
+    figures: tuple[Ceiling, ...]
+
+    def value(self, name: str) -> float:
+        """The figure of that name at `isa` and with all threads. Raises KeyError if it was not measured."""
+        for figure in self.figures:
+            is_ours = figure.isa in ("", self.isa) and figure.threads == self.threads
+            if figure.name == name and is_ours and figure.value is not None:
+                return figure.value
+        raise KeyError(name)
+
+
+class ReadBandwidth:
+    """Bytes per second that `threads` threads read from memory: a buffer that stays, to be measured in turns."""
+
+    def __init__(self, threads: int, isa: str | None = None) -> None:
+        self._run = _Loop("ceiling_read", isa or _native.detected_isa(), threads)
+        self._memory = np.ones((threads, _BEYOND_CACHES // threads // 4096 * 1024), np.float32)
+
+    def measure(self) -> float:
+        """One pass over the whole buffer."""
+        work, seconds = self._run(1, [self._memory])
+        return work / seconds
+
+
+def measure_ceilings(isa: str, threads: int) -> Ceilings:
+    """Measures everything for one thread and for `threads`; takes about 2 seconds.
+
+    isa: level of the kernels. Integer and float rates are measured at every level that the machine has.
+    """
+    counts = sorted({1, threads})
+    figures = [figure for count in counts for figure in _memory_figures(isa, count)]
+    figures += [figure for count in counts for figure in _arithmetic_figures(count)]
+    if threads > 1:
+        figures += [
+            Ceiling("barrier", "", threads, 1 / _best("ceiling_barrier", isa, threads), "s"),
+            Ceiling("wake-up of a sleeping worker", "", threads, _wake_up(isa, threads), "s"),
+        ]
+    return Ceilings(isa, threads, tuple(figures))
+
+
+class _Loop:
+    """One of the kernels in csrc/kernels/ceilings.cpp with its threads."""
+
+    def __init__(self, kernel: str, isa: str, threads: int) -> None:
+        self._run = _native.KernelRun(kernel, isa, threads)
+        self._output = np.zeros((threads, _LANES), np.float32)
+
+    def __call__(self, repetitions: int, inputs: list[NDArray[np.float32] | None]) -> tuple[float, float]:
+        """Work done by all threads together, and the seconds it took."""
+        start = time.perf_counter()
+        self._run(inputs, [], [repetitions], [], self._output)
+        seconds = time.perf_counter() - start
+        return repetitions * float(self._output[:, 0].sum(dtype=np.float64)), seconds
+
+
+def _memory_figures(isa: str, threads: int) -> Iterator[Ceiling]:
+    bandwidth = ReadBandwidth(threads, isa)
+    yield Ceiling("read from memory", "", threads, max(bandwidth.measure() for _ in range(_ROUNDS)), "B/s")
+    for name, size in (("L1", _L1_BYTES), ("L2", _L2_BYTES)):
+        memory = np.ones((threads, size // 4), np.float32)
+        yield Ceiling(f"read from {name}", isa, threads, _best("ceiling_read", isa, threads, memory), "B/s")
+        tiles = _has_level("amx")
+        rate = _best("ceiling_tile_read", "amx", threads, memory) if tiles else None
+        yield Ceiling(f"read from {name} into tiles", "amx", threads, rate, "B/s")
+
+
+def _arithmetic_figures(threads: int) -> Iterator[Ceiling]:
+    for isa in _native.known_isas():
+        for name, kernel in (("int8 multiply-adds", "ceiling_int8"), ("float multiply-adds", "ceiling_float")):
+            # The wide kernels of floats are the same from avx512 on.
+            rate = _best(kernel, isa, threads) if _has_level(isa) else None
+            yield Ceiling(name, isa, threads, rate, "1/s")
+    rate = _best("ceiling_bf16", "amx", threads) if _has_level("amx") else None
+    yield Ceiling("bf16 multiply-adds", "amx", threads, rate, "1/s")
+
+
+def _has_level(isa: str) -> bool:
+    known = _native.known_isas()
+    return known.index(isa) <= known.index(_native.detected_isa())
+
+
+def _best(kernel: str, isa: str, threads: int, memory: NDArray[np.float32] | None = None) -> float:
+    """Work per second of the best round; of the barrier, barriers that one worker passes."""
+    loop = _Loop(kernel, isa, threads)
+    inputs: list[NDArray[np.float32] | None] = [] if memory is None else [memory]
+    repetitions, seconds = 1, 0.0
+    while seconds < _SECONDS_PER_ROUND:
+        repetitions *= 2
+        seconds = min(loop(repetitions, inputs)[1] for _ in range(3))  # an interruption must not pass for work
+    rounds = [loop(repetitions, inputs) for _ in range(_ROUNDS)]
+    best = max(work / seconds for work, seconds in rounds)
+    return best / threads if kernel == "ceiling_barrier" else best
+
+
+def _wake_up(isa: str, threads: int) -> float:
+    """Seconds that an empty run takes longer after a pause, when the workers sleep, than right after another."""
+    loop = _Loop("ceiling_barrier", isa, threads)
+    awake, asleep = [], []
+    for _ in range(_ROUNDS):
+        time.sleep(_ASLEEP_S)
+        asleep.append(loop(0, [])[1])
+        awake.append(min(loop(0, [])[1] for _ in range(5)))
+    return max(statistics.median(asleep) - statistics.median(awake), 0.0)

@@ -1,0 +1,267 @@
+"""Where the time of a step goes: each operation beside what the machine could do at best."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from octavo.backends.cpu.executor import CpuExecutor, RecordTime
+from octavo.batch import Batch, SamplingBatch
+from octavo.bench.ceilings import Ceilings, measure_ceilings
+from octavo.bench.load import check_sizes
+from octavo.config import EngineConfig
+from octavo.engine.load import load_engine
+from octavo.errors import UsageError
+from octavo.graph.ops import StepSizes
+
+_FASTEST_SHARE = 4  # the report is the mean of the fastest quarter of the steps
+
+
+@dataclass(frozen=True, slots=True)
+class OperationProfile:
+    """One operation of a step, or everything of one kind in all layers. Seconds are those of one step."""
+
+    label: str
+    kernel: str
+    count: int
+    seconds: float
+    waiting_seconds: float  # of all threads, for the slowest of them at the barrier
+    bytes_moved: int
+    flops: int
+    least_seconds: float  # by the measured ceilings
+
+    @property
+    def fraction_of_ceiling(self) -> float:
+        return self.least_seconds / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """One kind of step. seconds: from handing the batch over to the result; the operations are its inner part."""
+
+    name: str
+    num_rows: int
+    context: int
+    num_steps: int  # that were measured; the figures are the mean of the fastest quarter
+    seconds: float
+    operations: tuple[OperationProfile, ...]
+
+    @property
+    def operation_seconds(self) -> float:
+        return sum(operation.seconds for operation in self.operations)
+
+    def by_kind(self) -> list[OperationProfile]:
+        """The same operation of all layers as one, the one with the most to gain first."""
+        kinds: dict[str, list[OperationProfile]] = {}
+        for operation in self.operations:
+            name = _without_layer(operation.label)
+            kinds.setdefault(name, []).append(replace(operation, label=name))
+        merged = [_sum(operations) for operations in kinds.values()]
+        return sorted(merged, key=lambda operation: operation.least_seconds - operation.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileReport:
+    """Steps of one model on one machine. `dataclasses.asdict` makes it JSON."""
+
+    model: str
+    architecture: str
+    weight_bytes: int
+    ceilings: Ceilings
+    steps: tuple[StepProfile, ...]
+
+
+def profile(
+    model: str = "smollm2",
+    rows: Sequence[int] = (1, 8, 16),
+    prefill: Sequence[int] = (512,),
+    context: int = 128,
+    iterations: int = 40,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    **options: Any,
+) -> ProfileReport:
+    """Profiles a decode step of each number of rows at `context` tokens, and a prefill of each number of tokens.
+
+    iterations: decode steps of each kind; a fourth as many, but at least 4, of prefill. progress: called with (kinds
+    of steps done, in all). options: further fields of `octavo.config.EngineConfig`.
+    Raises UsageError, ModelLoadError or InsufficientMemoryError.
+    """
+    check_sizes(context=context, iterations=iterations, **{f"rows[{i}]": count for i, count in enumerate(rows)})
+    check_sizes(**{f"prefill[{i}]": count for i, count in enumerate(prefill)})
+    longest = max([context, *prefill])
+    room = {
+        "max_num_seqs": max([1, *rows]),
+        "max_num_batched_tokens": max([longest, *rows, EngineConfig.max_num_batched_tokens]),
+        "enable_prefix_caching": False,
+    }
+    loaded = load_engine(EngineConfig.resolve(model, {**options, **room}))
+    executor = loaded.executor
+    try:
+        if not isinstance(executor, CpuExecutor):
+            raise UsageError("only the cpu backend can be profiled; leave --backend out")
+        limits = loaded.engine.limits
+        blocks = -(-longest // limits.block_size)
+        if longest > limits.max_model_len or blocks * max([1, *rows]) > limits.num_blocks:
+            raise UsageError(
+                f"{max([1, *rows])} sequences of {longest} tokens do not fit the context of {limits.max_model_len} "
+                f"and the cache of {limits.num_blocks * limits.block_size} tokens"
+            )
+        ceilings = measure_ceilings(executor.isa, executor.num_threads)
+        stepper = _Stepper(executor, ceilings, limits.block_size, limits.vocab_size)
+        steps = []
+        for i, count in enumerate([*rows, *prefill]):
+            if i < len(rows):
+                steps.append(stepper.decode(count, context, iterations))
+            else:
+                steps.append(stepper.prefill(count, max(iterations // 4, 4)))
+            if progress is not None:
+                progress(i + 1, len(rows) + len(prefill))
+        return ProfileReport(loaded.name, loaded.architecture, executor.weight_bytes, ceilings, tuple(steps))
+    finally:
+        executor.close()
+
+
+class _Stepper:
+    """Runs steps of its own making on an executor whose cache nobody else uses."""
+
+    def __init__(self, executor: CpuExecutor, ceilings: Ceilings, block_size: int, vocab_size: int) -> None:
+        self._executor = executor
+        self._ceilings = ceilings
+        self._block_size = block_size
+        self._token_ids = np.random.default_rng(0)
+        self._vocab_size = vocab_size
+
+    def decode(self, rows: int, context: int, iterations: int) -> StepProfile:
+        """Steps of one token for each of `rows` sequences that have `context` tokens after it."""
+        blocks = -(-context // self._block_size)
+        self._executor.execute(self._batch(1, context))
+        self._executor.copy_blocks([(b, r * blocks + b) for r in range(1, rows) for b in range(blocks)])
+        sizes = StepSizes(tokens=rows, requests=rows, outputs=rows, context=context)
+        return self._measure(
+            f"decode, {rows} row{'s' if rows > 1 else ''}", self._batch(rows, 1, context - 1), sizes, iterations
+        )
+
+    def prefill(self, tokens: int, iterations: int) -> StepProfile:
+        """A prompt of `tokens` tokens in one step."""
+        sizes = StepSizes(tokens=tokens, requests=1, outputs=1, context=tokens)
+        return self._measure(f"prefill, {tokens} tokens", self._batch(1, tokens), sizes, iterations)
+
+    def _batch(self, requests: int, tokens: int, start: int = 0) -> Batch:
+        """`requests` sequences with `tokens` new tokens each, after `start` that are in the cache. Greedy."""
+        length = start + tokens
+        blocks = -(-length // self._block_size)
+        tables = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
+        positions = np.arange(start, length, dtype=np.int32)
+        slots = tables[:, positions // self._block_size] * self._block_size + positions % self._block_size
+        ends = np.arange(requests + 1, dtype=np.int32) * np.int32(tokens)
+        return Batch(
+            token_ids=self._token_ids.integers(0, self._vocab_size, requests * tokens, dtype=np.int32),
+            positions=np.tile(positions, requests),
+            query_start_loc=ends,
+            seq_lens=np.full(requests, length, np.int32),
+            block_tables=tables,
+            slot_mapping=slots.reshape(-1).astype(np.int32),
+            logits_indices=ends[1:] - np.int32(1),
+            sampling=_greedy(requests),
+        )
+
+    def _measure(self, name: str, batch: Batch, sizes: StepSizes, iterations: int) -> StepProfile:
+        """The mean of the fastest quarter of the steps, after one that does not count."""
+        measured: list[tuple[float, list[RecordTime]]] = []
+        for _ in range(iterations + 1):
+            self._executor.start_profile()
+            start = time.perf_counter()
+            self._executor.execute(batch)
+            seconds = time.perf_counter() - start
+            measured.append((seconds, self._executor.profile(sizes)))
+        fastest = sorted(measured[1:], key=lambda step: step[0])[: max(iterations // _FASTEST_SHARE, 1)]
+        records = zip(*(records for _, records in fastest), strict=True)
+        return StepProfile(
+            name=name,
+            num_rows=sizes.tokens,
+            context=sizes.context,
+            num_steps=iterations,
+            seconds=sum(seconds for seconds, _ in fastest) / len(fastest),
+            operations=tuple(self._operation(of_one) for of_one in records),
+        )
+
+    def _operation(self, times: Sequence[RecordTime]) -> OperationProfile:
+        """One operation from its times in several steps."""
+        seconds = sum(t.seconds for t in times) / len(times)
+        busy = sum(t.busy_seconds for t in times) / len(times)
+        record = times[0]
+        cost = record.cost
+        return OperationProfile(
+            label=_label(record),
+            kernel=record.kernel,
+            count=1,
+            seconds=seconds,
+            waiting_seconds=max(self._executor.num_threads * seconds - busy, 0.0),
+            bytes_moved=cost.bytes_read + cost.bytes_written,
+            flops=cost.flops,
+            least_seconds=self._least_seconds(record),
+        )
+
+    def _least_seconds(self, record: RecordTime) -> float:
+        """Weights and cache come from memory, activations from the second level; arithmetic goes on meanwhile."""
+        moved = record.cost.bytes_read + record.cost.bytes_written - record.activation_bytes
+        reading = moved / self._ceilings.value("read from memory")
+        reading += record.activation_bytes / self._ceilings.value("read from L2")
+        rate = self._ceilings.value("int8 multiply-adds" if record.is_integer else "float multiply-adds")
+        return max(reading, record.cost.flops / 2 / rate)
+
+
+def _greedy(rows: int) -> SamplingBatch:
+    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
+    none, no_ids = np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)
+    return SamplingBatch(
+        temperature=zeros,
+        top_k=np.zeros(rows, np.int32),
+        top_p=ones,
+        min_p=zeros,
+        typical_p=ones,
+        repetition_penalty=ones,
+        presence_penalty=zeros,
+        frequency_penalty=zeros,
+        seed=np.zeros(rows, np.uint64),
+        counter=np.zeros(rows, np.uint64),
+        target=np.full(rows, -1, np.int32),
+        num_logprobs=np.full(rows, -1, np.int32),
+        history_start=none,
+        history_ids=no_ids,
+        history_counts=no_ids,
+        bias_start=none,
+        bias_ids=no_ids,
+        bias_values=np.zeros(0, np.float32),
+    )
+
+
+def _label(record: RecordTime) -> str:
+    """`layers.3: fused_linear gate+up`: the operation with the last names of its weights."""
+    names = [name.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") for name in record.matrices]
+    return " ".join([record.label, "+".join(names)]).strip()
+
+
+def _without_layer(label: str) -> str:
+    """`layers.3: linear` -> `linear`"""
+    place, _, operation = label.partition(": ")
+    place = ".".join(part for part in place.split(".") if part != "layers" and not part.isdigit())
+    return f"{place}: {operation}" if place else operation
+
+
+def _sum(operations: Sequence[OperationProfile]) -> OperationProfile:
+    first = operations[0]
+    return replace(
+        first,
+        count=len(operations),
+        seconds=sum(o.seconds for o in operations),
+        waiting_seconds=sum(o.waiting_seconds for o in operations),
+        bytes_moved=sum(o.bytes_moved for o in operations),
+        flops=sum(o.flops for o in operations),
+        least_seconds=sum(o.least_seconds for o in operations),
+    )

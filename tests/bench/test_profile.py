@@ -1,0 +1,85 @@
+"""The profile of a step: every operation is there, and together they are the step."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+
+import pytest
+
+from octavo.bench import ProfileReport, ceilings, profile
+from octavo.errors import UsageError
+from tests.support.fake_model import use_fake_model
+
+
+@pytest.fixture(scope="module")
+def report() -> ProfileReport:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ceilings, "_ROUNDS", 3)
+        patch.setattr(ceilings, "_BEYOND_CACHES", 32 << 20)
+        return profile("smollm2", (1, 3), (64,), context=40, iterations=12, kv_cache_memory="64MiB", num_threads=2)
+
+
+def test_operations_add_up_to_the_wall_time(report: ProfileReport) -> None:
+    for step in report.steps:
+        assert 0.8 * step.seconds < step.operation_seconds <= step.seconds, step.name
+
+
+def test_steps_are_what_was_asked_for(report: ProfileReport) -> None:
+    assert [(step.name, step.num_rows, step.context) for step in report.steps] == [
+        ("decode, 1 row", 1, 40),
+        ("decode, 3 rows", 3, 40),
+        ("prefill, 64 tokens", 64, 64),
+    ]
+
+
+def test_every_operation_has_time_and_cost(report: ProfileReport) -> None:
+    for step in report.steps:
+        assert step.operations[-1].kernel == "sample"
+        for operation in step.operations:
+            assert operation.seconds > 0, operation.label
+            assert operation.bytes_moved > 0, operation.label
+            assert operation.least_seconds > 0, operation.label
+            assert 0 <= operation.waiting_seconds <= 2 * operation.seconds, operation.label
+    one, three, _ = report.steps
+    weights = sum(o.bytes_moved for o in one.operations)
+    assert report.weight_bytes < weights * 1.5
+    assert sum(o.flops for o in three.operations) > 2.9 * sum(o.flops for o in one.operations)
+
+
+def test_kinds_sum_the_layers_and_the_largest_loss_is_first(report: ProfileReport) -> None:
+    step = report.steps[0]
+    kinds = step.by_kind()
+    assert sum(kind.count for kind in kinds) == len(step.operations)
+    assert sum(kind.seconds for kind in kinds) == pytest.approx(step.operation_seconds)
+    lost = [kind.seconds - kind.least_seconds for kind in kinds]
+    assert lost == sorted(lost, reverse=True)
+    assert {kind.label: kind.count for kind in kinds}["fused_linear gate+up"] == 30
+
+
+def test_a_report_is_json(report: ProfileReport) -> None:
+    loaded = json.loads(json.dumps(dataclasses.asdict(report)))
+    assert loaded["steps"][0]["operations"][0]["kernel"] == "embedding"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"rows": (0,)}, r"rows\[0\] is 0; it must be a number from 1 up"),
+        ({"prefill": (-3,)}, r"prefill\[0\] is -3"),
+        ({"rows": (2,), "prefill": (9000,)}, "2 sequences of 9000 tokens do not fit the context of 8192"),
+    ],
+)
+def test_impossible_sizes_are_refused(sizes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        profile("smollm2", **sizes)
+
+
+def test_other_backends_have_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = use_fake_model(monkeypatch)
+    module = importlib.import_module("octavo.bench.profile")
+    monkeypatch.setattr(module, "load_engine", importlib.import_module("octavo.engine.session").load_engine)
+    with pytest.raises(UsageError, match="only the cpu backend"):
+        profile("fake", (1,), (8,), context=8)
+    assert executor.is_closed
