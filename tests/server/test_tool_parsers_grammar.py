@@ -49,7 +49,7 @@ class Compiled:
         self._is_mark = np.array(is_mark)
 
     def start(self, format_name: str, tools: list[Tool], parallel: bool = False) -> Any:
-        return self.start_grammar(tool_formats()[format_name].grammar(tools, parallel))
+        return self.start_grammar(tool_formats()[format_name].grammar(tools, parallel, {}))
 
     def start_grammar(self, grammar: str) -> Any:
         return self._compiler.compile(StructuredOutputsParams(grammar=grammar)).start().matcher
@@ -194,28 +194,60 @@ def test_the_parser_reads_whatever_the_grammar_allows(compiled: Compiled, name: 
 OPTIONAL = sorted(name for name, item in tool_formats().items() if item.optional_grammar is not None)
 
 
+def free_answer(name: str, text: str, *calls: str) -> str:
+    """An answer of text and calls, where calls are free."""
+    if name == "functionary_recipients":
+        return "all\n" + ">>>".join([text, *calls])
+    return text + ("" if name == "mistral_args" else "\n").join(calls)
+
+
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_strict_arguments_are_enforced_where_calls_are_free(compiled: Compiled, name: str) -> None:
     optional_grammar = tool_formats()[name].optional_grammar
     assert optional_grammar is not None
-    grammar = optional_grammar([STRICT, *TOOLS], True)
+    several, one = (optional_grammar([STRICT, *TOOLS], parallel, {}) for parallel in (True, False))
 
-    def accepts(text: str) -> bool:
-        return compiled.is_whole(compiled.start_grammar(grammar), text)
+    def accepts(*parts: str) -> bool:
+        return compiled.is_whole(compiled.start_grammar(several), free_answer(name, *parts))
 
-    right = call(name, "book", '{"seats": 2, "class": "first"}')
+    right, now = call(name, "book", '{"seats": 2, "class": "first"}'), call(name, "now", "{}")
     assert accepts("Hello there!\nHow are <you>? 1 < 2")
     assert accepts("")
-    assert accepts(right)
-    assert not accepts(call(name, "book", '{"seats": 0, "class": "first"}'))
-    assert not accepts(call(name, "look", "{}"))
-    if name != "llama3_json":
-        assert accepts(f"Let me see.\n{right}\n{call(name, 'now', '{}')}\nDone.")
-        assert not accepts(f"Let me see.\n{right}\n{call(name, 'look', '{}')}")
+    assert compiled.is_whole(compiled.start_grammar(several), right)
+    assert compiled.is_whole(compiled.start_grammar(one), right)
+    assert not compiled.is_whole(compiled.start_grammar(several), call(name, "book", '{"seats": 0, "class": "first"}'))
+    assert not compiled.is_whole(compiled.start_grammar(several), call(name, "look", "{}"))
+    if name == "llama3_json":
+        return
+    assert accepts("Let me see.\n", right)
+    assert not accepts("Let me see.\n", call(name, "book", '{"seats": 0, "class": "first"}'))
+    if name == "mistral":
+        return
+    assert accepts("Let me see.\n", right, now)
+    if name != "functionary_recipients":  # there, tools that are none are text for the grammar
+        assert not accepts("Let me see.\n", right, call(name, "look", "{}"))
 
 
-def test_the_common_formats_enforce_strict_arguments() -> None:
-    assert OPTIONAL == ["functionary", "hermes", "llama3_json"]
+@pytest.mark.parametrize("name", OPTIONAL)
+def test_text_behind_free_calls(compiled: Compiled, name: str) -> None:
+    grammar = tool_formats()[name].optional_grammar([STRICT], True, {})  # type: ignore[misc]
+    matcher = compiled.start_grammar(grammar)
+    answer = call(name, "book", '{"seats": 2, "class": "first"}') + "\nDone."
+    may_follow = name not in ("mistral", "mistral_args", "llama3_json")
+    assert compiled.is_whole(matcher, answer) is may_follow
+
+
+def test_mistral_lists_where_calls_are_free(compiled: Compiled) -> None:
+    grammar = tool_formats()["mistral"].optional_grammar([STRICT, *TOOLS], True, {})  # type: ignore[misc]
+    for second, is_right in (("now", True), ("look", False)):
+        objects = f'[{{"name": "now", "arguments": {{}}}}, {{"name": "{second}", "arguments": {{}}}}]'
+        for space in ("", " "):
+            text = f"So. [TOOL_CALLS]{space}{objects}"
+            assert compiled.is_whole(compiled.start_grammar(grammar), text) is is_right
+
+
+def test_all_formats_with_marks_of_their_own_enforce_strict_arguments() -> None:
+    assert set(FORMATS) - set(OPTIONAL) == {"gemma"}
 
 
 def accepts_text(compiled: Compiled, schema: dict[str, Any], value: str, *, strict: bool = True) -> bool:
@@ -266,7 +298,7 @@ def test_names_of_parameters_that_tags_cannot_hold(compiled: Compiled) -> None:
     assert compiled.accepts("qwen3_coder", [item], call("qwen3_coder", "f", "{}"))
     item["function"]["strict"] = True
     with pytest.raises(UsageError, match="its name"):
-        tool_formats()["qwen3_coder"].grammar([item], False)
+        tool_formats()["qwen3_coder"].grammar([item], False, {})
 
 
 def test_keywords_that_cannot_be_enforced_are_left_out_for_tools_that_are_not_strict(compiled: Compiled) -> None:

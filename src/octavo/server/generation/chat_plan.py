@@ -60,19 +60,29 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
             arguments["tools"] = tools
     params = spec.params
     create_tool_parser = None
-    if tools and tool_format is not None:
-        params = _with_tools(params, spec, tools, tool_format)
+    if tools:
+        params = _with_tools(params, spec, tools, tool_format, model.tokenizer)
         create_tool_parser = partial(tool_format.create_parser, tools)
-    reasoning = _reasoning_format(template) if spec.separates_reasoning and not _is_constrained(params) else None
-    if reasoning is not None and reasoning.shows_special_tokens and _is_control_token(model.tokenizer, reasoning.close):
-        params = dataclasses.replace(params, skip_special_tokens=False)
+    reasoning = _reasoning_format(template) if spec.separates_reasoning else None
+    if reasoning is not None:
+        is_control_token = reasoning.shows_special_tokens and _is_control_token(model.tokenizer, reasoning.close)
+        # Calls that must come leave no room for thinking, and no grammar's text has control tokens.
+        if _is_constrained(params) and (not tools or spec.tool_choice != "auto" or is_control_token):
+            reasoning = None
+        elif is_control_token:
+            params = dataclasses.replace(params, skip_special_tokens=False)
     return ChatPlan(messages, arguments, params, create_tool_parser, reasoning)
 
 
 def _with_tools(
-    params: SamplingParams | BeamSearchParams, spec: ChatSpec, tools: list[Tool], tool_format: ToolFormat
+    params: SamplingParams | BeamSearchParams,
+    spec: ChatSpec,
+    tools: list[Tool],
+    tool_format: ToolFormat,
+    tokenizer: Tokenizer,
 ) -> SamplingParams | BeamSearchParams:
-    if tool_format.shows_special_tokens:
+    token_ids = mark_token_ids(tokenizer, tool_format)
+    if not tokenizer.special_token_ids.isdisjoint(token_ids.values()):
         params = dataclasses.replace(params, skip_special_tokens=False)
     if _is_constrained(params):
         message = (
@@ -83,7 +93,7 @@ def _with_tools(
         is_strict = any(tool["function"].get("strict") for tool in tools)
         if not is_strict or tool_format.optional_grammar is None or isinstance(params, BeamSearchParams):
             return params
-        grammar = tool_format.optional_grammar(tools, spec.parallel_tool_calls)
+        grammar = tool_format.optional_grammar(tools, spec.parallel_tool_calls, token_ids)
         return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
     if isinstance(params, BeamSearchParams):
         message = "beam search cannot be made to call a tool; use tool_choice auto, or leave use_beam_search out"
@@ -95,7 +105,7 @@ def _with_tools(
         may_be_many = False
         if not tools:
             raise UsageError(f"tool_choice names {name!r:.80}, which tools lacks", param="tool_choice")
-    grammar = tool_format.grammar(tools, may_be_many)
+    grammar = tool_format.grammar(tools, may_be_many, token_ids)
     return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
 
 
@@ -120,6 +130,18 @@ def _reasoning_format(chat_template: str) -> ReasoningFormat | None:
     return find_reasoning_format(chat_template)
 
 
-def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
+def mark_token_ids(tokenizer: Tokenizer, tool_format: ToolFormat) -> dict[str, int]:
+    """The marks of a format that this vocabulary has as one token each."""
+    found = {mark: _token_id(tokenizer, mark) for mark in tool_format.marks}
+    return {mark: token_id for mark, token_id in found.items() if token_id is not None}
+
+
+def _token_id(tokenizer: Tokenizer, text: str) -> int | None:
+    """The one token that stands for exactly this text."""
     token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
-    return len(token_ids) == 1 and token_ids[0] in tokenizer.special_token_ids
+    is_one = len(token_ids) == 1 and tokenizer.token_bytes(token_ids[0]) == text.encode()
+    return token_ids[0] if is_one else None
+
+
+def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
+    return _token_id(tokenizer, text) in tokenizer.special_token_ids

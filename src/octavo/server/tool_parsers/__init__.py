@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol, TypeAlias
@@ -52,6 +52,14 @@ Tool: TypeAlias = "dict[str, Any]"
 """A tool as in a request: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
+TokenIds: TypeAlias = "Mapping[str, int]"
+"""The marks of a format that a vocabulary has as one token each."""
+
+WriteGrammar: TypeAlias = "Callable[[Sequence[Tool], bool, TokenIds], str]"
+"""Writes a grammar of calls to these tools, of several if they may be `parallel`. Where a mark is a token the grammar
+names the token, since control tokens are never spelled; other marks are plain text."""
+
+
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """One way of writing tool calls.
@@ -61,8 +69,8 @@ class ToolFormat:
     grammar: a Lark grammar (llguidance's dialect) of an answer that is one call or, with `parallel`, more, each to one
         of the tools with arguments after its schema. What `tool_choice: required` and a named tool enforce.
     optional_grammar: the same for an answer that may be text, a call or both; None: there is no such grammar, because
-        the mark before a call is a control token or could begin any text. What `strict` enforces where calls are free.
-    shows_special_tokens: the markup is made of control tokens, which must then stay in the text.
+        what begins a call could begin any text. What `strict` enforces where calls are free.
+    marks: what a vocabulary may have as tokens. Control tokens among them must stay in the text.
     system_prompt: what tells a model about the tools if its template does not; None: this format needs a template.
     write_call: a call of an earlier turn, its name and the JSON text of its arguments, as such a model writes it.
     arguments_as_text: templates of this format want the arguments of earlier calls as JSON text, not as objects.
@@ -72,9 +80,9 @@ class ToolFormat:
     name: str
     matches: Callable[[str], bool]
     create_parser: Callable[[Sequence[Tool]], ToolParser]
-    grammar: Callable[[Sequence[Tool], bool], str]
-    optional_grammar: Callable[[Sequence[Tool], bool], str] | None = None
-    shows_special_tokens: bool = False
+    grammar: WriteGrammar
+    optional_grammar: WriteGrammar | None = None
+    marks: tuple[str, ...] = ()
     system_prompt: Callable[[Sequence[Tool]], str] | None = None
     write_call: Callable[[str, str], str] | None = None
     arguments_as_text: bool = False

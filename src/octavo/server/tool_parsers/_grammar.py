@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from llguidance import LLMatcher
 
 from octavo.engine.deep_stack import run_on_deep_stack
-from octavo.server.tool_parsers import Tool
+from octavo.server.tool_parsers import TokenIds, Tool
 
 # Models that have lost the thread fill JSON with white space up to the limit of tokens; so much is allowed in a row.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
@@ -56,6 +57,14 @@ def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def spelled(text: str, token_ids: TokenIds) -> str:
+    """Exactly this text, with the marks in it as their tokens."""
+    if not token_ids:
+        return literal(text)
+    pieces = re.split(f"({'|'.join(map(re.escape, token_ids))})", text)
+    return " ".join(f"<[{token_ids[piece]}]>" if piece in token_ids else literal(piece) for piece in pieces if piece)
+
+
 def calls_grammar(
     tools: Sequence[Tool],
     start: str,
@@ -66,21 +75,25 @@ def calls_grammar(
     """A grammar of calls.
 
     start: the rule for the whole answer in terms of `call`. before: what stands before the arguments of the tool with
-    this name; after: what stands behind them. arguments: the right-hand side of the rule for those of a tool.
+    this name; after: what stands behind them; both as right-hand sides. arguments: the same for those of a tool.
     """
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
-        head = literal(before(tool["function"]["name"]))
-        tail = f" {literal(after)}" if after else ""
-        rules.append(f"call_{index}: {head} arguments_{index}{tail}")
+        rules.append(f"call_{index}: {before(tool['function']['name'])} arguments_{index} {after}".rstrip())
         rules.append(f"arguments_{index}: {arguments(tool)}")
     return "\n".join(rules) + "\n"
 
 
-def optional_calls_grammar(
-    tools: Sequence[Tool], parallel: bool, mark: str, before: Callable[[str], str], after: str
-) -> str:
-    """A grammar of text in which every `mark` begins a call. before: what stands between it and the arguments."""
-    start = "(lead call)* tail" if parallel else "(lead call)? tail"
-    rules = ["", f"lead[lazy]: TEXT {literal(mark)}", "tail: TEXT", r"TEXT: /(.|\n)*/", ""]
-    return calls_grammar(tools, start, before, after) + "\n".join(rules)
+def free_text(mark: str, with_tokens: str) -> str:
+    """Rules of text around calls: `lead` ends with a mark, behind which a call begins; `tail` has none.
+
+    with_tokens: the mark as `spelled`. One that is a token may be written in characters too, which mean the same.
+    """
+    token = "" if with_tokens == literal(mark) else f" | TEXT {with_tokens}"
+    rules = [f"lead: marked{token}", f"marked[lazy]: TEXT {literal(mark)}", "tail: TEXT", r"TEXT: /(.|\n)*/"]
+    return "\n".join(rules) + "\n"
+
+
+def around_calls(parallel: bool) -> str:
+    """A start of text in which every mark begins a call."""
+    return "(lead call)* tail" if parallel else "(lead call)? tail"

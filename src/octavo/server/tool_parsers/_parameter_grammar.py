@@ -17,9 +17,9 @@ _ANY_LENGTH = r"(.|\n)*"
 # What a parser would take for the end of the whole call.
 _END_OF_CALL = rf"(.|\n)*{FUNCTION_END}\s*{CLOSE}(.|\n)*".replace("/", r"\/")
 TEXT_RULES = f"""\
-text[lazy]: TEXT {literal(PARAMETER_END)}
-whole_line[lazy]: TEXT {literal(chr(10) + PARAMETER_END)}
-TEXT: /{_ANY_LENGTH}/ & ~/{_END_OF_CALL}/
+text[lazy]: VALUE {literal(PARAMETER_END)}
+whole_line[lazy]: VALUE {literal(chr(10) + PARAMETER_END)}
+VALUE: /{_ANY_LENGTH}/ & ~/{_END_OF_CALL}/
 NAME: /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/
 """
 # What a grammar of plain text cannot say.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar, optional_calls_grammar
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal
 from octavo.server.tool_parsers._json_call import CallReader
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._named_call import Header, NamedCall
@@ -34,13 +34,14 @@ def _create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(_MARKUP, tools)
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+def _grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
     start = 'call ("\\n" call)*' if parallel else "call"
-    return calls_grammar(tools, start, lambda name: f"{_OPEN}{name}>", after=_CLOSE)
+    return calls_grammar(tools, start, lambda name: literal(f"{_OPEN}{name}>"), literal(_CLOSE))
 
 
-def _optional_grammar(tools: Sequence[Tool], parallel: bool) -> str:
-    return optional_calls_grammar(tools, parallel, _OPEN, lambda name: f"{name}>", after=_CLOSE)
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
+    calls = calls_grammar(tools, around_calls(parallel), lambda name: literal(f"{name}>"), literal(_CLOSE))
+    return calls + free_text(_OPEN, literal(_OPEN))
 
 
 FORMAT = ToolFormat(

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Part, Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers import Part, TokenIds, Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers._grammar import calls_grammar, literal
 from octavo.server.tool_parsers._json_call import CallReader, State
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._named_call import Header, NamedCall
@@ -85,9 +85,24 @@ def _create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(_MARKUP, tools)
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+def _grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
     start = f'call ("{_MARK}" call)*' if parallel else "call"
-    return calls_grammar(tools, start, lambda name: f"{name}\n", after="")
+    return calls_grammar(tools, start, _before, after="")
+
+
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
+    """Since text may hold the mark, such as Python's prompt, only the mark with the name of a tool begins a call."""
+    several, one = ("later* tail", "later* tail") if parallel else ("later? tail", "tail")
+    rules = [calls_grammar(tools, f"{literal(_EVERYBODY)} {several} | call {one}", _before, after="")]
+    rules.append("later: " + " | ".join(f"later_{index} arguments_{index}" for index in range(len(tools))) + "\n")
+    for index, tool in enumerate(tools):
+        mark = f"{_MARK}{tool['function']['name']}\n"
+        rules.append(f"later_{index}[lazy]: TEXT {literal(mark)}\n")
+    return "".join(rules) + "tail: TEXT\nTEXT: /(.|\\n)*/\n"
+
+
+def _before(name: str) -> str:
+    return literal(f"{name}\n")
 
 
 FORMAT = ToolFormat(
@@ -95,5 +110,6 @@ FORMAT = ToolFormat(
     matches=_matches,
     create_parser=_create_parser,
     grammar=_grammar,
+    optional_grammar=_optional_grammar,
     arguments_as_text=True,
 )

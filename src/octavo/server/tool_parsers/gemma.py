@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
 from octavo.server.tool_parsers._fenced_call import FENCE, FencedCall
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers._grammar import calls_grammar, literal
 from octavo.server.tool_parsers._json_call import CallReader, JsonCall
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._text import MarkFinder
@@ -43,11 +43,10 @@ def _create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(_MARKUP, tools)
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+def _grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
     start = 'call ("\\n" call)*' if parallel else "call"
-    return calls_grammar(
-        tools, start, lambda name: f'{FENCE}json\n{{"name": "{name}", "parameters": ', after=f"}}\n{FENCE}"
-    )
+    after = literal(f"}}\n{FENCE}")
+    return calls_grammar(tools, start, lambda name: literal(f'{FENCE}json\n{{"name": "{name}", "parameters": '), after)
 
 
 def _system_prompt(tools: Sequence[Tool]) -> str:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
 from octavo.server.tool_parsers._fenced_call import FENCE, FencedCall
-from octavo.server.tool_parsers._grammar import calls_grammar, optional_calls_grammar
+from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal, spelled
 from octavo.server.tool_parsers._json_call import CallReader, JsonCall
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._text import MarkFinder
@@ -60,13 +60,16 @@ def _before(name: str) -> str:
     return f'\n{{"name": "{name}", "arguments": '
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     start = 'call ("\\n" call)*' if parallel else "call"
-    return calls_grammar(tools, start, lambda name: _OPEN + _before(name), after=f"}}\n{_CLOSE}")
+    after = spelled(f"}}\n{_CLOSE}", token_ids)
+    return calls_grammar(tools, start, lambda name: spelled(_OPEN + _before(name), token_ids), after)
 
 
-def _optional_grammar(tools: Sequence[Tool], parallel: bool) -> str:
-    return optional_calls_grammar(tools, parallel, _OPEN, _before, after=f"}}\n{_CLOSE}")
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+    after = spelled(f"}}\n{_CLOSE}", token_ids)
+    calls = calls_grammar(tools, around_calls(parallel), lambda name: literal(_before(name)), after)
+    return calls + free_text(_OPEN, spelled(_OPEN, token_ids))
 
 
 def _system_prompt(tools: Sequence[Tool]) -> str:
@@ -83,7 +86,7 @@ FORMAT = ToolFormat(
     create_parser=_create_parser,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
-    shows_special_tokens=True,
+    marks=(_OPEN, _CLOSE),
     system_prompt=_system_prompt,
     write_call=_write_call,
 )

@@ -6,10 +6,11 @@ names a tool of the request.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers._grammar import calls_grammar, literal
 from octavo.server.tool_parsers._json_call import CallReader, JsonCall
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._text import MarkFinder
@@ -35,21 +36,23 @@ def _create_parser(tools: Sequence[Tool]) -> ToolParser:
 
 
 def _before(name: str) -> str:
-    return f'{{"name": "{name}", "parameters": '
+    return literal(f'{{"name": "{name}", "parameters": ')
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
-    return calls_grammar(tools, _calls(parallel), _before, after="}")
+def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+    return calls_grammar(tools, _calls(parallel, token_ids), _before, after='"}"')
 
 
-def _optional_grammar(tools: Sequence[Tool], parallel: bool) -> str:
-    """These models write either calls or text; what begins with a brace is a call."""
-    text = r"text: /([^{\s](.|\n)*)?/"
-    return calls_grammar(tools, f"{_calls(parallel)} | text", _before, after="}") + text + "\n"
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+    """These models write either calls or text; what begins with a brace or the tag is a call."""
+    text = rf"TEXT: /([^{{\s](.|\n)*)?/ & ~/{re.escape(_TAG)}(.|\n)*/"
+    return calls_grammar(tools, f"{_calls(parallel, token_ids)} | TEXT", _before, after='"}"') + text + "\n"
 
 
-def _calls(parallel: bool) -> str:
-    return 'call ("; " call)*' if parallel else "call"
+def _calls(parallel: bool, token_ids: TokenIds) -> str:
+    calls = 'call ("; " call)*' if parallel else "call"
+    # The templates write calls without the tag, but the models have learnt it too.
+    return f"(<[{token_ids[_TAG]}]>)? {calls}" if _TAG in token_ids else calls
 
 
 FORMAT = ToolFormat(
@@ -58,4 +61,5 @@ FORMAT = ToolFormat(
     create_parser=_create_parser,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
+    marks=(_TAG,),
 )

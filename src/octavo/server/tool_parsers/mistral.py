@@ -6,8 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Part, Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers import Part, TokenIds, Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers._grammar import calls_grammar, free_text, literal, spelled
 from octavo.server.tool_parsers._json_call import CallReader, JsonCall, State
 from octavo.server.tool_parsers._json_value import WHITESPACE
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
@@ -80,10 +80,24 @@ def create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(_MARKUP, tools)
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+    return calls_grammar(tools, f"{spelled(MARK, token_ids)} {_list(parallel)}", _before, after='"}"')
+
+
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+    """Nothing may stand behind the list, where another object would be a call too."""
+    calls = calls_grammar(tools, f"lead {_list(parallel)} | tail", _before, after='"}"')
+    return calls + free_text(MARK, spelled(MARK, token_ids))
+
+
+def _list(parallel: bool) -> str:
+    """Calls behind the mark. Some of these models have learnt a space before them."""
     calls = 'call (", " call)*' if parallel else "call"
-    start = f'"{MARK}[" {calls} "]"'
-    return calls_grammar(tools, start, lambda name: f'{{"name": "{name}", "arguments": ', after="}")
+    return f'(" ")? "[" {calls} "]"'
+
+
+def _before(name: str) -> str:
+    return literal(f'{{"name": "{name}", "arguments": ')
 
 
 FORMAT = ToolFormat(
@@ -91,6 +105,7 @@ FORMAT = ToolFormat(
     matches=_matches,
     create_parser=create_parser,
     grammar=_grammar,
-    shows_special_tokens=True,
+    optional_grammar=_optional_grammar,
+    marks=(MARK, "[ARGS]", "[CALL_ID]"),
     num_call_id_chars=9,
 )

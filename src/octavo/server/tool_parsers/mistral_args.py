@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Tool, ToolFormat
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers._grammar import calls_grammar, free_text, spelled
 from octavo.server.tool_parsers.mistral import MARK, create_parser
 
 _ARGUMENTS = "[ARGS]"
@@ -15,9 +15,17 @@ def _matches(chat_template: str) -> bool:
     return MARK in chat_template and _ARGUMENTS in chat_template
 
 
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     start = "call+" if parallel else "call"
-    return calls_grammar(tools, start, lambda name: f"{MARK}{name}{_ARGUMENTS}", after="")
+    return calls_grammar(tools, start, lambda name: spelled(f"{MARK}{name}{_ARGUMENTS}", token_ids), after="")
+
+
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+    """Nothing but calls may stand behind a call, where another object would be a call too."""
+    calls = f"call ({spelled(MARK, token_ids)} call)*" if parallel else "call"
+    start = f"lead {calls} | tail"
+    rules = calls_grammar(tools, start, lambda name: spelled(f"{name}{_ARGUMENTS}", token_ids), after="")
+    return rules + free_text(MARK, spelled(MARK, token_ids))
 
 
 FORMAT = ToolFormat(
@@ -25,6 +33,7 @@ FORMAT = ToolFormat(
     matches=_matches,
     create_parser=create_parser,
     grammar=_grammar,
-    shows_special_tokens=True,
+    optional_grammar=_optional_grammar,
+    marks=(MARK, _ARGUMENTS, "[CALL_ID]"),
     num_call_id_chars=9,
 )

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
+from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal, spelled
 from octavo.server.tool_parsers._json_call import CallReader
 from octavo.server.tool_parsers._markup import Markup, MarkupParser
 from octavo.server.tool_parsers._parameter_grammar import TEXT_RULES, parameters_value
@@ -37,15 +37,22 @@ def _create_parser(tools: Sequence[Tool]) -> ToolParser:
     return MarkupParser(Markup(marks=_MARKS, open_call=partial(_open_call, parameters)), tools)
 
 
-def _before(name: str) -> str:
-    """Between the tag and the parameters."""
-    return f"\n{FUNCTION}{name}>\n"
-
-
-def _grammar(tools: Sequence[Tool], parallel: bool) -> str:
+def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     start = 'call ("\\n" call)*' if parallel else "call"
-    after = f"{FUNCTION_END}\n{CLOSE}"
-    return calls_grammar(tools, start, lambda name: OPEN + _before(name), after, parameters_value) + TEXT_RULES
+    after = spelled(f"{FUNCTION_END}\n{CLOSE}", token_ids)
+
+    def before(name: str) -> str:
+        return spelled(f"{OPEN}\n{FUNCTION}{name}>\n", token_ids)
+
+    return calls_grammar(tools, start, before, after, parameters_value) + TEXT_RULES
+
+
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+    """The function's tag begins a call, whether the other stands before it or not."""
+    after = f"{literal(FUNCTION_END)} ({spelled(chr(10) + CLOSE, token_ids)})?"
+    calls = calls_grammar(tools, around_calls(parallel), lambda name: literal(f"{name}>\n"), after, parameters_value)
+    with_tokens = spelled(f"{OPEN}\n{FUNCTION}", token_ids) if OPEN in token_ids else literal(FUNCTION)
+    return calls + free_text(FUNCTION, with_tokens) + TEXT_RULES
 
 
 FORMAT = ToolFormat(
@@ -53,5 +60,6 @@ FORMAT = ToolFormat(
     matches=_matches,
     create_parser=_create_parser,
     grammar=_grammar,
-    shows_special_tokens=True,
+    optional_grammar=_optional_grammar,
+    marks=(OPEN, CLOSE),
 )

@@ -1,0 +1,192 @@
+"""Marks that a vocabulary has as tokens: grammars name the tokens, and their text reaches the parsers."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from octavo.engine.constrained import GrammarCompiler
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
+from octavo.server.generation.chat_plan import ChatPlan, mark_token_ids, plan_chat
+from octavo.server.generation.spec import ChatSpec
+from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, tool_formats
+from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.support.fake_client import FakeClient, fake_model
+from tests.support.scripted_server import with_template
+from tests.support.tool_outputs import TOOLS
+
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
+USER_DEFINED = 4  # a GGUF token type: added to the vocabulary, but shown
+WITH_MARKS = ["hermes", "llama3_json", "mistral", "mistral_args", "qwen3_coder"]
+# The call of `now` as each format's models write it, `now` without arguments.
+CALLS = {
+    "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
+    "llama3_json": '<|python_tag|>{"name": "now", "parameters": {}}',
+    "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
+    "mistral_args": "[TOOL_CALLS]now[ARGS]{}",
+    "qwen3_coder": "<tool_call>\n<function=now>\n</function>\n</tool_call>",
+}
+
+
+def with_marks(path: Path, *, are_control: bool) -> Tokenizer:
+    """SmolLM2's vocabulary with the marks in the places of tokens that no conversation uses."""
+    metadata: dict[str, Any] = dict(open_checkpoint(path).metadata)
+    tokens = list(metadata["tokenizer.ggml.tokens"])
+    types = list(metadata["tokenizer.ggml.token_type"])
+    for token_id, mark in enumerate(MARKS, start=3):
+        tokens[token_id] = mark
+        types[token_id] = types[1] if are_control else USER_DEFINED
+    return Tokenizer.from_gguf({**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+
+
+@pytest.fixture(scope="module", params=["control", "shown"])
+def tokenizer(smollm2_path: Path, request: pytest.FixtureRequest) -> Tokenizer:
+    return with_marks(smollm2_path, are_control=request.param == "control")
+
+
+def plan(tokenizer: Tokenizer, name: str, **fields: Any) -> ChatPlan:
+    tool_format = tool_formats()[name]
+    model = dataclasses.replace(fake_model(tokenizer, FakeClient(tokenizer)), tool_format=tool_format)
+    try:
+        spec = {"params": SamplingParams(), "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
+        return plan_chat(model, ChatSpec(**spec))
+    finally:
+        model.prompts.close()
+
+
+def matcher_of(tokenizer: Tokenizer, params: object) -> Any:
+    assert isinstance(params, SamplingParams)
+    assert params.structured_outputs is not None
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(params.structured_outputs).start().matcher
+
+
+def allowed(matcher: Any) -> set[int]:
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return set(map(int, np.flatnonzero(bits)))
+
+
+def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False, parse_special=True)
+
+
+def read(tokenizer: Tokenizer, made: ChatPlan, token_ids: list[int]) -> tuple[str, list[tuple[str, str]]]:
+    """What becomes of an answer of these tokens, as the engine would hand it on."""
+    assert made.create_tool_parser is not None
+    parser = made.create_tool_parser()
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=made.params.skip_special_tokens)
+    parts = [part for token_id in token_ids for part in parser.push(detokenizer.push([token_id]))]
+    content, calls = "", []
+    for part in [*parts, *parser.push(detokenizer.flush()), *parser.finish()]:
+        if isinstance(part, TextPart):
+            content += part.text
+        elif isinstance(part, CallStart):
+            calls.append((part.name, ""))
+        elif isinstance(part, CallArguments):
+            calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
+    return content, calls
+
+
+@pytest.mark.parametrize("name", WITH_MARKS)
+def test_a_forced_call_begins_with_the_token(tokenizer: Tokenizer, name: str) -> None:
+    made = plan(tokenizer, name, tool_choice="required")
+    token_ids = encode(tokenizer, CALLS[name])
+    assert token_ids[0] == 3 + next(i for i, mark in enumerate(MARKS) if CALLS[name].startswith(mark))
+    matcher = matcher_of(tokenizer, made.params)
+    first = allowed(matcher)
+    assert token_ids[0] in first
+    if name != "llama3_json":  # its templates write calls without the tag
+        assert first == {token_ids[0]}
+    assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+    assert matcher.is_accepting()
+    assert read(tokenizer, made, token_ids) == ("", [("now", "{}")])
+
+
+@pytest.mark.parametrize("name", WITH_MARKS)
+def test_what_the_mask_allows_is_read_as_a_call(tokenizer: Tokenizer, name: str) -> None:
+    made = plan(tokenizer, name, tool_choice="required", tools=[TOOLS[2]], parallel_tool_calls=False)
+    rng = np.random.default_rng(0)
+    for _ in range(4):
+        matcher, token_ids = matcher_of(tokenizer, made.params), []
+        while not matcher.is_accepting():
+            token_ids.append(int(rng.choice(sorted(allowed(matcher)))))
+            matcher.consume_token(token_ids[-1])
+        content, [(called, arguments)] = read(tokenizer, made, token_ids)
+        assert (content, called, "".join(arguments.split())) == ("", "now", "{}")
+
+
+@pytest.mark.parametrize("name", WITH_MARKS)
+def test_a_free_call_is_read_from_tokens(tokenizer: Tokenizer, name: str) -> None:
+    made = plan(tokenizer, name)
+    assert isinstance(made.params, SamplingParams)
+    assert made.params.structured_outputs is None
+    assert read(tokenizer, made, encode(tokenizer, f"So. {CALLS[name]}")) == ("So.", [("now", "{}")])
+
+
+@pytest.mark.parametrize("name", WITH_MARKS)
+def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokenizer, name: str) -> None:
+    strict = {"type": "function", "function": {"name": "now", "strict": True}}
+    made = plan(tokenizer, name, tools=[strict])
+    text = "" if name == "llama3_json" else "So. "
+    mark = next(mark for mark in MARKS if CALLS[name].startswith(mark))
+    spelled = [i for char in mark for i in encode(tokenizer, char)] + encode(tokenizer, CALLS[name][len(mark) :])
+    for call in (encode(tokenizer, CALLS[name]), spelled):
+        token_ids = encode(tokenizer, text) + call
+        matcher = matcher_of(tokenizer, made.params)
+        num_allowed = matcher.try_consume_tokens(token_ids)
+        if name == "llama3_json" and call is spelled:  # text begins with neither a brace nor the tag
+            assert num_allowed < len(token_ids)
+            continue
+        assert num_allowed == len(token_ids)
+        assert matcher.is_accepting()
+        assert read(tokenizer, made, token_ids) == (text.strip(), [("now", "{}")])
+    wrong = encode(tokenizer, text + CALLS[name].replace("now", "new"))
+    assert matcher_of(tokenizer, made.params).try_consume_tokens(wrong) < len(wrong)
+
+
+def test_control_tokens_stay_hidden_where_no_mark_is_one(smollm2_path: Path) -> None:
+    for are_control in (True, False):
+        made = plan(with_marks(smollm2_path, are_control=are_control), "hermes")
+        assert made.params.skip_special_tokens is not are_control
+
+
+def test_marks_that_are_no_tokens(smollm2_tokenizer: Tokenizer) -> None:
+    for name in WITH_MARKS:
+        assert mark_token_ids(smollm2_tokenizer, tool_formats()[name]) == {}
+
+
+THINKING = "{% if tools %}<tool_call>{% endif %}</think>{{ messages[0].content }}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_told_apart"),
+    [({}, True), ({"tool_choice": "none"}, True), ({"tool_choice": "required"}, False)],
+)
+def test_thinking_is_told_apart_where_calls_are_free(
+    smollm2_tokenizer: Tokenizer, fields: dict[str, Any], is_told_apart: bool
+) -> None:
+    strict = {"type": "function", "function": {"name": "now", "strict": True}}
+    made = plan(with_template(smollm2_tokenizer, THINKING), "hermes", tools=[strict], **fields)
+    assert (made.reasoning is not None) is is_told_apart
+    if not fields:
+        matcher = matcher_of(smollm2_tokenizer, made.params)
+        answer = encode(smollm2_tokenizer, f"<think>\nHm.\n</think>\n\n{CALLS['hermes']}")
+        assert matcher.try_consume_tokens(answer) == len(answer)
+
+
+@pytest.mark.slow
+def test_qwen_has_its_tags_as_tokens(qwen_0_5b_path: Path) -> None:
+    tokenizer = load_tokenizer(open_checkpoint(qwen_0_5b_path))
+    token_ids = mark_token_ids(tokenizer, tool_formats()["hermes"])
+    assert token_ids == {"<tool_call>": 151657, "</tool_call>": 151658}
+    grammar = tool_formats()["hermes"].grammar(TOOLS, True, token_ids)
+    matcher = matcher_of(tokenizer, SamplingParams(structured_outputs=StructuredOutputsParams(grammar=grammar)))
+    whole = encode(tokenizer, CALLS["hermes"])
+    assert allowed(matcher) == {151657}
+    assert matcher.try_consume_tokens(whole) == len(whole)
+    assert matcher.is_accepting()
