@@ -280,7 +280,7 @@ def test_the_state_and_the_information_are_those_of_the_model(
     info = client.info
     assert (info.model, info.path, info.architecture) == (tiny_config.model, tiny_config.model, "llama")
     assert (info.hidden_size, info.vocab_size, info.eos_token_id, info.num_threads) == (32, 8, 1, 1)
-    assert list(info.load_seconds) == ["start", "open", "weights", "cache"]
+    assert list(info.load_seconds) == ["engine", "open", "weights", "cache"]
     assert all(0 <= seconds < 30 for seconds in info.load_seconds.values())
 
     async def run() -> None:

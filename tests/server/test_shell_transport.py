@@ -11,10 +11,14 @@ import subprocess
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
 
+from octavo.errors import UsageError
+from octavo.server.config import ServerConfig
+from octavo.server.http.listener import tls_context
 from tests.support.shell_server import Shell, read_reply, request, running_shell, wait_until
 
 CHAT = "/v1/chat/completions"
@@ -376,6 +380,27 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     options = ["-addext", "subjectAltName=DNS:localhost", "-out", names[0], "-keyout", names[1]]
     subprocess.run([*command.split(), *options], check=True, capture_output=True)
     return names
+
+
+def test_files_of_tls_that_cannot_be_used(certificate: tuple[str, str], tmp_path: Path) -> None:
+    chain, key = certificate
+    other = tmp_path / "other.pem"
+    subprocess.run(["openssl", "genrsa", "-out", str(other), "2048"], check=True, capture_output=True)
+    nothing = tmp_path / "nothing.pem"
+    nothing.write_text("nothing")
+    missing = str(tmp_path / "missing.pem")
+    for options, said in [
+        ((missing, key), f"--ssl-certfile {missing}: No such file or directory"),
+        ((chain, missing), f"--ssl-keyfile {missing}: No such file or directory"),
+        ((chain, None), f"--ssl-certfile {chain}: no certificate chain with its private key"),
+        ((chain, str(nothing)), f"--ssl-certfile {chain}: no certificate chain in PEM, or {nothing} is no private key"),
+        ((str(nothing), key), f"--ssl-certfile {nothing}: no certificate chain in PEM"),
+    ]:
+        with pytest.raises(UsageError) as refused:
+            tls_context(ServerConfig(ssl_certfile=options[0], ssl_keyfile=options[1]))
+        assert str(refused.value).startswith(said)
+    with pytest.raises(UsageError, match="--ssl-keyfile"):
+        tls_context(ServerConfig(ssl_certfile=chain, ssl_keyfile=str(other)))
 
 
 def test_tls(certificate: tuple[str, str]) -> None:

@@ -65,7 +65,7 @@ def serve(
         url = url_of(config, sock)
         _say(f"octavo {__version__}: {', '.join(spec.name for spec in specs)} at {url}")
         report = _Report(url, progress, began)
-        report.phase("start", time.monotonic() - began)
+        report.phase("server", time.monotonic() - began)
         anyio.run(run_server, config, specs, sock, report)
 
 

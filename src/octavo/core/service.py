@@ -121,7 +121,7 @@ class EngineService:
         gc.collect()
         gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
         self._session = session
-        phases = {"start": started_at - self._order.spawned_at, **info.load_seconds}
+        phases = {"engine": started_at - self._order.spawned_at, **info.load_seconds}
         self._outbox.send(Ready(replace(info, load_seconds=phases)))
         # The view of the vocabulary takes half a second for 150,000 tokens: before anybody streams, not beside them.
         session.prepare_structured_outputs()

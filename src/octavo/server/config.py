@@ -27,8 +27,12 @@ class ServerConfig:
 
     host: str = _option("127.0.0.1", "address to listen on; anything but loopback needs --api-key")
     port: int = _option(8000, "port to listen on; 0: any free one")
-    api_key: tuple[str, ...] = _option((), "key that every request must carry; may be given several times")
-    api_key_file: str | None = _option(None, "file with one key a line")
+    api_key: tuple[str, ...] = _option(
+        (),
+        "key that every request must carry, or one of several; "
+        "other users of the machine see it in the list of processes, those of --api-key-file they do not",
+    )
+    api_key_file: str | None = _option(None, "file of keys, one a line")
     allow_unauthenticated: bool = _option(False, "listen beyond loopback without a key")
     protect_health: bool = _option(False, "ask for the key on the health routes too")
     ssl_certfile: str | None = _option(None, "certificate chain, PEM: serve https")
@@ -47,7 +51,9 @@ class ServerConfig:
     drain: float = _option(30.0, "time for running requests to finish after SIGTERM")
     stall_timeout: float = _option(30.0, "an engine that makes no step for so long is restarted")
     in_process: bool = _option(False, "run the engine in the server's own process, for debugging")
-    models_memory: str | None = _option(None, "memory for all loaded models, such as '16GiB'; unloads the least used")
+    models_memory: str | None = _option(
+        None, "memory for all loaded models, such as '16GiB'; unloads the least used; default: what is free"
+    )
     metrics_prefix: str = _option("vllm", "prefix of the metrics' names")
     log_json: bool = _option(False, "write the log as JSON, one object a line")
     otlp_endpoint: str | None = _option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")
@@ -94,8 +100,11 @@ class ServerConfig:
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         elif isinstance(default, tuple):
-            if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
-                raise UsageError(f"{name} must be a tuple of texts that are not empty")  # the value may be a secret
+            # Neither shows the value, which may be a secret.
+            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
+                raise UsageError(f"{name} must be a tuple of texts")
+            if not all(item.strip() for item in value):
+                raise UsageError(f"{name} must not be empty")
         elif isinstance(default, str) or (default is None and value is not None and name != "max_queued_tokens"):
             is_text = isinstance(value, str) and value.strip()
             if not is_text:

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import signal
 import socket
+import stat
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
 
 import anyio
@@ -56,6 +58,9 @@ class RestartLimitError(OctavoError):
 def check_exposure(config: ServerConfig) -> None:
     """Raises UsageError if the server would be open to the network without a key; warns of what others can see."""
     has_keys = bool(configured_keys(config))
+    if config.api_key_file is not None and Path(config.api_key_file).stat().st_mode & stat.S_IROTH:
+        path = config.api_key_file
+        logger.warning("--api-key-file %s can be read by every user of this machine; chmod 600 %s", path, path)
     if is_loopback(config.host):
         return
     if not has_keys and not config.allow_unauthenticated:
@@ -152,7 +157,11 @@ class _Lifetime:
             self.was_interrupted = number is signal.SIGINT
             return
         num_requests = self._state.admission.num_requests
-        logger.info("%s: shutting down, %d requests are finished first", number.name, num_requests)
+        if num_requests:
+            text = "%s: shutting down; %d running requests have %g s to finish, a second signal ends them at once"
+            logger.info(text, number.name, num_requests, self._state.config.drain)
+        else:
+            logger.info("%s: shutting down", number.name)
         with anyio.move_on_after(self._state.config.drain) as limit:
             await self._state.admission.wait_idle()
         if limit.cancelled_caught:

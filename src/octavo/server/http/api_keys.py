@@ -21,8 +21,10 @@ def configured_keys(config: ServerConfig) -> list[str]:
     if config.api_key_file is not None:
         try:
             lines = Path(config.api_key_file).read_text("utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--api-key-file {config.api_key_file} cannot be read: {error}") from None
+        except OSError as error:
+            raise UsageError(f"--api-key-file {config.api_key_file}: {error.strerror or error}") from None
+        except UnicodeDecodeError:
+            raise UsageError(f"--api-key-file {config.api_key_file} is no text; write one key a line") from None
         from_file = [line.strip() for line in lines if line.strip()]
         if not from_file:
             raise UsageError(f"--api-key-file {config.api_key_file} holds no key; write one a line")

@@ -71,14 +71,33 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     """TLS 1.2 or later with the configured certificate, None without one. Raises UsageError."""
     if config.ssl_certfile is None:
         return None
+    for option, path in (("--ssl-certfile", config.ssl_certfile), ("--ssl-keyfile", config.ssl_keyfile)):
+        _check_readable(option, path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         # A password would be asked for on the terminal; a server has none.
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
-    except (OSError, ssl.SSLError) as error:
-        raise UsageError(f"--ssl-certfile {config.ssl_certfile}: {error}") from None
+    except ssl.SSLError as error:
+        certificate, key = config.ssl_certfile, config.ssl_keyfile
+        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+            raise UsageError(f"--ssl-keyfile {key}: not the key of the certificate in {certificate}") from None
+        if key is None:
+            text = "no certificate chain with its private key, both in PEM; a key in a file of its own is --ssl-keyfile"
+        else:
+            text = f"no certificate chain in PEM, or {key} is no private key in PEM without a password"
+        raise UsageError(f"--ssl-certfile {certificate}: {text}") from None
     return context
+
+
+def _check_readable(option: str, path: str | None) -> None:
+    if path is None:
+        return
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
 
 
 def num_spare_files() -> int:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from octavo.config import EngineConfig, parse_bytes
-from octavo.core.client import EngineClient
+from octavo.core.client import EngineClient, GenerateRequest
 from octavo.core.start import start_client
 from octavo.engine.load import MIN_MODEL_LEN
 from octavo.engine.prompts import PromptEncoder
@@ -21,6 +21,7 @@ from octavo.engine.sizes import model_sizes
 from octavo.errors import OctavoError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
+from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelSpec
 from octavo.server.models.served_model import ServedModel
@@ -31,6 +32,7 @@ from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 T = TypeVar("T")
 
+_FIRST_STEP_S = 0.1
 PROCESS_BYTES = 128 << 20  # an engine's process without its model
 
 
@@ -93,7 +95,7 @@ class ModelLoader:
                 self._report.phase(phase, phase_s)
             self._report.phase("tokenizer", seconds)
             prompts = PromptEncoder(tokenizer, client.info.eos_token_id)
-            self._report.phase("template", await self._start_template(prompts))
+            self._report.phase("template", await warm_up(prompts, client))
         except BaseException:
             if prompts is not None:
                 prompts.close()
@@ -107,13 +109,6 @@ class ModelLoader:
     async def unload(self, model: ServedModel) -> None:
         model.prompts.close()
         await model.client.close()
-
-    async def _start_template(self, prompts: PromptEncoder) -> float:
-        """Starts the chat template's process, so that the first request need not wait for it; the seconds it took."""
-        began = time.monotonic()
-        with suppress(OctavoError):  # there is none, or it wants something else: requests are told
-            await _in_thread(lambda: prompts.encode_chat([{"role": "user", "content": "Hello"}]))
-        return time.monotonic() - began
 
     def _engine_config(self, spec: ModelSpec, path: Path) -> EngineConfig:
         config = dataclasses.replace(spec.engine, model=str(path))
@@ -158,6 +153,34 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     kv_cache_bytes = min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes)
     kv_cache_bytes = max(kv_cache_bytes, least_bytes)
     return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
+
+
+async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
+    """Starts the chat template's process, so that the first request need not wait for it; the seconds it took.
+
+    Meanwhile the engine makes its first step, which takes several times as long as others. It is waited for only
+    for a moment longer: once begun it ends, whether or not anybody wants the token.
+    """
+    began = time.monotonic()
+    first_step = asyncio.create_task(_make_token(client))
+    try:
+        with suppress(OctavoError):  # there is none, or it wants something else: requests are told
+            await _in_thread(lambda: prompts.encode_chat([{"role": "user", "content": "Hello"}]))
+        seconds = time.monotonic() - began
+        await asyncio.wait({first_step}, timeout=_FIRST_STEP_S)
+    finally:
+        first_step.cancel()
+    return seconds
+
+
+async def _make_token(client: EngineClient) -> None:
+    params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
+    with suppress(OctavoError):  # it cannot generate: requests are told
+        stream = await client.generate(GenerateRequest(prompt_token_ids=[0], params=params))
+        try:
+            await anext(stream)
+        finally:
+            await stream.aclose()
 
 
 def _read_tokenizer(path: Path) -> tuple[Tokenizer, float]:
