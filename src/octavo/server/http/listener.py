@@ -80,7 +80,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
         context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
     except ssl.SSLError as error:
         certificate, key = config.ssl_certfile, config.ssl_keyfile
-        if error.reason in ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH"):
+        if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
             raise UsageError(f"--ssl-keyfile {key}: not the key of the certificate in {certificate}") from None
         if key is None:
             text = "no certificate chain with its private key, both in PEM; a key in a file of its own is --ssl-keyfile"
