@@ -2,6 +2,8 @@
 
     python benchmarks/compare.py MODEL.gguf --octavo PYTHON --peer llama.cpp=PYTHON
 
+Runs in a Python with octavo itself, for the ceilings.
+
 Every engine runs in a process of its own and they take turns (A B A B ...), because absolute figures on a
 shared machine drift; ratios are medians of the ratios of neighbouring turns. Defined as:
 
@@ -11,21 +13,20 @@ shared machine drift; ratios are medians of the ratios of neighbouring turns. De
 - peak: largest resident set of that process after all of the above, mapped pages of the file included. Allowed
   are 1.15 times the file, the cache of a context of 1,024 tokens, and 200 MB.
 
-The ceiling of decode is read bandwidth (measured in the same turns with `memchr` over 1 GiB, all threads) divided by
-the bytes of weights that one token needs.
+The ceiling of decode is read bandwidth (measured in the same turns by `octavo.bench.ceilings`, all threads) divided by
+the bytes of weights that one token needs. All other ceilings are measured once, at the start.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import statistics
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
-from ctypes import CDLL, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ from typing import Any
 import numpy as np
 from protocol import Peer, PeerError
 from report import commit, machine, spread, table
+
+from octavo.backends.cpu.compile import choose_isa
+from octavo.bench.ceilings import ReadBandwidth, measure_ceilings
 
 PROMPT, STEPS, PREFILL = 16, 64, 512
 CONTEXT = 1024
@@ -49,26 +53,6 @@ class Figures:
     start: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     cache_bytes: int = 0
-
-
-class ReadBandwidth:
-    """Bytes per second that `threads` threads read from memory."""
-
-    def __init__(self, threads: int, size: int = 1 << 30) -> None:
-        self._parts = np.array_split(np.zeros(size, dtype=np.uint8), threads)
-        self._memchr = CDLL(None).memchr
-        self._memchr.argtypes = [c_void_p, c_int, c_size_t]
-        self._memchr.restype = c_char_p
-        self._pool = ThreadPoolExecutor(threads)
-        for part in self._parts:
-            part.fill(1)
-
-    def measure(self) -> float:
-        """One pass over the whole buffer, whose bytes never match."""
-        start = time.perf_counter()
-        found = self._pool.map(lambda part: self._memchr(part.ctypes.data, 0, part.nbytes), self._parts)
-        assert not any(found)
-        return sum(part.nbytes for part in self._parts) / (time.perf_counter() - start)
 
 
 def arguments() -> argparse.Namespace:
@@ -223,6 +207,7 @@ def main() -> int:
         print("llama.cpp skipped: no --peer llama.cpp=PYTHON was given", file=sys.stderr)
     header: dict[str, Any] = {"commit": commit(), "machine": machine(), "threads": options.threads}
     header |= {"runs": options.runs, "realtime": options.realtime}
+    ceilings = dataclasses.asdict(measure_ceilings(choose_isa(), options.threads))
     lines: list[dict[str, Any]] = []
     for model in options.models:
         lines += rows(model, *compare(model, pythons, options))
@@ -233,7 +218,7 @@ def main() -> int:
         low, high = line["bandwidth"]["min"] / 1e9, line["bandwidth"]["max"] / 1e9
         print(f"{line['model']}: read bandwidth {line['bandwidth']['median'] / 1e9:.1f} GB/s ({low:.1f} to {high:.1f})")
     if options.json:
-        options.json.write_text(json.dumps({**header, "results": lines}, indent=2) + "\n")
+        options.json.write_text(json.dumps({**header, "ceilings": ceilings, "results": lines}, indent=2) + "\n")
     return 0 if lines else 1
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.bench import ceilings
-from octavo.bench.ceilings import Ceilings, ReadBandwidth, measure_ceilings
+from octavo.bench.ceilings import Ceiling, Ceilings, ReadBandwidth, measure_ceilings
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,18 @@ def test_vectors_multiply_faster_than_scalars(measured: Ceilings) -> None:
     assert scalar is not None
     assert ours is not None
     assert ours > scalar
+
+
+def test_the_better_of_two_measurements_counts() -> None:
+    def of(rate: float, seconds: float) -> Ceilings:
+        figures = (
+            Ceiling("rate", "", 2, rate, "1/s"),
+            Ceiling("time", "", 2, seconds, "s"),
+            Ceiling("x", "", 2, None, "s"),
+        )
+        return Ceilings("avx2", 2, figures)
+
+    assert of(3.0, 4.0).best_of(of(2.0, 1.0)) == of(3.0, 1.0)
 
 
 def test_bandwidth_can_be_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo.backends.cpu.executor import CpuExecutor, RecordTime
 from octavo.batch import Batch, SamplingBatch
-from octavo.bench.ceilings import Ceilings, measure_ceilings
+from octavo.bench.ceilings import Ceilings, measure_kernel_ceilings
 from octavo.bench.load import check_sizes
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
@@ -47,6 +47,7 @@ class StepProfile:
     num_rows: int
     context: int
     num_steps: int  # that were measured; the figures are the mean of the fastest quarter
+    ceilings: Ceilings  # measured right before and after: the speed of a shared machine changes within seconds
     seconds: float
     operations: tuple[OperationProfile, ...]
 
@@ -71,7 +72,6 @@ class ProfileReport:
     model: str
     architecture: str
     weight_bytes: int
-    ceilings: Ceilings
     steps: tuple[StepProfile, ...]
 
 
@@ -111,8 +111,7 @@ def profile(
                 f"{max([1, *rows])} sequences of {longest} tokens do not fit the context of {limits.max_model_len} "
                 f"and the cache of {limits.num_blocks * limits.block_size} tokens"
             )
-        ceilings = measure_ceilings(executor.isa, executor.num_threads)
-        stepper = _Stepper(executor, ceilings, limits.block_size, limits.vocab_size)
+        stepper = _Stepper(executor, limits.block_size, limits.vocab_size)
         steps = []
         for i, count in enumerate([*rows, *prefill]):
             if i < len(rows):
@@ -121,7 +120,7 @@ def profile(
                 steps.append(stepper.prefill(count, max(iterations // 4, 4)))
             if progress is not None:
                 progress(i + 1, len(rows) + len(prefill))
-        return ProfileReport(loaded.name, loaded.architecture, executor.weight_bytes, ceilings, tuple(steps))
+        return ProfileReport(loaded.name, loaded.architecture, executor.weight_bytes, tuple(steps))
     finally:
         executor.close()
 
@@ -129,9 +128,9 @@ def profile(
 class _Stepper:
     """Runs steps of its own making on an executor whose cache nobody else uses."""
 
-    def __init__(self, executor: CpuExecutor, ceilings: Ceilings, block_size: int, vocab_size: int) -> None:
+    def __init__(self, executor: CpuExecutor, block_size: int, vocab_size: int) -> None:
         self._executor = executor
-        self._ceilings = ceilings
+        self._ceilings = self._measure_ceilings()
         self._block_size = block_size
         self._token_ids = np.random.default_rng(0)
         self._vocab_size = vocab_size
@@ -179,6 +178,8 @@ class _Stepper:
             self._executor.execute(batch)
             seconds = time.perf_counter() - start
             measured.append((seconds, self._executor.profile(sizes)))
+        before, self._ceilings = self._ceilings, self._measure_ceilings()
+        ceilings = before.best_of(self._ceilings)
         fastest = sorted(measured[1:], key=lambda step: step[0])[: max(iterations // _FASTEST_SHARE, 1)]
         records = zip(*(records for _, records in fastest), strict=True)
         return StepProfile(
@@ -186,34 +187,39 @@ class _Stepper:
             num_rows=sizes.tokens,
             context=sizes.context,
             num_steps=iterations,
+            ceilings=ceilings,
             seconds=sum(seconds for seconds, _ in fastest) / len(fastest),
-            operations=tuple(self._operation(of_one) for of_one in records),
+            operations=tuple(_operation(of_one, ceilings) for of_one in records),
         )
 
-    def _operation(self, times: Sequence[RecordTime]) -> OperationProfile:
-        """One operation from its times in several steps."""
-        seconds = sum(t.seconds for t in times) / len(times)
-        busy = sum(t.busy_seconds for t in times) / len(times)
-        record = times[0]
-        cost = record.cost
-        return OperationProfile(
-            label=_label(record),
-            kernel=record.kernel,
-            count=1,
-            seconds=seconds,
-            waiting_seconds=max(self._executor.num_threads * seconds - busy, 0.0),
-            bytes_moved=cost.bytes_read + cost.bytes_written,
-            flops=cost.flops,
-            least_seconds=self._least_seconds(record),
-        )
+    def _measure_ceilings(self) -> Ceilings:
+        return measure_kernel_ceilings(self._executor.isa, self._executor.num_threads)
 
-    def _least_seconds(self, record: RecordTime) -> float:
-        """Weights and cache come from memory, activations from the second level; arithmetic goes on meanwhile."""
-        moved = record.cost.bytes_read + record.cost.bytes_written - record.activation_bytes
-        reading = moved / self._ceilings.value("read from memory")
-        reading += record.activation_bytes / self._ceilings.value("read from L2")
-        rate = self._ceilings.value("int8 multiply-adds" if record.is_integer else "float multiply-adds")
-        return max(reading, record.cost.flops / 2 / rate)
+
+def _operation(times: Sequence[RecordTime], ceilings: Ceilings) -> OperationProfile:
+    """One operation from its times in several steps."""
+    seconds = sum(t.seconds for t in times) / len(times)
+    busy = sum(t.busy_seconds for t in times) / len(times)
+    record = times[0]
+    cost = record.cost
+    return OperationProfile(
+        label=_label(record),
+        kernel=record.kernel,
+        count=1,
+        seconds=seconds,
+        waiting_seconds=max(ceilings.threads * seconds - busy, 0.0),
+        bytes_moved=cost.bytes_read + cost.bytes_written,
+        flops=cost.flops,
+        least_seconds=_least_seconds(record, ceilings),
+    )
+
+
+def _least_seconds(record: RecordTime, ceilings: Ceilings) -> float:
+    """Weights and cache come from memory, activations from the second level; arithmetic goes on meanwhile."""
+    moved = record.cost.bytes_read + record.cost.bytes_written - record.activation_bytes
+    reading = moved / ceilings.value("read from memory") + record.activation_bytes / ceilings.value("read from L2")
+    rate = ceilings.value("int8 multiply-adds" if record.is_integer else "float multiply-adds")
+    return max(reading, record.cost.flops / 2 / rate)
 
 
 def _greedy(rows: int) -> SamplingBatch:

@@ -34,6 +34,13 @@ OutputLen = Annotated[int, typer.Option(help="tokens of each answer", min=1)]
 AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
 
 _WARMUP = 1
+# What the header of a step's table says of its ceilings, in units of 10^9 a second.
+_CEILINGS = {
+    "read from memory": "{:.1f} GB/s from memory",
+    "read from L2": "{:.0f} GB/s from L2",
+    "int8 multiply-adds": "{:.0f} G int8 multiply-adds/s",
+    "float multiply-adds": "{:.0f} G float multiply-adds/s",
+}
 _Report = TypeVar("_Report")
 
 
@@ -107,19 +114,15 @@ def profile(
 
 
 def _write_profile(report: ProfileReport) -> None:
-    ceilings = report.ceilings
+    ceilings = report.steps[0].ceilings
     write_facts(
         {
             "model": f"{report.model} ({report.architecture}, {size(report.weight_bytes)})",
             "kernels": f"{ceilings.isa}, {ceilings.threads} threads",
-            "ceilings": f"{ceilings.value('read from memory') / 1e9:.1f} GB/s from memory, "
-            f"{ceilings.value('read from L2') / 1e9:.0f} GB/s from L2, "
-            f"{ceilings.value('int8 multiply-adds') / 1e9:.0f} G int8 and "
-            f"{ceilings.value('float multiply-adds') / 1e9:.0f} G float multiply-adds a second",
         }
     )
     for step in report.steps:
-        write("\n" + "\n".join(_step_lines(step, ceilings.threads)) + "\n")
+        write("\n" + "\n".join(_step_lines(step)) + "\n")
     write(
         "\nms: of one step, mean of the fastest quarter of the steps. ceiling: the least time that bytes and FLOPs\n"
         "need by the measured ceilings, divided by the time. lost: time beyond that. wait: share of the threads' time\n"
@@ -127,15 +130,17 @@ def _write_profile(report: ProfileReport) -> None:
     )
 
 
-def _step_lines(step: StepProfile, threads: int) -> list[str]:
+def _step_lines(step: StepProfile) -> list[str]:
     """A table of one step, the operation with the most to gain first."""
+    ceilings = step.ceilings
+    rates = {name: ceilings.value(name) / 1e9 for name in _CEILINGS}
     lines = [
-        f"{step.name}, context {step.context}",
+        f"{step.name}, context {step.context}; at most " + ", ".join(_CEILINGS.values()).format(*rates.values()),
         f"{'operation':<36}{'count':>6}{'ms':>9}{'MB':>9}{'MFLOP':>10}{'ceiling':>9}{'lost ms':>9}{'wait':>6}",
     ]
     for operation in step.by_kind():
         seconds = operation.seconds
-        wait = operation.waiting_seconds / (threads * seconds) if seconds else 0.0
+        wait = operation.waiting_seconds / (ceilings.threads * seconds) if seconds else 0.0
         lines.append(
             f"{operation.label:<36}{operation.count:>6}{1e3 * seconds:>9.3f}{operation.bytes_moved / 1e6:>9.2f}"
             f"{operation.flops / 1e6:>10.1f}{operation.fraction_of_ceiling:>9.0%}"
