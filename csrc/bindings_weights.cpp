@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "checksum.h"
 #include "isa.h"
 #include "memory.h"
 #include "pack.h"
@@ -19,37 +20,63 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
-// A matrix in panels and the memory it lies in.
+// A matrix of that type and size without its data. Throws std::invalid_argument if it cannot be packed.
+PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k) {
+    const WeightType type = parse_weight_type(type_name);
+    const int32_t block_k = panel_layout(type).block_k;
+    if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
+        throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) +
+                                    " cannot be packed");
+    if (k % block_k != 0)
+        throw std::invalid_argument(type_name + " has blocks of " + std::to_string(block_k) + " values; rows of " +
+                                    std::to_string(k) + " do not divide into them");
+    return {type, static_cast<int32_t>(n), static_cast<int32_t>(k), packed_panel_bytes(type, static_cast<int32_t>(k)),
+            nullptr};
+}
+
+size_t packed_bytes(const PackedWeight& w) { return static_cast<size_t>(w.panel_bytes * num_panels(w)); }
+
+// A matrix in panels and what holds its memory: the matrix itself, or a Python object (a mapped file).
 class OwnedWeight {
   public:
-    OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k) {
-        const WeightType type = parse_weight_type(type_name);
-        const PanelLayout layout = panel_layout(type);
-        if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
-            throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) +
-                                        " cannot be packed");
-        if (k % layout.block_k != 0)
-            throw std::invalid_argument(type_name + " has blocks of " + std::to_string(layout.block_k) +
-                                        " values; rows of " + std::to_string(k) + " do not divide into them");
+    OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k)
+        : weight_(describe_packed(type_name, n, k)) {
+        const PanelLayout layout = panel_layout(weight_.type);
         const int64_t wanted = n * (k / layout.block_k) * layout.file_bytes;
         if (static_cast<int64_t>(data.shape(0)) != wanted)
             throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
                                         std::to_string(wanted) + " bytes, not " + std::to_string(data.shape(0)));
-        weight_ = {type, static_cast<int32_t>(n), static_cast<int32_t>(k),
-                   packed_panel_bytes(type, static_cast<int32_t>(k)), nullptr};
-        memory_ = Memory(static_cast<size_t>(weight_.panel_bytes * num_panels(weight_)));
+        memory_ = Memory(packed_bytes(weight_));
         weight_.data = reinterpret_cast<const uint8_t*>(memory_.data());
         const nb::gil_scoped_release release;  // callers pack several matrices at once
         pack_panels(weight_, data.data(), reinterpret_cast<uint8_t*>(memory_.data()), 0, num_panels(weight_));
     }
 
+    // Over bytes that are packed already. Kernels read just the bytes that type and size ask for, so that is what
+    // there must be.
+    static OwnedWeight* view(const std::string& type_name, Bytes panels, int64_t n, int64_t k) {
+        PackedWeight weight = describe_packed(type_name, n, k);
+        if (panels.shape(0) != packed_bytes(weight))
+            throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) +
+                                        " takes " + std::to_string(packed_bytes(weight)) + " bytes when packed, not " +
+                                        std::to_string(panels.shape(0)));
+        if (reinterpret_cast<uintptr_t>(panels.data()) % 64 != 0)
+            throw std::invalid_argument("packed bytes must be aligned to 64");
+        weight.data = panels.data();
+        return new OwnedWeight(weight, std::move(panels));
+    }
+
     const PackedWeight& weight() const { return weight_; }
-    size_t nbytes() const { return memory_.size(); }
+    size_t nbytes() const { return packed_bytes(weight_); }
+    bool is_view() const { return memory_.data() == nullptr; }
     std::string type_name() const { return weight_type_name(weight_.type); }
 
   private:
+    OwnedWeight(const PackedWeight& weight, Bytes panels) : weight_(weight), panels_(std::move(panels)) {}
+
     PackedWeight weight_{};
     Memory memory_;
+    Bytes panels_;  // keeps a mapped file mapped
 };
 
 // One kernel with its own threads and scratch, called as a program would call it.
@@ -142,7 +169,15 @@ void bind_weights(nb::module_& module) {
     nb::class_<OwnedWeight>(module, "PackedWeight", "A matrix packed for the linear kernels.")
         .def_prop_ro("nbytes", &OwnedWeight::nbytes)
         .def_prop_ro("type_name", &OwnedWeight::type_name)
-        .def_prop_ro("shape", [](const OwnedWeight& w) { return nb::make_tuple(w.weight().n, w.weight().k); });
+        .def_prop_ro("shape", [](const OwnedWeight& w) { return nb::make_tuple(w.weight().n, w.weight().k); })
+        .def_prop_ro("is_view", &OwnedWeight::is_view)
+        .def_prop_ro(
+            "panels",
+            [](const OwnedWeight& w) {
+                const size_t size = w.nbytes();
+                return nb::ndarray<nb::numpy, const uint8_t, nb::ndim<1>>(w.weight().data, 1, &size, nb::find(w));
+            },
+            nb::rv_policy::reference);
     module.def(
         "pack_weight",
         [](const std::string& type_name, const Bytes& data, int64_t n, int64_t k) {
@@ -150,6 +185,18 @@ void bind_weights(nb::module_& module) {
         },
         "type_name"_a, "data"_a.noconvert(), "n"_a, "k"_a,
         "Packs a matrix [n, k] from its GGUF blocks. Raises ValueError for a type or size that cannot be packed.");
+    module.def("view_packed", &OwnedWeight::view, nb::rv_policy::take_ownership, "type_name"_a, "panels"_a.noconvert(),
+               "n"_a, "k"_a, "A matrix [n, k] over bytes that are packed already, without a copy.");
+    module.def(
+        "packed_nbytes",
+        [](const std::string& type_name, int64_t n, int64_t k) {
+            return packed_bytes(describe_packed(type_name, n, k));
+        },
+        "type_name"_a, "n"_a, "k"_a);
+    module.def(
+        "checksum", [](const Bytes& data) { return checksum(data.data(), data.shape(0)); }, "data"_a.noconvert(),
+        nb::call_guard<nb::gil_scoped_release>());
+    module.attr("PACK_LAYOUT_VERSION") = PACK_LAYOUT_VERSION;
     module.def("packable_types", [] {
         std::vector<std::string> names;
         for (int i = 0; i < NUM_WEIGHT_TYPES; ++i) names.emplace_back(weight_type_name(static_cast<WeightType>(i)));

@@ -34,6 +34,8 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "32, less than max_num_seqs 64"),
         ({"max_model_len": 1}, "max_model_len is 1"),
         ({"enable_prefix_caching": 1}, "enable_prefix_caching must be True or False"),
+        ({"pack_cache": "yes"}, "pack_cache must be True or False"),
+        ({"pack_cache_size": "much"}, "pack_cache_size is 'much'"),
         ({"backend": ""}, "backend must be a name"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory is 'lots'"),
     ],

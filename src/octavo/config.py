@@ -35,6 +35,8 @@ class EngineConfig:
     )
     block_size: int = _option(16, "tokens of one block of the KV cache")
     enable_prefix_caching: bool = _option(True, "keep the KV cache of finished requests for prompts that begin alike")
+    pack_cache: bool = _option(False, "keep packed weights on disk; the next start maps them and shares their memory")
+    pack_cache_size: int | str = _option("32GiB", "what packed weights of all models may take on disk")
     num_threads: int = _option(0, "compute threads; 0: as many as this process may use cores")
 
     def __post_init__(self) -> None:
@@ -42,8 +44,10 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise UsageError(f"{name} must be a name, not {value!r}")
-        if not isinstance(self.enable_prefix_caching, bool):
-            raise UsageError(f"enable_prefix_caching must be True or False, not {self.enable_prefix_caching!r}")
+        for name in ("enable_prefix_caching", "pack_cache"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UsageError(f"{name} must be True or False, not {value!r}")
+        object.__setattr__(self, "pack_cache_size", parse_bytes("pack_cache_size", self.pack_cache_size))
         _check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
         _check_integer("max_itl", self.max_itl, 0, 3_600_000)

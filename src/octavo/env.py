@@ -1,12 +1,12 @@
 """The environment variables that Octavo reads, all of them; nothing else looks at `os.environ`.
 
-| variable             | meaning                                                                         |
-|----------------------|---------------------------------------------------------------------------------|
-| `OCTAVO_CACHE`       | folder of downloaded models; default `$XDG_CACHE_HOME/octavo`, `~/.cache/octavo` |
-| `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                  |
-| `OCTAVO_ISA`         | widest instruction set to use: `scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`  |
-| `OCTAVO_NUM_THREADS` | compute threads; default: as many as the machine gives this process             |
-| `OCTAVO_FAULT`       | for tests of Octavo only: makes an engine's process fail; see `core/faults.py`  |
+| variable             | meaning                                                                                  |
+|----------------------|------------------------------------------------------------------------------------------|
+| `OCTAVO_CACHE`       | folder of models and packed weights; default `$XDG_CACHE_HOME/octavo`, `~/.cache/octavo` |
+| `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                           |
+| `OCTAVO_ISA`         | widest instruction set to use: `scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`           |
+| `OCTAVO_NUM_THREADS` | compute threads; default: as many as the machine gives this process                      |
+| `OCTAVO_FAULT`       | for tests of Octavo only: makes an engine's process fail; see `core/faults.py`           |
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ def cache_dir() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def pack_cache_dir() -> Path:
+    """Folder of packed weights (not made here)."""
+    return cache_dir() / "packed"
 
 
 def is_offline() -> bool:

@@ -12,6 +12,8 @@ from octavo import LLM, SamplingParams
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine, plan_cache
 from octavo.errors import InsufficientMemoryError, UsageError
+from tests.support.processes import octavo
+from tests.support.tiny_gguf import tiny_gguf
 
 GIB = 2**30
 PER_TOKEN = 32 * 1024  # 512 KiB a block of 16
@@ -83,3 +85,60 @@ def test_a_small_cache_gives_a_small_context_that_is_kept(smollm2_path: Path) ->
             llm.generate([5] * llm.max_model_len)
         (output,) = llm.generate([50] * (llm.max_model_len - 2), SamplingParams(max_tokens=None, ignore_eos=True))
         assert (len(output.outputs[0].token_ids), output.outputs[0].finish_reason) == (2, "length")
+
+
+def test_packed_weights_are_kept_and_mapped(
+    smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second start takes them from disk; every log-probability is the same to the last bit."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    caplog.set_level(logging.INFO, "octavo.backends.cpu.pack_cache")
+    answers = []
+    for pack_cache in (False, True, True):
+        with LLM(str(smollm2_path), kv_cache_memory="64MiB", pack_cache=pack_cache) as llm:
+            params = SamplingParams(temperature=0, max_tokens=12, logprobs=5, prompt_logprobs=5)
+            (output,) = llm.generate("The sun is a star, and the moon", params)
+            answers.append((output.outputs[0].token_ids, output.outputs[0].logprobs, output.prompt_logprobs))
+    assert answers[0] == answers[1] == answers[2]
+    assert caplog.text.count("packed weights kept for the next start") == 1
+    assert len([*(tmp_path / "packed").iterdir()]) == 1
+
+
+def test_the_cache_is_planned_beside_mapped_weights(smollm2_path: Path, tmp_path: Path) -> None:
+    """The system would give their pages up for the KV cache, and read them again for every token."""
+    seen = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CACHE", str(tmp_path))
+        patch.setattr("octavo.engine.load.available_memory_bytes", lambda: 10 * GIB)
+        plan = plan_cache
+        patch.setattr("octavo.engine.load.plan_cache", lambda *a: seen.append(a[3]) or plan(*a))
+        for pack_cache in (False, True):
+            load_engine(EngineConfig(model=str(smollm2_path), pack_cache=pack_cache, max_num_seqs=1)).executor.close()
+    assert seen[0] == 10 * GIB
+    assert 90e6 < seen[0] - seen[1] < 110e6
+
+
+def test_a_model_that_changed_just_now_is_packed_and_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    caplog.set_level(logging.INFO, "octavo.engine.load")
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf())
+    load_engine(EngineConfig(model=str(path), pack_cache=True, kv_cache_memory="16MiB")).executor.close()
+    assert "changed just now" in caplog.text
+    assert not (tmp_path / "packed").exists()
+
+
+def test_the_command_keeps_packed_weights_if_asked(smollm2_path: Path, tmp_path: Path) -> None:
+    arguments = ("run", smollm2_path, "Hello", "--temperature", "0", "--max-tokens", "5", "--kv-cache-memory", "64MiB")
+    environment = {"OCTAVO_CACHE": str(tmp_path)}
+    plain = octavo(*arguments, env=environment)
+    assert not (tmp_path / "packed").exists()
+    kept = [octavo(*arguments, "--pack-cache", env=environment) for _ in range(2)]
+    assert [run.returncode for run in (plain, *kept)] == [0, 0, 0]
+    assert {run.stdout for run in kept} == {plain.stdout}
+    assert len([*(tmp_path / "packed").iterdir()]) == 1
+    doctor = octavo("doctor", env=environment).stdout
+    assert "packed weights" in doctor
+    assert "96.6 MB" in doctor or "92.1 MiB" in doctor

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader.mapped_file import MappedFile
+from octavo.loader import mapped_file
+from octavo.loader.mapped_file import MappedFile, identity_of
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 10 * mmap.PAGESIZE, np.uint8).tobytes()
 
@@ -59,3 +62,27 @@ def test_refusals_leave_nothing_open(path: Path) -> None:
         with pytest.raises(ModelLoadError, match=str(name)):
             MappedFile(name)
     assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_whatever_may_have_changed_the_content_changes_the_identity(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mapped_file, "_RACY_NS", 0)
+    first = MappedFile(path).identity()
+    assert first == MappedFile(path).identity()
+    status = path.stat()
+    time.sleep(0.02)
+    with path.open("r+b") as file:  # one byte, in place, and the old time of change put back
+        file.write(b"x")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert path.stat().st_mtime_ns == status.st_mtime_ns
+    assert MappedFile(path).identity() != first
+    copy = tmp_path / "copy"
+    shutil.copy2(path, copy)
+    assert MappedFile(copy).identity() != MappedFile(path).identity()
+
+
+def test_a_file_of_this_moment_has_no_identity_yet(path: Path) -> None:
+    """A second change within the same tick of the system's clock would leave its time stamps as they are."""
+    assert MappedFile(path).identity() is None
+    assert identity_of([MappedFile(path)]) is None

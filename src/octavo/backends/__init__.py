@@ -26,6 +26,18 @@ class ExecutorLimits:
     max_model_len: int
 
 
+@dataclass(frozen=True, slots=True)
+class PackCacheOptions:
+    """Packed weights are to be kept on disk for the next start.
+
+    identity: of the model's files; another whenever their content may be another. limit_bytes: what all models may
+    take there.
+    """
+
+    identity: str
+    limit_bytes: int
+
+
 class Executor(Protocol):
     """A compiled graph with its weights, its workspace and its paged cache."""
 
@@ -40,6 +52,10 @@ class Executor(Protocol):
     @property
     def weight_bytes(self) -> int:
         """Bytes that the packed weights take."""
+
+    @property
+    def mapped_bytes(self) -> int:
+        """The part of `weight_bytes` in mapped files, which the system counts as memory that it can take back."""
 
     @property
     def num_threads(self) -> int:
@@ -72,10 +88,12 @@ class Backend(Protocol):
         *,
         num_threads: int = 0,
         progress: Callable[[int, int], None] | None = None,
+        pack_cache: PackCacheOptions | None = None,
     ) -> Executor:
         """Compiles `graph` once. num_threads 0: as many as the machine gives us.
 
-        progress: called with (bytes loaded, bytes in all) while weights are packed.
+        progress: called with (bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights
+        are not kept; a backend that packs nothing keeps nothing.
         Raises GraphError naming an operation that the backend lacks.
         """
 

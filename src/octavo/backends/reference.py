@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import DTypeLike
 
-from octavo.backends import ExecutorLimits
+from octavo.backends import ExecutorLimits, PackCacheOptions
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, StepOutput
 from octavo.errors import UsageError
@@ -28,6 +28,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     *,
     num_threads: int = 0,  # noqa: ARG001 - numpy decides
     progress: Callable[[int, int], None] | None = None,
+    pack_cache: PackCacheOptions | None = None,  # noqa: ARG001 - nothing is packed
     dtype: DTypeLike = np.float32,
 ) -> ReferenceExecutor:
     """An executor of `graph` in `dtype`, float32 or float64. See `octavo.backends.Backend.compile`."""
@@ -57,6 +58,10 @@ class ReferenceExecutor:
     def kv_bytes_per_token(self) -> int:
         layers = self._graph.attention_layers
         return sum(2 * p.num_kv_heads * p.head_dim for p in layers) * self._dtype.itemsize
+
+    @property
+    def mapped_bytes(self) -> int:
+        return 0
 
     @property
     def num_threads(self) -> int:

@@ -38,6 +38,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = Fa
             "memory": f"{size(findings['available_bytes'])} can be used",
             "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s, measured for a moment",
             "models": f"{findings['cache_dir']}, {size(findings['cache_bytes'])}; {findings['network']}",
+            "packed weights": f"{findings['pack_cache_dir']}, {size(findings['pack_cache_bytes'])} of these",
             "dependencies": ", ".join(f"{name} {version}" for name, version in findings["dependencies"].items()),
             "problems": "; ".join(findings["problems"]) or "none",
         }
@@ -69,11 +70,17 @@ def examine() -> dict[str, Any]:
         "available_bytes": available_memory_bytes(),
         "read_bytes_per_s": _read_bandwidth(threads.count),
         "cache_dir": str(cache),
-        "cache_bytes": sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()),
+        "cache_bytes": _folder_bytes(cache),
+        "pack_cache_dir": str(env.pack_cache_dir()),
+        "pack_cache_bytes": _folder_bytes(env.pack_cache_dir()),
         "network": "the network is off" if env.is_offline() else "the network may be used",
         "dependencies": dependencies,
         "problems": problems,
     }
+
+
+def _folder_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
 def _processor() -> tuple[str, list[str]]:

@@ -26,6 +26,8 @@ _ENGINE_TYPES: dict[str, Any] = {
     "kv_cache_memory": str,
     "block_size": int,
     "enable_prefix_caching": bool,
+    "pack_cache": bool,
+    "pack_cache_size": str,
     "num_threads": int,
 }
 _SAMPLING: dict[str, tuple[Any, str]] = {

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo.backends import Executor, ExecutorLimits, get_backend
+from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_backend
 from octavo.config import EngineConfig
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.memory import available_memory_bytes, headroom_bytes
@@ -72,7 +72,9 @@ def _load(
     limits = executor_limits(config, model_len)
     executor = _compile(config, checkpoint, limits, progress)
     try:
-        plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available_memory_bytes())
+        # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
+        available = max(available_memory_bytes() - executor.mapped_bytes, 0)
+        plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available)
         executor.allocate_cache(plan.num_blocks, config.block_size)
         engine = Engine(executor, tokenizer.result(), _engine_limits(config, limits, plan, checkpoint))
     except BaseException:
@@ -138,7 +140,24 @@ def _compile(
             "Free some, or take a smaller model or quantization"
         )
     backend = get_backend(config.backend)
-    return backend.compile(graph, checkpoint.weights, limits, num_threads=config.num_threads, progress=progress)
+    return backend.compile(
+        graph,
+        checkpoint.weights,
+        limits,
+        num_threads=config.num_threads,
+        progress=progress,
+        pack_cache=_pack_cache(config, checkpoint),
+    )
+
+
+def _pack_cache(config: EngineConfig, checkpoint: Checkpoint) -> PackCacheOptions | None:
+    if not config.pack_cache:
+        return None
+    identity = checkpoint.file.identity()
+    if identity is None:
+        logger.info("%s changed just now: its packed weights are kept from a later start on", checkpoint.path)
+        return None
+    return PackCacheOptions(identity, int(config.pack_cache_size))
 
 
 def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, available_bytes: int) -> CachePlan:

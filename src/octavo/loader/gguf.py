@@ -11,7 +11,7 @@ import numpy as np
 
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf_header import GGUFHeader, TensorInfo, read_header
-from octavo.loader.mapped_file import MappedFile
+from octavo.loader.mapped_file import MappedFile, identity_of
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
 
 MAX_PARTS = 1000
@@ -79,6 +79,10 @@ class GGUFFile:
         """Lets the system take the pages of this tensor back, for example once a backend has packed it."""
         info = self._info(name)
         self._files[info.file].release(info.offset, info.nbytes)
+
+    def identity(self) -> str | None:
+        """Another whenever the content may be another; None while the files are too new to tell."""
+        return identity_of(self._files.values())
 
     def close(self) -> None:
         """Gives the files back. Weights still alive keep theirs mapped. May be called twice."""

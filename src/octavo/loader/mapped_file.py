@@ -5,12 +5,16 @@ from __future__ import annotations
 import mmap
 import os
 import stat
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
+
+_RACY_NS = 2 * 10**9  # the coarsest time stamps of file systems
 
 
 class MappedFile:
@@ -41,6 +45,17 @@ class MappedFile:
             os.close(self._descriptor)
             raise
         self._is_open = True
+
+    def identity(self) -> str | None:
+        """Size and time stamps, which are others whenever the content may be another.
+
+        The time of the last change is the system's own: nobody can set it back. None within two seconds of it, when
+        another change might get the same.
+        """
+        status = os.fstat(self._descriptor)
+        if abs(time.time_ns() - status.st_ctime_ns) < _RACY_NS:
+            return None
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
     def array(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """The bytes [nbytes] from `offset` on, read-only and not copied.
@@ -76,6 +91,12 @@ class MappedFile:
         except BufferError:
             # Someone still looks at a weight: the mapping goes with the last array.
             del self.data
+
+
+def identity_of(files: Iterable[MappedFile]) -> str | None:
+    """That of several files together; None if one of them has none."""
+    identities = [file.identity() for file in files]
+    return None if None in identities else ", ".join(str(identity) for identity in identities)
 
 
 def _reason(error: OSError | ValueError) -> str:

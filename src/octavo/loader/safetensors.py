@@ -17,7 +17,7 @@ import numpy as np
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import parse_json_object, read_json_object
-from octavo.loader.mapped_file import MappedFile
+from octavo.loader.mapped_file import MappedFile, identity_of
 from octavo.quantization.packed import DenseWeight, Weight
 
 logger = logging.getLogger(__name__)
@@ -110,6 +110,10 @@ class SafetensorsModel:
         """Lets the system take the pages of this tensor back, for example once a backend has packed it."""
         tensor = self._tensor(name)
         self._files[tensor.file].release(tensor.offset, tensor.nbytes)
+
+    def identity(self) -> str | None:
+        """Another whenever the content may be another; None while the files are too new to tell."""
+        return identity_of(self._files.values())
 
     def close(self) -> None:
         """Gives the files back. Weights still alive keep theirs mapped. May be called twice."""

@@ -27,6 +27,9 @@ class PackedWeight:
     @property
     def panels(self) -> NDArray[np.uint8]:
         """The packed bytes, read-only, not copied."""
+    @property
+    def is_view(self) -> bool:
+        """Whether the packed bytes belong to something else, a mapped file."""
 
 PACK_LAYOUT_VERSION: int
 

@@ -14,7 +14,7 @@ from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import Operands, WeightOperand, lower
 from octavo.backends.cpu.sizes import largest_rows
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
-from octavo.backends.cpu.weights import Progress, pack_matrices, plain_weight
+from octavo.backends.cpu.weights import Progress, load_matrices, plain_weight
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.memory_plan import plan
@@ -22,7 +22,7 @@ from octavo.graph.passes import optimize
 from octavo.graph.values import Parameter, Rows, Value
 
 if TYPE_CHECKING:
-    from octavo.backends import ExecutorLimits
+    from octavo.backends import ExecutorLimits, PackCacheOptions
     from octavo.quantization.packed import Weight
 
 _ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.REQUESTS: 1, Rows.OUTPUTS: 2}
@@ -49,6 +49,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     *,
     num_threads: int = 0,
     progress: Progress | None = None,
+    pack_cache: PackCacheOptions | None = None,
     options: CompileOptions = CompileOptions(),
 ) -> CpuExecutor:
     """See `octavo.backends.Backend.compile`. Raises GraphError naming an operation without a native kernel."""
@@ -57,7 +58,7 @@ def compile(  # noqa: A001 - the backend protocol's name
         graph = optimize(graph)
     _check_kernels(graph)
     threads = plan_threads(num_threads)
-    return _Compiler(graph, weights, limits, isa, threads, options).run(progress)
+    return _Compiler(graph, weights, limits, isa, threads, options).run(progress, pack_cache)
 
 
 def choose_isa(isa: str | None = None) -> str:
@@ -101,17 +102,20 @@ class _Compiler:
         self._matrices: dict[str, int] = {}
         self._program = self._make_program(limits, options)
 
-    def run(self, progress: Progress | None) -> CpuExecutor:
+    def run(self, progress: Progress | None, pack_cache: PackCacheOptions | None) -> CpuExecutor:
         lowered = [(node, lower(node.op)) for node in self._graph.nodes]
         matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
-        packed = pack_matrices(self._weights, matrices, self._threads.count, progress)
+        packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
         self._matrices = {name: self._program.add_packed_weight(weight) for name, weight in packed.items()}
         for node, operands in lowered:
             self._add_record(node, operands)
         self._program.finish()
         weight_bytes = {p.name: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
         weight_bytes |= {name: weight.nbytes for name, weight in packed.items()}
-        return CpuExecutor(self._program, self._graph, self._values, weight_bytes, self._isa, self._threads)
+        mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
+        return CpuExecutor(
+            self._program, self._graph, self._values, weight_bytes, mapped_bytes, self._isa, self._threads
+        )
 
     def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
         memory = plan(self._graph, largest_rows(limits))

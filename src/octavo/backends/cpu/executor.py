@@ -51,14 +51,19 @@ class CpuExecutor:
         graph: Graph,
         values: Mapping[Value, int],
         weight_bytes: Mapping[str, int],
+        mapped_bytes: int,
         isa: str,
         thread_plan: ThreadPlan,
     ) -> None:
-        """values: which value of the program each value of the graph is. weight_bytes: of each weight, as packed."""
+        """values: which value of the program each value of the graph is. weight_bytes: of each weight, as packed.
+
+        mapped_bytes: how many of these lie in a mapped file.
+        """
         self._program = program
         self._graph = graph
         self._values = values
         self._weight_bytes = weight_bytes
+        self.mapped_bytes = mapped_bytes
         self._workspace_bytes = program.workspace_bytes
         self.isa = isa
         self.thread_plan = thread_plan

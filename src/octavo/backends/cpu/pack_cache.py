@@ -1,0 +1,290 @@
+"""Packed weights kept on disk, so that the next start maps them instead of packing.
+
+One file a model, in a private folder beside the downloaded models. What its bytes are for follows from the model
+alone: the file has no offset, size or name that anybody would follow, only a key that must be the model's, the type
+and checksum of each matrix, and the matrices in the model's order. So the worst that a wrong file can do is to be
+refused. The key covers
+
+- the model's files as the system identifies them: size and both time stamps of each. The time of the last change
+  (ctime) is the system's own and cannot be set back, so a file that was written to, replaced or copied has another;
+- the name, type, size and a page of the content of each matrix, for systems whose time stamps lie;
+- the layout version of the packed bytes, which is the same on all instruction sets.
+
+Reading all of a model to make sure would cost what packing costs; the packed bytes themselves are all checked, at
+the speed of memory, because they must come to memory anyway.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import mmap
+import os
+import secrets
+import stat
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo import env
+from octavo.backends.cpu import _native
+
+logger = logging.getLogger(__name__)
+
+_MAGIC = b"octavo packed 1\n"
+_KEY_BYTES = 32
+_ENTRY = struct.Struct("<QQ")  # index of the packed type, checksum of the packed bytes
+_SUFFIX = ".packed"
+_ALIGNMENT = 4096
+_SAMPLE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix [n, k] of a model. packed_types: those that it may have when packed; stored: its bytes in the model."""
+
+    name: str
+    type_name: str
+    packed_types: tuple[str, ...]
+    n: int
+    k: int
+    stored: NDArray[np.uint8]
+
+
+class _WrongFileError(Exception):
+    """A cache file that cannot be used, and why."""
+
+
+class PackCache:
+    """The file of one model's packed weights. Trouble with it costs a line in the log, never a start."""
+
+    def __init__(self, identity: str, limit_bytes: int, matrices: Sequence[Matrix]) -> None:
+        """identity: that of the model's files. limit_bytes: most that the folder may hold, this model included."""
+        self._limit_bytes = limit_bytes
+        self._matrices = matrices
+        self._key = _key(identity, matrices)
+        self._stem = self._key.hex()[:32]
+        self._name = self._stem + _SUFFIX
+        self.path = env.pack_cache_dir() / self._name
+
+    def load(self, num_threads: int, on_checked: Callable[[int], None]) -> dict[str, _native.PackedWeight] | None:
+        """The packed weights, mapped; None if they are not here, or not whole.
+
+        on_checked: called with the bytes that each matrix has in the model, from several threads.
+        """
+        try:
+            with _open_folder(self.path.parent) as folder:
+                return self._load(folder, num_threads, on_checked)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            logger.warning("%s: %s; the weights are packed anew", self.path, error.strerror or error)
+            return None
+
+    def store(self, packed: Mapping[str, _native.PackedWeight]) -> bool:
+        """Writes the file, whole or not at all, and makes room for it. False: it could not be kept."""
+        try:
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with _open_folder(self.path.parent) as folder:
+                return self._store(folder, [packed[matrix.name] for matrix in self._matrices])
+        except OSError as error:
+            logger.warning("%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
+            return False
+
+    def _load(
+        self, folder: int, num_threads: int, on_checked: Callable[[int], None]
+    ) -> dict[str, _native.PackedWeight] | None:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        file = os.open(self._name, flags, dir_fd=folder)
+        try:
+            packed = self._map(file, num_threads, on_checked)
+            with contextlib.suppress(OSError):  # a read-only folder keeps no order of use
+                os.utime(file)
+            return packed
+        except _WrongFileError as reason:
+            logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
+            with contextlib.suppress(OSError):
+                os.unlink(self._name, dir_fd=folder)
+            return None
+        finally:
+            os.close(file)
+
+    def _map(self, file: int, num_threads: int, on_checked: Callable[[int], None]) -> dict[str, _native.PackedWeight]:
+        status = os.fstat(file)
+        _check_private(status)
+        if not stat.S_ISREG(status.st_mode):
+            raise _WrongFileError("not a regular file")
+        entries = self._read_header(os.pread(file, self._header_bytes(), 0))
+        offsets, size = self._places([type_name for type_name, _ in entries])
+        if status.st_size != size:
+            raise _WrongFileError(f"it has {status.st_size} bytes, must have {size}")
+        mapped = np.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), np.uint8)
+
+        def view(index: int) -> _native.PackedWeight:
+            (type_name, checksum), matrix, begin = entries[index], self._matrices[index], offsets[index]
+            panels = mapped[begin : begin + _native.packed_nbytes(type_name, matrix.n, matrix.k)]
+            if _native.checksum(panels) != checksum:
+                raise _WrongFileError(f"the bytes of {matrix.name} are damaged")
+            on_checked(matrix.stored.size)
+            return _native.view_packed(type_name, panels, matrix.n, matrix.k)
+
+        with ThreadPoolExecutor(num_threads, "octavo-check") as executor:
+            weights = list(executor.map(view, range(len(entries))))
+        return {matrix.name: weight for matrix, weight in zip(self._matrices, weights, strict=True)}
+
+    def _store(self, folder: int, packed: Sequence[_native.PackedWeight]) -> bool:
+        offsets, size = self._places([weight.type_name for weight in packed])
+        if size > self._limit_bytes:
+            logger.warning(
+                "%s: the packed weights take %d MB, more than pack_cache_size allows (%d MB): not kept",
+                self.path, size // 10**6, self._limit_bytes // 10**6,
+            )  # fmt: skip
+            return False
+        if _remove_dead_files(folder, self._stem):
+            logger.info("%s: another process is writing it", self.path)
+            return False
+        _make_room(folder, self._limit_bytes - size, self._name)
+        draft = f".{self._stem}-{secrets.token_hex(8)}.draft"
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400, dir_fd=folder)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)  # tells others that its writer lives
+            os.posix_fallocate(file, 0, size)  # a full disk is noticed before anything is written
+            _write(file, self._header(packed), 0)
+            for weight, offset in zip(packed, offsets, strict=True):
+                _write(file, weight.panels.data, offset)
+            os.fsync(file)
+            os.rename(draft, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+            os.fsync(folder)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft, dir_fd=folder)
+            raise
+        finally:
+            os.close(file)
+        logger.info("%s: packed weights kept for the next start, %d MB", self.path, size // 10**6)
+        return True
+
+    def _header_bytes(self) -> int:
+        return len(_MAGIC) + _KEY_BYTES + len(self._matrices) * _ENTRY.size + 8
+
+    def _header(self, packed: Sequence[_native.PackedWeight]) -> bytes:
+        types = _native.packable_types()
+        entries = [_ENTRY.pack(types.index(w.type_name), _native.checksum(w.panels)) for w in packed]
+        header = b"".join([_MAGIC, self._key, *entries])
+        return header + _checksum(header)
+
+    def _read_header(self, header: bytes) -> list[tuple[str, int]]:
+        """Packed type and checksum of each matrix."""
+        if len(header) != self._header_bytes() or not header.startswith(_MAGIC):
+            raise _WrongFileError("not a file of packed weights, or truncated")
+        if _checksum(header[:-8]) != header[-8:]:
+            raise _WrongFileError("its header is damaged")
+        start = len(_MAGIC) + _KEY_BYTES
+        if header[len(_MAGIC) : start] != self._key:
+            raise _WrongFileError("it belongs to another model")
+        types = _native.packable_types()
+        entries = []
+        for matrix, (kind, checksum) in zip(self._matrices, _ENTRY.iter_unpack(header[start:-8]), strict=True):
+            if kind >= len(types) or types[kind] not in matrix.packed_types:
+                raise _WrongFileError(f"{matrix.name} has a type that it cannot have")
+            entries.append((types[kind], checksum))
+        return entries
+
+    def _places(self, packed_types: Sequence[str]) -> tuple[list[int], int]:
+        """Where each matrix begins, on pages of its own, and the size of the whole file."""
+        offsets, end = [], _padded(self._header_bytes())
+        for type_name, matrix in zip(packed_types, self._matrices, strict=True):
+            offsets.append(end)
+            end += _padded(_native.packed_nbytes(type_name, matrix.n, matrix.k))
+        return offsets, end
+
+
+def _key(identity: str, matrices: Sequence[Matrix]) -> bytes:
+    digest = hashlib.blake2b(digest_size=_KEY_BYTES)
+    digest.update(f"{_native.PACK_LAYOUT_VERSION} {sys.byteorder} {identity}\n".encode())
+    for matrix in matrices:
+        digest.update(f"{matrix.name!r} {matrix.type_name} {matrix.n} {matrix.k} {matrix.stored.size}\n".encode())
+        middle = max((matrix.stored.size - _SAMPLE_BYTES) // 2, 0)
+        digest.update(matrix.stored[middle : middle + _SAMPLE_BYTES].tobytes())
+    return digest.digest()
+
+
+def _checksum(header: bytes) -> bytes:
+    return hashlib.blake2b(header, digest_size=8).digest()
+
+
+def _padded(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+@contextlib.contextmanager
+def _open_folder(path: Path) -> Iterator[int]:
+    """A descriptor of the folder, through which everything else goes. Raises OSError if others may write to it."""
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        try:
+            _check_private(os.fstat(folder))
+        except _WrongFileError as reason:
+            remedy = f"chmod 700 {path}, or set OCTAVO_CACHE"
+            raise PermissionError(0, f"the folder is not safe, {reason} ({remedy})") from None
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _check_private(status: os.stat_result) -> None:
+    """Nobody else may have written what is mapped, nor write to it while it is in use."""
+    if status.st_uid != os.geteuid():
+        raise _WrongFileError(f"it belongs to user {status.st_uid}")
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise _WrongFileError("others may write to it")
+
+
+def _remove_dead_files(folder: int, stem: str) -> bool:
+    """Removes drafts that their writers left behind; whether a living one writes a draft of `stem`."""
+    alive = False
+    for name in os.listdir(folder):
+        if not name.endswith(".draft"):
+            continue
+        with contextlib.suppress(OSError):
+            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.unlink(name, dir_fd=folder)
+            except BlockingIOError:
+                alive = alive or name.startswith(f".{stem}-")
+            finally:
+                os.close(file)
+    return alive
+
+
+def _make_room(folder: int, left_bytes: int, own_name: str) -> None:
+    """Removes what was not used for longest until the others take no more than `left_bytes`."""
+    found = []
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if name.endswith(_SUFFIX) and name != own_name and stat.S_ISREG(status.st_mode):
+                found.append((status.st_mtime_ns, name, status.st_size))
+    total = sum(size for _, _, size in found)
+    for _, name, size in sorted(found):
+        if total <= left_bytes:
+            break
+        logger.info("%s: removed packed weights that were not used for longest, %d MB", name, size // 10**6)
+        os.unlink(name, dir_fd=folder)
+        total -= size
+
+
+def _write(file: int, data: bytes | memoryview, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(file, view, offset)
+        view, offset = view[written:], offset + written
