@@ -20,6 +20,7 @@ from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.scripted_server import with_template
 from tests.support.tool_outputs import TOOLS
+from tests.support.vocabularies import scored_metadata
 
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
 USER_DEFINED = 4  # a GGUF token type: added to the vocabulary, but shown
@@ -153,6 +154,15 @@ def test_control_tokens_stay_hidden_where_no_mark_is_one(smollm2_path: Path) -> 
     for are_control in (True, False):
         made = plan(with_marks(smollm2_path, are_control=are_control), "hermes")
         assert made.params.skip_special_tokens is not are_control
+
+
+def test_a_vocabulary_that_puts_a_space_before_texts() -> None:
+    metadata = scored_metadata()
+    count = len(metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
+    for name, last in (("tokens", ["[TOOL_CALLS]", "[ARGS]"]), ("token_type", [3, 3]), ("scores", [0.0, 0.0])):
+        metadata[f"tokenizer.ggml.{name}"] = [*metadata[f"tokenizer.ggml.{name}"], *last]  # type: ignore[misc]
+    token_ids = mark_token_ids(Tokenizer.from_gguf(metadata), tool_formats()["mistral_args"])
+    assert token_ids == {"[TOOL_CALLS]": count, "[ARGS]": count + 1}
 
 
 def test_marks_that_are_no_tokens(smollm2_tokenizer: Tokenizer) -> None:
