@@ -183,7 +183,7 @@ def test_an_unread_stream_holds_one_output(engine_loop: tuple[asyncio.AbstractEv
     loop, client = engine_loop
 
     async def run() -> None:
-        params = SamplingParams(max_tokens=3000, temperature=1.0, seed=3, ignore_eos=True, detokenize=False)
+        params = SamplingParams(max_tokens=1000, temperature=1.0, seed=3, ignore_eos=True, detokenize=False)
         slow = await client.generate(request([0, 4], params))
         quick = await collect(await client.generate(request([0, 4], params)))
         await asyncio.sleep(0.2)
