@@ -13,9 +13,13 @@ LARGE_MODELS = Path.home() / ".cache" / "octavo-models"
 
 
 def pytest_configure() -> None:
-    """A job in the background of a script inherits an ignored SIGINT, and hands it on to every program it starts."""
+    """A job in the background of a script inherits an ignored SIGINT, and hands it on to every program it starts.
+
+    SIGTERM, with which a run is ended that takes too long, has to leave no server behind either.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
