@@ -43,6 +43,7 @@ def loading(smollm2_path: Path) -> Iterator[RunningServer]:
     try:
         running.wait_listening()
         yield running
+        running.stop()
     finally:
         running.kill()
 
