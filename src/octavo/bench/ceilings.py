@@ -19,7 +19,7 @@ _BEYOND_CACHES = 256 << 20  # bytes that all threads together read; a power of t
 _CACHE_BYTES = {"L1": 16 << 10, "L2": 192 << 10}  # working sets of each thread, well inside the cache of that name
 _ROUNDS = 12
 # Many short ones: how a core deals instructions out to its units varies from entry to entry of a loop, by a half.
-_SHORT_ROUNDS = 60
+_SHORT_ROUNDS = 120
 _SECONDS_PER_ROUND = 0.0008
 _ASLEEP_S = 0.005  # longer than any worker spins between steps
 _LANES = 16
