@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,15 @@ def plan(tokenizer: Tokenizer, name: str, **fields: Any) -> ChatPlan:
         model.prompts.close()
 
 
+@cache
+def compiler_of(tokenizer: Tokenizer) -> GrammarCompiler:
+    return GrammarCompiler(tokenizer, tokenizer.vocab_size)
+
+
 def matcher_of(tokenizer: Tokenizer, params: object) -> Any:
     assert isinstance(params, SamplingParams)
     assert params.structured_outputs is not None
-    return GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(params.structured_outputs).start().matcher
+    return compiler_of(tokenizer).compile(params.structured_outputs).start().matcher
 
 
 def allowed(matcher: Any) -> set[int]:
@@ -148,6 +155,42 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
         assert read(tokenizer, made, token_ids) == (text.strip(), [("now", "{}")])
     wrong = encode(tokenizer, text + CALLS[name].replace("now", "new"))
     assert matcher_of(tokenizer, made.params).try_consume_tokens(wrong) < len(wrong)
+
+
+MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>")
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_MARKS if name != "llama3_json"])
+def test_strict_arguments_hold_whatever_the_mask_allows(tokenizer: Tokenizer, name: str) -> None:
+    """Random answers, pushed towards calls and their ends."""
+    schema = {"type": "object", "properties": {"n": {"type": "integer", "minimum": 3, "maximum": 5}}, "required": ["n"]}
+    strict = {"type": "function", "function": {"name": "book", "strict": True, "parameters": schema}}
+    strict["function"]["parameters"]["additionalProperties"] = False
+    made = plan(tokenizer, name, tools=[strict])
+    may_end = np.array([bool(set(tokenizer.token_bytes(i)) & set(b'"}]>')) for i in range(tokenizer.vocab_size)])
+    num_calls = 0
+    for seed in range(8):
+        matcher, rng, token_ids = matcher_of(tokenizer, made.params), np.random.default_rng(seed), list[int]()
+        while len(token_ids) < 80 and not (num_calls and matcher.is_accepting() and rng.random() < 0.1):
+            mark = tokenizer.encode(
+                MARK_TEXTS.get(name, "[TOOL_CALLS]"), add_special_tokens=False, parse_special=rng.random() < 0.5
+            )
+            if rng.random() < 0.2 and matcher.validate_tokens(mark) == len(mark):
+                matcher.consume_tokens(mark)
+                token_ids += mark
+                continue
+            choices = sorted(allowed(matcher) - tokenizer.eos_token_ids)
+            if not choices:
+                break
+            ends = [token_id for token_id in choices if may_end[token_id]]
+            token_ids.append(int(rng.choice(ends if ends and rng.random() < 0.5 else choices)))
+            matcher.consume_token(token_ids[-1])
+        calls = read(tokenizer, made, token_ids)[1]
+        for called, arguments in calls if matcher.is_accepting() else calls[:-1]:
+            num_calls += 1
+            assert called == "book"
+            assert json.loads(arguments)["n"] in (3, 4, 5)
+    assert num_calls > 0
 
 
 def test_control_tokens_stay_hidden_where_no_mark_is_one(smollm2_path: Path) -> None:

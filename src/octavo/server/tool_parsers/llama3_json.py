@@ -6,7 +6,6 @@ names a tool of the request.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
@@ -45,7 +44,7 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     """These models write either calls or text; what begins with a brace or the tag is a call."""
-    text = rf"TEXT: /([^{{\s](.|\n)*)?/ & ~/{re.escape(_TAG)}(.|\n)*/"
+    text = r"TEXT: /([^{\s<](.|\n)*|<([^|](.|\n)*)?)?/"
     return calls_grammar(tools, f"{_calls(parallel, token_ids)} | TEXT", _before, after='"}"') + text + "\n"
 
 
