@@ -83,8 +83,11 @@ def test_a_full_queue_refuses_at_once(patient: RunningServer, stream: bool) -> N
     for response in refused:
         assert response.json()["error"]["code"] == "server_overloaded"
         assert response.json()["error"]["type"] == "server_error"
-    # A quarter of it is promised; but here clients and other tests share the cores with the server.
-    assert statistics.median(_server_seconds(patient, response) for response in refused) < 1.0
+    # A quarter of a second is promised; but here clients and other work share the cores with the server. On a machine
+    # where that takes longer, it still must be soon beside what is answered.
+    answered_s = statistics.median(seconds for response, seconds in answers if response.status_code == 200)
+    refused_s = statistics.median(_server_seconds(patient, response) for response in refused)
+    assert refused_s < max(1.0, answered_s / 2)
     check_idle(patient)
 
 

@@ -21,6 +21,7 @@ from octavo.server.http.listener import PortError, bind, url_of
 from tests.support.shell_server import Probe, Reply, Shell, read_reply, request, wait_until
 
 CHAT = "/v1/chat/completions"
+SOON_S = 15.0  # for a process to end on a machine with other work; what it must not wait for takes a minute
 BUSY = {"messages": [{"role": "user", "content": "a secret prompt"}]}
 
 
@@ -45,7 +46,7 @@ class Process:
         sock.sendall(request(CHAT, json.dumps({**BUSY, **fields}).encode()))
         return sock
 
-    def finish(self, timeout: float = 10.0) -> tuple[int, list[str], str]:
+    def finish(self, timeout: float = 30.0) -> tuple[int, list[str], str]:
         """(exit code, lines of standard output, standard error)"""
         out, _ = self.popen.communicate(timeout=timeout)
         self._log.seek(0)
@@ -135,7 +136,7 @@ def test_sigterm_ends_what_takes_too_long() -> None:
         running.popen.send_signal(signal.SIGTERM)
         check_shut_down(read_reply(whole), read_reply(stream))
         code, out, err = running.finish()
-        assert time.monotonic() - begin < 2.5
+        assert time.monotonic() - begin < SOON_S
     assert code == 0
     assert out[-1] == "ended 2 2"
     assert "Traceback" not in err
@@ -154,7 +155,7 @@ def test_a_second_signal_ends_at_once() -> None:
         running.popen.send_signal(signal.SIGINT)
         check_shut_down(read_reply(whole), read_reply(stream))
         code, out, err = running.finish()
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < SOON_S
         idle.close()
     assert code == 0
     assert out == ["draining", "ended 2 2"]
@@ -169,7 +170,7 @@ def test_a_client_that_does_not_read_holds_up_nothing() -> None:
         begin = time.monotonic()
         running.popen.send_signal(signal.SIGTERM)
         code, out, err = running.finish()
-        assert time.monotonic() - begin < 4
+        assert time.monotonic() - begin < SOON_S
         slow.close()
     assert code == 0
     assert out[-1] == "ended 1 1"
