@@ -57,8 +57,8 @@ class OwnedWeight {
     static OwnedWeight* view(const std::string& type_name, Bytes panels, int64_t n, int64_t k) {
         PackedWeight weight = describe_packed(type_name, n, k);
         if (panels.shape(0) != packed_bytes(weight))
-            throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) +
-                                        " takes " + std::to_string(packed_bytes(weight)) + " bytes when packed, not " +
+            throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
+                                        std::to_string(packed_bytes(weight)) + " bytes when packed, not " +
                                         std::to_string(panels.shape(0)));
         if (reinterpret_cast<uintptr_t>(panels.data()) % 64 != 0)
             throw std::invalid_argument("packed bytes must be aligned to 64");
