@@ -158,11 +158,11 @@ def test_an_interrupt_while_loading_is_quiet(smollm2_path: Path) -> None:
     code = """
 import importlib, os, signal, sys
 compiler = importlib.import_module("octavo.backends.cpu.compile")
-pack_matrices = compiler.pack_matrices
+load_matrices = compiler.load_matrices
 def interrupted(*arguments):
     os.kill(os.getpid(), signal.SIGINT)
-    return pack_matrices(*arguments)
-compiler.pack_matrices = interrupted
+    return load_matrices(*arguments)
+compiler.load_matrices = interrupted
 from octavo.__main__ import main
 main()
 """

@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 MAX_SEQUENCES_PER_REQUEST = 256
 _MAX_RETRY_AFTER_S = 60.0
+_CLOCK_RESOLUTION_S = 1e-3
 _MIN_RATE = 1.0  # sequences that end in a second, as long as none has
 _SMOOTHING = 0.1  # weight of the latest request in the means
 _CONTEXTS_QUEUED = 8  # prompt tokens that wait, in contexts, unless max_queued_tokens says otherwise
@@ -178,7 +179,8 @@ class _Lane:
         rate = self._mean_in_flight / self._mean_stay_s if self._mean_stay_s else _MIN_RATE
         self._next_place_at = max(self._next_place_at, now) + num_sequences / rate
         self._next_place_at = min(self._next_place_at, now + _MAX_RETRY_AFTER_S)
-        return max(math.ceil(self._next_place_at - now), 1.0)
+        # The clock's resolution is not rounded up to a second of its own: (now + 60) - now may exceed 60.
+        return max(math.ceil(self._next_place_at - now - _CLOCK_RESOLUTION_S), 1.0)
 
 
 class Admission:
