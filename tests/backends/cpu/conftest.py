@@ -16,6 +16,7 @@ from octavo.batch import Batch
 from octavo.graph.ops import LayerCache, Op
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import Weight
+from tests.support.guarded import guard_arrays, guarded
 
 Array = NDArray[np.float32]
 
@@ -76,7 +77,7 @@ def rows_of(rows: Rows, batch: Batch) -> int:
 
 @dataclass
 class SingleOp:
-    """A program of one operation, in checked mode: poisoned output, guarded memory, finite results."""
+    """A program of one operation, in checked mode: poisoned output, finite results, guard pages around all operands."""
 
     op: Op
     weights: Mapping[str, Weight]
@@ -116,18 +117,21 @@ class SingleOp:
         if operand is None:
             return -1
         if isinstance(operand, tuple):
-            return self.program.add_plain_weight(np.array(operand, np.float32))
+            return self.program.add_plain_weight(guarded(np.array(operand, np.float32)))
         weight = self.weights[operand.name]
         if len(operand.shape) == 1:
-            return self.program.add_plain_weight(weight.dequantize())
-        data = np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1)
-        n = int(np.prod(operand.shape[:-1]))
-        return self.program.add_packed_weight(_native.pack_weight(weight.type_name, data, n, operand.shape[-1]))
+            return self.program.add_plain_weight(guarded(weight.dequantize()))
+        data = guarded(np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1))
+        n, k = int(np.prod(operand.shape[:-1])), operand.shape[-1]
+        panels = _native.pack_weight(weight.type_name, data, n, k).panels
+        return self.program.add_packed_weight(
+            _native.view_packed(weight.type_name, guarded(panels, alignment=64), n, k)
+        )
 
     def __call__(self, batch: Batch, values: Mapping[Value, Array]) -> Array:
         for index, value in enumerate(self.inputs):
             self.program.value(index, rows_of(value.rows, batch))[:] = values[value]
-        self.program.run(batch, 0, None, None)
+        self.program.run(guard_arrays(batch), 0, None, None)
         return self.program.value(len(self.inputs), rows_of(self.output_rows, batch)).copy()
 
 

@@ -22,7 +22,7 @@ from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight
 
 KINDS = ["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"]
-SHAPES = [(1, 1), (1, 16), (3, 17), (2, 576), (7, 33), (1, 8192), (64, 15), (8191, 3)]
+SHAPES = [(1, 1), (1, 16), (3, 17), (2, 576), (7, 33), (1, 8192), (64, 15), (31, 65), (65, 255), (33, 257), (8191, 3)]
 
 MakeOp = Callable[[Value, Value], Op]
 OPS: dict[str, MakeOp] = {
@@ -78,7 +78,8 @@ def test_kernels_have_the_meaning_of_numpy_and_the_same_bits_on_every_instructio
 
 def test_rms_norm_of_heads(isa, run_op, numpy_op):
     rng = np.random.default_rng(1)
-    for rows, heads, group in [(5, 9, 64), (3, 2, 80), (1, 4, 7)]:
+    sizes = [(5, 9, 64), (3, 2, 80), (1, 4, 7), (1, 1, 96), (33, 1, 112), (7, 3, 128), (2, 1, 192), (31, 2, 256)]
+    for rows, heads, group in [*sizes, (8191, 1, 64)]:
         x = Value(0, Rows.TOKENS, heads * group)
         values = {x: rng.standard_normal((rows, heads * group)).astype("f4")}
         weights = {"norm": DenseWeight(rng.standard_normal(group).astype("f4"))}
@@ -95,6 +96,10 @@ def test_select_rows_takes_repeated_rows_in_any_order(isa, run_op, cpu_batch):
         np.testing.assert_array_equal(
             run_op(SelectRows(x), values, batch=batch, isa=isa, threads=2), values[x][outputs]
         )
+    long = {x: np.arange(8191 * 37, dtype=np.float32).reshape(8191, 37)}
+    for outputs in ([8190], list(range(8191))):
+        selected = run_op(SelectRows(x), long, batch=cpu_batch(8191, outputs), isa=isa, threads=3)
+        np.testing.assert_array_equal(selected, long[x][outputs])
 
 
 @pytest.mark.parametrize("kind", KINDS)
