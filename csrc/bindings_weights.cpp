@@ -120,7 +120,7 @@ class KernelRun {
         if (num_threads < 1 || num_threads > 1024) throw std::invalid_argument("num_threads must be from 1 to 1024");
         PoolOptions options;
         options.count = num_threads;
-        options.tiles = parse_isa(isa) == Isa::amx;
+        options.tiles = uses_tiles(parse_isa(isa));
         return options;
     }
     static View view_of(const Floats& array) {

@@ -8,6 +8,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 // The bounds of the linker section that OCTAVO_KERNEL fills.
@@ -19,7 +21,15 @@ extern const octavo::KernelEntry __stop_octavo_kernels[] __attribute__((visibili
 namespace octavo {
 namespace {
 
+#if defined(__aarch64__)
+constexpr const char* ISA_NAMES[NUM_ISAS] = {"scalar", "neon", "dotprod", "i8mm"};
+#else
 constexpr const char* ISA_NAMES[NUM_ISAS] = {"scalar", "avx2", "avx512", "avx512vnni", "amx"};
+#endif
+
+[[maybe_unused]] bool has_bits(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
+
+[[maybe_unused]] constexpr uint64_t bit(int i) { return uint64_t{1} << i; }
 
 #if defined(__x86_64__) && !defined(OCTAVO_EMULATE_AVX512)
 
@@ -32,10 +42,6 @@ Registers cpuid(unsigned leaf, unsigned subleaf) {
     if (!__get_cpuid_count(leaf, subleaf, &r.eax, &r.ebx, &r.ecx, &r.edx)) r = {};
     return r;
 }
-
-bool has_bits(uint64_t value, uint64_t bits) { return (value & bits) == bits; }
-
-constexpr uint64_t bit(int i) { return uint64_t{1} << i; }
 
 uint64_t read_xcr0() {
     uint32_t low, high;
@@ -64,6 +70,17 @@ Isa detect() {
     const bool amx = has_bits(xcr0, bit(17) | bit(18)) && has_bits(leaf7.edx, AMX) &&
                      has_bits(cpuid(7, 1).eax, AVX512_BF16) && request_tile_permission();
     return amx ? Isa::amx : Isa::avx512vnni;
+}
+
+#elif defined(__aarch64__)
+
+// What the operating system says that all cores have: on a chip of unlike cores, one of them cannot speak for the rest.
+Isa detect() {
+    constexpr uint64_t ASIMD = bit(1), ASIMDDP = bit(20), I8MM = bit(13);  // AT_HWCAP, AT_HWCAP, AT_HWCAP2
+    const uint64_t capabilities = getauxval(AT_HWCAP);
+    if (!has_bits(capabilities, ASIMD)) return Isa::scalar;
+    if (!has_bits(capabilities, ASIMDDP)) return Isa::neon;
+    return has_bits(getauxval(AT_HWCAP2), I8MM) ? Isa::i8mm : Isa::dotprod;
 }
 
 #elif defined(OCTAVO_EMULATE_AVX512)
@@ -103,6 +120,14 @@ std::vector<std::string> kernel_names() {
     std::sort(names.begin(), names.end());
     names.erase(std::unique(names.begin(), names.end()), names.end());
     return names;
+}
+
+bool uses_tiles([[maybe_unused]] Isa isa) {
+#if defined(__x86_64__)
+    return isa == Isa::amx;
+#else
+    return false;
+#endif
 }
 
 #if defined(__x86_64__) && !defined(OCTAVO_EMULATE_AVX512)

@@ -9,9 +9,13 @@
 namespace octavo {
 
 // Each level contains the ones before it.
+#if defined(__aarch64__)
+enum class Isa { scalar, neon, dotprod, i8mm };
+constexpr int NUM_ISAS = 4;
+#else
 enum class Isa { scalar, avx2, avx512, avx512vnni, amx };
-
 constexpr int NUM_ISAS = 5;
+#endif
 
 const char* isa_name(Isa isa);
 
@@ -27,6 +31,9 @@ const KernelEntry* find_kernel(const std::string& name, Isa level);
 
 // All operations that have a kernel.
 std::vector<std::string> kernel_names();
+
+// Whether kernels of this level use AMX tiles.
+bool uses_tiles(Isa isa);
 
 // AMX: eight tiles of 16 rows x 64 bytes for the calling thread, and back to none so that the operating
 // system need not save them. No-ops on machines without AMX are the caller's business.

@@ -1,6 +1,7 @@
 #include "memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <new>
@@ -8,7 +9,7 @@
 
 namespace octavo {
 namespace {
-constexpr size_t PAGE = 4096, HUGE_PAGE = size_t{2} << 20;
+constexpr size_t HUGE_PAGE = size_t{2} << 20;
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 }  // namespace
@@ -17,8 +18,9 @@ Memory::Memory(size_t bytes, bool guarded) : size_(bytes) {
     if (bytes == 0) return;
     if (bytes > SIZE_MAX / 2) throw std::bad_alloc();
     const bool huge = !guarded && bytes >= HUGE_PAGE;
-    const size_t payload = round_up(bytes, PAGE);
-    mapped_ = payload + (huge ? HUGE_PAGE : 0) + (guarded ? PAGE : 0);
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));  // 64 KiB on some ARM systems
+    const size_t payload = round_up(bytes, page);
+    mapped_ = payload + (huge ? HUGE_PAGE : 0) + (guarded ? page : 0);
     mapping_ = mmap(nullptr, mapped_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (mapping_ == MAP_FAILED) {
         mapping_ = nullptr;
@@ -27,7 +29,7 @@ Memory::Memory(size_t bytes, bool guarded) : size_(bytes) {
     char* const base = static_cast<char*>(mapping_);
     data_ = base;
     if (guarded) {
-        mprotect(base + payload, PAGE, PROT_NONE);
+        mprotect(base + payload, page, PROT_NONE);
         data_ = base + payload - round_up(bytes, 4);
     } else if (huge) {
         data_ = reinterpret_cast<char*>(round_up(reinterpret_cast<uintptr_t>(base), HUGE_PAGE));

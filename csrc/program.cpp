@@ -46,7 +46,7 @@ struct Program::RunContext {
 
 Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes)
     : options_(options), values_(std::move(values)), workspace_bytes_(workspace_bytes) {
-    options_.pool.tiles = options_.isa == Isa::amx;
+    options_.pool.tiles = uses_tiles(options_.isa);
     const Step largest = largest_step(options_.limits);
     for (const ProgramValue& value : values_) {
         const size_t bytes = static_cast<size_t>(count_of(value.rows, largest)) * value.cols * sizeof(float);

@@ -1,4 +1,5 @@
-// Sixteen float lanes on every instruction set: one ZMM register, two YMM registers or a plain array.
+// Sixteen float lanes on every instruction set: one ZMM register, two YMM registers, four NEON registers or a plain
+// array.
 //
 // Every operation rounds the same way and every reduction has the same order everywhere, so a kernel
 // written with F32x16 gives bit-identical results on all instruction sets.
@@ -9,6 +10,11 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#endif
+// Every compiler for 64-bit ARM has NEON: there the scalar level goes without it by choice.
+#if defined(OCTAVO_ISA_neon) || defined(OCTAVO_ISA_dotprod) || defined(OCTAVO_ISA_i8mm)
+#define OCTAVO_NEON 1
+#include <arm_neon.h>
 #endif
 
 namespace octavo {
@@ -98,6 +104,73 @@ inline __m256 load_bf16_half(const uint16_t* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
 }
 inline F32x16 load_bf16(const uint16_t* p) { return {load_bf16_half(p), load_bf16_half(p + 8)}; }
+
+#elif defined(OCTAVO_NEON)
+
+struct F32x16 {
+    float32x4_t v[4];
+};
+// f(0) .. f(3) for the four registers
+template <typename F>
+inline F32x16 each_register(F f) {
+    return {{f(0), f(1), f(2), f(3)}};
+}
+inline F32x16 load(const float* p) {
+    return each_register([&](int i) { return vld1q_f32(p + 4 * i); });
+}
+inline void store(float* p, F32x16 a) {
+    for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, a.v[i]);
+}
+inline F32x16 broadcast(float x) {
+    return each_register([&](int) { return vdupq_n_f32(x); });
+}
+inline F32x16 operator+(F32x16 a, F32x16 b) {
+    return each_register([&](int i) { return vaddq_f32(a.v[i], b.v[i]); });
+}
+inline F32x16 operator-(F32x16 a, F32x16 b) {
+    return each_register([&](int i) { return vsubq_f32(a.v[i], b.v[i]); });
+}
+inline F32x16 operator*(F32x16 a, F32x16 b) {
+    return each_register([&](int i) { return vmulq_f32(a.v[i], b.v[i]); });
+}
+inline F32x16 operator/(F32x16 a, F32x16 b) {
+    return each_register([&](int i) { return vdivq_f32(a.v[i], b.v[i]); });
+}
+inline F32x16 fma(F32x16 a, F32x16 b, F32x16 c) {
+    return each_register([&](int i) { return vfmaq_f32(c.v[i], a.v[i], b.v[i]); });
+}
+// Not vmaxq_f32: the second operand if one is NaN or both are zero, as on x86.
+inline float32x4_t max_register(float32x4_t a, float32x4_t b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
+inline F32x16 max(F32x16 a, F32x16 b) {
+    return each_register([&](int i) { return max_register(a.v[i], b.v[i]); });
+}
+inline F32x16 min(F32x16 a, F32x16 b) {
+    return each_register([&](int i) { return vbslq_f32(vcltq_f32(a.v[i], b.v[i]), a.v[i], b.v[i]); });
+}
+inline F32x16 abs(F32x16 a) {
+    return each_register([&](int i) { return vabsq_f32(a.v[i]); });
+}
+inline F32x16 select_greater(F32x16 a, F32x16 b, F32x16 x, F32x16 y) {
+    return each_register([&](int i) { return vbslq_f32(vcgtq_f32(a.v[i], b.v[i]), x.v[i], y.v[i]); });
+}
+inline F32x16 round_even(F32x16 a) {
+    return each_register([&](int i) { return vrndnq_f32(a.v[i]); });
+}
+inline F32x16 scale_pow2(F32x16 a, F32x16 n) {
+    return each_register([&](int i) {
+        const int32x4_t e = vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23);
+        return vmulq_f32(a.v[i], vreinterpretq_f32_s32(e));
+    });
+}
+inline F32x16 load_f16(const uint16_t* p) {
+    return each_register([&](int i) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i))); });
+}
+inline void store_f16(uint16_t* p, F32x16 a) {
+    for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(a.v[i])));
+}
+inline F32x16 load_bf16(const uint16_t* p) {
+    return each_register([&](int i) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16)); });
+}
 
 #else
 
@@ -236,6 +309,17 @@ inline float reduce_max(F32x16 a) {
     const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
     const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
     return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
+}
+#elif defined(OCTAVO_NEON)
+inline float reduce_add(F32x16 a) {
+    const float32x4_t b = vaddq_f32(vaddq_f32(a.v[0], a.v[2]), vaddq_f32(a.v[1], a.v[3]));
+    const float32x2_t c = vadd_f32(vget_low_f32(b), vget_high_f32(b));
+    return vget_lane_f32(c, 0) + vget_lane_f32(c, 1);
+}
+inline float reduce_max(F32x16 a) {
+    const float32x4_t b = max_register(max_register(a.v[0], a.v[2]), max_register(a.v[1], a.v[3]));
+    const float32x4_t c = max_register(b, vextq_f32(b, b, 2));
+    return vgetq_lane_f32(c, 0) > vgetq_lane_f32(c, 1) ? vgetq_lane_f32(c, 0) : vgetq_lane_f32(c, 1);
 }
 #else
 inline float reduce_add(F32x16 a) {

@@ -17,7 +17,7 @@ namespace {
 constexpr int ROW_GROUP = 16, PACKED_ROWS = 4;
 #elif defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
 constexpr int ROW_GROUP = 8, PACKED_ROWS = 8;
-#elif defined(OCTAVO_ISA_avx2)
+#elif defined(OCTAVO_ISA_avx2) || defined(OCTAVO_NEON)
 constexpr int ROW_GROUP = 4, PACKED_ROWS = 8;
 #else
 constexpr int ROW_GROUP = 4, PACKED_ROWS = 0;
@@ -33,6 +33,10 @@ template <WeightType T>
 constexpr int ZERO_POINT = Format<T>::is_wide ? 8 : Format<T>::zero;  // wide: of the high nibble
 #elif defined(OCTAVO_ISA_avx2)
 constexpr bool TERM_PAIRS = true;
+template <WeightType T>
+constexpr int ZERO_POINT = Format<T>::zero;
+#elif defined(OCTAVO_NEON)
+constexpr bool TERM_PAIRS = false;
 template <WeightType T>
 constexpr int ZERO_POINT = Format<T>::zero;
 #else
@@ -97,6 +101,38 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
     std::memcpy(image_pairs(unit, r, 0) + 2 * row, &half0, 4);
     std::memcpy(image_pairs(unit, r, 1) + 2 * row, &half1, 4);
     const int sum = static_cast<int16_t>(half0) + (half0 >> 16) + static_cast<int16_t>(half1) + (half1 >> 16);
+    image_scales(unit, r)[row] = s.scale;
+    image_sums(unit, r)[row] = s.scale * static_cast<float>(sum);
+}
+
+#elif defined(OCTAVO_NEON)
+
+inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
+    const F32x16 v[2] = {load(x), load(x + 16)};
+    const auto magnitude = [&](int i) { return vreinterpretq_u32_f32(vabsq_f32(v[i / 4].v[i % 4])); };
+    uint32x4_t m = magnitude(0);
+    for (int i = 1; i < 8; ++i) m = vmaxq_u32(m, magnitude(i));
+    const UnitScale s = unit_scale(vmaxvq_u32(m));
+    const auto rounded = [&](int i) {
+        const float32x4_t f = vmulq_n_f32(v[i / 4].v[i % 4], s.inverse);
+        const uint32x4_t is_number = vcaleq_f32(f, vdupq_n_f32(127.5f));
+        return vmovn_s32(vbslq_s32(is_number, vcvtnq_s32_f32(f), vdupq_n_s32(-128)));  // -128: not a number
+    };
+    int sum = 0;
+    for (int half = 0; half < 2; ++half) {
+        const int16x8_t low = vcombine_s16(rounded(4 * half), rounded(4 * half + 1));
+        const int16x8_t high = vcombine_s16(rounded(4 * half + 2), rounded(4 * half + 3));
+        const int8x16_t a = vcombine_s8(vmovn_s16(low), vmovn_s16(high));
+        vst1q_s8(image_codes(unit) + 32 * row + 16 * half, a);
+        // Lanes: quad 0 low pair, high pair, quad 1 ...
+        const int16x8_t p = vpaddlq_s8(a);
+        const int16x4_t q = vadd_s16(vget_low_s16(p), vget_high_s16(p));
+        const int16x4_t pairs = vadd_s16(q, vext_s16(q, q, 2));
+        int16_t* const out = image_pairs(unit, r, half) + 2 * row;
+        out[0] = vget_lane_s16(pairs, 0);
+        out[1] = vget_lane_s16(pairs, 1);
+        sum += out[0] + out[1];
+    }
     image_scales(unit, r)[row] = s.scale;
     image_sums(unit, r)[row] = s.scale * static_cast<float>(sum);
 }

@@ -16,6 +16,8 @@
 #include "linear_avx512.h"
 #elif defined(OCTAVO_ISA_avx2)
 #include "linear_avx2.h"
+#elif defined(OCTAVO_NEON)
+#include "linear_neon.h"
 #else
 #include "linear_scalar.h"
 #endif

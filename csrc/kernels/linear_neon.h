@@ -1,0 +1,355 @@
+// Products of quantized panels on ARM, four columns a register.
+//
+//   neon      smlal: sums of products in int16 as long as they fit. A product is at most code * 128, and the sum over
+//             n quads n times that: 8 quads of codes below 32, 4 of codes below 64, 2 of signed bytes
+//   dotprod   sdot: four columns x 4 k of one row an instruction, in int32 from the start
+//   i8mm      smmla: two columns x 8 k of two rows; sdot where one row reads the packed panel
+// All codes fit into signed bytes; zero points are subtracted by terms.
+#pragma once
+
+#include "linear_image.h"
+
+namespace octavo {
+namespace {
+
+#if defined(OCTAVO_ISA_i8mm)
+constexpr bool IN_PAIRS = true;  // unpacked codes lie in pairs of quads, 8 k of a column together
+#else
+constexpr bool IN_PAIRS = false;
+#endif
+
+constexpr int COL_GROUPS = 4;         // registers of 4 columns in a panel
+constexpr int PREFETCH_BYTES = 1024;  // ahead in the stream; not measured
+
+// Hides a value from the compiler, which would otherwise take the rows one after the other, hold all weights and spill
+// them.
+template <typename V>
+inline V pin(V x) {
+    __asm__("" : "+w"(x));
+    return x;
+}
+
+// Moves the bits at `from` of every byte to `to` and masks them.
+template <int from, int to>
+inline uint8x16_t move_bits(uint8x16_t x, int mask) {
+    if constexpr (from < to) x = vshlq_n_u8(x, to - from);
+    if constexpr (from > to) {
+        x = vshrq_n_u8(x, from - to);
+        if (mask == 255 >> (from - to)) return x;  // nothing else is left
+    }
+    return vandq_u8(x, vdupq_n_u8(static_cast<uint8_t>(mask)));
+}
+
+// The codes of quad Q, columns 4 group .. 4 group + 3.
+template <WeightType T, int Q>
+inline int8x16_t unpack_quad(const uint8_t* codes, int group) {
+    using F = Format<T>;
+    codes += 16 * group;
+    if constexpr (T == WeightType::Q8_0) return vreinterpretq_s8_u8(vld1q_u8(codes + 64 * Q));
+    uint8x16_t u = vdupq_n_u8(0);
+    if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(vld1q_u8(codes + 64 * (Q / 2)), 15);
+    if constexpr (F::is_iq4) return vqtbl1q_s8(vld1q_s8(IQ4_VALUES), u);
+    if constexpr (T == WeightType::MXFP4) return vqtbl1q_s8(vld1q_s8(MXFP4_VALUES), u);
+    if constexpr (F::pairs_offset >= 0) {
+        const uint8x16_t pairs = vld1q_u8(codes + F::pairs_offset + 64 * (Q / 4));
+        u = vorrq_u8(u, move_bits<2 * (Q % 4), F::pairs_place>(pairs, 3 << F::pairs_place));
+    }
+    if constexpr (F::bits_offset >= 0) {
+        const uint8x16_t bits = vld1q_u8(codes + F::bits_offset);
+        u = vorrq_u8(u, move_bits<Q, F::bits_place>(bits, 1 << F::bits_place));
+    }
+    return vreinterpretq_s8_u8(u);
+}
+
+// Two columns (the `right` or left ones of four) x 8 k of two quads, for smmla.
+inline int8x16_t pair_quads(int8x16_t even, int8x16_t odd, bool right) {
+    const int32x4_t a = vreinterpretq_s32_s8(even), b = vreinterpretq_s32_s8(odd);
+    return vreinterpretq_s8_s32(right ? vzip2q_s32(a, b) : vzip1q_s32(a, b));
+}
+
+struct I32x16 {
+    int32x4_t v[COL_GROUPS];
+};
+
+// scale_j of 16 columns.
+template <WeightType T>
+inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
+    uint8x16_t bytes = vld1q_u8(half_scales<T>(header, unit, half));
+    if constexpr (T == WeightType::Q2_K) bytes = vandq_u8(bytes, vdupq_n_u8(15));
+    const int8x16_t x = vreinterpretq_s8_u8(bytes);
+    const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
+    return {{vmovl_s16(vget_low_s16(lo)), vmovl_high_s16(lo), vmovl_s16(vget_low_s16(hi)), vmovl_high_s16(hi)}};
+}
+
+// Weights straight from the packed panel.
+template <WeightType T>
+struct PackedSource {
+    UnitCursor<T> cursor;
+    explicit PackedSource(const uint8_t* panel) : cursor(panel, 0) {}
+    template <int Q>
+    int8x16_t quad(int group) const {
+        return unpack_quad<T, Q>(cursor.codes(), group);
+    }
+    // Quads 2 P and 2 P + 1.
+    template <int P>
+    int8x16_t pair(int group, bool right) const {
+        return pair_quads(quad<2 * P>(group), quad<2 * P + 1>(group), right);
+    }
+    F32x16 scales() const { return unit_scales<T>(cursor.header, cursor.unit); }
+    F32x16 mins(int half) const { return unit_mins<T>(cursor.header, cursor.unit, half); }
+    I32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
+    void prefetch() const {
+        const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
+        for (int i = 0; i < Format<T>::layout.block_bytes() / Format<T>::layout.units(); i += 64)
+            __builtin_prefetch(ahead + i);
+    }
+    void next() { cursor.next(); }
+};
+
+// One unit unpacked, reused for many rows. Codes: quads, or pairs of quads as pair_quads makes them.
+template <WeightType T>
+struct alignas(64) UnitTile {
+    int8_t codes[QUADS * QUAD_BYTES];
+    float scales[PANEL_COLS];
+    float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
+    int32_t half_scales[Format<T>::has_half_scales ? 2 : 1][PANEL_COLS];
+};
+
+template <WeightType T>
+struct TileSource {
+    const UnitTile<T>* tile;
+#if defined(OCTAVO_ISA_i8mm)
+    template <int P>
+    int8x16_t pair(int group, bool right) const {
+        return vld1q_s8(tile->codes + 128 * P + 32 * group + 16 * right);
+    }
+#else
+    template <int Q>
+    int8x16_t quad(int group) const {
+        return vld1q_s8(tile->codes + 64 * Q + 16 * group);
+    }
+#endif
+    F32x16 scales() const { return load(tile->scales); }
+    F32x16 mins(int half) const { return load(tile->mins[half]); }
+    I32x16 half_scales(int half) const {
+        const int32_t* const p = tile->half_scales[half];
+        return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
+    }
+    void prefetch() const {}
+    void next() { ++tile; }
+};
+
+template <WeightType T>
+void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
+    const uint8_t* const codes = cursor.codes();
+    unroll<QUADS / 2>([&](auto p) __attribute__((always_inline)) {
+        constexpr int P = decltype(p)::value;
+        for (int g = 0; g < COL_GROUPS; ++g) {
+            const int8x16_t even = unpack_quad<T, 2 * P>(codes, g), odd = unpack_quad<T, 2 * P + 1>(codes, g);
+            if constexpr (IN_PAIRS) {
+                vst1q_s8(tile.codes + 128 * P + 32 * g, pair_quads(even, odd, false));
+                vst1q_s8(tile.codes + 128 * P + 32 * g + 16, pair_quads(even, odd, true));
+            } else {
+                vst1q_s8(tile.codes + 128 * P + 16 * g, even);
+                vst1q_s8(tile.codes + 128 * P + 64 + 16 * g, odd);
+            }
+        }
+    });
+    store(tile.scales, unit_scales<T>(cursor.header, cursor.unit));
+    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], unit_mins<T>(cursor.header, cursor.unit, j));
+    if constexpr (Format<T>::has_half_scales)
+        for (int j = 0; j < 2; ++j) {
+            const I32x16 s = load_half_scales<T>(cursor.header, cursor.unit, j);
+            for (int g = 0; g < COL_GROUPS; ++g) vst1q_s32(tile.half_scales[j] + 4 * g, s.v[g]);
+        }
+}
+
+#if defined(OCTAVO_ISA_neon)
+
+// sum[r] += codes of quads [First, First + Count) x activations of row r.
+template <WeightType T, int R, int First, int Count, typename Source>
+inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
+    constexpr int FITTING = Format<T>::is_wide ? 2 : Count;  // quads whose sum fits into int16
+    // Half of the columns at a time: the sums of four rows then stay in registers.
+    for (int g = 0; g < COL_GROUPS; g += 2)
+        unroll<Count / FITTING>([&](auto part) __attribute__((always_inline)) {
+            int16x8_t acc[R][4];
+            for (int r = 0; r < R; ++r)
+                for (int i = 0; i < 4; ++i) acc[r][i] = vdupq_n_s16(0);
+            unroll<FITTING>([&](auto i) __attribute__((always_inline)) {
+                constexpr int Q = First + decltype(part)::value * FITTING + decltype(i)::value;
+                const int8x16_t w0 = source.template quad<Q>(g), w1 = source.template quad<Q>(g + 1);
+                for (int r = 0; r < R; ++r) {
+                    int32_t quad;
+                    std::memcpy(&quad, a + 32 * r + 4 * Q, 4);
+                    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(quad));
+                    acc[r][0] = pin(vmlal_s8(acc[r][0], vget_low_s8(w0), vget_low_s8(x)));
+                    acc[r][1] = pin(vmlal_high_s8(acc[r][1], w0, x));
+                    acc[r][2] = pin(vmlal_s8(acc[r][2], vget_low_s8(w1), vget_low_s8(x)));
+                    acc[r][3] = pin(vmlal_high_s8(acc[r][3], w1, x));
+                }
+            });
+            for (int r = 0; r < R; ++r)
+                for (int i = 0; i < 2; ++i) {
+                    const int32x4_t columns = vpaddq_s32(vpaddlq_s16(acc[r][2 * i]), vpaddlq_s16(acc[r][2 * i + 1]));
+                    sum[r].v[g + i] = vaddq_s32(sum[r].v[g + i], columns);
+                }
+        });
+}
+
+#else
+
+// sum[r] += codes of quads [First, First + Count) x activations of row r.
+template <int R, int First, int Count, typename Source>
+inline void add_dots(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
+    unroll<Count / 4>([&](auto part) __attribute__((always_inline)) {
+        constexpr int Q0 = First + 4 * decltype(part)::value;
+        int8x16_t x[R];  // four quads of each row
+        for (int r = 0; r < R; ++r) x[r] = vld1q_s8(a + 32 * r + 4 * Q0);
+        unroll<4>([&](auto i) __attribute__((always_inline)) {
+            constexpr int I = decltype(i)::value;
+            for (int g = 0; g < COL_GROUPS; ++g) {
+                const int8x16_t w = source.template quad<Q0 + I>(g);
+                for (int r = 0; r < R; ++r) sum[r].v[g] = pin(vdotq_laneq_s32(sum[r].v[g], w, x[r], I));
+            }
+        });
+    });
+}
+
+#if defined(OCTAVO_ISA_i8mm)
+
+// The same by pairs of rows; an odd row is its own partner. Rows and columns of a product lie in one register as
+// (row 0, column 0), (0, 1), (1, 0), (1, 1).
+template <int R, int First, int Count, typename Source>
+inline void add_matrices(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
+    constexpr int PAIRS = (R + 1) / 2;
+    int32x4_t acc[PAIRS][2 * COL_GROUPS];
+    for (int p = 0; p < PAIRS; ++p)
+        for (int i = 0; i < 2 * COL_GROUPS; ++i) acc[p][i] = vdupq_n_s32(0);
+    unroll<Count / 2>([&](auto i) __attribute__((always_inline)) {
+        constexpr int P = First / 2 + decltype(i)::value;
+        int8x16_t x[PAIRS];
+        for (int p = 0; p < PAIRS; ++p) {
+            const int8_t *const even = a + 64 * p + 8 * P, *const odd = 2 * p + 1 < R ? even + 32 : even;
+            x[p] = vcombine_s8(vld1_s8(even), vld1_s8(odd));
+        }
+        for (int g = 0; g < COL_GROUPS; ++g) {
+            const int8x16_t left = source.template pair<P>(g, false), right = source.template pair<P>(g, true);
+            for (int p = 0; p < PAIRS; ++p) {
+                acc[p][2 * g] = pin(vmmlaq_s32(acc[p][2 * g], x[p], left));
+                acc[p][2 * g + 1] = pin(vmmlaq_s32(acc[p][2 * g + 1], x[p], right));
+            }
+        }
+    });
+    for (int r = 0; r < R; ++r)
+        for (int g = 0; g < COL_GROUPS; ++g) {
+            const int64x2_t left = vreinterpretq_s64_s32(acc[r / 2][2 * g]);
+            const int64x2_t right = vreinterpretq_s64_s32(acc[r / 2][2 * g + 1]);
+            const int64x2_t row = r % 2 ? vzip2q_s64(left, right) : vzip1q_s64(left, right);
+            sum[r].v[g] = vaddq_s32(sum[r].v[g], vreinterpretq_s32_s64(row));
+        }
+}
+
+template <typename Source>
+constexpr bool IS_TILE = false;
+template <WeightType T>
+constexpr bool IS_TILE<TileSource<T> > = true;
+
+template <WeightType T, int R, int First, int Count, typename Source>
+inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
+    if constexpr (R == 1 && !IS_TILE<Source>)
+        add_dots<R, First, Count>(source, a, sum);
+    else
+        add_matrices<R, First, Count>(source, a, sum);
+}
+
+#else
+
+template <WeightType T, int R, int First, int Count, typename Source>
+inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
+    add_dots<R, First, Count>(source, a, sum);
+}
+
+#endif
+#endif
+
+// sum[r] = terms[r], if the type has a zero point, in all columns.
+template <WeightType T, int R>
+inline void start_sums([[maybe_unused]] const int32_t* terms, I32x16 (&sum)[R]) {
+    for (int r = 0; r < R; ++r)
+        for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vdupq_n_s32(ZERO_POINT<T> != 0 ? terms[r] : 0);
+}
+
+// I of linear_format.h.
+template <WeightType T, int R, typename Source>
+inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, I32x16 (&sum)[R]) {
+    start_sums<T>(terms, sum);
+    if constexpr (!Format<T>::has_half_scales) {
+        add_quads<T, R, 0, 8>(source, a, sum);
+    } else {
+        I32x16 second[R];
+        add_quads<T, R, 0, 4>(source, a, sum);
+        const I32x16 s0 = source.half_scales(0);
+        for (int r = 0; r < R; ++r)
+            for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vmulq_s32(sum[r].v[g], s0.v[g]);
+        start_sums<T>(terms + R, second);
+        add_quads<T, R, 4, 4>(source, a, second);
+        const I32x16 s1 = source.half_scales(1);
+        for (int r = 0; r < R; ++r)
+            for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vmlaq_s32(sum[r].v[g], second[r].v[g], s1.v[g]);
+    }
+}
+
+// c [R][16] += a * weights over `units` units.
+template <WeightType T, int R, typename Source>
+void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
+        source.prefetch();
+        I32x16 sum[R];
+        unit_sums<T>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
+        const F32x16 s = source.scales();
+        F32x16 mins[2];
+        for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
+        // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
+        if (R > 2) __asm__("" : "+r"(c));
+        for (int r = 0; r < R; ++r) {
+            const F32x16 i = each_register([&](int g) { return vcvtq_f32_s32(sum[r].v[g]); });
+            F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
+            if constexpr (Format<T>::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
+            if constexpr (Format<T>::mins == 2)
+                for (int j = 0; j < 2; ++j)
+                    y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
+            store(c + PANEL_COLS * r, y);
+        }
+    }
+}
+
+template <WeightType T, typename Source>
+inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
+    switch (a.rows) {
+        case 1:
+            return multiply_units<T, 1>(source, units, a.data, terms, c);
+        case 2:
+            return multiply_units<T, 2>(source, units, a.data, terms, c);
+        case 3:
+            return multiply_units<T, 3>(source, units, a.data, terms, c);
+        default:
+            return multiply_units<T, 4>(source, units, a.data, terms, c);
+    }
+}
+
+// c [rows][16] += a * panel
+template <WeightType T>
+void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<T>(PackedSource<T>(panel), units, a, terms, c);
+}
+
+// c [rows][16] += a * tiles
+template <WeightType T>
+void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<T>(TileSource<T>{tiles}, units, a, terms, c);
+}
+
+}  // namespace
+}  // namespace octavo
