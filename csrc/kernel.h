@@ -98,10 +98,29 @@ struct Worker {
     void* scratch;         // private to this worker, 64-byte aligned
     size_t scratch_bytes;  // at least what the record asked for
     void* pool;
+    // Items that the workers took since the last barrier; zero after it. Null outside a pool.
+    int64_t* taken;
     // Waits for all workers inside a kernel. Every worker must call it equally often.
     void (*barrier_fn)(Worker&);
     void barrier() {
-        if (count > 1) barrier_fn(*this);
+        if (count > 1)
+            barrier_fn(*this);
+        else if (taken)
+            *taken = 0;
+    }
+    // The next of `total` items that are shared out between two barriers, [begin, return): half a fair share of
+    // what is left, at least `least`, so that nobody waits long for the slowest worker. begin >= total: none is left.
+    // One sharing out between two barriers.
+    int64_t take(int64_t total, int64_t least, int64_t* begin) {
+        int64_t first = __atomic_load_n(taken, __ATOMIC_RELAXED), last = 0;
+        do {
+            const int64_t part = (total - first) / (2 * count);
+            last = first + (part > least ? part : least);
+            if (last > total) last = total;
+            if (first >= total) break;
+        } while (!__atomic_compare_exchange_n(taken, &first, last, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+        *begin = first;
+        return last;
     }
 };
 

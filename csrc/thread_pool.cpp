@@ -71,6 +71,7 @@ ThreadPool::ThreadPool(const PoolOptions& options)
         worker.index = i;
         worker.count = options_.count;
         worker.pool = this;
+        worker.taken = &taken_;
         workers_[i].spin = Spin(options_.barrier_spin_us);
         worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(w.index); };
     }
@@ -118,6 +119,7 @@ void ThreadPool::run(Job job, void* context) {
     if (options_.count > 1) advance(job_number_);
     job(context, workers_[0].worker);
     if (options_.count > 1) barrier(0);
+    taken_ = 0;
     if (options_.tiles) release_tiles();
 }
 
@@ -138,6 +140,7 @@ void ThreadPool::barrier(int index) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(options_.count)) {
         arrived_.store(0, std::memory_order_relaxed);
+        taken_ = 0;
         advance(generation_);
     } else {
         wait_for_change(generation_, generation, workers_[index].spin, false);

@@ -72,6 +72,7 @@ class ThreadPool {
     Signal job_number_;
     Signal generation_;
     alignas(64) std::atomic<uint32_t> arrived_{0};
+    alignas(64) int64_t taken_ = 0;  // of Worker::take
     std::unique_ptr<PaddedWorker[]> workers_;
     std::vector<std::thread> threads_;
 };

@@ -1,6 +1,6 @@
 // A fused product of some rows of activations with one or several packed weights:
 //     [norm of x] -> products side by side, or kind(gate) * up -> + bias, scale, soft cap -> + residual
-// Work is shared out as (block of rows, panel) pairs, contiguous for each worker.
+// Work is shared out as (block of rows, panel) pairs, in pieces that get smaller, to whoever is free.
 #pragma once
 
 #include "activations.h"
@@ -28,6 +28,7 @@ namespace {
 constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
 constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
 constexpr int TILE_UNITS = 16;   // units that are unpacked at once: they stay in the L1 cache
+constexpr int LEAST_ROWS = 8;    // the smallest piece of work: so many rows times panels
 constexpr int RUN_PANELS = 16;   // panels of one weight whose sums are kept until all are finished, if rows are few
 
 // One fused product. Everything but `weights` may be absent.
@@ -212,16 +213,20 @@ class ProductRun {
   public:
     ProductRun(const Product& p, const ProductScratch& s, const Activations& a) : p_(p), s_(s), a_(a) {}
 
-    // Items are (block of rows, panel); a worker takes those whose cost begins in its share.
-    void run(const Worker& worker) {
+    // Items are (block of rows, panel); a worker takes those whose cost begins in its pieces.
+    void run(Worker& worker) {
         const int32_t blocks = (p_.x.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
-        int64_t cost = 0;
-        for (int i = 0; i < num_columns(); ++i) cost += num_panels(*p_.weights[i].packed) * panel_cost(i);
-        const Range part = share(cost * blocks, worker);
-        for (int32_t b = 0; b < blocks; ++b) {
-            const int32_t first = b * BLOCK_ROWS;
-            block_ = {first, p_.x.rows - first < BLOCK_ROWS ? p_.x.rows - first : BLOCK_ROWS};
-            run_block({part.begin - b * cost, part.end - b * cost});
+        int64_t cost = 0, least = 0;
+        for (int i = 0; i < num_columns(); ++i) {
+            cost += num_panels(*p_.weights[i].packed) * panel_cost(i);
+            least = panel_cost(i) > least ? panel_cost(i) : least;
+        }
+        if (p_.x.rows < LEAST_ROWS) least *= LEAST_ROWS / p_.x.rows;
+        Range part;
+        for (;;) {
+            part.end = worker.take(cost * blocks, least, &part.begin);
+            if (part.begin >= cost * blocks) return;
+            run_range(part, cost, blocks);
         }
     }
 
@@ -240,6 +245,15 @@ class ProductRun {
                 cost += w.type == WeightType::Q8_0 || is_dense(w.type) ? 2 : 1;
         }
         return cost;
+    }
+
+    // cost: of all panels, for one block of rows.
+    void run_range(Range range, int64_t cost, int32_t blocks) {
+        for (int64_t b = range.begin / cost; b < blocks && b * cost < range.end; ++b) {
+            const int32_t first = static_cast<int32_t>(b) * BLOCK_ROWS;
+            block_ = {first, p_.x.rows - first < BLOCK_ROWS ? p_.x.rows - first : BLOCK_ROWS};
+            run_block({range.begin - b * cost, range.end - b * cost});
+        }
     }
 
     // The panels whose cost begins in [range.begin, range.end), counted from the first panel of the block.
