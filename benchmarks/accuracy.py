@@ -61,7 +61,7 @@ def measure(name: str, python: str, model: Path, folder: Path, options: argparse
     log = Path(tempfile.gettempdir()) / f"octavo-accuracy-{name}.log"
     peer = Peer(name, python, log)
     try:
-        loaded = peer.ask("load", model=str(model), threads=options.threads, context=options.window)
+        loaded = peer.ask("load", model=str(model), threads=options.threads, context=options.window, sequences=1)
         figures = peer.ask("agreement", folder=str(folder))
     finally:
         peer.close()

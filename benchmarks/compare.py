@@ -1,17 +1,12 @@
-"""Speed, memory and start-up of Octavo beside other engines: same GGUF file, same machine, same minutes.
+"""Speed, memory and start-up of Octavo beside other engines: same model, same machine, same minutes.
 
-    python benchmarks/compare.py MODEL.gguf --octavo PYTHON --peer llama.cpp=PYTHON
+    python benchmarks/compare.py MODEL.gguf --peer llama.cpp=PYTHON [--peer vllm=PYTHON --converted FOLDER] \\
+        [--measure decode,prefill-512] [--skip vllm=start,memory] [--runs 5] [--realtime] [--json FILE]
 
-Runs in a Python with octavo itself, for the ceilings.
-
-Every engine runs in a process of its own and they take turns (A B A B ...), because absolute figures on a
-shared machine drift; ratios are medians of the ratios of neighbouring turns. Defined as:
-
-- decode: tokens per second of 64 single-token steps after a prompt of 16 tokens (greedy, end of text ignored);
-- prefill: tokens per second of one prompt of 512 tokens from an empty cache, until its last logits are there;
-- start: seconds from the start of a process to its first greedy token after a prompt of 16 tokens (file in page cache);
-- peak: largest resident set of that process after all of the above, mapped pages of the file included. Allowed
-  are 1.15 times the file, the cache of a context of 1,024 tokens, and 200 MB.
+Runs in a Python with octavo itself, for the ceilings. Each engine is a process of its own (`peers/`), run by the Python
+of its own environment, with the same number of threads and the same token ids. They take turns at each measure
+(A B A B ...), because absolute figures on a shared machine drift: what counts is the ratio. `measures.py` defines the
+measures. Peers that cannot read GGUF files get what `convert.py` has made of the same file.
 
 The ceiling of decode is read bandwidth (measured in the same turns by `octavo.bench.ceilings`, all threads) divided by
 the bytes of weights that one token needs. All other ceilings are measured once, at the start.
@@ -20,68 +15,90 @@ the bytes of weights that one token needs. All other ceilings are measured once,
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
-import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from comparison import OURS, Figures, engine_json, table_rows
+from measures import MEASURES, MEMORY_CONTEXT, Workload, wanted_workloads
 from protocol import Peer, PeerError
 from report import commit, machine, spread, table
 
 from octavo.backends.cpu.compile import choose_isa
-from octavo.bench.ceilings import ReadBandwidth, measure_ceilings
+from octavo.bench.ceilings import Ceilings, ReadBandwidth, measure_ceilings
 
-PROMPT, STEPS, PREFILL = 16, 64, 512
-CONTEXT = 1024
 PAUSE_SECONDS = 0.3  # the spinning threads of the engine whose turn is over go to sleep
+CONVERTED = {"transformers": "transformers", "vllm": "transformers", "ctranslate2": "ctranslate2"}  # by `convert.py`
+CEILINGS_SHOWN = {"B/s": (1e-9, "GB/s"), "1/s": (1e-9, "G/s"), "s": (1e6, "microseconds")}
 
 
 @dataclass
-class Figures:
-    """What was measured of one engine with one model, one entry a turn."""
+class Engine:
+    """An engine that takes part: how it is started, the process that is kept, and its figures."""
 
-    version: str = ""
-    decode: list[float] = field(default_factory=list)
-    prefill: list[float] = field(default_factory=list)
-    start: list[float] = field(default_factory=list)
-    peak_bytes: int = 0
-    cache_bytes: int = 0
+    name: str
+    python: str
+    load: dict[str, Any]
+    peer: Peer
+    figures: Figures
+    skipped: frozenset[str]
+
+    def wants(self, workload: Workload, measures: set[str]) -> set[str]:
+        """Which of the measures this engine is to give by this workload."""
+        if workload.only not in (None, self.name):
+            return set()
+        return (measures & set(workload.measures)) - self.skipped - self.figures.left_out.keys()
 
 
-def arguments() -> argparse.Namespace:
+def _pair(text: str) -> tuple[str, str]:
+    name, found, value = text.partition("=")
+    if not found or not name or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _measures(text: str) -> set[str]:
+    names = set(text.split(","))
+    if unknown := names - MEASURES.keys():
+        raise argparse.ArgumentTypeError(f"no measure {', '.join(sorted(unknown))}; there are {', '.join(MEASURES)}")
+    return names
+
+
+def _skip(text: str) -> tuple[str, set[str]]:
+    name, measures = _pair(text)
+    return name, _measures(measures)
+
+
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.gguf")
     parser.add_argument("--octavo", default=sys.executable, metavar="PYTHON", help="a Python with octavo; - for none")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="such as llama.cpp=PYTHON")
+    parser.add_argument("--peer", action="append", default=[], type=_pair, metavar="NAME=PYTHON", help="see peers/")
+    parser.add_argument("--converted", type=Path, metavar="FOLDER", help="where convert.py has written")
+    parser.add_argument(
+        "--measure", type=_measures, default=set(MEASURES), metavar="A,B", help=f"of {', '.join(MEASURES)}"
+    )
+    parser.add_argument("--skip", action="append", default=[], type=_skip, metavar="NAME=A,B", help="too slow for that")
     parser.add_argument("--runs", type=int, default=5, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--realtime", action="store_true", help="turns ahead of all other work (needs root)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
-    return parser.parse_args()
-
-
-def tokens(count: int) -> list[int]:
-    """Token ids that every vocabulary has; speed does not depend on which they are."""
-    return np.random.default_rng(0).integers(1000, 30000, count).tolist()
-
-
-def first_token(name: str, python: str, model: Path, threads: int, log: Path) -> float:
-    """Seconds from starting a process to its first token."""
-    start = time.perf_counter()
-    peer = Peer(name, python, log)
-    try:
-        peer.ask("load", model=str(model), threads=threads, context=CONTEXT)
-        peer.ask("decode", prompt=tokens(PROMPT), count=0)
-        return time.perf_counter() - start
-    finally:
-        peer.close()
+    options = parser.parse_args(words)
+    if options.runs < 1:
+        parser.error(f"--runs is {options.runs}; at least one turn is needed")
+    named = {name for name, _ in options.peer} | {OURS}
+    for name, _ in options.skip:
+        if name not in named:
+            parser.error(f"--skip {name}: no such engine takes part")
+    return options
 
 
 def put_ahead(process: int) -> None:
@@ -90,136 +107,181 @@ def put_ahead(process: int) -> None:
         os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(5))
 
 
-def turn(peer: Peer, figures: Figures) -> None:
-    """One measurement of a loaded engine."""
-    time.sleep(PAUSE_SECONDS)
-    figures.prefill.append(PREFILL / peer.ask("prefill", tokens=tokens(PREFILL))["seconds"])
-    figures.decode.append(STEPS / peer.ask("decode", prompt=tokens(PROMPT), count=STEPS)["seconds"])
+def source(name: str, model: Path, converted: Path | None) -> Path:
+    """What this engine reads. Raises PeerError if it is missing."""
+    if name not in CONVERTED:
+        return model.resolve()
+    if converted is None:
+        raise PeerError("reads no GGUF; run convert.py and give --converted")
+    path = (converted / model.stem / CONVERTED[name]).resolve()
+    if not path.exists():
+        raise PeerError(f"{path} is missing; run convert.py")
+    return path
 
 
-def started(name: str, python: str, model: Path, threads: int, log: Path) -> tuple[Peer, Figures]:
-    """A loaded and warm engine, and how long it takes to start (three times, after one to fill the page cache)."""
-    first_token(name, python, model, threads, log)
-    figures = Figures(start=[first_token(name, python, model, threads, log) for _ in range(3)])
-    peer = Peer(name, python, log)
-    figures.version = peer.ask("load", model=str(model), threads=threads, context=CONTEXT)["version"]
-    turn(peer, Figures())
-    return peer, figures
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of the weights in a directory: all else there is small."""
+    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.iterdir())
 
 
-def start_all(pythons: dict[str, str], model: Path, threads: int) -> list[tuple[Peer, Figures]]:
-    """Every engine that works; one line for each that does not."""
-    log = Path(tempfile.gettempdir()) / "octavo-compare.log"
-    running = []
-    for name, python in pythons.items():
-        try:
-            running.append(started(name, python, model, threads, log))
-        except (PeerError, OSError) as error:  # noqa: PERF203
-            print(f"{model.name}: {name} skipped: {error}", file=sys.stderr)
-    return running
+class Comparison:
+    """One model, all engines."""
 
-
-def compare(
-    model: Path, pythons: dict[str, str], options: argparse.Namespace
-) -> tuple[dict[str, Figures], dict[str, float]]:
-    """The figures of every engine that works, and the spread of the read bandwidth."""
-    bandwidth = ReadBandwidth(options.threads)
-    passes = []
-    running = start_all(pythons, model, options.threads)
-    try:
-        if options.realtime:
-            for process in (os.getpid(), *(peer.process_id for peer, _ in running)):
-                put_ahead(process)
-        for _ in range(options.runs):
-            time.sleep(PAUSE_SECONDS)
-            passes.append(bandwidth.measure())
-            for peer, figures in running:
-                turn(peer, figures)
-        for peer, figures in running:
-            memory = peer.ask("memory", tokens=CONTEXT)
-            figures.peak_bytes, figures.cache_bytes = memory["peak_bytes"], memory["cache_bytes"]
-    finally:
-        if options.realtime:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        for peer, _ in running:
-            peer.close()
-    return {peer.name: figures for peer, figures in running}, spread(passes)
-
-
-def ratio(ours: list[float], theirs: list[float]) -> dict[str, float]:
-    """How many times faster, turn by turn."""
-    return spread([a / b for a, b in zip(ours, theirs, strict=True)])
-
-
-def rows(model: Path, results: dict[str, Figures], bandwidth: dict[str, float]) -> list[dict[str, Any]]:
-    """One line of the report for each engine."""
-    size = model.stat().st_size
-    ours = results.get("octavo")
-    lines = []
-    for name, figures in results.items():
-        line = {
-            "model": model.name,
-            "engine": name,
-            "version": figures.version,
-            "decode": spread(figures.decode),
-            "prefill": spread(figures.prefill),
-            "start": spread(figures.start),
-            "peak_bytes": figures.peak_bytes,
-            "allowed_bytes": int(1.15 * size) + figures.cache_bytes + 200_000_000,
-            "file_bytes": size,
-            "bandwidth": bandwidth,
-            "decode_share_of_bandwidth": statistics.median(figures.decode) * size / bandwidth["median"],
+    def __init__(self, model: Path, options: argparse.Namespace) -> None:
+        self._model, self._options = model, options
+        self._workloads = wanted_workloads(options.measure)
+        self._log = Path(tempfile.gettempdir()) / "octavo-compare.log"
+        self._room = {
+            "context": max(workload.context for workload in self._workloads),
+            "sequences": max(workload.sequences for workload in self._workloads),
         }
-        if ours is not None and figures is not ours:
-            line["decode_ratio"] = ratio(ours.decode, figures.decode)
-            line["prefill_ratio"] = ratio(ours.prefill, figures.prefill)
-        lines.append(line)
-    return lines
+        self._engines: list[Engine] = []
+        self.absent: dict[str, str] = {}
+        self.allowed_memory: int | None = None
+
+    def run(self) -> tuple[list[Figures], dict[str, float]]:
+        """The figures of every engine that works, and the spread of the read bandwidth."""
+        bandwidth = ReadBandwidth(self._options.threads)
+        passes = []
+        try:
+            self._start_all()
+            with self._ahead():
+                for _ in range(self._options.runs):
+                    time.sleep(PAUSE_SECONDS)
+                    passes.append(bandwidth.measure())
+                    self._turn()
+            self._note_allowed_memory()
+        finally:
+            for engine in self._engines:
+                engine.peer.close()
+        return [engine.figures for engine in self._engines], spread(passes)
+
+    def _start_all(self) -> None:
+        pythons = {} if self._options.octavo == "-" else {OURS: self._options.octavo}
+        for name, python in (pythons | dict(self._options.peer)).items():
+            try:
+                self._engines.append(self._started(name, python))
+            except (PeerError, OSError) as error:  # noqa: PERF203
+                self.absent[name] = str(error)
+                print(f"{self._model.name}: {name} left out: {error}", file=sys.stderr)
+        for engine in self._engines:
+            for workload in self._workloads:
+                if workload.warm_up is not None and engine.wants(workload, self._options.measure):
+                    self._try(engine, workload, lambda peer, workload=workload: workload.warm_up(peer))
+
+    def _started(self, name: str, python: str) -> Engine:
+        path = source(name, self._model, self._options.converted)
+        load = {"model": str(path), "threads": self._options.threads}
+        peer = Peer(name, python, self._log)
+        try:
+            version = peer.ask("load", **load, **self._room)["version"]
+        except PeerError:
+            peer.close()
+            raise
+        skipped = frozenset().union(*(names for skipping, names in self._options.skip if skipping == name))
+        return Engine(name, python, load, peer, Figures(name, version, size_of(path)), skipped)
+
+    @contextlib.contextmanager
+    def _ahead(self) -> Iterator[None]:
+        if not self._options.realtime:
+            yield
+            return
+        for process in (os.getpid(), *(engine.peer.process_id for engine in self._engines)):
+            put_ahead(process)
+        try:
+            yield
+        finally:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+    def _turn(self) -> None:
+        """Every measure once of every engine, one engine after the other at each measure."""
+        for workload in self._workloads:
+            for engine in self._engines:
+                wanted = engine.wants(workload, self._options.measure)
+                if not wanted:
+                    continue
+                time.sleep(PAUSE_SECONDS)
+                figures = self._try(engine, workload, lambda peer, run=workload.run, wanted=wanted: run(peer, wanted))
+                engine.figures.add({name: value for name, value in (figures or {}).items() if name in wanted})
+
+    def _try(self, engine: Engine, workload: Workload, work: Any) -> Any:
+        """What `work` makes of the engine's process, or of a new one. None: it failed, and is not asked again."""
+        peer = engine.peer
+        try:
+            if workload.is_fresh:
+                peer = Peer(engine.name, engine.python, self._log)
+                peer.ask("load", **engine.load, context=workload.context, sequences=workload.sequences)
+            return work(peer)
+        except PeerError as error:
+            engine.figures.drop(workload.measures, str(error))
+            print(f"{self._model.name}: {', '.join(workload.measures)} left out: {error}", file=sys.stderr)
+            return None
+        finally:
+            if peer is not engine.peer:
+                peer.close()
+
+    def _note_allowed_memory(self) -> None:
+        """1.15 times the file, the cache of its context, and 200 MB."""
+        for engine in self._engines:
+            if "memory" in engine.figures.values and engine.name == OURS:
+                cache = engine.peer.ask("cache_bytes", tokens=MEMORY_CONTEXT)["result"]
+                self.allowed_memory = int(1.15 * self._model.stat().st_size) + cache + 200_000_000
 
 
-def shown(line: dict[str, Any]) -> dict[str, Any]:
-    """The same line, for people."""
-
-    def cell(key: str, digits: int) -> str:
-        value = line.get(key)
-        if value is None:
-            return ""
-        return f"{value['median']:.{digits}f} ({value['min']:.{digits}f} to {value['max']:.{digits}f})"
-
+def model_json(comparison: Comparison, model: Path) -> dict[str, Any]:
+    """Everything about one model."""
+    engines, bandwidth = comparison.run()
+    ours = next((figures for figures in engines if figures.engine == OURS), None)
     return {
-        "model": line["model"],
-        "engine": line["engine"],
-        "decode": cell("decode", 1),
-        "prefill": cell("prefill", 0),
-        "octavo / it, decode": cell("decode_ratio", 2),
-        "octavo / it, prefill": cell("prefill_ratio", 2),
-        "file read per second / bandwidth": f"{line['decode_share_of_bandwidth']:.0%}",
-        "start, s": cell("start", 2),
-        "peak (allowed), MB": f"{line['peak_bytes'] / 1e6:.0f} ({line['allowed_bytes'] / 1e6:.0f})",
+        "model": model.name,
+        "file_bytes": model.stat().st_size,
+        "allowed_memory_bytes": comparison.allowed_memory,
+        "bandwidth": bandwidth,
+        "engines": [engine_json(figures, ours, bandwidth) for figures in engines],
+        "absent": comparison.absent,
     }
+
+
+def show_ceilings(ceilings: Ceilings) -> str:
+    """One line."""
+    parts = []
+    for figure in ceilings.figures:
+        if figure.value is not None:
+            factor, unit = CEILINGS_SHOWN[figure.unit]
+            parts.append(f"{figure.name} {figure.value * factor:.3g} {unit} ({figure.isa}, {figure.threads})")
+    return "Ceilings of this run (instruction set, threads): " + "; ".join(parts)
+
+
+def show(result: dict[str, Any]) -> str:
+    """One model's table, with what stands beside it."""
+    columns, rows = table_rows(result["engines"])
+    low, middle, high = (f"{result['bandwidth'][key] / 1e9:.1f}" for key in ("min", "median", "max"))
+    lines = [f"## {result['model']}", "", table(columns, rows), ""]
+    lines += [f"- {engine['engine']}: {engine['version']}" for engine in result["engines"]]
+    for engine in result["engines"]:
+        lines += [f"- {engine['engine']}, {name}: no figure: {why}" for name, why in engine["left_out"].items()]
+    lines += [f"- {name}: did not start: {why}" for name, why in result["absent"].items()]
+    lines.append(f"- read bandwidth in the same turns: {middle} GB/s ({low} to {high})")
+    if result["allowed_memory_bytes"]:
+        lines.append(f"- allowed memory: {result['allowed_memory_bytes'] / 1e6:.0f} MB")
+    return "\n".join(lines) + "\n"
 
 
 def main() -> int:
     options = arguments()
-    pythons = {} if options.octavo == "-" else {"octavo": options.octavo}
-    pythons |= dict(pair.split("=", 1) for pair in options.peer)
-    if "llama.cpp" not in pythons:
-        print("llama.cpp skipped: no --peer llama.cpp=PYTHON was given", file=sys.stderr)
     header: dict[str, Any] = {"commit": commit(), "machine": machine(), "threads": options.threads}
     header |= {"runs": options.runs, "realtime": options.realtime}
-    ceilings = dataclasses.asdict(measure_ceilings(choose_isa(), options.threads))
-    lines: list[dict[str, Any]] = []
-    for model in options.models:
-        lines += rows(model, *compare(model, pythons, options))
+    ceilings = measure_ceilings(choose_isa(), options.threads)
     print(json.dumps(header))
-    people = [shown(line) for line in lines]
-    print(table({key: key for key in people[0]} if people else {}, people))
-    for line in {line["model"]: line for line in lines}.values():
-        low, high = line["bandwidth"]["min"] / 1e9, line["bandwidth"]["max"] / 1e9
-        print(f"{line['model']}: read bandwidth {line['bandwidth']['median'] / 1e9:.1f} GB/s ({low:.1f} to {high:.1f})")
-    if options.json:
-        options.json.write_text(json.dumps({**header, "ceilings": ceilings, "results": lines}, indent=2) + "\n")
-    return 0 if lines else 1
+    print(show_ceilings(ceilings))
+    results = []
+    for model in options.models:
+        results.append(model_json(Comparison(model, options), model))
+        print(show(results[-1]), flush=True)
+        if options.json:  # after each model: what a long run has is kept if it is interrupted
+            report = {**header, "ceilings": dataclasses.asdict(ceilings), "results": results}
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if any(result["engines"] for result in results) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How a measuring script talks to an engine in a process of its own: one JSON line each way.
 
-A peer script defines an `Engine` and calls `serve(engine)`; a measuring script starts it with `Peer`.
+A module of `peers` defines an `Engine` and calls `serve(engine)`; a measuring script starts it with `Peer`.
 The engine's own output goes to standard error, so that it cannot disturb the lines.
 """
 
@@ -11,8 +11,9 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from agreement import Agreement, Reference
@@ -23,26 +24,63 @@ class PeerError(Exception):
     """An engine could not do what it was asked."""
 
 
+class LoadOptions(NamedTuple):
+    """What an engine is loaded for."""
+
+    model: str
+    """A GGUF file, or what `convert.py` made of it."""
+    threads: int
+    context: int
+    """Most tokens of one prompt and its answer."""
+    sequences: int
+    """Most sequences at once."""
+
+
+class Generated(NamedTuple):
+    """What an engine generated for prompts that were handed in together, and how long it took."""
+
+    first_s: float
+    """Seconds until every prompt had its first token."""
+    steps_s: float
+    """Seconds of all further tokens."""
+    tokens: list[list[int]]
+    """Of each prompt, without the prompt itself."""
+
+
 class Engine(Protocol):
-    """What a peer script provides."""
+    """What a peer module provides. Nothing may be left of one prompt in any cache when the next one comes."""
 
     version: str
     """After `load`: the name, the version, and what else decides the speed."""
 
-    def load(self, model: str, threads: int, context: int) -> None:
-        """Load a GGUF file."""
+    def load(self, options: LoadOptions) -> None:
+        """Load the model."""
 
-    def prefill(self, tokens: list[int]) -> None:
-        """Run a prompt from an empty cache, until the logits of its last token are there."""
+    def decode(self, prompt: list[int], count: int) -> Generated:
+        """Run one prompt, then `count` single-token steps, greedily and past any end of text."""
 
-    def decode(self, prompt: list[int], count: int) -> tuple[float, float]:
-        """Run the prompt, then `count` single-token steps; seconds until the first token, seconds of the steps."""
+    def many(self, prompts: list[list[int]], count: int) -> Generated:
+        """The same for several equally long prompts at once."""
+
+
+class ReferenceEngine(Engine, Protocol):
+    """An engine whose accuracy is measured too."""
+
+    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        """The logits [tokens, vocabulary] after each token, from an empty cache, as one prompt."""
+
+
+class OwnEngine(Engine, Protocol):
+    """What is asked of Octavo alone."""
 
     def cache_bytes(self, tokens: int) -> int:
         """What the cache of so many tokens takes."""
 
-    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        """The logits [tokens, vocabulary] after each token, from an empty cache, as one prompt."""
+    def shared_prefix(self, first: list[int], second: list[int]) -> tuple[float, float]:
+        """Seconds until the first token of one prompt, then of another that begins like it."""
+
+    def host_time(self, prompts: list[list[int]], count: int) -> float:
+        """Seconds that one of `count` decode steps of all prompts together takes outside the native call."""
 
 
 def peak_resident_bytes() -> int:
@@ -53,24 +91,35 @@ def peak_resident_bytes() -> int:
     raise PeerError("/proc/self/status has no VmHWM")
 
 
-def _answer(engine: Engine, command: str, values: dict[str, Any]) -> dict[str, Any]:
+def _checked(generated: Generated, prompts: int, count: int) -> dict[str, Any]:
+    """The answer to a command that generates. Raises PeerError if the engine did less or more than it was asked."""
+    lengths = [len(tokens) for tokens in generated.tokens]
+    if lengths != [count + 1] * prompts:
+        raise PeerError(f"asked for {count + 1} tokens after each of {prompts} prompts, generated {lengths}")
+    return generated._asdict()
+
+
+def answer_to(engine: Any, command: str, values: dict[str, Any]) -> dict[str, Any]:
+    """What `engine` answers. Raises PeerError for a command that it does not know."""
     start = time.perf_counter()
-    if command == "load":
-        engine.load(**values)
-        return {"seconds": time.perf_counter() - start, "version": engine.version}
-    if command == "prefill":
-        engine.prefill(values["tokens"])
-        return {"seconds": time.perf_counter() - start}
-    if command == "decode":
-        first, steps = engine.decode(values["prompt"], values["count"])
-        return {"first_token_seconds": first, "seconds": steps}
+    if command == "memory":
+        return {"peak_bytes": peak_resident_bytes()}
     if command == "agreement":
         reference = Reference.open(Path(values["folder"]))
         parts = [reference.agreement(at, engine.logits(row[:-1].tolist())) for at, row in enumerate(reference.tokens)]
         return Agreement.joined(parts).summary()
-    if command == "memory":
-        return {"peak_bytes": peak_resident_bytes(), "cache_bytes": engine.cache_bytes(values["tokens"])}
-    raise PeerError(f"unknown command {command!r}")
+    if command == "load":
+        engine.load(LoadOptions(**values))
+        return {"seconds": time.perf_counter() - start, "version": engine.version}
+    method = getattr(engine, command, None)
+    if command.startswith("_") or method is None:
+        raise PeerError(f"unknown command {command!r}")
+    result = method(**values)
+    if command == "decode":
+        return _checked(result, 1, values["count"])
+    if command == "many":
+        return _checked(result, len(values["prompts"]), values["count"])
+    return {"result": result}
 
 
 def serve(engine: Engine) -> None:
@@ -80,24 +129,30 @@ def serve(engine: Engine) -> None:
     for line in sys.stdin:
         values = json.loads(line)
         try:
-            answer = _answer(engine, values.pop("command"), values)
+            answer = answer_to(engine, values.pop("command"), values)
         except Exception as error:  # the measuring script reports it and goes on with the other engines
+            traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
         answers.write(json.dumps(answer) + "\n")
         answers.flush()
 
 
 class Peer:
-    """A running peer script."""
+    """A running peer. Its environment's Python runs the module of `peers` with its name, `llama.cpp`: `llama_cpp`."""
 
     def __init__(self, name: str, python: str, log: Path) -> None:
         self.name = name
-        script = Path(__file__).with_name(f"peer_{name.replace('.', '_')}.py")
-        if not script.exists():
-            raise PeerError(f"no script {script} for a peer named {name!r}")
+        module = name.replace(".", "_")
+        here = Path(__file__).resolve().parent
+        if not (here / "peers" / f"{module}.py").exists():
+            raise PeerError(f"no module peers/{module}.py for a peer named {name!r}")
+        # A module, not a script: a peer named as its library would be imported in the library's place.
+        paths = os.pathsep.join(filter(None, (str(here), os.environ.get("PYTHONPATH"))))
+        self._started = time.perf_counter()
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                [python, str(script)],
+                [python, "-m", f"peers.{module}"],
+                env={**os.environ, "PYTHONPATH": paths},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -106,6 +161,11 @@ class Peer:
             )
         self._log = log
         self.process_id = self._process.pid
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the process was started."""
+        return time.perf_counter() - self._started
 
     def ask(self, command: str, **values: object) -> dict[str, Any]:
         """The answer to one command. Raises `PeerError` with the engine's own message."""

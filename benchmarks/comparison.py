@@ -1,0 +1,107 @@
+"""The figures of several engines side by side: how many times faster, a table for people, the same as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from measures import MEASURES, Measure
+from report import spread
+
+OURS = "octavo"
+
+
+@dataclass
+class Figures:
+    """What was measured of one engine with one model."""
+
+    engine: str
+    version: str = ""
+    weights_bytes: int = 0
+    """Of the file or directory that it reads."""
+    values: dict[str, list[float]] = field(default_factory=dict)
+    """Of each measure one a turn, in its unit."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Measures without figures, and why."""
+
+    def add(self, figures: Mapping[str, float]) -> None:
+        for name, value in figures.items():
+            self.values.setdefault(name, []).append(value)
+
+    def drop(self, names: Sequence[str], reason: str) -> None:
+        """An engine that fails in one turn has no figure that could be held against others turn by turn."""
+        for name in names:
+            self.values.pop(name, None)
+            self.left_out[name] = reason
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float], measure: Measure) -> dict[str, float]:
+    """How many times ahead Octavo is: by the medians, and turn by turn its median, smallest and largest."""
+    pairs = list(zip(ours, theirs, strict=True))
+    if measure.better == "less":
+        pairs = [(b, a) for a, b in pairs]
+    above, below = zip(*pairs, strict=True)
+    by_turn = spread([a / b for a, b in pairs])
+    return {"of_medians": statistics.median(above) / statistics.median(below), **by_turn}
+
+
+def engine_json(figures: Figures, ours: Figures | None, bandwidth: Mapping[str, float]) -> dict[str, Any]:
+    """One engine: every figure in its unit, with the ratio to Octavo's.
+
+    bandwidth: of reads from memory in the same turns, bytes a second; decoding one stream reads all weights for
+    each token, and its share of the bandwidth is told.
+    """
+    measures: dict[str, Any] = {}
+    for name, values in figures.values.items():
+        measure = MEASURES[name]
+        entry = {"unit": measure.unit, "values": values, **spread(values)}
+        if ours is not None and figures is not ours and name in ours.values:
+            entry["ratio"] = ratio(ours.values[name], values, measure)
+        if name == "decode":
+            entry["share_of_bandwidth"] = entry["median"] * figures.weights_bytes / bandwidth["median"]
+        measures[name] = entry
+    return {
+        "engine": figures.engine,
+        "version": figures.version,
+        "weights_bytes": figures.weights_bytes,
+        "measures": measures,
+        "left_out": figures.left_out,
+    }
+
+
+def shown(value: Mapping[str, float], digits: int) -> str:
+    """Median and range."""
+    low, middle, high = (f"{value[key]:.{digits}f}" for key in ("min", "median", "max"))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def shown_ratio(value: Mapping[str, float]) -> str:
+    """The ratio of medians, and the range of those of the turns."""
+    return f"**{value['of_medians']:.2f}x** ({value['min']:.2f} to {value['max']:.2f})"
+
+
+def table_rows(engines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], list[dict[str, str]]]:
+    """Columns and rows for `report.table`: a row a measure, for each peer its figure and how far Octavo is ahead."""
+    columns = {"measure": "measure"}
+    for engine in engines:
+        name = engine["engine"]
+        columns[name] = name
+        if any("ratio" in entry for entry in engine["measures"].values()):
+            columns[f"octavo / {name}"] = f"ratio {name}"
+    rows = []
+    for key, measure in MEASURES.items():
+        row = {"measure": f"{measure.title}, {measure.unit}"}
+        for engine in engines:
+            entry, name = engine["measures"].get(key), engine["engine"]
+            if entry is None:
+                continue
+            row[name] = shown(entry, measure.digits)
+            if "share_of_bandwidth" in entry:
+                row[name] += f", {entry['share_of_bandwidth']:.0%} of bandwidth"
+            if "ratio" in entry:
+                row[f"ratio {name}"] = shown_ratio(entry["ratio"])
+        if len(row) > 1:
+            rows.append(row)
+    return columns, rows

@@ -1,0 +1,1 @@
+"""Engines to measure, one module each: `python -m peers.NAME`, run by that engine's own Python."""

@@ -1,0 +1,158 @@
+"""Octavo's engine, at its defaults, as a peer."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import numpy as np
+from numpy.typing import NDArray
+from protocol import Generated, LoadOptions, serve
+
+import octavo
+from octavo.batch import Batch
+from octavo.config import EngineConfig
+from octavo.engine.load import LoadedModel, load_engine
+from octavo.engine.request import Request
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+# The default follows the free memory, and prompts that are never asked for again would fill it turn by turn.
+CACHE_MEMORY = "1GiB"
+
+
+class TimedProgram:
+    """Stands before the native program and adds up the time inside its steps."""
+
+    def __init__(self, program: object) -> None:
+        self._program = program
+        self.seconds = 0.0
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._program, name)
+
+    def run(self, *arguments: object) -> None:
+        start = time.perf_counter()
+        self._program.run(*arguments)
+        self.seconds += time.perf_counter() - start
+
+
+class Octavo:
+    version = ""
+
+    def load(self, options: LoadOptions) -> None:
+        self._options = {"model": options.model, "num_threads": options.threads, "max_model_len": options.context}
+        config = EngineConfig(**self._options, kv_cache_memory=CACHE_MEMORY)
+        if options.sequences > config.max_num_seqs:
+            config = EngineConfig(**self._options, kv_cache_memory=CACHE_MEMORY, max_num_seqs=options.sequences)
+        self._loaded: LoadedModel | None = load_engine(config)
+        self.version = f"octavo {octavo.__version__} ({getattr(self._loaded.executor, 'isa', 'no native code')})"
+        self._rows = 0
+        self._salts = itertools.count()
+
+    def cache_bytes(self, tokens: int) -> int:
+        assert self._loaded is not None
+        return tokens * self._loaded.executor.kv_bytes_per_token
+
+    def decode(self, prompt: list[int], count: int) -> Generated:
+        return self.many([prompt], count)
+
+    def many(self, prompts: list[list[int]], count: int) -> Generated:
+        """Every request with a salt of its own, so that none finds anything in the prefix cache."""
+        params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_eos=True, detokenize=False)
+        return self._generate(prompts, params, [self._new_salt() for _ in prompts])
+
+    def shared_prefix(self, first: list[int], second: list[int]) -> tuple[float, float]:
+        """Seconds until the first token of one prompt, then of another that begins like it."""
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+        salt = self._new_salt()
+        times = [self._generate([prompt], params, [salt]).first_s for prompt in (first, second)]
+        return times[0], times[1]
+
+    def host_time(self, prompts: list[list[int]], count: int) -> float:
+        """Seconds a decode step spends outside the native call: scheduler, batch, text of every stream."""
+        assert self._loaded is not None
+        executor = self._loaded.executor
+        program = executor._program
+        timed = executor._program = TimedProgram(program)
+        try:
+            params = SamplingParams(
+                temperature=0, max_tokens=count + 2, ignore_eos=True, output_kind=RequestOutputKind.DELTA
+            )
+            self._start(prompts, params, [self._new_salt() for _ in prompts])
+            engine = self._loaded.engine
+            while sum(bool(request.first_token_time) for request in self._requests) < len(prompts):
+                engine.step()
+            timed.seconds = 0.0
+            start = time.perf_counter()
+            for _ in range(count):
+                engine.step()
+            outside = time.perf_counter() - start - timed.seconds
+            while engine.has_work:
+                engine.step()
+            return outside / count
+        finally:
+            executor._program = program
+
+    def _new_salt(self) -> str:
+        return f"measured {next(self._salts)}"
+
+    def _start(self, prompts: list[list[int]], params: SamplingParams, salts: list[str]) -> None:
+        assert self._loaded is not None
+        engine = self._loaded.engine
+        self._requests: list[Request] = []
+        for index, (prompt, salt) in enumerate(zip(prompts, salts, strict=True)):
+            request = engine.create_request(str(index), prompt, params, cache_salt=salt)
+            engine.add_request(request)
+            self._requests.append(request)
+
+    def _generate(self, prompts: list[list[int]], params: SamplingParams, salts: list[str]) -> Generated:
+        assert self._loaded is not None
+        engine = self._loaded.engine
+        answers: dict[str, list[int]] = {}
+        start = time.perf_counter()
+        self._start(prompts, params, salts)
+        first = 0.0
+        while engine.has_work:
+            for output in engine.step():
+                if not isinstance(output, RequestOutput):
+                    raise RuntimeError(f"a request failed: {output}")
+                answers[output.request_id] = list(output.outputs[0].token_ids)
+            if not first and all(request.first_token_time for request in self._requests):
+                first = time.perf_counter()
+        end = time.perf_counter()
+        return Generated(first - start, end - first, [answers[str(index)] for index in range(len(prompts))])
+
+    def logits(self, tokens: list[int]) -> NDArray[np.float32]:
+        """One step over the whole prompt, straight to the executor, which samples nothing."""
+        count = len(tokens)
+        if self._rows < count:
+            self._reload(count)
+        assert self._loaded is not None
+        positions = np.arange(count, dtype=np.int32)
+        block_size = self._loaded.engine.limits.block_size
+        batch = Batch(
+            token_ids=np.array(tokens, dtype=np.int32),
+            positions=positions,
+            query_start_loc=np.array([0, count], dtype=np.int32),
+            seq_lens=np.array([count], dtype=np.int32),
+            block_tables=np.arange(-(-count // block_size), dtype=np.int32)[None],
+            slot_mapping=positions,
+            logits_indices=positions,
+            return_logits=True,
+        )
+        logits = self._loaded.executor.execute(batch).logits
+        assert logits is not None
+        return logits
+
+    def _reload(self, rows: int) -> None:
+        """An engine whose step may give the logits of `rows` tokens: as many as it may run sequences."""
+        assert self._loaded is not None
+        self._loaded.executor.close()
+        self._loaded = None
+        self._loaded = load_engine(EngineConfig(**self._options, max_num_seqs=rows, max_num_batched_tokens=rows))
+        self._rows = rows
+
+
+if __name__ == "__main__":
+    serve(Octavo())
