@@ -16,7 +16,9 @@ namespace {
 // The compiler knows nothing about `value` afterwards: it can neither hoist nor merge what is computed from it.
 template <typename T>
 inline void forget(T& value) {
-#if defined(OCTAVO_EMULATE_AVX512) || !defined(__AVX2__)
+#if defined(OCTAVO_NEON)
+    __asm__ volatile("" : "+w"(value));
+#elif defined(OCTAVO_EMULATE_AVX512) || !defined(__AVX2__)
     __asm__ volatile("" : : "r"(&value) : "memory");
 #else
     __asm__ volatile("" : "+x"(value));
@@ -135,6 +137,22 @@ inline void multiply_add(Bytes& sum, Bytes a, Bytes b) { sum = _mm512_add_epi16(
 using Bytes = __m256i;
 inline Bytes filled(char x) { return _mm256_set1_epi8(x); }
 inline void multiply_add(Bytes& sum, Bytes a, Bytes b) { sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b)); }
+#elif defined(OCTAVO_NEON)
+using Bytes = int8x16_t;
+inline Bytes filled(char x) { return vdupq_n_s8(static_cast<int8_t>(x)); }
+#if defined(OCTAVO_ISA_i8mm)
+inline void multiply_add(Bytes& sum, Bytes a, Bytes b) {
+    sum = vreinterpretq_s8_s32(vmmlaq_s32(vreinterpretq_s32_s8(sum), a, b));
+}
+#elif defined(OCTAVO_ISA_dotprod)
+inline void multiply_add(Bytes& sum, Bytes a, Bytes b) {
+    sum = vreinterpretq_s8_s32(vdotq_s32(vreinterpretq_s32_s8(sum), a, b));
+}
+#else
+inline void multiply_add(Bytes& sum, Bytes a, Bytes b) {
+    sum = vreinterpretq_s8_s16(vmlal_s8(vreinterpretq_s16_s8(sum), vget_low_s8(a), vget_low_s8(b)));
+}
+#endif
 #else
 struct Bytes {
     int8_t v[16];
@@ -149,9 +167,22 @@ inline void multiply_add(Bytes& sum, Bytes a, Bytes b) {
 }
 #endif
 
+// Products of one instruction.
+#if defined(OCTAVO_ISA_i8mm)
+constexpr int PRODUCTS = 2 * sizeof(Bytes);
+#elif defined(OCTAVO_ISA_neon)
+constexpr int PRODUCTS = sizeof(Bytes) / 2;
+#else
+constexpr int PRODUCTS = sizeof(Bytes);
+#endif
+
 // As many chains as hide the latency and stay in registers, by name: an array would be kept in memory.
 void ceiling_int8(const Args& args, const Step&, Worker& worker) {
-    constexpr bool HAS_MANY_REGISTERS = sizeof(Bytes) == 64;
+#if defined(__AVX512F__) || defined(OCTAVO_NEON)
+    constexpr bool HAS_MANY_REGISTERS = true;
+#else
+    constexpr bool HAS_MANY_REGISTERS = false;
+#endif
     Bytes a = filled(1), s0 = filled(0), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
     Bytes s8 = s0, s9 = s0, s10 = s0, s11 = s0;
     const Bytes b = a;
@@ -164,7 +195,7 @@ void ceiling_int8(const Args& args, const Step&, Worker& worker) {
         next(s0), next(s1), next(s2), next(s3), next(s4), next(s5), next(s6), next(s7);
         if (HAS_MANY_REGISTERS) next(s8), next(s9), next(s10), next(s11);
     }
-    leave(args, worker, (HAS_MANY_REGISTERS ? 12 : 8) * sizeof(Bytes), 0);
+    leave(args, worker, (HAS_MANY_REGISTERS ? 12 : 8) * PRODUCTS, 0);
 }
 
 #endif
