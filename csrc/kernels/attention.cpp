@@ -11,6 +11,7 @@ AttentionTask plain_task(const Args& args) {
     const Weight &slopes = args.weights[0], &sinks = args.weights[1];
     AttentionTask task{};
     task.shape = attention_shape(args, slopes, sinks);
+    task.kv_type = kv_type_of(args);
     task.in.q = q.data;
     task.in.k = k.data;
     task.in.v = v.data;
@@ -27,6 +28,7 @@ AttentionTask fused_task(const Args& args) {
     const Weight &slopes = args.weights[0], &frequencies = args.weights[1], &sinks = args.weights[2];
     AttentionTask task{};
     task.shape = attention_shape(args, slopes, sinks);
+    task.kv_type = kv_type_of(args);
     const int32_t q_cols = task.shape.num_heads * task.shape.head_dim;
     const int32_t kv_cols = task.shape.num_kv_heads * task.shape.head_dim;
     task.in.q = qkv.data;

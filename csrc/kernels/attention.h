@@ -22,12 +22,14 @@ struct AttentionInputs {
 
 struct AttentionTask {
     AttentionShape shape;
+    KvType kv_type;
     AttentionInputs in;
     View output;
     const LayerCache* cache;
 };
 
-// Both operations begin with AttentionParams; kernel.h says how attributes are flattened.
+// Both operations begin with AttentionParams; kernel.h says how attributes are flattened. The cache's type is the last
+// of the ints.
 enum AttentionInts { INT_LAYER, INT_NUM_HEADS, INT_NUM_KV_HEADS, INT_HEAD_DIM, INT_WINDOW, INT_INTERLEAVED };
 enum AttentionFloats { FLOAT_SCALE, FLOAT_SOFTCAP, FLOAT_ATTENTION_FACTOR, FLOAT_EPS, FLOAT_WEIGHT_OFFSET };
 
@@ -46,9 +48,11 @@ inline AttentionShape attention_shape(const Args& args, const Weight& slopes, co
     return shape;
 }
 
+inline KvType kv_type_of(const Args& args) { return static_cast<KvType>(args.ints[args.num_ints - 1]); }
+
 // What both operations ask for in the cache.
 inline size_t attention_cache_bytes(const Args& args, int32_t block_size) {
-    return kv_block_bytes(static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]),
+    return kv_block_bytes(kv_type_of(args), static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]),
                           static_cast<int32_t>(args.ints[INT_HEAD_DIM]), block_size);
 }
 
@@ -75,16 +79,18 @@ inline void prepare_head(const AttentionTask& task, const float* x, const float*
 }
 
 // `buffer`: head_dim floats.
+template <typename Cache>
 inline void write_token(const AttentionTask& task, const Step& step, int32_t token, int32_t kv_head,
                         const float* cos_sin, float* buffer) {
-    const HeadCache cache = head_cache(*task.cache, kv_head, task.shape.head_dim);
+    const HeadCache cache = head_cache(Cache::type, *task.cache, kv_head, task.shape.head_dim);
     const int64_t column = static_cast<int64_t>(kv_head) * task.shape.head_dim;
     prepare_head(task, task.in.k + token * task.in.k_stride + column, task.in.k_norm, cos_sin, buffer);
-    write_key(cache, step.slot_mapping[token], buffer);
-    write_value(cache, step.slot_mapping[token], task.in.v + token * task.in.v_stride + column);
+    write_key(Cache{}, cache, step.slot_mapping[token], buffer);
+    write_value(Cache{}, cache, step.slot_mapping[token], task.in.v + token * task.in.v_stride + column);
 }
 
 // Loads the queries of `count` tokens from `token` on. cos_sin: tables of those tokens, `table_stride` apart.
+template <typename Cache>
 inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t token, int32_t count,
                          const float* cos_sin, int64_t table_stride) {
     const AttentionShape& s = task.shape;
@@ -99,6 +105,7 @@ inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t t
         for (int32_t g = 0; g < s.group; ++g, from += s.head_dim, out += s.head_dim) {
             prepare_head(task, from, task.in.q_norm, cos_sin + t * table_stride, out);
             for (int32_t i = 0; i < s.head_dim; ++i) out[i] = out[i] * s.scale;
+            mix_query(Cache{}, out, s.head_dim);
         }
     }
 }
@@ -135,7 +142,7 @@ inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
     block.rescale = carver.take<float>(rows);
     block.scores = carver.take<float>(rows * CHUNK);
     block.panel = carver.take<float>(panel_width * KV_GROUP * PANEL_VECTORS);
-    block.gathered = carver.take<CacheElement>(CHUNK / KV_GROUP * gathered_group_size(s.head_dim));
+    block.gathered = carver.take<char>(CHUNK / KV_GROUP * gathered_group_bytes(task.kv_type, s.head_dim));
     block.cos_sin = carver.take<float>(2 * static_cast<size_t>(task.in.rope.half) + s.head_dim);
     return block;
 }
@@ -153,12 +160,13 @@ inline void select_request(const Step& step, int32_t request, int32_t kv_head, Q
 }
 
 // Attends over everything that the loaded block sees and writes its output, tokens from `token` on.
+template <typename Cache>
 inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t token) {
     const AttentionShape& s = task.shape;
-    const HeadCache cache = head_cache(*task.cache, block.kv_head, s.head_dim);
+    const HeadCache cache = head_cache(Cache::type, *task.cache, block.kv_head, s.head_dim);
     const Interval splits = visible_splits(s, block);
     for (int32_t split = splits.begin; split < splits.end; ++split) {
-        attend_split(s, cache, block, split);
+        attend_split<Cache>(s, cache, block, split);
         if (split == splits.begin)
             adopt_split(block);
         else

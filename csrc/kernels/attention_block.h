@@ -42,7 +42,7 @@ struct QueryBlock {
     float* rescale;          // [rows]
     float* scores;           // [rows, CHUNK]
     float* panel;            // keys or values of one panel as float32
-    CacheElement* gathered;  // a chunk of small blocks laid side by side
+    char* gathered;          // a chunk of small blocks laid side by side
     float* cos_sin;          // of one token
 };
 
@@ -69,33 +69,43 @@ struct Tiles {
 };
 inline Tiles tiles_of(int32_t rows) { return {rows, (rows + TILE_ROWS - 1) / TILE_ROWS}; }
 
-// Keys of one chunk that the block sees, and where they lie.
-struct Chunk {
+// Keys of one chunk that a block sees: positions from `start` on.
+struct ChunkKeys {
     int32_t start;  // position of its first key
     Interval keys;  // relative to start
-    const CacheElement* key_groups[CHUNK / KV_GROUP];
-    const CacheElement* value_groups[CHUNK / KV_GROUP];
 };
 
-inline Interval tile_keys(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk, int32_t first,
+// And where they lie. Scales are set if the cache has any.
+template <typename Cache>
+struct Chunk : ChunkKeys {
+    const typename Cache::Element* key_groups[CHUNK / KV_GROUP];
+    const Scale* key_scales[CHUNK / KV_GROUP];
+    const typename Cache::Element* value_groups[CHUNK / KV_GROUP];
+    const Scale* value_scales[CHUNK / KV_GROUP];
+};
+
+inline Interval tile_keys(const AttentionShape& shape, const QueryBlock& block, const ChunkKeys& chunk, int32_t first,
                           int32_t last) {
     const Interval seen = visible_keys(shape, block, first, last);
     return intersect({seen.begin - chunk.start, seen.end - chunk.start}, 0, CHUNK);
 }
 
-inline void score_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+template <typename Cache>
+inline void score_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk) {
+    const Keys<typename Cache::Element> all{chunk.key_groups, chunk.key_scales, shape.head_dim};
     const Tiles tiles = tiles_of(block.rows);
     for (int32_t i = 0; i < tiles.count; ++i) {
         const int32_t row = tiles.begin(i);
         const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
         if (keys.empty()) continue;
-        score_groups(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, shape.head_dim,
-                     chunk.key_groups, keys.begin / KV_GROUP, (keys.end + KV_GROUP - 1) / KV_GROUP,
-                     block.scores + row * CHUNK);
+        score_groups<Cache::scaled>(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, all,
+                                    keys.begin / KV_GROUP, (keys.end + KV_GROUP - 1) / KV_GROUP,
+                                    block.scores + row * CHUNK);
     }
 }
 
-inline void score_panels(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+template <typename Cache>
+inline void score_panels(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk) {
     const Tiles tiles = tiles_of(block.rows);
     const int32_t panel_size = shape.head_dim * KV_GROUP;
     const int end_group = (chunk.keys.end + KV_GROUP - 1) / KV_GROUP;
@@ -111,14 +121,15 @@ inline void score_panels(const AttentionShape& shape, const QueryBlock& block, c
             const int32_t row = tiles.begin(i);
             const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
             if (intersect(keys, g * KV_GROUP, (g + width) * KV_GROUP).empty()) continue;
-            score_groups(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, shape.head_dim, groups, 0,
-                         width, block.scores + row * CHUNK + g * KV_GROUP);
+            score_groups<Cache::scaled>(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim,
+                                        Keys<float>{groups, chunk.key_scales + g, shape.head_dim}, 0, width,
+                                        block.scores + row * CHUNK + g * KV_GROUP);
         }
     }
 }
 
 // Scores of one tile become probabilities; those that it computed for a neighbour's sake become zero.
-inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk, int32_t first,
+inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, const ChunkKeys& chunk, int32_t first,
                          int32_t count) {
     const Interval seen = tile_keys(shape, block, chunk, first, first + count - 1);
     const bool ruled = shape.softcap != 0.0f || shape.slopes;
@@ -146,24 +157,36 @@ inline void softmax_rows(const AttentionShape& shape, const QueryBlock& block, c
     softmax_tile(rows, count, plain, {block.split_max + first, block.split_sum + first * 16, block.rescale + first});
 }
 
-inline void softmax_block(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+inline void softmax_block(const AttentionShape& shape, const QueryBlock& block, const ChunkKeys& chunk) {
     const Tiles tiles = tiles_of(block.rows);
     for (int32_t i = 0; i < tiles.count; ++i) softmax_rows(shape, block, chunk, tiles.begin(i), tiles.size(i));
 }
 
-inline void values_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+// Probabilities times the scales of the values that they will be multiplied with.
+template <typename Cache>
+inline void scale_probabilities(const QueryBlock& block, const Chunk<Cache>& chunk) {
+    for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
+        const F32x16 scale = load_scales(chunk.value_scales[g]);
+        float* lanes = block.scores + g * KV_GROUP;
+        for (int32_t row = 0; row < block.rows; ++row, lanes += CHUNK) store(lanes, load(lanes) * scale);
+    }
+}
+
+template <typename Cache>
+inline void values_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk) {
     const Tiles tiles = tiles_of(block.rows);
     for (int32_t i = 0; i < tiles.count; ++i) {
         const int32_t row = tiles.begin(i);
         const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
         if (keys.empty()) continue;
-        const ValueRows<CacheElement> values{chunk.value_groups, shape.padded_dim, keys.begin, keys.end};
+        const ValueRows<typename Cache::Element> values{chunk.value_groups, shape.padded_dim, keys.begin, keys.end};
         add_values(tiles.size(i), block.scores + row * CHUNK, values, shape.padded_dim, block.rescale + row,
                    block.split_out + static_cast<int64_t>(row) * shape.padded_dim, shape.padded_dim);
     }
 }
 
-inline void values_panels(const AttentionShape& shape, const QueryBlock& block, const Chunk& chunk) {
+template <typename Cache>
+inline void values_panels(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk) {
     const Tiles tiles = tiles_of(block.rows);
     for (int32_t column = 0; column < shape.padded_dim; column += 16 * PANEL_VECTORS) {
         const int32_t rest = shape.padded_dim - column;
@@ -171,7 +194,8 @@ inline void values_panels(const AttentionShape& shape, const QueryBlock& block, 
         const float* groups[CHUNK / KV_GROUP];
         for (int g = 0; g < CHUNK / KV_GROUP; ++g) groups[g] = block.panel + g * KV_GROUP * width;
         for (int32_t k = chunk.keys.begin; k < chunk.keys.end; ++k) {
-            const CacheElement* from = chunk.value_groups[k / KV_GROUP] + k % KV_GROUP * shape.padded_dim + column;
+            const typename Cache::Element* from =
+                chunk.value_groups[k / KV_GROUP] + k % KV_GROUP * shape.padded_dim + column;
             for (int32_t c = 0; c < width; c += 16) store(block.panel + k * width + c, load_lanes(from + c));
         }
         for (int32_t i = 0; i < tiles.count; ++i) {
@@ -192,18 +216,22 @@ inline void start_split(const AttentionShape& shape, const QueryBlock& block) {
 }
 
 // The block's attention over the keys of one split: split_out, split_sum and split_max.
+template <typename Cache>
 inline void attend_split(const AttentionShape& shape, const HeadCache& cache, const QueryBlock& block, int32_t split) {
     start_split(shape, block);
     const Interval seen = intersect(visible_keys(shape, block, 0, block.rows - 1), split * SPLIT, (split + 1) * SPLIT);
     for (int32_t start = seen.begin / CHUNK * CHUNK; start < seen.end; start += CHUNK) {
-        Chunk chunk;
+        Chunk<Cache> chunk;
         chunk.start = start;
         chunk.keys = intersect({seen.begin - start, seen.end - start}, 0, CHUNK);
         for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
-            CacheElement* buffer = block.gathered + g * gathered_group_size(shape.head_dim);
-            const KeyGroup found = find_group(cache, block.block_table, start / KV_GROUP + g, block.seq_len, buffer);
+            char* buffer = block.gathered + g * gathered_group_bytes(Cache::type, shape.head_dim);
+            const KeyGroup<Cache> found =
+                find_group<Cache>(cache, block.block_table, start / KV_GROUP + g, block.seq_len, buffer);
             chunk.key_groups[g] = found.keys;
+            chunk.key_scales[g] = found.key_scales;
             chunk.value_groups[g] = found.values;
+            chunk.value_scales[g] = found.value_scales;
         }
         const bool panels = block.rows >= PANEL_ROWS;
         if (panels)
@@ -211,6 +239,7 @@ inline void attend_split(const AttentionShape& shape, const HeadCache& cache, co
         else
             score_direct(shape, block, chunk);
         softmax_block(shape, block, chunk);
+        if constexpr (Cache::scaled) scale_probabilities(block, chunk);
         if (panels)
             values_panels(shape, block, chunk);
         else

@@ -8,95 +8,260 @@
 namespace octavo {
 namespace {
 
-using CacheElement = uint16_t;  // float16
+using Half = uint16_t;   // float16
+using Scale = uint16_t;  // bfloat16
+
+// How elements are stored: the type of everything that reads or writes the cache.
+struct HalfCache {
+    using Element = Half;
+    static constexpr KvType type = KvType::float16;
+    static constexpr bool scaled = false;
+};
+struct Int8Cache {
+    using Element = int8_t;
+    static constexpr KvType type = KvType::int8;
+    static constexpr bool scaled = true;
+};
 
 // The cache of one kv head in one layer.
 struct HeadCache {
     char* data;  // the head's part of block 0
     size_t block_bytes;
-    size_t key_bytes;
+    KvLayout at;
     int32_t block_size;
     int32_t head_dim;
     int32_t padded_dim;
 };
 
-inline HeadCache head_cache(const LayerCache& cache, int32_t head, int32_t head_dim) {
-    return {static_cast<char*>(cache.data) + head * kv_head_bytes(head_dim, cache.block_size),
+inline HeadCache head_cache(KvType type, const LayerCache& cache, int32_t head, int32_t head_dim) {
+    const KvLayout at = kv_layout(type, head_dim, cache.block_size);
+    return {static_cast<char*>(cache.data) + head * at.bytes,
             cache.block_bytes,
-            kv_key_bytes(head_dim, cache.block_size),
+            at,
             cache.block_size,
             head_dim,
             kv_padded_head_dim(head_dim)};
 }
 
+#if defined(__AVX512F__)
+inline F32x16 load_lanes(const int8_t* p) {
+    const __m128i codes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes))};
+}
+#elif defined(__AVX2__)
+inline __m256 load_codes(const int8_t* p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline F32x16 load_lanes(const int8_t* p) { return {load_codes(p), load_codes(p + 8)}; }
+#else
+inline F32x16 load_lanes(const int8_t* p) {
+    float lanes[16];
+    for (int i = 0; i < 16; ++i) lanes[i] = static_cast<float>(p[i]);
+    return load(lanes);
+}
+#endif
 inline F32x16 load_lanes(const float* p) { return load(p); }
-inline F32x16 load_lanes(const CacheElement* p) { return load_f16(p); }
+inline F32x16 load_lanes(const Half* p) { return load_f16(p); }
+inline F32x16 load_scales(const Scale* p) { return load_bf16(p); }
 
 // The variable second: NaN stays NaN (see max and min in simd.h).
-inline F32x16 saturate(F32x16 x) { return max(broadcast(-65504.0f), min(broadcast(65504.0f), x)); }
+inline F32x16 clamp(F32x16 x, float limit) { return max(broadcast(-limit), min(broadcast(limit), x)); }
 
-inline void write_key(const HeadCache& cache, int32_t slot, const float* key) {
-    const int32_t group = cache.block_size < KV_GROUP ? cache.block_size : KV_GROUP;
-    const int32_t offset = slot % cache.block_size;
-    CacheElement* to = reinterpret_cast<CacheElement*>(cache.data + slot / cache.block_size * cache.block_bytes) +
-                       offset / group * group * cache.head_dim + offset % group;
-    for (int32_t d = 0; d < cache.head_dim; d += 16) {
-        const int n = cache.head_dim - d < 16 ? cache.head_dim - d : 16;
-        CacheElement lanes[16];
-        store_f16(lanes, saturate(n == 16 ? load(key + d) : load_partial(key + d, n)));
-        for (int i = 0; i < n; ++i) to[(d + i) * group] = lanes[i];
-    }
+inline F32x16 load_some(const float* p, int32_t n) { return n >= 16 ? load(p) : load_partial(p, n); }
+
+// The smallest bfloat16 from `x`, which is not negative, up.
+inline Scale round_up(float x) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, &x, 4);
+    return static_cast<Scale>((bits + 0xffff) >> 16);
 }
 
-inline void write_value(const HeadCache& cache, int32_t slot, const float* value) {
-    CacheElement* to =
-        reinterpret_cast<CacheElement*>(cache.data + slot / cache.block_size * cache.block_bytes + cache.key_bytes) +
-        slot % cache.block_size * cache.padded_dim;
-    for (int32_t d = 0; d < cache.head_dim; d += 16) {
-        const int n = cache.head_dim - d < 16 ? cache.head_dim - d : 16;
-        store_f16(to + d, saturate(n == 16 ? load(value + d) : load_partial(value + d, n)));
+constexpr Scale NAN_SCALE = 0x7fc0;
+
+// codes[n rounded up to 16] of x[n], zero beyond n; returns their scale.
+inline Scale quantize(const float* x, int32_t n, int8_t* codes) {
+    F32x16 largest = broadcast(0.0f), unusable = broadcast(0.0f);
+    for (int32_t i = 0; i < n; i += 16) {
+        const F32x16 lanes = load_some(x + i, n - i);
+        largest = max(abs(lanes), largest);
+        unusable = unusable + (lanes - lanes);  // NaN for NaN and infinity, else zero
     }
+    const bool finite = reduce_add(unusable) == 0.0f;
+    const Scale stored = finite ? round_up(reduce_max(largest) / 127.0f) : NAN_SCALE;
+    if (!finite || stored == 0) {
+        __builtin_memset(codes, 0, (n + 15) / 16 * 16);
+        return stored;
+    }
+    Scale copies[16];
+    for (Scale& copy : copies) copy = stored;
+    const F32x16 scale = load_scales(copies);
+    for (int32_t i = 0; i < n; i += 16) {
+        float lanes[16];
+        store(lanes, clamp(round_even(load_some(x + i, n - i) / scale), 127.0f));
+        for (int lane = 0; lane < 16; ++lane) codes[i + lane] = static_cast<int8_t>(lanes[lane]);
+    }
+    return stored;
 }
 
-// Sixteen consecutive keys of a sequence, from position 16 g on, and their values.
-struct KeyGroup {
-    const CacheElement* keys;    // [head_dim][16]
-    const CacheElement* values;  // [16][padded_dim]
+// Calls f(begin, size) for the pieces of [0, n) whose sizes are powers of two, largest first.
+template <typename F>
+inline void for_each_power_of_two(int32_t n, F f) {
+    for (int32_t begin = 0, size = 1 << 30; begin < n; size /= 2)
+        if (size <= n - begin) {
+            f(begin, size);
+            begin += size;
+        }
+}
+
+// The Walsh-Hadamard transform of each piece of x[n], not normalized.
+inline void mix(float* x, int32_t n) {
+    for_each_power_of_two(n, [&](int32_t begin, int32_t size) {
+        for (int32_t half = 1; half < size; half *= 2)
+            for (int32_t i = begin; i < begin + size; i += 2 * half)
+                for (int32_t j = i; j < i + half; ++j) {
+                    const float a = x[j], b = x[j + half];
+                    x[j] = a + b;
+                    x[j + half] = a - b;
+                }
+    });
+}
+
+// A head ready for its product with keys of the cache, or for the cache.
+inline void mix_query(HalfCache, float*, int32_t) {}
+inline void mix_query(Int8Cache, float* query, int32_t n) {
+    mix(query, n);
+    for_each_power_of_two(n, [&](int32_t begin, int32_t size) {
+        const float factor = 1.0f / static_cast<float>(size);  // exact
+        for (int32_t i = begin; i < begin + size; ++i) query[i] *= factor;
+    });
+}
+
+// Where a token lies: its block, and its place there.
+struct TokenPlace {
+    char* block;
+    int32_t offset;  // in the block
+    int32_t group;   // keys of a vector
 };
 
-// Elements that `gather_group` needs for one group.
-inline size_t gathered_group_size(int32_t head_dim) {
-    return static_cast<size_t>(KV_GROUP) * (head_dim + kv_padded_head_dim(head_dim));
+inline TokenPlace place_of(const HeadCache& cache, int32_t slot) {
+    return {cache.data + slot / cache.block_size * cache.block_bytes, slot % cache.block_size,
+            cache.block_size < KV_GROUP ? cache.block_size : KV_GROUP};
 }
 
-// Blocks smaller than a group: laid side by side in `buffer`.
-inline KeyGroup gather_group(const HeadCache& cache, const int32_t* block_table, int32_t g, int32_t seq_len,
-                             CacheElement* buffer) {
-    CacheElement *keys = buffer, *values = buffer + KV_GROUP * cache.head_dim;
-    const int32_t size = cache.block_size;
+// Row 0 of the token's column in an array [groups of tokens][rows][group].
+template <typename T>
+inline T* token_column(char* array, const TokenPlace& at, int32_t rows) {
+    return reinterpret_cast<T*>(array) + at.offset / at.group * at.group * rows + at.offset % at.group;
+}
+
+// Keys may be overwritten.
+inline void write_key(HalfCache, const HeadCache& cache, int32_t slot, const float* key) {
+    const TokenPlace at = place_of(cache, slot);
+    Half* to = token_column<Half>(at.block, at, cache.head_dim);
+    for (int32_t d = 0; d < cache.head_dim; d += 16) {
+        Half lanes[16];
+        store_f16(lanes, clamp(load_some(key + d, cache.head_dim - d), 65504.0f));
+        for (int i = 0; i < 16 && d + i < cache.head_dim; ++i) to[(d + i) * at.group] = lanes[i];
+    }
+}
+
+inline void write_value(HalfCache, const HeadCache& cache, int32_t slot, const float* value) {
+    const TokenPlace at = place_of(cache, slot);
+    Half* to = reinterpret_cast<Half*>(at.block + cache.at.values) + at.offset * cache.padded_dim;
+    for (int32_t d = 0; d < cache.head_dim; d += 16)
+        store_f16(to + d, clamp(load_some(value + d, cache.head_dim - d), 65504.0f));
+}
+
+inline void write_key(Int8Cache, const HeadCache& cache, int32_t slot, float* key) {
+    mix(key, cache.head_dim);
+    const TokenPlace at = place_of(cache, slot);
+    int8_t* to = token_column<int8_t>(at.block, at, cache.head_dim);
+    Scale* scales = token_column<Scale>(at.block + cache.at.key_scales, at, kv_key_scales(cache.head_dim));
+    for (int32_t d = 0; d < cache.head_dim; d += KV_SCALE_DIMS, scales += at.group) {
+        const int32_t n = cache.head_dim - d < KV_SCALE_DIMS ? cache.head_dim - d : KV_SCALE_DIMS;
+        int8_t codes[KV_SCALE_DIMS];
+        *scales = quantize(key + d, n, codes);
+        for (int32_t i = 0; i < n; ++i) to[(d + i) * at.group] = codes[i];
+    }
+}
+
+inline void write_value(Int8Cache, const HeadCache& cache, int32_t slot, const float* value) {
+    const TokenPlace at = place_of(cache, slot);
+    int8_t* to = reinterpret_cast<int8_t*>(at.block + cache.at.values) + at.offset * cache.padded_dim;
+    reinterpret_cast<Scale*>(at.block + cache.at.value_scales)[at.offset] = quantize(value, cache.head_dim, to);
+}
+
+// Sixteen consecutive keys of a sequence, from position 16 g on, and their values. Without scales these are null.
+template <typename Cache>
+struct KeyGroup {
+    const typename Cache::Element* keys;    // [head_dim][16]
+    const Scale* key_scales;                // [key scales][16]
+    const typename Cache::Element* values;  // [16][padded_dim]
+    const Scale* value_scales;              // [16]
+};
+
+// The group that begins at `offset` in the block whose part of the head is at `block`, and has that layout.
+template <typename Cache>
+inline KeyGroup<Cache> group_at(const HeadCache& cache, const KvLayout& at, const char* block, int32_t offset) {
+    using Element = typename Cache::Element;
+    KeyGroup<Cache> group{};
+    group.keys = reinterpret_cast<const Element*>(block) + offset * cache.head_dim;
+    group.values = reinterpret_cast<const Element*>(block + at.values) + offset * cache.padded_dim;
+    if (Cache::scaled) {
+        group.key_scales =
+            reinterpret_cast<const Scale*>(block + at.key_scales) + offset * kv_key_scales(cache.head_dim);
+        group.value_scales = reinterpret_cast<const Scale*>(block + at.value_scales) + offset;
+    }
+    return group;
+}
+
+// Bytes that `gather_group` needs for one group.
+inline size_t gathered_group_bytes(KvType type, int32_t head_dim) {
+    return (kv_layout(type, head_dim, KV_GROUP).bytes + 63) / 64 * 64;
+}
+
+// Rows of `bytes` each, `stride` apart in `to`; zeros if there are none to copy.
+inline void copy_rows(char* to, const char* from, int32_t rows, size_t bytes, size_t stride) {
+    for (int32_t row = 0; row < rows; ++row, to += stride) {
+        if (from)
+            __builtin_memcpy(to, from + row * bytes, bytes);
+        else
+            __builtin_memset(to, 0, bytes);
+    }
+}
+
+// Blocks smaller than a group: laid side by side in `buffer`, as a block of sixteen tokens.
+template <typename Cache>
+inline KeyGroup<Cache> gather_group(const HeadCache& cache, const int32_t* block_table, int32_t g, int32_t seq_len,
+                                    char* buffer) {
+    constexpr size_t element = sizeof(typename Cache::Element);
+    const KvLayout whole = kv_layout(Cache::type, cache.head_dim, KV_GROUP), &at = cache.at;
+    const int32_t size = cache.block_size, scales = kv_key_scales(cache.head_dim);
     for (int32_t lane = 0; lane < KV_GROUP; lane += size) {
         const int32_t position = g * KV_GROUP + lane;
-        if (position >= seq_len) {  // no such block: zeros, which the mask hides
-            for (int32_t d = 0; d < cache.head_dim; ++d) __builtin_memset(keys + d * KV_GROUP + lane, 0, 2 * size);
-            __builtin_memset(values + lane * cache.padded_dim, 0, sizeof(CacheElement) * size * cache.padded_dim);
-            continue;
-        }
-        const char* block = cache.data + block_table[position / size] * cache.block_bytes;
-        for (int32_t d = 0; d < cache.head_dim; ++d)
-            __builtin_memcpy(keys + d * KV_GROUP + lane, block + sizeof(CacheElement) * d * size, 2 * size);
-        __builtin_memcpy(values + lane * cache.padded_dim, block + cache.key_bytes,
-                         sizeof(CacheElement) * size * cache.padded_dim);
+        // No such block: zeros, which the mask hides.
+        const char* block =
+            position < seq_len ? cache.data + block_table[position / size] * cache.block_bytes : nullptr;
+        const auto part = [&](size_t offset) { return block ? block + offset : nullptr; };
+        copy_rows(buffer + lane * element, block, cache.head_dim, size * element, KV_GROUP * element);
+        copy_rows(buffer + whole.values + lane * cache.padded_dim * element, part(at.values), size,
+                  cache.padded_dim * element, cache.padded_dim * element);
+        if (!Cache::scaled) continue;
+        copy_rows(buffer + whole.key_scales + lane * KV_SCALE_BYTES, part(at.key_scales), scales, size * KV_SCALE_BYTES,
+                  KV_GROUP * KV_SCALE_BYTES);
+        copy_rows(buffer + whole.value_scales + lane * KV_SCALE_BYTES, part(at.value_scales), 1, size * KV_SCALE_BYTES,
+                  0);
     }
-    return {keys, values};
+    return group_at<Cache>(cache, whole, buffer, 0);
 }
 
-inline KeyGroup find_group(const HeadCache& cache, const int32_t* block_table, int32_t g, int32_t seq_len,
-                           CacheElement* buffer) {
-    if (cache.block_size < KV_GROUP) return gather_group(cache, block_table, g, seq_len, buffer);
+template <typename Cache>
+inline KeyGroup<Cache> find_group(const HeadCache& cache, const int32_t* block_table, int32_t g, int32_t seq_len,
+                                  char* buffer) {
+    if (cache.block_size < KV_GROUP) return gather_group<Cache>(cache, block_table, g, seq_len, buffer);
     const int32_t position = g * KV_GROUP, offset = position % cache.block_size;
     const char* block = cache.data + block_table[position / cache.block_size] * cache.block_bytes;
-    return {reinterpret_cast<const CacheElement*>(block) + offset * cache.head_dim,
-            reinterpret_cast<const CacheElement*>(block + cache.key_bytes) + offset * cache.padded_dim};
+    return group_at<Cache>(cache, cache.at, block, offset);
 }
 
 }  // namespace

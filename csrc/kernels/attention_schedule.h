@@ -58,14 +58,15 @@ inline ScratchSizes attention_scratch_sizes(const AttentionTask& task, const Ste
 }
 
 // One token of one request: its queries are loaded; its key and value are written if `write`.
+template <typename Cache>
 inline void begin_pair(const AttentionTask& task, const Step& step, int32_t request, int32_t kv_head, bool write,
                        QueryBlock& block) {
     const int32_t token = step.query_start_loc[request];
     select_request(step, request, kv_head, block);
     block.first_position = step.positions[token];
     if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, block.first_position, block.cos_sin);
-    load_queries(task, block, token, 1, block.cos_sin, 0);
-    if (write) write_token(task, step, token, kv_head, block.cos_sin, block.cos_sin + 2 * task.in.rope.half);
+    load_queries<Cache>(task, block, token, 1, block.cos_sin, 0);
+    if (write) write_token<Cache>(task, step, token, kv_head, block.cos_sin, block.cos_sin + 2 * task.in.rope.half);
 }
 
 inline int64_t decode_cost(const AttentionShape& s, int32_t seq_len) {
@@ -73,6 +74,7 @@ inline int64_t decode_cost(const AttentionShape& s, int32_t seq_len) {
 }
 
 // One token a request, many pairs: contiguous shares of about equal cost.
+template <typename Cache>
 inline void attend_pairs(const AttentionTask& task, const Step& step, const Worker& worker, QueryBlock& block) {
     const AttentionShape& s = task.shape;
     int64_t total = 0, before = 0;
@@ -81,8 +83,8 @@ inline void attend_pairs(const AttentionTask& task, const Step& step, const Work
         const int64_t cost = decode_cost(s, step.seq_lens[r]);
         for (int32_t h = 0; h < s.num_kv_heads; ++h, before += cost) {
             if ((before + cost / 2) * worker.count / total != worker.index) continue;
-            begin_pair(task, step, r, h, true, block);
-            attend_block(task, block, step.query_start_loc[r]);
+            begin_pair<Cache>(task, step, r, h, true, block);
+            attend_block<Cache>(task, block, step.query_start_loc[r]);
         }
     }
 }
@@ -94,6 +96,7 @@ inline Interval decode_splits(const AttentionShape& s, int32_t seq_len) {
 }
 
 // One token a request, few pairs: the splits of all pairs are shared out, and merged by rows behind a barrier.
+template <typename Cache>
 inline void attend_splits(const AttentionTask& task, const Step& step, Worker& worker, QueryBlock& block,
                           const AttentionShared& shared) {
     const AttentionShape& s = task.shape;
@@ -109,11 +112,11 @@ inline void attend_splits(const AttentionTask& task, const Step& step, Worker& w
             const int64_t first = from > before ? from - before : 0;
             const int64_t count = splits.end - splits.begin, end = to - before < count ? to - before : count;
             if (first >= end) continue;
-            begin_pair(task, step, r, h, end == count, block);  // the last split holds the new key
-            const HeadCache cache = head_cache(*task.cache, h, s.head_dim);
+            begin_pair<Cache>(task, step, r, h, end == count, block);  // the last split holds the new key
+            const HeadCache cache = head_cache(Cache::type, *task.cache, h, s.head_dim);
             for (int64_t i = first; i < end; ++i) {
                 QueryBlock part = block;
-                attend_split(s, cache, part, splits.begin + static_cast<int32_t>(i));
+                attend_split<Cache>(s, cache, part, splits.begin + static_cast<int32_t>(i));
                 for (int32_t row = 0; row < part.rows; ++row) {
                     copy_row(partial_row(s, shared.partials, (before + i) * s.group + row), split_of(s, part, row),
                              s.padded_dim);
@@ -147,6 +150,7 @@ inline void merge_splits(const AttentionTask& task, const Step& step, const Work
 }
 
 // Any step: keys and values of all tokens.
+template <typename Cache>
 inline void write_all(const AttentionTask& task, const Step& step, const Worker& worker, const QueryBlock& block,
                       const AttentionShared& shared) {
     const int64_t tokens = step.num_tokens, end = tokens * (worker.index + 1) / worker.count;
@@ -155,7 +159,7 @@ inline void write_all(const AttentionTask& task, const Step& step, const Worker&
         float* cos_sin = shared.cos_sin + t * 2 * task.in.rope.half;
         if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.positions[t], cos_sin);
         for (int32_t h = 0; h < task.shape.num_kv_heads; ++h)
-            write_token(task, step, token, h, cos_sin, block.cos_sin + 2 * task.in.rope.half);
+            write_token<Cache>(task, step, token, h, cos_sin, block.cos_sin + 2 * task.in.rope.half);
     }
 }
 
@@ -166,6 +170,7 @@ inline int32_t block_width(const AttentionShape& s, const Step& step, int32_t nu
 }
 
 // Query blocks of all requests; the last ones, which see most keys, come first.
+template <typename Cache>
 inline void attend_queries(const AttentionTask& task, const Step& step, int32_t num_workers, QueryBlock& block,
                            const AttentionShared& shared) {
     const AttentionShape& s = task.shape;
@@ -181,8 +186,8 @@ inline void attend_queries(const AttentionTask& task, const Step& step, int32_t 
             select_request(step, r, (item - before) % s.num_kv_heads, block);
             block.first_position = step.positions[token];
             const int64_t table_stride = 2 * static_cast<int64_t>(task.in.rope.half);
-            load_queries(task, block, token, count, shared.cos_sin + token * table_stride, table_stride);
-            attend_block(task, block, token);
+            load_queries<Cache>(task, block, token, count, shared.cos_sin + token * table_stride, table_stride);
+            attend_block<Cache>(task, block, token);
         }
         before += blocks * s.num_kv_heads;
     }
@@ -195,24 +200,32 @@ inline bool is_decode_step(const Step& step) {
     return true;
 }
 
-void run_attention(const AttentionTask& task, const Step& step, Worker& worker, void* shared_scratch) {
+template <typename Cache>
+void run_on_cache(const AttentionTask& task, const Step& step, Worker& worker, void* shared_scratch) {
     Carver own{static_cast<char*>(worker.scratch)}, region{static_cast<char*>(shared_scratch)};
     QueryBlock block = carve_block(task, own);
     const AttentionShared shared = carve_shared(task, step, 0, region);
     if (is_decode_step(step)) {
         if (!has_few_pairs(task.shape, step.num_requests, worker.count)) {
-            attend_pairs(task, step, worker, block);
+            attend_pairs<Cache>(task, step, worker, block);
             return;
         }
-        attend_splits(task, step, worker, block, shared);
+        attend_splits<Cache>(task, step, worker, block, shared);
         worker.barrier();
         merge_splits(task, step, worker, block, shared);
         return;
     }
     if (worker.index == 0) *shared.next_item = 0;
-    write_all(task, step, worker, block, shared);
+    write_all<Cache>(task, step, worker, block, shared);
     worker.barrier();
-    attend_queries(task, step, worker.count, block, shared);
+    attend_queries<Cache>(task, step, worker.count, block, shared);
+}
+
+void run_attention(const AttentionTask& task, const Step& step, Worker& worker, void* shared_scratch) {
+    if (task.kv_type == KvType::int8)
+        run_on_cache<Int8Cache>(task, step, worker, shared_scratch);
+    else
+        run_on_cache<HalfCache>(task, step, worker, shared_scratch);
 }
 
 }  // namespace

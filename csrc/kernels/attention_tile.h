@@ -32,21 +32,49 @@ constexpr int PANEL_VECTORS = tile_vectors(TILE_ROWS);
 // Keeps the compiler from holding broadcast operands in registers that the sums need: it would spill those.
 inline void broadcast_again() { asm volatile("" ::: "memory"); }
 
-// scores[row][16 n + lane] = q[row] . keys[n][.][lane]
+// Keys of several groups. `scales` is null unless the cache has scales; the keys are then codes, as T.
+template <typename T>
+struct Keys {
+    const T* const* groups;      // each [head_dim][16]
+    const Scale* const* scales;  // each [key scales][16]
+    int32_t head_dim;
+    Keys from(int group) const { return {groups + group, scales ? scales + group : nullptr, head_dim}; }
+};
+
+// sum[row][n] = q[row] . keys[n] over dimensions [begin, end)
 template <int M, int N, typename T>
-inline void score_tile(const float* q, int32_t head_dim, const T* const* keys, float* scores) {
-    F32x16 sum[M][N];
+inline void multiply_keys(const float* q, const Keys<T>& keys, int32_t begin, int32_t end, F32x16 (&sum)[M][N]) {
     for (int m = 0; m < M; ++m)
         for (int n = 0; n < N; ++n) sum[m][n] = broadcast(0.0f);
-    for (int32_t d = 0; d < head_dim; ++d) {
+    for (int32_t d = begin; d < end; ++d) {
         for (int n = 0; n < N; ++n) {
             broadcast_again();
-            const F32x16 b = load_lanes(keys[n] + d * KV_GROUP);
-            for (int m = 0; m < M; ++m) sum[m][n] = fma(broadcast(q[m * head_dim + d]), b, sum[m][n]);
+            const F32x16 b = load_lanes(keys.groups[n] + d * KV_GROUP);
+            for (int m = 0; m < M; ++m) sum[m][n] = fma(broadcast(q[m * keys.head_dim + d]), b, sum[m][n]);
         }
     }
-    for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) store(scores + m * CHUNK + n * 16, sum[m][n]);
+}
+
+// scores[row][16 n + lane] = q[row] . keys[n][.][lane]; with scales, the sum over their pieces of scale * product.
+template <int M, int N, bool Scaled, typename T>
+inline void score_tile(const float* q, const Keys<T>& keys, float* scores) {
+    F32x16 sum[M][N];
+    if constexpr (!Scaled) {
+        multiply_keys(q, keys, 0, keys.head_dim, sum);
+        for (int m = 0; m < M; ++m)
+            for (int n = 0; n < N; ++n) store(scores + m * CHUNK + n * 16, sum[m][n]);
+        return;
+    }
+    for (int32_t d = 0, piece = 0; d < keys.head_dim; d += KV_SCALE_DIMS, ++piece) {
+        multiply_keys(q, keys, d, d + KV_SCALE_DIMS < keys.head_dim ? d + KV_SCALE_DIMS : keys.head_dim, sum);
+        for (int n = 0; n < N; ++n) {
+            const F32x16 scale = load_scales(keys.scales[n] + piece * KV_GROUP);
+            for (int m = 0; m < M; ++m) {
+                float* const to = scores + m * CHUNK + n * 16;
+                store(to, piece == 0 ? sum[m][n] * scale : fma(sum[m][n], scale, load(to)));
+            }
+        }
+    }
 }
 
 // Values of a chunk: `groups` of sixteen rows with `stride` elements from one to the next.
@@ -100,14 +128,13 @@ inline void with_rows(int rows, F f) {
 }
 
 // Scores of a tile against groups [begin, end) of the chunk; keys and scores point to those of group 0.
-template <typename T>
-inline void score_groups(int rows, const float* q, int32_t head_dim, const T* const* keys, int begin, int end,
-                         float* scores) {
+template <bool Scaled, typename T>
+inline void score_groups(int rows, const float* q, const Keys<T>& keys, int begin, int end, float* scores) {
     with_rows(rows, [&](auto tile) {
         constexpr int M = decltype(tile)::value, N = tile_vectors(M);
         int g = begin;
-        for (; g + N <= end; g += N) score_tile<M, N>(q, head_dim, keys + g, scores + g * 16);
-        for (; g < end; ++g) score_tile<M, 1>(q, head_dim, keys + g, scores + g * 16);
+        for (; g + N <= end; g += N) score_tile<M, N, Scaled>(q, keys.from(g), scores + g * 16);
+        for (; g < end; ++g) score_tile<M, 1, Scaled>(q, keys.from(g), scores + g * 16);
     });
 }
 

@@ -64,6 +64,25 @@ def test_plan(smollm2_path: Path) -> None:
     assert "GFLOP at 2,048 tokens of context" in text
 
 
+def test_plan_of_an_int8_cache(smollm2_path: Path) -> None:
+    """1.9 times the tokens: of 64 numbers a key takes 68 bytes and a value 66."""
+    found = {}
+    for kv_dtype in ("float16", "int8"):
+        options = ("--ctx", "2048", "--kv-dtype", kv_dtype)
+        found[kv_dtype] = json.loads(octavo_here("plan", smollm2_path, *options, "--json").stdout)
+        assert found[kv_dtype]["kv_dtype"] == kv_dtype
+    assert found["int8"]["kv_bytes_per_token"] == 30 * 3 * (68 + 66)
+    assert found["float16"]["kv_bytes"] > 1.9 * found["int8"]["kv_bytes"]
+    saved = found["float16"]["bytes_read_per_token"] - found["int8"]["bytes_read_per_token"]
+    assert saved == pytest.approx(2047 * 30 * 3 * (256 - 134), rel=0.01)
+    text = octavo_here("plan", smollm2_path, *options).stdout
+    assert "int8" in text
+    assert text.rstrip().endswith("--kv-dtype int8")
+    refused = octavo_here("plan", smollm2_path, "--kv-dtype", "bfloat16")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "bfloat16" in refused.stderr
+
+
 def test_what_does_not_fit_is_exit_code_3(smollm2_path: Path) -> None:
     result = octavo_here("plan", smollm2_path, "--ctx", "100000000", "--users", "4096")
     assert result.returncode == 3

@@ -337,4 +337,5 @@ def test_a_real_server(server: RunningServer) -> None:
     assert growth("vllm:iteration_tokens_total_count") >= answer["usage"]["completion_tokens"]
     assert growth('vllm:http_requests_total{method="POST",route="/v1/chat/completions",status="200"}') == 1
     assert value(after, "vllm:engine_resident_memory_bytes") > 50e6
-    assert re.search(r'^vllm:cache_config_info\{.*block_size="\d+".*\} 1.0$', after, re.MULTILINE)
+    configuration = r'^vllm:cache_config_info\{.*block_size="\d+".*cache_dtype="float16".*\} 1.0$'
+    assert re.search(configuration, after, re.MULTILINE)

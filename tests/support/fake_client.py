@@ -78,6 +78,7 @@ class FakeClient:
             max_num_seqs=16,
             block_size=16,
             num_blocks=64,
+            kv_dtype="float16",
             kv_bytes_per_token=64,
             weight_bytes=1024,
             workspace_bytes=0,

@@ -8,7 +8,9 @@ import numpy as np
 
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
+from octavo.config import KV_DTYPES, KVDtype
 from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops.kv_rounding import round_keys, round_values
 from tests.support.batches import Request, blocks_for, step
 
 TOKENS = 0
@@ -29,7 +31,7 @@ class Extras:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the program runs; none of it may change a bit of the result."""
+    """How the program runs; none of it but the cache's type may change a bit of the result."""
 
     isa: str = "avx2"
     threads: int = 1
@@ -39,6 +41,7 @@ class Setup:
     max_tokens: int = 600
     model_len: int = 8192
     num_blocks: int = 1200
+    kv_dtype: KVDtype = "float16"
 
 
 class NativeAttention:
@@ -83,7 +86,7 @@ class NativeAttention:
         if self.setup.fused:
             ints.append(int(rope.interleaved) if rope else 0)
             floats += [rope.attention_factor if rope else 0.0, extras.eps, extras.weight_offset]
-        return ints, floats
+        return [*ints, KV_DTYPES.index(self.setup.kv_dtype)], floats
 
     def run(self, batch: Batch, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         """q [tokens, num_heads * head_dim], k and v [tokens, num_kv_heads * head_dim] -> like q."""
@@ -156,8 +159,13 @@ def rotate(x: np.ndarray, rope: RopeParams) -> np.ndarray:
     return out
 
 
-def dense_attention(params: AttentionParams, extras: Extras, s: Sequence) -> np.ndarray:
-    """Softmax attention of a whole sequence in float64: [length, num_heads * head_dim]."""
+def dense_attention(
+    params: AttentionParams, extras: Extras, s: Sequence, kv_dtype: KVDtype | None = None
+) -> np.ndarray:
+    """Softmax attention of a whole sequence in float64: [length, num_heads * head_dim].
+
+    kv_dtype: what keys and values are rounded to. None: not at all.
+    """
     p, length = params, s.length
     q, k, v = (a.astype(np.float64).reshape(length, -1, p.head_dim) for a in (s.q, s.k, s.v))
     for heads, weight in ((q, extras.q_norm), (k, extras.k_norm)):
@@ -166,6 +174,7 @@ def dense_attention(params: AttentionParams, extras: Extras, s: Sequence) -> np.
             heads *= weight.astype(np.float64) + extras.weight_offset
     if extras.rope:
         q, k = rotate(q, extras.rope), rotate(k, extras.rope)
+    k, v = round_keys(k, kv_dtype), round_values(v, kv_dtype)
     out = np.empty((length, p.num_heads, p.head_dim))
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     visible = (distance <= 0) & (distance > -(p.window or length + 1))

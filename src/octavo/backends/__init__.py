@@ -12,6 +12,7 @@ from octavo.errors import UsageError
 
 if TYPE_CHECKING:
     from octavo.batch import Batch, StepOutput
+    from octavo.config import KVDtype
     from octavo.graph.builder import Graph
     from octavo.quantization.packed import Weight
 
@@ -89,11 +90,12 @@ class Backend(Protocol):
         num_threads: int = 0,
         progress: Callable[[int, int], None] | None = None,
         pack_cache: PackCacheOptions | None = None,
+        kv_dtype: KVDtype = "float16",
     ) -> Executor:
         """Compiles `graph` once. num_threads 0: as many as the machine gives us.
 
         progress: called with (bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights
-        are not kept; a backend that packs nothing keeps nothing.
+        are not kept; a backend that packs nothing keeps nothing. kv_dtype: how the paged cache holds numbers.
         Raises GraphError naming an operation that the backend lacks.
         """
 

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 from octavo.backends import ExecutorLimits, PackCacheOptions
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, StepOutput
+from octavo.config import KVDtype
 from octavo.errors import UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import Array, LayerCache
@@ -29,9 +30,13 @@ def compile(  # noqa: A001 - the backend protocol's name
     num_threads: int = 0,  # noqa: ARG001 - numpy decides
     progress: Callable[[int, int], None] | None = None,
     pack_cache: PackCacheOptions | None = None,  # noqa: ARG001 - nothing is packed
+    kv_dtype: KVDtype | None = None,
     dtype: DTypeLike = np.float32,
 ) -> ReferenceExecutor:
-    """An executor of `graph` in `dtype`, float32 or float64. See `octavo.backends.Backend.compile`."""
+    """An executor of `graph` in `dtype`, float32 or float64. See `octavo.backends.Backend.compile`.
+
+    kv_dtype: what keys and values are rounded to; they are kept in `dtype` all the same. None: nothing is rounded.
+    """
     dense: dict[str, Array] = {}
     total = sum(weights[p.name].nbytes for p in graph.parameters)
     loaded = 0
@@ -41,23 +46,30 @@ def compile(  # noqa: A001 - the backend protocol's name
         loaded += weight.nbytes
         if progress is not None:
             progress(loaded, total)
-    return ReferenceExecutor(graph, dense, limits, dtype)
+    return ReferenceExecutor(graph, dense, limits, kv_dtype, dtype)
 
 
 class ReferenceExecutor:
     """Walks the graph, one numpy expression a node. Implements `octavo.backends.Executor`."""
 
-    def __init__(self, graph: Graph, weights: dict[str, Array], limits: ExecutorLimits, dtype: DTypeLike) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        weights: dict[str, Array],
+        limits: ExecutorLimits,
+        kv_dtype: KVDtype | None,
+        dtype: DTypeLike,
+    ) -> None:
         self._graph = graph
         self._weights = weights
         self._limits = limits
+        self._kv_dtype = kv_dtype
         self._dtype = np.dtype(dtype)
         self._caches: dict[int, LayerCache] = {}
 
     @property
     def kv_bytes_per_token(self) -> int:
-        layers = self._graph.attention_layers
-        return sum(2 * p.num_kv_heads * p.head_dim for p in layers) * self._dtype.itemsize
+        return self._graph.kv_elements_per_token * self._dtype.itemsize
 
     @property
     def mapped_bytes(self) -> int:
@@ -87,7 +99,7 @@ class ReferenceExecutor:
         for p in self._graph.attention_layers:
             # NaN, so that a slot that is read before it is written shows.
             keys = np.full((num_blocks * block_size, p.num_kv_heads, p.head_dim), np.nan, self._dtype)
-            self._caches[p.layer] = LayerCache(keys, keys.copy(), block_size)
+            self._caches[p.layer] = LayerCache(keys, keys.copy(), block_size, self._kv_dtype)
 
     def execute(self, batch: Batch) -> StepOutput:
         self._check(batch)

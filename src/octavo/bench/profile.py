@@ -140,15 +140,18 @@ class _Stepper:
         blocks = -(-context // self._block_size)
         self._executor.execute(self._batch(1, context))
         self._executor.copy_blocks([(b, r * blocks + b) for r in range(1, rows) for b in range(blocks)])
-        sizes = StepSizes(tokens=rows, requests=rows, outputs=rows, context=context)
+        sizes = self._sizes(tokens=rows, requests=rows, context=context)
         return self._measure(
             f"decode, {rows} row{'s' if rows > 1 else ''}", self._batch(rows, 1, context - 1), sizes, iterations
         )
 
     def prefill(self, tokens: int, iterations: int) -> StepProfile:
         """A prompt of `tokens` tokens in one step."""
-        sizes = StepSizes(tokens=tokens, requests=1, outputs=1, context=tokens)
+        sizes = self._sizes(tokens=tokens, requests=1, context=tokens)
         return self._measure(f"prefill, {tokens} tokens", self._batch(1, tokens), sizes, iterations)
+
+    def _sizes(self, tokens: int, requests: int, context: int) -> StepSizes:
+        return StepSizes(tokens, requests, requests, context, self._executor.kv_element_bytes)
 
     def _batch(self, requests: int, tokens: int, start: int = 0) -> Batch:
         """`requests` sequences with `tokens` new tokens each, after `start` that are in the cache. Greedy."""

@@ -24,6 +24,7 @@ _ENGINE_TYPES: dict[str, Any] = {
     "max_num_batched_tokens": int,
     "max_itl": int,
     "kv_cache_memory": str,
+    "kv_dtype": str,
     "block_size": int,
     "enable_prefix_caching": bool,
     "pack_cache": bool,

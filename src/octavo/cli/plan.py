@@ -22,6 +22,7 @@ class MemoryNeeds:
     model: str
     architecture: str
     weight_bytes: int
+    kv_dtype: str
     kv_bytes_per_token: int
     workspace_bytes: int
     available_bytes: int  # of this machine or its container, before loading
@@ -44,6 +45,7 @@ def plan(
         int | None, typer.Option(help="tokens of prompt and answer of each user [default: the model's own]", min=1)
     ] = None,
     users: Annotated[int, typer.Option(help="requests at the same time", min=1, max=4096)] = 1,
+    kv_dtype: Annotated[str, typer.Option(help="how the KV cache holds numbers: float16 or int8")] = "float16",
     as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
 ) -> None:
     """Show what a model takes of this machine's memory, and what fits. Loads nothing.
@@ -55,7 +57,8 @@ def plan(
 
     checkpoint = open_checkpoint(find_model(model))
     try:
-        needs = memory_needs(checkpoint, ctx, users, available_memory_bytes())
+        config = EngineConfig.resolve(model, {"kv_dtype": kv_dtype})
+        needs = memory_needs(checkpoint, ctx, users, available_memory_bytes(), config)
     finally:
         checkpoint.close()
     if as_json:
@@ -69,8 +72,17 @@ def plan(
         )
 
 
-def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, available_bytes: int) -> MemoryNeeds:
-    """The arithmetic, from the graph and the headers. context: None is the model's own."""
+def memory_needs(
+    checkpoint: Checkpoint,
+    context: int | None,
+    users: int,
+    available_bytes: int,
+    config: EngineConfig | None = None,
+) -> MemoryNeeds:
+    """The arithmetic, from the graph and the headers. context: None is the model's own.
+
+    config: how the engine would be started, but for the number of users.
+    """
     from octavo.engine.memory import headroom_bytes
     from octavo.engine.sizes import model_sizes
     from octavo.graph.cost import graph_cost
@@ -80,7 +92,7 @@ def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, availa
     wanted = context or model_context
     if wanted > 1 << 30:
         raise UsageError(f"--ctx is {wanted}; it must be from 1 to {1 << 30}")
-    defaults = EngineConfig()
+    defaults = config or EngineConfig()
     sequences = max(users, defaults.max_num_seqs)
     config = replace(
         defaults, max_num_seqs=sequences, max_num_batched_tokens=max(defaults.max_num_batched_tokens, sequences)
@@ -92,13 +104,14 @@ def memory_needs(checkpoint: Checkpoint, context: int | None, users: int, availa
     headroom = headroom_bytes(left)
     num_tokens = max(left - headroom, 0) // max(kv_bytes_per_token, 1)
     block = config.block_size
-    step_sizes = StepSizes(tokens=users, requests=users, outputs=users, context=wanted)
+    step_sizes = StepSizes(users, users, users, wanted, sizes.kv_element_bytes)
     step = graph_cost(sizes.graph, step_sizes, sizes.weights)
     per_request = -(-wanted // block) * block  # the cache is given out in whole blocks
     return MemoryNeeds(
         model=str(checkpoint.path),
         architecture=checkpoint.architecture,
         weight_bytes=weight_bytes,
+        kv_dtype=config.kv_dtype,
         kv_bytes_per_token=kv_bytes_per_token,
         workspace_bytes=workspace_bytes,
         available_bytes=available_bytes,
@@ -123,7 +136,7 @@ def _write(needs: MemoryNeeds) -> None:
             "model": f"{needs.model} ({needs.architecture})",
             "weights": size(needs.weight_bytes),
             "workspace": size(needs.workspace_bytes),
-            "KV cache": f"{size(needs.kv_bytes_per_token)} a token; "
+            "KV cache": f"{needs.kv_dtype}, {size(needs.kv_bytes_per_token)} a token; "
             f"{size(needs.kv_bytes)} for {needs.users} x {needs.context:,} tokens",
             "in all": f"{size(needs.total_bytes)} of {size(needs.available_bytes)} free, "
             f"{size(needs.headroom_bytes)} of which stay free: {fit}",
@@ -140,7 +153,8 @@ def _write(needs: MemoryNeeds) -> None:
 def _options(needs: MemoryNeeds) -> str:
     """What to start with, so that all of it is there: by itself the cache takes half of the free memory at most."""
     mebibytes = -(-needs.kv_bytes // (1 << 20))
-    return f"--max-model-len {needs.context} --kv-cache-memory {mebibytes}MiB"
+    kv_dtype = "" if needs.kv_dtype == EngineConfig.kv_dtype else f" --kv-dtype {needs.kv_dtype}"
+    return f"--max-model-len {needs.context} --kv-cache-memory {mebibytes}MiB{kv_dtype}"
 
 
 def _count(users: int) -> str:

@@ -105,7 +105,7 @@ class _Report:
             f"{info.max_num_seqs} sequences at once"
         )
         _say(
-            f"memory: weights {size(info.weight_bytes)}, cache {size(cache_bytes)}, workspace "
+            f"memory: weights {size(info.weight_bytes)}, cache {size(cache_bytes)} of {info.kv_dtype}, workspace "
             f"{size(info.workspace_bytes)}; {info.num_threads} threads"
         )
         _say(f"export OPENAI_BASE_URL={self._url}/v1")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from octavo.batch import Float32
+from octavo.config import KVDtype
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
@@ -36,6 +37,7 @@ class ModelInfo:
     max_num_seqs: int
     block_size: int
     num_blocks: int
+    kv_dtype: KVDtype
     kv_bytes_per_token: int
     weight_bytes: int
     workspace_bytes: int

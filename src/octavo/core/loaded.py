@@ -6,7 +6,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, KVDtype
 from octavo.core.client import GenerateRequest, ModelInfo
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.engine.request import Request
@@ -53,10 +53,10 @@ def load(
     """A session and what there is to say of it. Raises what `load_engine` raises."""
     clock = LoadClock(progress)
     session = Session(config, clock.progress, on_round_end)
-    return session, _model_info(session, clock.seconds())
+    return session, _model_info(session, config.kv_dtype, clock.seconds())
 
 
-def _model_info(session: Session, load_seconds: dict[str, float]) -> ModelInfo:
+def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, float]) -> ModelInfo:
     loaded = session.model()
     executor, limits = loaded.executor, loaded.engine.limits
     return ModelInfo(
@@ -70,6 +70,7 @@ def _model_info(session: Session, load_seconds: dict[str, float]) -> ModelInfo:
         max_num_seqs=limits.max_num_seqs,
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,
+        kv_dtype=kv_dtype,
         kv_bytes_per_token=executor.kv_bytes_per_token,
         weight_bytes=executor.weight_bytes,
         workspace_bytes=executor.workspace_bytes,

@@ -147,6 +147,7 @@ def _compile(
         num_threads=config.num_threads,
         progress=progress,
         pack_cache=_pack_cache(config, checkpoint),
+        kv_dtype=config.kv_dtype,
     )
 
 
@@ -202,7 +203,10 @@ def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, av
             _gib(blocks_per_request * block_bytes),
         )
     plan = CachePlan(num_blocks, min(model_len, fitting))
-    logger.info("KV cache: %d blocks of %d tokens, %s", num_blocks, config.block_size, _gib(num_blocks * block_bytes))
+    cache_size = _gib(num_blocks * block_bytes)
+    logger.info(
+        "KV cache: %d blocks of %d tokens in %s, %s", num_blocks, config.block_size, config.kv_dtype, cache_size
+    )
     return plan
 
 

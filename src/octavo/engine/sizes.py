@@ -24,6 +24,10 @@ class ModelSizes:
     kv_bytes_per_token: int
 
     @property
+    def kv_element_bytes(self) -> float:
+        return self.kv_bytes_per_token / max(self.graph.kv_elements_per_token, 1)
+
+    @property
     def weight_bytes(self) -> int:
         return sum(self.weights.values())
 
@@ -36,5 +40,5 @@ def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int) -> M
         graph=graph,
         weights={parameter.name: checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters},
         workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(config.num_threads).count),
-        kv_bytes_per_token=cache_bytes_per_token(graph),
+        kv_bytes_per_token=cache_bytes_per_token(graph, config.kv_dtype),
     )

@@ -98,6 +98,11 @@ class Graph:
         return [node.op.params for node in self.nodes if isinstance(node.op, (Attention, FusedAttention))]
 
     @property
+    def kv_elements_per_token(self) -> int:
+        """Numbers that a token has in the caches of all layers."""
+        return sum(2 * p.num_kv_heads * p.head_dim for p in self.attention_layers)
+
+    @property
     def parameters(self) -> list[Parameter]:
         """The weights that the graph uses, each once, in the order of first use."""
         return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from octavo.backends import ExecutorLimits
 from octavo.backends.cpu.compile import CompileOptions
 from octavo.backends.cpu.compile import compile as compile_graph
+from octavo.config import KVDtype
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.models import build_graph, load_architecture
 from octavo.outputs import RequestOutput
@@ -89,11 +90,26 @@ def make_weights() -> dict[str, Weight]:
     return weights
 
 
-def make_engine(isa: str, *, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> Engine:
+@dataclass(frozen=True)
+class Machine:
+    """What an engine computes on."""
+
+    isa: str
+    kv_dtype: KVDtype = "float16"
+
+
+def make_engine(machine: Machine, *, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> Engine:
     config = load_architecture("llama").Config.from_hf(CONFIG)
     graph = build_graph("llama", config, shapes())
     limits = ExecutorLimits(max_num_batched_tokens, max_num_seqs, max_num_seqs, MAX_MODEL_LEN)
-    executor = compile_graph(graph, make_weights(), limits, num_threads=2, options=CompileOptions(isa=isa))
+    executor = compile_graph(
+        graph,
+        make_weights(),
+        limits,
+        num_threads=2,
+        kv_dtype=machine.kv_dtype,
+        options=CompileOptions(isa=machine.isa),
+    )
     executor.allocate_cache(num_blocks, BLOCK_SIZE)
     bounds = (MAX_MODEL_LEN, max_num_seqs, max_num_batched_tokens, max_num_seqs, BLOCK_SIZE, num_blocks, VOCAB_SIZE)
     return Engine(executor, Tokenizer(), EngineLimits(*bounds))
@@ -133,9 +149,9 @@ def answer_of(output: RequestOutput) -> Answer:
     ]
 
 
-def alone(isa: str, cases: list[Case]) -> list[Answer]:
+def alone(machine: Machine, cases: list[Case]) -> list[Answer]:
     """One after the other, whole prompts, nothing of one left in the cache for another."""
-    engine = make_engine(isa, num_blocks=16, max_num_batched_tokens=128, max_num_seqs=1)
+    engine = make_engine(machine, num_blocks=16, max_num_batched_tokens=128, max_num_seqs=1)
     answers = []
     for i, case in enumerate(cases):
         engine.add_request(engine.create_request(str(i), case.prompt, case.params, cache_salt=str(i)))
@@ -145,10 +161,10 @@ def alone(isa: str, cases: list[Case]) -> list[Answer]:
     return answers
 
 
-def together(isa: str, cases: list[Case], seed: int) -> tuple[list[Answer], Engine]:
+def together(machine: Machine, cases: list[Case], seed: int) -> tuple[list[Answer], Engine]:
     """In random order at random moments, in chunks, with too few blocks and strangers that leave."""
     rng = random.Random(seed)
-    engine = make_engine(isa, num_blocks=16, max_num_batched_tokens=rng.choice([9, 24, 50]), max_num_seqs=8)
+    engine = make_engine(machine, num_blocks=16, max_num_batched_tokens=rng.choice([9, 24, 50]), max_num_seqs=8)
     waiting = rng.sample(range(len(cases)), len(cases))
     strangers: list[str] = []
     found: dict[str, Answer] = {}
@@ -178,10 +194,19 @@ def cases() -> list[Case]:
 @pytest.fixture(scope="module")
 def expected(cases: list[Case]) -> list[Answer]:
     """By the widest instruction set, and the same for all."""
-    return alone(available_isas()[-1], cases)
+    return alone(Machine(available_isas()[-1]), cases)
 
 
 def test_an_answer_does_not_depend_on_its_company(isa: str, cases: list[Case], expected: list[Answer]) -> None:
-    answers, engine = together(isa, cases, seed=len(isa))
+    answers, engine = together(Machine(isa), cases, seed=len(isa))
     assert engine.scheduler.num_preemptions > 0
     assert [i for i in range(len(cases)) if answers[i] != expected[i]] == []
+
+
+def test_an_int8_cache_keeps_answers_apart_too(cases: list[Case]) -> None:
+    machine = Machine(available_isas()[-1], "int8")
+    few = cases[:80]
+    expected = alone(machine, few)
+    answers, engine = together(machine, few, seed=5)
+    assert engine.scheduler.num_preemptions > 0
+    assert [i for i in range(len(few)) if answers[i] != expected[i]] == []

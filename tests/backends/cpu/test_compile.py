@@ -8,7 +8,9 @@ import pytest
 
 from octavo.backends import ExecutorLimits, cpu, reference
 from octavo.backends.cpu import CompileOptions, CpuExecutor, choose_isa
+from octavo.backends.cpu.sizes import cache_bytes_per_token
 from octavo.batch import Batch, SamplingBatch
+from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, RopeParams, StepSizes
@@ -63,9 +65,19 @@ def tiny_weights(seed: int = 0) -> dict[str, Weight]:
     }
 
 
-def compiled(weights: Mapping[str, Weight] | None = None, threads: int = 2, **options: object) -> CpuExecutor:
+def compiled(
+    weights: Mapping[str, Weight] | None = None,
+    threads: int = 2,
+    kv_dtype: KVDtype = "float16",
+    **options: object,
+) -> CpuExecutor:
     executor = cpu.compile(
-        tiny_llama(), weights or tiny_weights(), LIMITS, num_threads=threads, options=CompileOptions(**options)
+        tiny_llama(),
+        weights or tiny_weights(),
+        LIMITS,
+        num_threads=threads,
+        kv_dtype=kv_dtype,
+        options=CompileOptions(**options),
     )
     executor.allocate_cache(24, BLOCK)
     return executor
@@ -93,6 +105,28 @@ def test_a_small_model_agrees_with_the_reference(isa, threads, optimized):
     for each in mixed_steps():
         expected = judge.execute(each).logits
         np.testing.assert_allclose(executor.execute(each).logits, expected, atol=4e-3 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_the_cache_rounds_as_the_reference_does(isa, kv_dtype):
+    """Closer to it than to a reference with an exact cache, where the rounding is coarse enough to be seen."""
+    exact, judge = (reference.compile(tiny_llama(), tiny_weights(), LIMITS, kv_dtype=k) for k in (None, kv_dtype))
+    for each in (exact, judge):
+        each.allocate_cache(24, BLOCK)
+    executor = compiled(isa=isa, kv_dtype=kv_dtype)
+    for each in mixed_steps():
+        found, expected, unrounded = (e.execute(each).logits for e in (executor, judge, exact))
+        assert np.abs(found - expected).max() < 4e-3 * np.abs(expected).max()
+        if kv_dtype == "int8":
+            assert np.abs(found - expected).mean() < np.abs(unrounded - expected).mean()
+
+
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_bytes_of_the_cache_are_known_before_it_is_compiled(kv_dtype):
+    executor = compiled(kv_dtype=kv_dtype)
+    assert executor.kv_bytes_per_token == cache_bytes_per_token(tiny_llama(), kv_dtype)
+    for block_size in (8, 16, 48):
+        assert executor._program.cache_block_bytes(block_size) == block_size * executor.kv_bytes_per_token
 
 
 def test_instruction_sets_threads_and_checks_change_no_bit():

@@ -27,6 +27,7 @@ X = Value(0, Rows.TOKENS, 64)
 Y = Value(1, Rows.TOKENS, 32)
 W = Parameter("w", (32, 64))
 B = Parameter("b", (32,))
+PARAMS = AttentionParams(0, 2, 1, 16, 0.25)
 
 
 def test_attention_as_kernel_h_describes_it():
@@ -34,7 +35,7 @@ def test_attention_as_kernel_h_describes_it():
     operands = lower(Attention(X, Y, Y, params, Parameter("sinks", (4,))))
     assert operands.inputs == [X, Y, Y]
     assert operands.weights == [(0.5, 0.25, 0.1, 0.05), Parameter("sinks", (4,))]
-    assert operands.ints == [5, 4, 2, 16, 7]
+    assert operands.ints == [5, 4, 2, 16, 7, 0]  # and the cache's type
     assert operands.floats == [0.25, 30.0]
     assert operands.layer == 5
 
@@ -43,8 +44,17 @@ def test_absent_fields_keep_their_places():
     assert lower(Linear(X, W)).weights == [W, None]
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
     assert operands.weights == [None, None, None, None, None]  # slopes, frequencies, sinks, q_norm, k_norm
-    assert operands.ints == [0, 2, 1, 16, 0, 0]  # ... window, interleaved
+    assert operands.ints == [0, 2, 1, 16, 0, 0, 0]  # ... window, interleaved, the cache's type
     assert operands.floats == [0.25, 0.0, 0.0, 0.0, 0.0]  # scale, softcap, attention_factor, eps, weight_offset
+
+
+def test_the_type_of_the_cache_comes_last():
+    plain, fused = Attention(X, Y, Y, PARAMS), FusedAttention(X, PARAMS, None)
+    for op in (plain, fused):
+        half, int8 = lower(op, "float16"), lower(op, "int8")
+        assert (half.ints[-1], int8.ints[-1]) == (0, 1)
+        assert half.ints[:-1] == int8.ints[:-1]
+    assert lower(Linear(X, W), "int8").ints == []
 
 
 def test_tuples_of_weights_bring_their_length():

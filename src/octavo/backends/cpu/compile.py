@@ -23,6 +23,7 @@ from octavo.graph.values import Parameter, Rows, Value
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits, PackCacheOptions
+    from octavo.config import KVDtype
     from octavo.quantization.packed import Weight
 
 _ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.REQUESTS: 1, Rows.OUTPUTS: 2}
@@ -50,6 +51,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     num_threads: int = 0,
     progress: Progress | None = None,
     pack_cache: PackCacheOptions | None = None,
+    kv_dtype: KVDtype = "float16",
     options: CompileOptions = CompileOptions(),
 ) -> CpuExecutor:
     """See `octavo.backends.Backend.compile`. Raises GraphError naming an operation without a native kernel."""
@@ -58,7 +60,7 @@ def compile(  # noqa: A001 - the backend protocol's name
         graph = optimize(graph)
     _check_kernels(graph)
     threads = plan_threads(num_threads)
-    return _Compiler(graph, weights, limits, isa, threads, options).run(progress, pack_cache)
+    return _Compiler(graph, weights, limits, isa, threads, options).run(progress, pack_cache, kv_dtype)
 
 
 def choose_isa(isa: str | None = None) -> str:
@@ -102,8 +104,8 @@ class _Compiler:
         self._matrices: dict[str, int] = {}
         self._program = self._make_program(limits, options)
 
-    def run(self, progress: Progress | None, pack_cache: PackCacheOptions | None) -> CpuExecutor:
-        lowered = [(node, lower(node.op)) for node in self._graph.nodes]
+    def run(self, progress: Progress | None, pack_cache: PackCacheOptions | None, kv_dtype: KVDtype) -> CpuExecutor:
+        lowered = [(node, lower(node.op, kv_dtype)) for node in self._graph.nodes]
         matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
         packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
         self._matrices = {name: self._program.add_packed_weight(weight) for name, weight in packed.items()}

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from octavo.backends.cpu.sizes import cache_bytes_per_token
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import UsageError
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
 
 
 _BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
+
+_BLOCK_SIZE = 16  # any that the cache can have: a block is as large as its tokens together
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,15 @@ class CpuExecutor:
         self._values = values
         self._weight_bytes = weight_bytes
         self.mapped_bytes = mapped_bytes
+        self.kv_bytes_per_token = program.cache_block_bytes(_BLOCK_SIZE) // _BLOCK_SIZE
         self._workspace_bytes = program.workspace_bytes
         self.isa = isa
         self.thread_plan = thread_plan
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        return cache_bytes_per_token(self._graph)
+    def kv_element_bytes(self) -> float:
+        """Bytes of a number in the cache, with its share of padding and scales: for `StepSizes`."""
+        return self.kv_bytes_per_token / max(self._graph.kv_elements_per_token, 1)
 
     @property
     def workspace_bytes(self) -> int:

@@ -14,7 +14,8 @@ depth first, and each contributes by the type that it declares.
 | `str`                | one int, its index in `KINDS`                                              | 0               |
 | a nested dataclass   | its fields, in place                                                       | each as None    |
 
-So a new operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
+An operation that keeps a paged cache gets one more int, the last one: how the cache holds numbers, as the index in
+`KV_DTYPES`. So a new operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import types
 import typing
 from dataclasses import dataclass, field
 
+from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError
 from octavo.graph.ops import AttentionParams, Op
 from octavo.graph.values import Parameter, Value
@@ -46,10 +48,12 @@ class Operands:
     layer: int | None = None
 
 
-def lower(op: Op) -> Operands:
+def lower(op: Op, kv_dtype: KVDtype = "float16") -> Operands:
     """The operands of `op`. Raises GraphError for a field that the rule does not know."""
     operands = Operands()
     _flatten(op, type(op), operands, op.name)
+    if operands.layer is not None:
+        operands.ints.append(KV_DTYPES.index(kv_dtype))
     return operands
 
 

@@ -9,18 +9,24 @@ from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits
+    from octavo.config import KVDtype
     from octavo.graph.builder import Graph
 
-_KV_ELEMENT_BYTES = 2  # float16
 _PADDED_TO = 16  # dimensions of a value in the cache
+_KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
+_SCALE_BYTES = 2
 
 
-def cache_bytes_per_token(graph: Graph) -> int:
-    """What a token takes in the cache: keys as they are and values padded, in float16 (csrc/kv_cache.h)."""
+def cache_bytes_per_token(graph: Graph, kv_dtype: KVDtype) -> int:
+    """What a token takes in the cache: keys as they are, values padded, and their scales (csrc/kv_cache.h)."""
     total = 0
     for layer in graph.attention_layers:
-        padded = -(-layer.head_dim // _PADDED_TO) * _PADDED_TO
-        total += layer.num_kv_heads * (layer.head_dim + padded) * _KV_ELEMENT_BYTES
+        elements = layer.head_dim + -(-layer.head_dim // _PADDED_TO) * _PADDED_TO
+        if kv_dtype == "int8":
+            scales = -(-layer.head_dim // _KEY_SCALE_DIMS) + 1
+            total += layer.num_kv_heads * (elements + scales * _SCALE_BYTES)
+        else:
+            total += layer.num_kv_heads * elements * 2
     return total
 
 

@@ -142,7 +142,7 @@ def attention_cache_bytes(params: AttentionParams, sizes: StepSizes) -> tuple[in
     per_token = 2 * params.num_kv_heads * params.head_dim * sizes.kv_element_bytes
     queries = sizes.tokens / max(sizes.requests, 1)
     seen = sizes.context if params.window is None else min(params.window + queries - 1, sizes.context)
-    return int(sizes.requests * seen * per_token), sizes.tokens * per_token
+    return int(sizes.requests * seen * per_token), int(sizes.tokens * per_token)
 
 
 def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int32]) -> Array:
@@ -167,8 +167,8 @@ def paged_attention(
 ) -> Array:
     """q [tokens, num_heads * head_dim], k and v [tokens, num_kv_heads * head_dim] -> the shape of q."""
     p, batch, cache = params, step.batch, step.cache(params.layer)
-    cache.keys[batch.slot_mapping] = k.reshape(-1, p.num_kv_heads, p.head_dim)
-    cache.values[batch.slot_mapping] = v.reshape(-1, p.num_kv_heads, p.head_dim)
+    heads = (-1, p.num_kv_heads, p.head_dim)
+    cache.write(batch.slot_mapping, k.reshape(heads), v.reshape(heads))
     out = np.empty_like(q)
     for request, length in enumerate(batch.seq_lens):
         tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])

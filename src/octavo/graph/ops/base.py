@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from octavo.batch import Batch
+from octavo.config import KVDtype
 from octavo.errors import GraphError
+from octavo.graph.ops.kv_rounding import round_keys, round_values
 from octavo.graph.values import Parameter, Rows, Value
 
 Array = NDArray[np.floating[Any]]
@@ -25,14 +27,14 @@ class StepSizes:
     """The numbers that a step's cost depends on.
 
     context: mean number of tokens a request has in the cache after the step, the new ones included.
-    kv_element_bytes: bytes of one number in the cache.
+    kv_element_bytes: bytes of one number in the cache, with its share of a scale if there are any.
     """
 
     tokens: int
     requests: int
     outputs: int
     context: int
-    kv_element_bytes: int = 2
+    kv_element_bytes: float = 2
 
     def rows(self, rows: Rows) -> int:
         return {Rows.TOKENS: self.tokens, Rows.REQUESTS: self.requests, Rows.OUTPUTS: self.outputs}[rows]
@@ -40,11 +42,20 @@ class StepSizes:
 
 @dataclass(slots=True)
 class LayerCache:
-    """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size."""
+    """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size.
+
+    kv_dtype: what it rounds to; None: nothing, it is as exact as the computation.
+    """
 
     keys: Array  # [num_slots, num_kv_heads, head_dim]
     values: Array  # same shape
     block_size: int
+    kv_dtype: KVDtype | None = None
+
+    def write(self, slots: NDArray[np.int32], keys: Array, values: Array) -> None:
+        """keys and values [tokens, num_kv_heads, head_dim] of the tokens in these slots."""
+        self.keys[slots] = round_keys(keys, self.kv_dtype)
+        self.values[slots] = round_values(values, self.kv_dtype)
 
     def slots(self, block_table: NDArray[np.int32], length: int) -> NDArray[np.int64]:
         """The slots of the first `length` tokens of the sequence with this block table: [length]."""

@@ -189,7 +189,7 @@ def _step_tokens(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
 
 
 def _cache_configuration(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
-    labels = ["block_size", "num_gpu_blocks", "kv_bytes_per_token", "max_model_len", "max_num_seqs"]
+    labels = ["block_size", "num_gpu_blocks", "cache_dtype", "kv_bytes_per_token", "max_model_len", "max_num_seqs"]
     family = GaugeMetricFamily(
         f"{prefix}:cache_config_info",
         "Always 1; the labels say the KV cache's layout.",
@@ -201,6 +201,7 @@ def _cache_configuration(prefix: str, engines: dict[str, EngineFigures]) -> Metr
             sizes = (
                 info.block_size,
                 info.num_blocks,
+                info.kv_dtype,
                 info.kv_bytes_per_token,
                 info.max_model_len,
                 info.max_num_seqs,

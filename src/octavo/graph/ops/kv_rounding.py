@@ -1,0 +1,81 @@
+"""What the types of the paged cache make of keys and values, in numpy. csrc/kv_cache.h says how they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config import KVDtype
+
+Array = NDArray[np.floating[Any]]
+
+_KEY_SCALE_DIMS = 32
+_FLOAT16_MAX = 65504.0
+_LARGEST_CODE = np.float32(127.0)
+
+
+def round_keys(keys: Array, kv_dtype: KVDtype | None) -> Array:
+    """keys [..., head_dim] as attention gets them back from the cache, in their own dtype. None: unchanged.
+
+    int8: mixed by a Walsh-Hadamard transform, which spreads outliers (arXiv 2404.00456), rounded with a scale for each
+    32 dimensions, and mixed back.
+    """
+    if kv_dtype != "int8":
+        return round_values(keys, kv_dtype)
+    mixed = _mix(keys.astype(np.float32))
+    starts = range(0, keys.shape[-1], _KEY_SCALE_DIMS)
+    rounded = [_round_to_int8(mixed[..., start : start + _KEY_SCALE_DIMS]) for start in starts]
+    back: Array = _mix(np.concatenate(rounded, axis=-1).astype(keys.dtype))
+    for piece in _powers_of_two(keys.shape[-1]):
+        back[..., piece] /= piece.stop - piece.start
+    return back
+
+
+def round_values(values: Array, kv_dtype: KVDtype | None) -> Array:
+    """The same of values. int8: rounded with one scale for all of head_dim."""
+    if kv_dtype is None:
+        return values
+    if kv_dtype == "int8":
+        return _round_to_int8(values.astype(np.float32)).astype(values.dtype)
+    rounded: Array = np.clip(values, -_FLOAT16_MAX, _FLOAT16_MAX).astype(np.float16).astype(values.dtype)
+    return rounded
+
+
+def _powers_of_two(n: int) -> Iterator[slice]:
+    """Pieces of n whose sizes are powers of two, largest first."""
+    begin = 0
+    while begin < n:
+        size = 1 << (n - begin).bit_length() - 1
+        yield slice(begin, begin + size)
+        begin += size
+
+
+def _mix(x: Array) -> Array:
+    """The Walsh-Hadamard transform of each such piece of x [..., n], not normalized."""
+    out: Array = x.copy()
+    for piece in _powers_of_two(x.shape[-1]):
+        part = out[..., piece]
+        half = 1
+        while half < part.shape[-1]:
+            pairs = part.reshape(*part.shape[:-1], -1, 2, half)
+            a, b = pairs[..., 0, :].copy(), pairs[..., 1, :].copy()
+            part = np.stack([a + b, a - b], axis=-2).reshape(part.shape)
+            half *= 2
+        out[..., piece] = part
+    return out
+
+
+def _round_to_int8(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """x [..., n] as codes from -127 to 127 times one scale: the smallest bfloat16 that reaches the largest number.
+
+    NaN or infinity anywhere makes all n of them NaN; numbers too small for a scale become zero.
+    """
+    is_finite = np.isfinite(x).all(axis=-1, keepdims=True)
+    least = np.abs(np.where(is_finite, x, 0)).max(axis=-1, keepdims=True) / _LARGEST_CODE
+    scale = ((least.view(np.uint32) + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
+    codes = np.rint(np.divide(x, scale, out=np.zeros_like(x), where=is_finite & (scale > 0)))
+    rounded: NDArray[np.float32] = np.clip(codes, -_LARGEST_CODE, _LARGEST_CODE) * scale
+    return np.where(is_finite, rounded, np.float32(np.nan))
