@@ -76,10 +76,12 @@ Isa detect() {
 
 // What the operating system says that all cores have: on a chip of unlike cores, one of them cannot speak for the rest.
 Isa detect() {
-    constexpr uint64_t ASIMD = bit(1), ASIMDDP = bit(20), I8MM = bit(13);  // AT_HWCAP, AT_HWCAP, AT_HWCAP2
+    // AT_HWCAP: NEON; what ARMv8.2 has beside it (CMakeLists.txt) and the compiler may use, LSE and RDM; sdot.
+    constexpr uint64_t ASIMD = bit(1), ATOMICS = bit(8), ASIMDRDM = bit(12), ASIMDDP = bit(20);
+    constexpr uint64_t I8MM = bit(13);  // AT_HWCAP2: smmla
     const uint64_t capabilities = getauxval(AT_HWCAP);
     if (!has_bits(capabilities, ASIMD)) return Isa::scalar;
-    if (!has_bits(capabilities, ASIMDDP)) return Isa::neon;
+    if (!has_bits(capabilities, ATOMICS | ASIMDRDM | ASIMDDP)) return Isa::neon;
     return has_bits(getauxval(AT_HWCAP2), I8MM) ? Isa::i8mm : Isa::dotprod;
 }
 

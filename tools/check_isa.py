@@ -3,35 +3,48 @@
 
 Usage: tools/check_isa.py BUILD_FOLDER...   (folders of CMake, with CMakeFiles/kernels_avx2.dir and so on)
 
+Objects of another processor are read with the tools of its cross compiler.
 Two rules, on every object file: the disassembly uses no register or instruction of a higher level, and kernel
 objects define nothing that the linker could merge with, or take for, another object's function.
 """
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-LEVELS = ("base", "scalar", "avx2", "avx512", "avx512vnni", "amx", "no level")
-
-# What a level must not contain: everything that only the levels from the given one on have.
-# Nothing may use what no level asks of the processor, such as the second half of Ice Lake's AVX-512.
-MARKS = (
-    ("avx2", re.compile(r"\t(v(?!err|erw|mcall|mmcall)[a-z0-9]+)\b|%ymm")),
-    ("avx512", re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]")),
-    ("avx512vnni", re.compile(r"\tvpdp(busd|wssd)s?\b")),
-    ("amx", re.compile(r"%tmm|\tv(dpbf16ps|cvtneps2bf16|cvtne2ps2bf16)")),
-    ("no level", re.compile(r"\tvp(ermb|ermi2b|ermt2b|multishiftqb|shld|shrd|compress[bw]|expand[bw]|popcnt)")),
-)
+# Every level with what only it and those after it have, and at last what no level asks of the processor, such as the
+# second half of Ice Lake's AVX-512.
+Levels = dict[str, re.Pattern[str] | None]
+X86: Levels = {
+    "base": None,
+    "scalar": None,
+    "avx2": re.compile(r"\t(v(?!err|erw|mcall|mmcall)[a-z0-9]+)\b|%ymm"),
+    "avx512": re.compile(r"%zmm|%[xy]mm(1[6-9]|2\d|3[01])|%k[0-7]"),
+    "avx512vnni": re.compile(r"\tvpdp(busd|wssd)s?\b"),
+    "amx": re.compile(r"%tmm|\tv(dpbf16ps|cvtneps2bf16|cvtne2ps2bf16)"),
+    "no level": re.compile(r"\tvp(ermb|ermi2b|ermt2b|multishiftqb|shld|shrd|compress[bw]|expand[bw]|popcnt)"),
+}
+# dotprod is ARMv8.2, which brings the atomic instructions of ARMv8.1.
+ARM: Levels = {
+    "base": None,
+    "scalar": None,
+    "neon": None,
+    "dotprod": re.compile(r"\t([su]dot|(cas|swp|ld(add|clr|eor|set|[su]max|[su]min))[alhb]*|sqrdml[as]h)\b"),
+    "i8mm": re.compile(r"\t((s|u|us)mmla|usdot|sudot)\b"),
+    "no level": re.compile(r"\bz\d+\.[bhsd]\b|\tbf|\tf[a-z0-9]+\s+(h\d|v\d+\.[48]h, v\d+\.[48]h)"),
+}
+ELF_MACHINES = {62: ("x86_64", X86), 183: ("aarch64", ARM)}
 
 
 def main(folders: list[str]) -> int:
     objects = [path for folder in folders for path in sorted(Path(folder).rglob("*.o")) if _level(path)]
     levels = {_level(path) for path in objects}
-    if missing := [level for level in LEVELS[:2] if level not in levels]:
+    if missing := [level for level in ("base", "scalar") if level not in levels]:
         print(f"no objects of {', '.join(missing)} under {' '.join(folders)}")
         return 2
     complaints = [complaint for path in objects for complaint in _complaints(path)]
@@ -44,7 +57,7 @@ def _level(path: Path) -> str | None:
     for part in path.parts:
         if part.startswith("kernels_") and part.endswith(".dir"):
             return part.removeprefix("kernels_").removesuffix(".dir")
-        if part in ("_native.dir", "nanobind-static.dir", "nanobind-static-abi3.dir"):
+        if part in ("_native.dir", "kernel_agreement.dir", "nanobind-static.dir", "nanobind-static-abi3.dir"):
             return "base"
     return None
 
@@ -52,10 +65,13 @@ def _level(path: Path) -> str | None:
 def _complaints(path: Path) -> Iterator[str]:
     level = _level(path)
     assert level is not None
-    above = [(mark, pattern) for mark, pattern in MARKS if LEVELS.index(mark) > LEVELS.index(level)]
+    machine, levels = ELF_MACHINES[int.from_bytes(path.read_bytes()[18:20], "little")]
+    prefix = "" if platform.machine() == machine else f"{machine}-linux-gnu-"
+    order = list(levels)
+    above = [(mark, pattern) for mark, pattern in levels.items() if pattern and order.index(mark) > order.index(level)]
     function = "?"
     reported = set()
-    for line in _output("objdump", "-d", "--no-show-raw-insn", str(path)):
+    for line in _output(f"{prefix}objdump", "-d", "--no-show-raw-insn", str(path)):
         if line.endswith(">:"):
             function = line.split("<", 1)[1][:-2]
             continue
@@ -64,7 +80,7 @@ def _complaints(path: Path) -> Iterator[str]:
                 reported.add((function, mark))
                 yield f"{path}: {function}: an instruction of {mark} in an object of {level}:{line.rstrip()}"
     if level != "base":
-        for line in _output("nm", "--defined-only", "--extern-only", str(path)):
+        for line in _output(f"{prefix}nm", "--defined-only", "--extern-only", str(path)):
             yield f"{path}: defines {line.split()[-1]}, which the linker may merge with another instruction set's"
 
 

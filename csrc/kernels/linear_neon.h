@@ -21,11 +21,11 @@ constexpr bool IN_PAIRS = false;
 constexpr int COL_GROUPS = 4;         // registers of 4 columns in a panel
 constexpr int PREFETCH_BYTES = 1024;  // ahead in the stream; not measured
 
-// Hides a value from the compiler, which would otherwise take the rows one after the other, hold all weights and spill
-// them.
+// Keeps the products in the order of the source. The compiler would otherwise take the rows one after the other, hold
+// all weights and spill them.
 template <typename V>
 inline V pin(V x) {
-    __asm__("" : "+w"(x));
+    __asm__ volatile("" : "+w"(x));
     return x;
 }
 

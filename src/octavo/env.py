@@ -4,7 +4,8 @@
 |----------------------|------------------------------------------------------------------------------------------|
 | `OCTAVO_CACHE`       | folder of models and packed weights; default `$XDG_CACHE_HOME/octavo`, `~/.cache/octavo` |
 | `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                           |
-| `OCTAVO_ISA`         | widest instruction set to use: `scalar`, `avx2`, `avx512`, `avx512vnni`, `amx`           |
+| `OCTAVO_ISA`         | widest instruction set to use: `scalar`; on x86 `avx2`, `avx512`, `avx512vnni`, `amx`;   |
+|                      | on ARM `neon`, `dotprod`, `i8mm`                                                         |
 | `OCTAVO_NUM_THREADS` | compute threads; default: as many as the machine gives this process                      |
 | `OCTAVO_FAULT`       | for tests of Octavo only: makes an engine's process fail; see `core/faults.py`           |
 """
@@ -19,7 +20,7 @@ from octavo.errors import UsageError
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _MAX_THREADS = 1024
-_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx")
+_INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx", "neon", "dotprod", "i8mm")
 
 
 def cache_dir() -> Path:
