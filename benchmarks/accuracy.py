@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import subprocess
 import sys
@@ -30,6 +31,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.gguf")
     parser.add_argument("--reference", required=True, metavar="PYTHON", help="a Python with torch and transformers")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="octavo or llama.cpp")
+    parser.add_argument(
+        "--kv-dtype", action="append", choices=["float16", "int8"], help="of the cache; may be given several times"
+    )
     parser.add_argument("--positions", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512, help="tokens in a window; each starts from an empty cache")
     parser.add_argument("--threads", type=int, default=2)
@@ -56,16 +60,19 @@ def reference_folder(model: Path, options: argparse.Namespace) -> Path:
     return folder
 
 
-def measure(name: str, python: str, model: Path, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    name: str, python: str, kv_dtype: str, model: Path, folder: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     """One engine's figures for one model."""
     log = Path(tempfile.gettempdir()) / f"octavo-accuracy-{name}.log"
     peer = Peer(name, python, log)
     try:
-        loaded = peer.ask("load", model=str(model), threads=options.threads, context=options.window, sequences=1)
+        load = {"model": str(model), "threads": options.threads, "context": options.window, "kv_dtype": kv_dtype}
+        loaded = peer.ask("load", sequences=1, **load)
         figures = peer.ask("agreement", folder=str(folder))
     finally:
         peer.close()
-    return {"model": model.name, "engine": name, "version": loaded["version"], **figures}
+    return {"model": model.name, "engine": name, "version": loaded["version"], "cache": kv_dtype, **figures}
 
 
 def main() -> int:
@@ -73,15 +80,16 @@ def main() -> int:
     results = []
     for model in options.models:
         folder = reference_folder(model, options)
-        for pair in options.peer:
+        for pair, kv_dtype in itertools.product(options.peer, options.kv_dtype or ["float16"]):
             name, _, python = pair.partition("=")
             try:
-                results.append(measure(name, python, model, folder, options))
+                results.append(measure(name, python, kv_dtype, model, folder, options))
             except PeerError as error:
                 print(f"{model.name}: {name} skipped: {error}", file=sys.stderr)
     columns = {
         "model": "model",
         "engine": "engine",
+        "cache": "cache",
         "positions": "positions",
         "greedy agreement": "greedy_agreement",
         "mean KL": "mean_kl",

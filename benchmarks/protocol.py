@@ -34,6 +34,8 @@ class LoadOptions(NamedTuple):
     """Most tokens of one prompt and its answer."""
     sequences: int
     """Most sequences at once."""
+    kv_dtype: str = "float16"
+    """How the cache holds numbers. `int8`, a scale with it: only octavo and llama.cpp, whose name for it is q8_0."""
 
 
 class Generated(NamedTuple):

@@ -53,6 +53,9 @@ class LlamaCpp:
             "n_batch": 512,
             "verbose": False,
         }
+        if options.kv_dtype == "int8":
+            kind = llama_cpp.GGML_TYPE_Q8_0
+            self._options |= {"type_k": kind, "type_v": kind, "flash_attn": True}
         self._model = options.model
         self._llama = llama_cpp.Llama(options.model, n_ctx=options.context, **self._options)
         self._num_sequences = 0

@@ -41,7 +41,12 @@ class Octavo:
     version = ""
 
     def load(self, options: LoadOptions) -> None:
-        self._options = {"model": options.model, "num_threads": options.threads, "max_model_len": options.context}
+        self._options = {
+            "model": options.model,
+            "num_threads": options.threads,
+            "max_model_len": options.context,
+            "kv_dtype": options.kv_dtype,
+        }
         config = EngineConfig(**self._options, kv_cache_memory=CACHE_MEMORY)
         if options.sequences > config.max_num_seqs:
             config = EngineConfig(**self._options, kv_cache_memory=CACHE_MEMORY, max_num_seqs=options.sequences)

@@ -53,6 +53,13 @@ inline __m256 load_codes(const int8_t* p) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 inline F32x16 load_lanes(const int8_t* p) { return {load_codes(p), load_codes(p + 8)}; }
+#elif defined(OCTAVO_NEON)
+inline F32x16 load_lanes(const int8_t* p) {
+    const int8x16_t codes = vld1q_s8(p);
+    const int16x8_t low = vmovl_s8(vget_low_s8(codes)), high = vmovl_s8(vget_high_s8(codes));
+    return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(low))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(low))),
+             vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
+}
 #else
 inline F32x16 load_lanes(const int8_t* p) {
     float lanes[16];
