@@ -1,7 +1,8 @@
-"""OpenVINO GenAI, which reads some GGUF files itself, as a peer: its paged attention, without its prefix cache."""
+"""OpenVINO GenAI, which reads some GGUF files itself, as a peer: continuous batching without its prefix cache."""
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -9,23 +10,7 @@ import openvino
 import openvino_genai
 from protocol import Generated, LoadOptions, serve
 
-UNLIMITED = 2**31  # tokens of one step, as in the configuration that the pipeline makes itself
-
-
-class Clock(openvino_genai.StreamerBase):
-    """Notes when tokens come."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first: float | None = None
-
-    def write(self, _tokens: int | list[int]) -> openvino_genai.StreamingStatus:
-        if self.first is None:
-            self.first = time.perf_counter()
-        return openvino_genai.StreamingStatus.RUNNING
-
-    def end(self) -> None:
-        pass
+UNLIMITED = 2**31  # tokens of one step, as where the library makes the configuration itself
 
 
 class OpenVino:
@@ -35,31 +20,32 @@ class OpenVino:
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.enable_prefix_caching = False
         scheduler.max_num_batched_tokens = UNLIMITED
-        self._pipeline = openvino_genai.LLMPipeline(
-            options.model, "CPU", scheduler_config=scheduler, INFERENCE_NUM_THREADS=options.threads
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(
+            options.model, scheduler, "CPU", {"INFERENCE_NUM_THREADS": options.threads}
         )
+        self._ids = itertools.count()
 
-    @staticmethod
-    def _settings(count: int) -> openvino_genai.GenerationConfig:
+    def decode(self, prompt: list[int], count: int) -> Generated:
+        return self.many([prompt], count)
+
+    def many(self, prompts: list[list[int]], count: int) -> Generated:
         settings = openvino_genai.GenerationConfig()
         settings.max_new_tokens = count + 1
         settings.ignore_eos = True
         settings.do_sample = False
-        return settings
-
-    def decode(self, prompt: list[int], count: int) -> Generated:
-        clock = Clock()
         start = time.perf_counter()
-        result = self._pipeline.generate(openvino.Tensor(np.array([prompt], np.int64)), self._settings(count), clock)
+        requests = [
+            self._pipeline.add_request(next(self._ids), openvino.Tensor(np.array([prompt], np.int64)), settings)
+            for prompt in prompts
+        ]
+        first = 0.0
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+            if not first and all(request.can_read() for request in requests):
+                first = time.perf_counter()
         end = time.perf_counter()
-        first = end if clock.first is None else clock.first
-        return Generated(first - start, end - first, [list(result.tokens[0])])
-
-    def many(self, prompts: list[list[int]], count: int) -> Generated:
-        """The pipeline tells nothing before the end when it has several sequences: all time counts as the first."""
-        start = time.perf_counter()
-        result = self._pipeline.generate(openvino.Tensor(np.array(prompts, np.int64)), self._settings(count))
-        return Generated(time.perf_counter() - start, 0.0, [list(tokens) for tokens in result.tokens])
+        answers = [list(request.read_all()[0].generated_ids) for request in requests]
+        return Generated(first - start, end - first, answers)
 
 
 if __name__ == "__main__":
