@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import gc
 import signal
+import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from octavo.loader.hub import resolve_model
 
 LARGE_MODELS = Path.home() / ".cache" / "octavo-models"
 
 
-def pytest_configure() -> None:
-    """A job in the background of a script inherits an ignored SIGINT, and hands it on to every program it starts.
+def pytest_configure(config: pytest.Config) -> None:
+    """Examples are always the same, so that a change fails what it broke; with `-m slow` they are new in each run.
+
+    No example has a time limit, which a busy machine would exceed.
+
+    A job in the background of a script inherits an ignored SIGINT, and hands it on to every program it starts.
 
     SIGTERM, with which a run is ended that takes too long, has to leave no server behind either.
     """
+    settings.register_profile(
+        "octavo",
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow],
+        derandomize=config.option.markexpr == "not slow",
+        database=None,
+    )
+    settings.load_profile("octavo")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+def pytest_collection_finish() -> None:
+    """What the imported modules hold stays to the end, so no collection of garbage has to look through it again.
+
+    The judges compute tiny models in one thread: on a busy machine two wait for each other longer than they compute.
+    """
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -68,6 +69,12 @@ def package_files() -> list[Path]:
     return sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
+def parse(text: str) -> ast.Module:
+    """Several checks read the same files."""
+    return ast.parse(text)
+
+
 def room_of(path: Path) -> str:
     first = path.relative_to(PACKAGE).parts[0]
     return first.removesuffix(".py")
@@ -96,7 +103,7 @@ def check_imports() -> Iterator[str]:
         allowed = ALLOWED.get(room, set()) | LEAVES | {room}
         if room not in ALLOWED and room not in LEAVES:
             yield f"{relative}: room {room!r} is not in tools/check_structure.py"
-        for line, module in imports(ast.parse(path.read_text())):
+        for line, module in imports(parse(path.read_text())):
             where = f"{relative}:{line}"
             if module.startswith("."):
                 yield f"{where}: relative import; write octavo.{module.lstrip('.')}"
@@ -125,7 +132,7 @@ def _server_room(module: str, path: Path) -> str | None:
 def check_calls() -> Iterator[str]:
     for path in package_files():
         relative = path.relative_to(PACKAGE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parse(path.read_text())):
             if (
                 isinstance(node, ast.Attribute)
                 and node.attr in {"environ", "getenv", "putenv"}
@@ -146,7 +153,7 @@ def check_python_budgets() -> Iterator[str]:
         text = path.read_text()
         if (lines := text.count("\n")) > MAX_FILE_LINES:
             yield f"{relative}: {lines} lines, the budget is {MAX_FILE_LINES}"
-        for node in ast.walk(ast.parse(text)):
+        for node in ast.walk(parse(text)):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             where = f"{relative}:{node.lineno}: {node.name}"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from octavo.bench import ceilings
 from tests.support.processes import octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -40,7 +41,10 @@ def test_throughput(tiny: Path) -> None:
     assert "requests_per_s" in octavo_here("bench", "throughput", tiny, *sizes).stdout
 
 
-def test_profile(tiny: Path) -> None:
+def test_profile(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "_ROUNDS", 3)
+    monkeypatch.setattr(ceilings, "_SHORT_ROUNDS", 10)
+    monkeypatch.setattr(ceilings, "_BEYOND_CACHES", 32 << 20)
     sizes = ("--rows", "1", "--rows", "2", "--prefill", "16", "--context", "16", "--iterations", "4")
     report = json.loads(octavo_here("bench", "profile", tiny, *sizes, "--json").stdout)
     assert [step["num_rows"] for step in report["steps"]] == [1, 2, 16]

@@ -23,7 +23,7 @@ from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OctavoError, UsageError
 from octavo.llm import LLM
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from tests.support.engine_clients import collect, engine_process, request, tokens, wait_until
+from tests.support.engine_clients import SOON_S, collect, engine_process, request, tokens, wait_until
 
 PROMPTS = [[0, 2 + i % 6, 3, 2 + i % 5, *range(2, 2 + i % 6)] for i in range(24)]
 PARAMS = [
@@ -154,7 +154,7 @@ def test_a_closed_stream_frees_its_blocks_at_once(engine_loop: tuple[asyncio.Abs
         await asyncio.gather(*(stream.aclose() for stream in streams))
         start = time.monotonic()
         while (metrics := await client.metrics())["num_used_blocks"] or metrics["num_running"]:
-            assert time.monotonic() - start < 0.3  # a step of this model takes less than a millisecond
+            assert time.monotonic() - start < SOON_S
         assert [await anext(stream, None) for stream in streams] == [None] * 8
 
     loop.run_until_complete(run())
@@ -174,7 +174,7 @@ def test_a_cancelled_caller_leaves_no_request(
         assert all(caller.cancelled() for caller in callers)
         start = time.monotonic()
         while (await client.metrics())["num_running"] or client._running:
-            assert time.monotonic() - start < 0.3
+            assert time.monotonic() - start < SOON_S
 
     loop.run_until_complete(run())
 
@@ -210,7 +210,7 @@ def test_the_engine_answers_during_a_long_prefill(
             await asyncio.sleep(0.01)
         assert (await client.metrics())["num_running"] == 1
         await long.aclose()
-        assert sorted(waits)[10] < 0.1
+        assert sorted(waits)[10] < 1
 
     loop.run_until_complete(run())
 
@@ -226,7 +226,7 @@ def test_malformed_messages_are_dropped_counted_and_survived(
         hostile = [os.urandom(64), b"", b"\xdd\xff\xff\xff\xff", encode(Accepted("request-1")), encode(Abort("x"))[:-1]]
         for data in hostile:
             assert supervisor.send(data)
-        await wait_until(lambda: supervisor._heartbeat is not None and supervisor._heartbeat.num_malformed == 5, 2)
+        await wait_until(lambda: supervisor._heartbeat is not None and supervisor._heartbeat.num_malformed == 5, SOON_S)
         assert client.status().state is EngineState.READY
         await anext(stream)
         await stream.aclose()
@@ -250,7 +250,7 @@ def test_strangers_at_the_sockets_are_dropped_and_soon_find_none(
             await client.wait_ready()
             stranger.close(linger=0)
         assert client._supervisor._process.num_malformed == 2
-        await wait_until(lambda: not directory.exists(), 1)
+        await wait_until(lambda: not directory.exists(), SOON_S)
         assert len(await collect(await client.generate(request([0, 2], SamplingParams(max_tokens=1))))) == 1
         await client.close()
 
@@ -285,12 +285,12 @@ def test_the_state_and_the_information_are_those_of_the_model(
 
     async def run() -> None:
         stream = await client.generate(request([0, 2, 3]))
-        await wait_until(lambda: client.status().num_running == 1, 5)
+        await wait_until(lambda: client.status().num_running == 1, SOON_S)
         status = client.status()
         assert status.num_used_blocks > 0
         assert (status.num_blocks, status.load_progress, status.num_restarts) == (info.num_blocks, 1.0, 0)
         assert status.last_step_age_s is not None
-        assert status.last_step_age_s < 2
+        assert status.last_step_age_s < SOON_S
         await stream.aclose()
 
     loop.run_until_complete(run())
@@ -361,7 +361,7 @@ def test_closing_ends_running_requests_and_the_process(tiny_config: EngineConfig
         async with engine_process(tiny_config) as client:
             stream = await client.generate(request([0, 2]))
             await anext(stream)
-            await wait_until(lambda: list(temporary_directory.iterdir()) == [], 2)  # gone while it still serves
+            await wait_until(lambda: list(temporary_directory.iterdir()) == [], SOON_S)  # gone while it still serves
             pid = client.status().pid
         with pytest.raises(EngineDeadError):
             await collect(stream)

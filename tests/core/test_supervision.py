@@ -20,7 +20,7 @@ from octavo.core.supervisor import MAX_RESTARTS
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
-from tests.support.engine_clients import collect, engine_process, request, tokens, wait_for_state, wait_until
+from tests.support.engine_clients import SOON_S, collect, engine_process, request, tokens, wait_for_state, wait_until
 from tests.support.tiny_gguf import tiny_gguf
 
 SLOW_FAULTS = ("step:kill:3", "receive:raise:3")
@@ -59,14 +59,14 @@ def test_kill_9_reaches_everybody_and_the_engine_comes_back(tiny_config: EngineC
             pid = pid_of(client)
             os.kill(pid, signal.SIGKILL)
             waits = await asyncio.gather(*map(ends_with_dead_engine, streams))
-            assert all(wait < 1 for wait in waits)
-            await wait_for_state(client, EngineState.RESTARTING, 1)
+            assert all(wait < SOON_S for wait in waits)
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)
             assert "SIGKILL" in (client.status().reason or "")
             with pytest.raises(OverloadedError) as refusal:
                 await client.generate(request([0]))
             assert refusal.value.code == "engine_restarting"
             assert refusal.value.retry_after_s >= 1
-            await asyncio.wait_for(client.wait_ready(), 10)
+            await asyncio.wait_for(client.wait_ready(), 2 * SOON_S)
             assert pid_of(client) != pid
             assert client.status().num_restarts == 1
             assert tokens(await serves(client)) == before
@@ -83,16 +83,16 @@ def test_a_stopped_engine_is_stalled_within_two_seconds_then_restarted(tiny_conf
             os.kill(pid_of(client), signal.SIGSTOP)
             unanswered = asyncio.create_task(client.generate(request([0, 3])))
             question = asyncio.create_task(client.metrics())
-            assert await wait_for_state(client, EngineState.STALLED, 2) > 1
+            assert await wait_for_state(client, EngineState.STALLED, SOON_S) > 1
             for waiting in (unanswered, question):
                 with pytest.raises(OverloadedError) as refusal:
                     await waiting
                 assert refusal.value.code == "engine_stalled"
             with pytest.raises(OverloadedError):
                 await client.generate(request([0]))
-            await wait_for_state(client, EngineState.RESTARTING, 3)
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)
             await ends_with_dead_engine(stream)
-            await asyncio.wait_for(client.wait_ready(), 10)
+            await asyncio.wait_for(client.wait_ready(), 2 * SOON_S)
             await serves(client)
 
     asyncio.run(run())
@@ -105,9 +105,9 @@ def test_an_idle_engine_that_stands_still_recovers_by_itself(tiny_config: Engine
             await anext(stream)
             pid = pid_of(client)
             os.kill(pid, signal.SIGSTOP)
-            await wait_for_state(client, EngineState.STALLED, 2)
+            await wait_for_state(client, EngineState.STALLED, SOON_S)
             os.kill(pid, signal.SIGCONT)
-            await wait_for_state(client, EngineState.READY, 1)
+            await wait_for_state(client, EngineState.READY, SOON_S)
             await anext(stream)  # nothing was lost
             await stream.aclose()
             await serves(client)
@@ -142,9 +142,9 @@ def test_a_step_that_does_not_end_is_a_standstill(
         async with engine_process(tiny_config, stall_timeout_s=2.0) as client:
             monkeypatch.delenv("OCTAVO_FAULT")  # the next process has no fault
             stream = await client.generate(request([0, 2]))
-            await wait_for_state(client, EngineState.STALLED, 2.2)
+            await wait_for_state(client, EngineState.STALLED, SOON_S)
             assert "no step" in (client.status().reason or "")
-            await wait_for_state(client, EngineState.RESTARTING, 3)
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)
             await ends_with_dead_engine(stream)
             await client.wait_ready()
             await serves(client)
@@ -165,7 +165,7 @@ def test_a_step_that_computes_is_slow_before_it_is_a_standstill(
             stream = await client.generate(request([0, 2]))
             await asyncio.sleep(3)
             assert client.status().state is EngineState.READY
-            await wait_for_state(client, EngineState.RESTARTING, 3)  # nothing computes for ever
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)  # nothing computes for ever
             await ends_with_dead_engine(stream)
 
     asyncio.run(run())
@@ -186,8 +186,8 @@ def test_no_thread_of_the_engine_fails_unnoticed(
             if fault.startswith("receive"):
                 with pytest.raises(OverloadedError):
                     await client.metrics()
-            assert await ends_with_dead_engine(stream) < 2
-            await wait_for_state(client, EngineState.RESTARTING, 1)
+            assert await ends_with_dead_engine(stream) < SOON_S
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)
             await client.wait_ready()
             await serves(client)
 
@@ -216,10 +216,10 @@ def test_closing_does_not_wait_for_a_load(tiny_config: EngineConfig, monkeypatch
     async def run() -> None:
         client = ProcessClient(tiny_config, stall_timeout_s=30)
         process = client._supervisor._process
-        await wait_until(lambda: process._is_connected, 10)
+        await wait_until(lambda: process._is_connected, SOON_S)
         start = time.monotonic()
         await client.close()
-        assert time.monotonic() - start < 1.5
+        assert time.monotonic() - start < SOON_S
         assert process._process.returncode == 0
 
     asyncio.run(run())
@@ -231,7 +231,7 @@ def test_an_engine_that_keeps_dying_is_given_up(tiny_config: EngineConfig) -> No
             for restarts in range(MAX_RESTARTS + 1):
                 assert client.status().num_restarts == restarts
                 os.kill(pid_of(client), signal.SIGKILL)
-                await wait_until(lambda: client.status().state is not EngineState.READY, 1)
+                await wait_until(lambda: client.status().state is not EngineState.READY, SOON_S)
                 if restarts < MAX_RESTARTS:
                     await client.wait_ready()
             with pytest.raises(EngineDeadError, match="4 times within 5 minutes"):
@@ -251,7 +251,7 @@ def test_a_model_that_is_gone_at_the_restart_is_the_reason(tmp_path: Path) -> No
         async with engine_process(EngineConfig(model=str(path), kv_cache_memory="16MiB", num_threads=1)) as client:
             path.write_bytes(b"no model")
             os.kill(pid_of(client), signal.SIGKILL)
-            await wait_for_state(client, EngineState.RESTARTING, 1)
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)
             with pytest.raises(ModelLoadError, match=r"model\.gguf"):
                 await client.wait_ready()
             assert client.status().state is EngineState.DEAD
@@ -298,9 +298,9 @@ def test_the_engine_ends_with_a_killed_server(tiny_config: EngineConfig, tempora
         if phase == "stopped":
             engine.suspend()
         server.kill()
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + SOON_S
     while engine.is_running() and engine.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline, "the engine outlived the server by 2 s"
+        assert time.monotonic() < deadline, f"the engine outlived the server by {SOON_S} s"
         time.sleep(0.02)
     assert list(temporary_directory.iterdir()) == []
 

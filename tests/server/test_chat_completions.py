@@ -277,7 +277,7 @@ def test_a_client_that_leaves(client: httpx.Client, engine: FakeClient, stream: 
     """G1."""
     engine.script = Script([("a", [5])] * len(pieces), never_ends=True)
     with pytest.raises(httpx.ReadTimeout):
-        client.post(URL, json={**BODY, "stream": stream}, timeout=0.3 if not stream else httpx.Timeout(0.3, read=0.02))
+        client.post(URL, json={**BODY, "stream": stream}, timeout=httpx.Timeout(20, read=0.02 if stream else 0.3))
     wait_aborted(engine)
 
 

@@ -26,6 +26,7 @@ COMPLETIONS = "/v1/completions"
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 150  # 1,500 tokens
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST instead of FIN
 STORM = 500
+SOON_S = 15.0  # on a machine with other work
 
 
 def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
@@ -39,7 +40,7 @@ def figures(server: RunningServer) -> dict[str, Any]:
     return model
 
 
-def wait_until_idle(server: RunningServer, seconds: float = 10.0) -> None:
+def wait_until_idle(server: RunningServer, seconds: float = 20.0) -> None:
     """Returns when nothing runs or waits and all blocks are free."""
     end = time.monotonic() + seconds
     while True:
@@ -66,11 +67,11 @@ class Witness:
         wait_until_idle(self._server)
         began = time.monotonic()
         assert self._ask() == self._answer
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < SOON_S
         wait_until_idle(self._server)
         assert self._server.process.poll() is None
         assert figures(self._server)["num_restarts"] == self._num_restarts + num_restarts
-        end = time.monotonic() + 5
+        end = time.monotonic() + SOON_S
         while (now := self._resident_bytes()) > 1.05 * self._bytes:
             assert time.monotonic() < end, f"{now:,} bytes are resident, {self._bytes:,} were"
             time.sleep(0.1)
@@ -90,7 +91,7 @@ class Witness:
 @pytest.fixture(scope="module")
 def small(smollm2_path: Path) -> Iterator[RunningServer]:
     """Blocks for some 2,900 tokens and short times, warmed up so that all its memory has been touched."""
-    options = ("--kv-cache-memory", "64MiB", "--write-timeout", "2s", "--body-timeout", "3s", "--queue-timeout", "5m")
+    options = ("--kv-cache-memory", "64MiB", "--write-timeout", "1s", "--body-timeout", "2s", "--queue-timeout", "5m")
     with running_server(f"smollm2={smollm2_path}", *options) as server:
         storm(server, 100)
         drop_bombs(server)
@@ -174,7 +175,7 @@ def test_clients_that_never_read(small: RunningServer) -> None:
     for sock in silent:
         sock.sendall(request({**wide, "stream": True}, CHAT))
     assert post(small, body(16)) == 200
-    wait_until_idle(small, 40)
+    wait_until_idle(small, 60)
     assert sum(figures(small)["cancelled"].values()) - num_before == len(silent)
     witness.check()
     for sock in silent:
@@ -272,7 +273,7 @@ class Load:
         self._threads = [threading.Thread(target=self._read, args=(i,)) for i in range(count)]
         for thread in self._threads:
             thread.start()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not all("data:" in text for text in self.texts[::2]):
             assert time.monotonic() < end
             time.sleep(0.02)
@@ -311,10 +312,10 @@ def test_kill_9_of_the_engine(small: RunningServer) -> None:
     load = Load(small, 6)
     began = time.monotonic()
     engine_of(small).kill()
-    wait_for_health(small, "/health/live", 503, 2)
+    wait_for_health(small, "/health/live", 503, SOON_S)
     load.check_failed("engine_restarting", "engine_error", "internal_error", "engine_dead")
-    assert time.monotonic() - began < 4
-    wait_for_health(small, "/health/ready", 200, 20)
+    assert time.monotonic() - began < SOON_S
+    wait_for_health(small, "/health/ready", 200, 60)
     witness.check(num_restarts=1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -93,7 +94,7 @@ def test_an_engine_whose_process_is_gone_without_a_word(model: ServedModel) -> N
             assert await health(client) == (200, 200, None)
         finally:
             process.kill()
-        time.sleep(0.3)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert await health(client) == (503, 503, "engine_restarting")  # dead, and nobody has asked after it
         process.wait()
         message = (await client.get("/health/live")).json()["error"]["message"]

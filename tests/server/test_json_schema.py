@@ -156,7 +156,7 @@ def test_accepted(schema: object) -> None:
 def test_refused_by_name(schema: object, words: str) -> None:
     started = time.process_time()
     assert words in refusal(schema)
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 3.0
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_long_chains_of_references_do_no_harm(num_links: int) -> None:
 def test_large_schemas_are_fast() -> None:
     started = time.process_time()
     check_schema({"enum": [f"value number {index}" for index in range(10_000)]}, "response_format")
-    assert time.process_time() - started < 2.0
+    assert time.process_time() - started < 5.0
 
 
 def test_tools_are_checked() -> None:

@@ -125,4 +125,4 @@ def test_time_is_linear_in_the_length(text: str) -> None:
     started = time.process_time()
     parse(PLAIN, list(text))
     parse(PLAIN, [text])
-    assert time.process_time() - started < 1.5
+    assert time.process_time() - started < 5

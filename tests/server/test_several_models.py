@@ -52,7 +52,7 @@ def test_one_makes_room_for_the_other(two_models: RunningServer) -> None:
         assert second["model"] == "b"
         assert second["choices"][0]["text"] != first["choices"][0]["text"]
         assert states(client) == {"a": "unloaded", "b": "loaded"}
-        psutil.wait_procs([engine_a], timeout=3)
+        psutil.wait_procs([engine_a], timeout=15)
         assert not engine_a.is_running()  # so its memory is really free
         assert client.get("/health/ready").status_code == 200  # a would be loaded again
         again = client.post(COMPLETIONS, json=body("a")).json()
@@ -91,11 +91,11 @@ def test_many_users_of_both_at_once(two_models: RunningServer) -> None:
                 assert answer.json()["model"] == name
                 texts[name].add(answer.json()["choices"][0]["text"])
 
-            await asyncio.gather(*(ask(rng.choice("ab"), rng.random() * 3) for _ in range(60)))
+            await asyncio.gather(*(ask(rng.choice("ab"), rng.random()) for _ in range(60)))
         assert {name: len(found) for name, found in texts.items()} == {"a": 1, "b": 1}
 
     asyncio.run(test())
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while time.monotonic() < end:
         engines = [child for child in two_models.children() if "octavo.core.main" in " ".join(child.cmdline())]
         if len(engines) == 1:
@@ -112,6 +112,6 @@ def test_a_model_that_breaks_does_not_harm_the_other(tmp_path: Path) -> None:
         refused = client.post(COMPLETIONS, json=body("bad"))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "model_loading")
         assert str(tmp_path) not in refused.text  # that is for the log
-        assert "bad.gguf" in server.wait_for_line("cannot be loaded", 5)
+        assert "bad.gguf" in server.wait_for_line("cannot be loaded")
         assert client.post(COMPLETIONS, json=body("good")).status_code == 200
         assert client.get("/health/ready").status_code == 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -142,17 +141,17 @@ def test_the_time_says_nothing_about_the_key() -> None:
 
     def seconds(shared: int) -> float:
         header = [(b"x-api-key", ("k" * shared).ljust(64, "x").encode())]
-        begin = time.perf_counter()
+        begin = time.thread_time()
         for _ in range(20):
             with pytest.raises(ApiError):
                 keys.tenant(header)
-        return time.perf_counter() - begin
+        return time.thread_time() - begin
 
     samples: dict[int, list[float]] = {0: [], 32: [], 63: []}
     for _ in range(150):
         for shared, times in samples.items():
             times.append(seconds(shared))
-    none, half, nearly = (statistics.median(times) for times in samples.values())
+    none, half, nearly = map(min, samples.values())
     assert abs(half - none) < 0.15 * none
     assert abs(nearly - none) < 0.15 * none
 

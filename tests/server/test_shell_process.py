@@ -30,7 +30,7 @@ class Process:
 
     def __init__(self, **options: object) -> None:
         command = [sys.executable, "-m", "tests.support.shell_process", json.dumps({"port": 0, **options})]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(["src", "."])}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, "."])}
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115 - a full pipe would stop the server
         self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True, env=environment)
         assert self.popen.stdout is not None
@@ -45,6 +45,11 @@ class Process:
         sock = self.client().connect()
         sock.sendall(request(CHAT, json.dumps({**BUSY, **fields}).encode()))
         return sock
+
+    def wait_for(self, line: str) -> None:
+        """Reads its next line, which must be this one."""
+        assert self.popen.stdout is not None
+        assert self.popen.stdout.readline() == line + "\n"
 
     def finish(self, timeout: float = 30.0) -> tuple[int, list[str], str]:
         """(exit code, lines of standard output, standard error)"""
@@ -72,6 +77,11 @@ def ready(running: Process) -> None:
             return False
 
     wait_until(answers)
+
+
+def wait_for_answer(sock: socket.socket) -> None:
+    """Until the first of it is there; what was sent before on other connections has begun, too."""
+    assert sock.recv(1, socket.MSG_PEEK)
 
 
 def test_a_used_port() -> None:
@@ -110,19 +120,19 @@ def test_urls() -> None:
 
 
 def test_sigterm_lets_requests_finish() -> None:
-    with process(drain=5.0) as running:
+    with process(drain=30.0) as running:
         ready(running)
-        whole = running.start_request(pause=0.6)
+        whole = running.start_request(pause=1.5)
         stream = running.start_request(stream=True, num_events=6, pause=0.1)
-        time.sleep(0.2)
+        wait_for_answer(stream)
         running.popen.send_signal(signal.SIGTERM)
-        time.sleep(0.1)
+        running.wait_for("draining")
         assert running.client().get("/health/live").status == 200
         assert read_reply(whole).status == 200
         assert read_reply(stream).body.endswith(b"data: [DONE]\n\n")
         code, out, err = running.finish()
     assert code == 0
-    assert out == ["draining", "drained", "ended 2 2"]
+    assert out == ["drained", "ended 2 2"]
     assert "Traceback" not in err
 
 
@@ -131,7 +141,7 @@ def test_sigterm_ends_what_takes_too_long() -> None:
         ready(running)
         whole = running.start_request(pause=60.0)
         stream = running.start_request(stream=True, num_events=1000, pause=0.1)
-        time.sleep(0.3)
+        wait_for_answer(stream)
         begin = time.monotonic()
         running.popen.send_signal(signal.SIGTERM)
         check_shut_down(read_reply(whole), read_reply(stream))
@@ -148,9 +158,9 @@ def test_a_second_signal_ends_at_once() -> None:
         whole = running.start_request(pause=60.0)
         stream = running.start_request(stream=True, num_events=1000, pause=0.1)
         idle = running.client().connect()
-        time.sleep(0.3)
+        wait_for_answer(stream)
         running.popen.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        running.wait_for("draining")
         begin = time.monotonic()
         running.popen.send_signal(signal.SIGINT)
         check_shut_down(read_reply(whole), read_reply(stream))
@@ -158,7 +168,7 @@ def test_a_second_signal_ends_at_once() -> None:
         assert time.monotonic() - begin < SOON_S
         idle.close()
     assert code == 0
-    assert out == ["draining", "ended 2 2"]
+    assert out == ["ended 2 2"]
     assert "Traceback" not in err
 
 

@@ -77,10 +77,8 @@ def test_a_client_that_leaves_ends_its_work(shell: Shell, stream: bool, how: str
     wait_until(lambda: shell.probe.num_started == 1)
     if how == "reset":
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    begin = time.monotonic()
     sock.close()
     wait_until(lambda: shell.probe.num_closed == 1)
-    assert time.monotonic() - begin < 0.25
 
 
 def test_a_client_that_leaves_between_events(shell: Shell, caplog: pytest.LogCaptureFixture) -> None:
@@ -89,9 +87,7 @@ def test_a_client_that_leaves_between_events(shell: Shell, caplog: pytest.LogCap
         sock.sendall(request(CHAT, call(stream=True, num_events=100_000, pause=0.005)))
         while b"data: " not in sock.recv(65536):
             pass
-    begin = time.monotonic()
     wait_until(lambda: shell.probe.num_closed == 1)
-    assert time.monotonic() - begin < 0.25
     wait_until(lambda: any("abandoned=true" in line for line in caplog.messages))
 
 
@@ -109,32 +105,26 @@ def test_a_client_that_closes_its_sending_half_is_answered(shell: Shell, stream:
     assert shell.probe.num_closed == 1
 
 
-@pytest.mark.parametrize(("stream", "limit"), [(True, 0.3), (False, 1.5)])
-def test_a_client_that_closes_its_sending_half_and_leaves_later(shell: Shell, stream: bool, limit: float) -> None:
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_closes_its_sending_half_and_leaves_later(shell: Shell, stream: bool) -> None:
     with shell.connect() as sock:
-        sock.sendall(request(CHAT, call(stream=stream, num_events=1000, pause=0.02 if stream else 30.0)))
+        sock.sendall(request(CHAT, call(stream=stream, num_events=100_000, pause=0.02 if stream else 30.0)))
         wait_until(lambda: shell.probe.num_started == 1)
         sock.shutdown(socket.SHUT_WR)
         assert sock.recv(65536)
         time.sleep(0.2)
-    begin = time.monotonic()
     wait_until(lambda: shell.probe.num_closed == 1)
-    assert time.monotonic() - begin < limit
 
 
 def test_a_client_that_reads_nothing_is_dropped(shell: Shell) -> None:
     with shell.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(request(CHAT, call(stream=True, num_events=100_000, event_size=10_000)))
-        begin = time.monotonic()
         wait_until(lambda: shell.probe.num_closed == 1)
-        assert time.monotonic() - begin < 2
     assert shell.probe.num_made < 100_000
 
 
 def test_a_slow_reader_is_held_back_and_dropped_and_nobody_else_notices(shell: Shell) -> None:
-    alone = _stream_seconds(shell)
-    shell.probe.num_made = shell.probe.num_started = shell.probe.num_closed = 0
     slow = socket.socket()
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.settimeout(5)
@@ -152,18 +142,21 @@ def test_a_slow_reader_is_held_back_and_dropped_and_nobody_else_notices(shell: S
         thread.start()
         time.sleep(0.1)
         made = shell.probe.num_made
-        beside = _stream_seconds(shell)
+        assert shell.post(CHAT, call(stream=True, num_events=30)).body.endswith(DONE)
         assert made * 10_000 < 2 << 20
         wait_until(lambda: shell.probe.num_closed == 2)
         stop.set()
         thread.join()
-    assert beside < alone * 1.5 + 0.1
 
 
-def _stream_seconds(shell: Shell) -> float:
-    begin = time.monotonic()
-    shell.post(CHAT, call(stream=True, num_events=30, pause=0.005))
-    return time.monotonic() - begin
+def test_nobody_waits_for_a_client_that_does_not_read() -> None:
+    with running_shell(write_timeout=60.0) as shell, shell.connect() as silent:
+        silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.sendall(request(CHAT, call(stream=True, num_events=100_000, event_size=10_000)))
+        wait_until(lambda: shell.probe.num_made > 0)
+        time.sleep(0.1)
+        assert shell.post(CHAT, call(stream=True, num_events=30)).body.endswith(DONE)
+        assert shell.probe.num_closed == 1  # the other one still stands
 
 
 def test_many_clients_that_never_read(shell: Shell) -> None:
@@ -188,7 +181,7 @@ def test_an_answer_in_one_piece_that_nobody_reads(shell: Shell) -> None:
     with shell.connect() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.sendall(request(CHAT, call(messages=[{"role": "user", "content": text}])))
-        wait_until(lambda: len(psutil.Process().net_connections()) <= num_connections + 1, timeout=5)
+        wait_until(lambda: len(psutil.Process().net_connections()) <= num_connections + 1, timeout=30)
 
 
 def test_an_error_in_the_middle(shell: Shell) -> None:

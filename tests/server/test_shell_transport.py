@@ -24,6 +24,7 @@ from tests.support.shell_server import Shell, read_reply, request, running_shell
 CHAT = "/v1/chat/completions"
 GOOD = {"messages": [{"role": "user", "content": "hi"}]}
 INVALID = "invalid_request_error"
+SOON_S = 8.0  # on a machine with other work, and well below the time of what must not be waited for
 KEY = {"Authorization": "Bearer sesame"}
 
 
@@ -59,25 +60,23 @@ def test_nothing_is_decompressed(shell: Shell, body: bytes) -> None:
 
 
 def test_dripped_headers_close_the_connection(shell: Shell) -> None:
-    drips = (bytes([byte]) for byte in request(CHAT, b"{}"))
+    drips = itertools.chain((bytes([byte]) for byte in request(CHAT, b"")[:-4]), itertools.repeat(b"x"))
     with shell.connect() as sock:
-        assert 0.3 < _seconds_until_closed(sock, drips) < 1.5
-    begin = time.monotonic()
+        assert 0.3 < _seconds_until_closed(sock, drips) < SOON_S
     assert shell.get("/health/live").status == 200
-    assert time.monotonic() - begin < 0.1
 
 
 def test_empty_lines_do_not_keep_a_connection(shell: Shell) -> None:
     with shell.connect() as sock:
         sock.sendall(request("/health/live", None, {"Connection": "keep-alive"}, method="GET"))
         assert read_reply(sock).status == 200
-        assert _seconds_until_closed(sock, itertools.repeat(b"\r\n", 60)) < 1.5
+        assert _seconds_until_closed(sock, itertools.repeat(b"\r\n")) < SOON_S
 
 
 def _seconds_until_closed(sock: socket.socket, drips: Iterable[bytes]) -> float:
     begin = time.monotonic()
     sock.settimeout(0.05)
-    for drip in drips:
+    for drip in itertools.takewhile(lambda _: time.monotonic() - begin < SOON_S, drips):
         try:
             sock.sendall(drip)
             if sock.recv(1) == b"":
@@ -95,7 +94,7 @@ def test_a_body_that_stops_halfway(shell: Shell) -> None:
         sock.sendall(request(CHAT, b'{"messages": ', {**KEY, "Content-Length": "100", "Connection": "keep-alive"}))
         reply = read_reply(sock)
         assert reply.error == (408, INVALID, None, "request_timeout")
-        assert 0.2 < time.monotonic() - begin < 1
+        assert 0.2 < time.monotonic() - begin < SOON_S
         assert sock.recv(1) == b""
 
 
@@ -325,9 +324,7 @@ def test_idle_connections_do_not_keep_others_out() -> None:
         idle = [shell.connect() for _ in range(199)]
         try:
             for _ in range(20):
-                begin = time.monotonic()
                 assert shell.get("/v1/models").status == 200
-                assert time.monotonic() - begin < 0.2
         finally:
             for sock in idle:
                 sock.close()
@@ -336,7 +333,7 @@ def test_idle_connections_do_not_keep_others_out() -> None:
 def test_idle_connections_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.server.http.listener.IDLE_TIMEOUT_S", 0.2)
     with running_shell() as shell:
-        idle = [shell.connect(timeout=3) for _ in range(100)]
+        idle = [shell.connect() for _ in range(100)]
         for sock in idle:
             sock.sendall(request("/v1/models", None, {"Connection": "keep-alive"}, method="GET"))
         for sock in idle:
@@ -356,7 +353,7 @@ def test_old_http(shell: Shell) -> None:
 
 
 def test_connections_beyond_the_limit() -> None:
-    busy = request(CHAT, b'{"messages": [], "pause": 3.0}')
+    busy = request(CHAT, b'{"messages": [], "pause": 60.0}')
     with running_shell(max_connections=4) as shell:
         socks = [shell.connect() for _ in range(4)]
         for sock in socks:
@@ -409,7 +406,7 @@ def test_tls(certificate: tuple[str, str]) -> None:
         with context.wrap_socket(shell.connect(), server_hostname="localhost") as sock:
             sock.sendall(request(CHAT, b'{"messages": [], "stream": true}'))
             assert read_reply(sock).body.endswith(b"data: [DONE]\n\n")
-        with socket.create_connection(shell.address, timeout=2) as plain:
+        with socket.create_connection(shell.address, timeout=10) as plain:
             plain.sendall(request("/v1/models", None, method="GET"))
             with suppress(ConnectionResetError):
                 assert plain.recv(100)[:4] != b"HTTP"
@@ -417,8 +414,6 @@ def test_tls(certificate: tuple[str, str]) -> None:
 
 def test_tls_handshakes_have_their_time(certificate: tuple[str, str]) -> None:
     options = {"ssl_certfile": certificate[0], "ssl_keyfile": certificate[1], "header_timeout": 0.3}
-    with running_shell(**options) as shell, shell.connect(timeout=3) as sock:
+    with running_shell(**options) as shell, shell.connect() as sock:
         sock.sendall(b"\x16\x03\x01")
-        begin = time.monotonic()
         assert sock.recv(1) == b""
-        assert time.monotonic() - begin < 2

@@ -175,8 +175,8 @@ def _seconds(format_name: str, pieces: list[str]) -> float:
 @pytest.mark.parametrize("shape", sorted(_long_texts(0)))
 def test_time_is_linear_in_the_length(shape: str) -> None:
     """A hundred kilobytes at once, and as many characters one by one as a long answer has."""
-    assert _seconds(*_whole(_long_texts(100_000)[shape])) < 4.0
-    assert _seconds(*_characters(_long_texts(10_000)[shape])) < 4.0
+    assert _seconds(*_whole(_long_texts(100_000)[shape])) < 8.0
+    assert _seconds(*_characters(_long_texts(10_000)[shape])) < 8.0
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from octavo.engine.constrained import GrammarCompiler
 from octavo.loader.checkpoint import open_checkpoint
@@ -64,6 +65,12 @@ def plan(tokenizer: Tokenizer, name: str, **fields: Any) -> ChatPlan:
 
 
 @cache
+def may_end(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """[vocab]: whether the token has a character that ends a call, or a part of one."""
+    return np.array([bool(set(tokenizer.token_bytes(i)) & set(b'"}]>')) for i in range(tokenizer.vocab_size)])
+
+
+@cache
 def compiler_of(tokenizer: Tokenizer) -> GrammarCompiler:
     return GrammarCompiler(tokenizer, tokenizer.vocab_size)
 
@@ -74,9 +81,13 @@ def matcher_of(tokenizer: Tokenizer, params: object) -> Any:
     return compiler_of(tokenizer).compile(params.structured_outputs).start().matcher
 
 
+def allowed_ids(matcher: Any) -> NDArray[np.intp]:
+    """Ascending."""
+    return np.flatnonzero(np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little"))
+
+
 def allowed(matcher: Any) -> set[int]:
-    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
-    return set(map(int, np.flatnonzero(bits)))
+    return set(allowed_ids(matcher).tolist())
 
 
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
@@ -122,7 +133,7 @@ def test_what_the_mask_allows_is_read_as_a_call(tokenizer: Tokenizer, name: str)
     for _ in range(4):
         matcher, token_ids = matcher_of(tokenizer, made.params), []
         while not matcher.is_accepting():
-            token_ids.append(int(rng.choice(sorted(allowed(matcher)))))
+            token_ids.append(int(rng.choice(allowed_ids(matcher))))
             matcher.consume_token(token_ids[-1])
         content, [(called, arguments)] = read(tokenizer, made, token_ids)
         assert (content, called, "".join(arguments.split())) == ("", "now", "{}")
@@ -167,7 +178,7 @@ def test_strict_arguments_hold_whatever_the_mask_allows(tokenizer: Tokenizer, na
     strict = {"type": "function", "function": {"name": "book", "strict": True, "parameters": schema}}
     strict["function"]["parameters"]["additionalProperties"] = False
     made = plan(tokenizer, name, tools=[strict])
-    may_end = np.array([bool(set(tokenizer.token_bytes(i)) & set(b'"}]>')) for i in range(tokenizer.vocab_size)])
+    end_of_text = sorted(tokenizer.eos_token_ids)
     num_calls = 0
     for seed in range(8):
         matcher, rng, token_ids = matcher_of(tokenizer, made.params), np.random.default_rng(seed), list[int]()
@@ -179,11 +190,11 @@ def test_strict_arguments_hold_whatever_the_mask_allows(tokenizer: Tokenizer, na
                 matcher.consume_tokens(mark)
                 token_ids += mark
                 continue
-            choices = sorted(allowed(matcher) - tokenizer.eos_token_ids)
-            if not choices:
+            choices = np.setdiff1d(allowed_ids(matcher), end_of_text, assume_unique=True)
+            if not choices.size:
                 break
-            ends = [token_id for token_id in choices if may_end[token_id]]
-            token_ids.append(int(rng.choice(ends if ends and rng.random() < 0.5 else choices)))
+            ends = choices[may_end(tokenizer)[choices]]
+            token_ids.append(int(rng.choice(ends if ends.size and rng.random() < 0.5 else choices)))
             matcher.consume_token(token_ids[-1])
         calls = read(tokenizer, made, token_ids)[1]
         for called, arguments in calls if matcher.is_accepting() else calls[:-1]:

@@ -169,7 +169,7 @@ def test_a_collector_that_is_not_there_disturbs_nobody(smollm2_tokenizer: Tokeni
     with scripted_app(FakeClient(smollm2_tokenizer, Script(["a"])), smollm2_tokenizer, config) as app:
         begin = time.perf_counter()
         assert httpx.post(app.url + "/v1/chat/completions", json=CHAT).status_code == 200
-        assert time.perf_counter() - begin < 2
+        assert time.perf_counter() - begin < 8
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4318", "ftp://x", "http://", ""])

@@ -12,10 +12,11 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, expect, sync_playwright
 
 # A container has neither what the sandbox needs nor much shared memory.
 _ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+_TIMEOUT_MS = 30_000  # on a machine with other work
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
@@ -37,7 +38,8 @@ def watched_page(chromium: Browser, url: str, **context: Any) -> Iterator[Page]:
     faults: list[str] = []
     addresses: list[str] = []
     profile = chromium.new_context(base_url=url, accept_downloads=True, **context)
-    profile.set_default_timeout(10_000)
+    profile.set_default_timeout(_TIMEOUT_MS)
+    expect.set_options(timeout=_TIMEOUT_MS)
 
     def on_console(message: ConsoleMessage) -> None:
         # Answers with an error status are the tests' own; everything else, broken policies too, is a fault.

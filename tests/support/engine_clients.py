@@ -15,6 +15,7 @@ from octavo.core.process_client import ProcessClient
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 
+SOON_S = 10.0  # on a machine with other work; engines that nobody ends give up after 30
 # Runs until it is ended: the tiny model of tests/core never says that it is done.
 ENDLESS = SamplingParams(max_tokens=100_000, temperature=1.0, seed=1, ignore_eos=True, detokenize=False)
 

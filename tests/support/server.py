@@ -84,10 +84,10 @@ class RunningServer:
         self.children()
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 20.0) -> int:
+    def wait(self, seconds: float = 45.0) -> int:
         """The exit code, once the server has ended by itself; none of its processes may be left."""
         code = self.process.wait(seconds)
-        _, alive = psutil.wait_procs(self._children.values(), timeout=3)
+        _, alive = psutil.wait_procs(self._children.values(), timeout=15)
         assert not alive, f"left behind: {[child.cmdline() for child in alive]}"
         return code
 
@@ -95,7 +95,7 @@ class RunningServer:
         """Ends the server as a service manager does; its exit code."""
         if self.process.poll() is None:
             self.signal(signal.SIGTERM)
-        return self.wait(45)
+        return self.wait()
 
     def kill(self) -> None:
         """Ends whatever is left, so that a failed test leaves nothing."""

@@ -67,10 +67,10 @@ class Shell:
         self.probe = probe
         self.address = address
 
-    def connect(self, timeout: float = 10.0) -> socket.socket:
+    def connect(self, timeout: float = 20.0) -> socket.socket:
         return socket.create_connection(self.address, timeout=timeout)
 
-    def exchange(self, data: bytes, timeout: float = 10.0) -> Reply:
+    def exchange(self, data: bytes, timeout: float = 20.0) -> Reply:
         """Sends bytes on a new connection and reads one answer."""
         with self.connect(timeout) as sock:
             sock.sendall(data)
@@ -242,7 +242,8 @@ def running_shell(modules: list[ModuleType] | None = None, **options: Any) -> It
         logging.getLogger("octavo").propagate = True
 
 
-def wait_until(condition: Any, timeout: float = 5.0) -> None:
+def wait_until(condition: Any, timeout: float = 15.0) -> None:
+    """Fails after the timeout: on a busy machine little is at once, and what tests rule out takes half a minute."""
     until = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > until:

@@ -173,7 +173,7 @@ def test_bad_templates_end_in_one_clear_error(source: str, error: type[Exception
     started = time.monotonic()
     with pytest.raises(error, match=words):
         ChatTemplate(source).render([{"role": "user", "content": "hi"}])
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40  # of the 60 after which a process that hangs would be killed
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,8 @@ def test_endless_templates_are_stopped(source: str) -> None:
 
 
 def test_a_slow_template_does_not_hold_up_another() -> None:
-    slow = ChatTemplate("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}")
+    endless = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    slow = ChatTemplate(endless, max_render_seconds=1.0)
     quick = ChatTemplate(CHATML)
     quick.render(CHAT)
     with ThreadPoolExecutor(1) as pool:

@@ -71,10 +71,10 @@ def test_the_small_vocabulary_is_good() -> None:
 )
 def test_bad_byte_level_vocabularies(changes: dict[str, Any], words: str) -> None:
     metadata = superword_metadata(**{"pre": "qwen2", **changes})
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ModelLoadError, match=words):
         Tokenizer.from_gguf(metadata)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
 
 
 @pytest.mark.parametrize(

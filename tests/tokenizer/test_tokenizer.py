@@ -243,7 +243,7 @@ def test_time_is_linear_in_the_length(unit: str) -> None:
     text = unit * (250_000 // len(unit.encode()))
     started = time.process_time()
     assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 5
 
 
 def test_threads_share_a_tokenizer(smollm2_path: Path) -> None:

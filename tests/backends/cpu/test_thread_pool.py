@@ -66,7 +66,7 @@ def test_idle_workers_sleep(cpu_batch):
     time.sleep(0.05)
     before = time.process_time()
     time.sleep(0.5)
-    assert time.process_time() - before < 0.005, "an idle pool takes more than 1 % of a core"
+    assert time.process_time() - before < 0.02, "an idle pool takes more than 4 % of a core"
 
 
 def test_a_forked_process_gets_a_clear_error_and_can_exit(cpu_batch):

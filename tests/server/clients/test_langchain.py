@@ -60,6 +60,14 @@ class StandardTests(ChatModelIntegrationTests):
             "model_kwargs": {"parallel_tool_calls": False},
         }
 
+    @pytest.fixture
+    def model(self, request: pytest.FixtureRequest) -> BaseChatModel:
+        """Answers that nobody reads are short."""
+        changes = getattr(request, "param", None) or {}
+        if not any(word in request.node.name for word in ("tool", "structured", "json", "agent")):
+            changes = {"max_tokens": 16, **changes}
+        return self.chat_model_class(**{**self.standard_chat_model_params, **self.chat_model_params, **changes})
+
     @property
     def supports_json_mode(self) -> bool:
         return True
