@@ -19,13 +19,12 @@ class Vllm:
     version = f"vllm {vllm.__version__}, torch {torch.__version__}, bfloat16"
 
     def load(self, options: LoadOptions) -> None:
-        cores = sorted(os.sched_getaffinity(0))[: options.threads]
-        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(core) for core in cores)
+        torch.set_num_threads(options.threads)  # an engine in this process binds no threads itself
         self._llm = vllm.LLM(
             model=options.model,
             dtype="bfloat16",
             max_model_len=options.context,
-            max_num_seqs=max(options.sequences, 1),
+            max_num_seqs=options.sequences,
             enable_prefix_caching=False,
             skip_tokenizer_init=True,
         )
