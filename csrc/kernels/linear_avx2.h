@@ -137,7 +137,7 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
 
 // acc[r][h] += codes of quads [First, First + Count) x activations, int16; starts at zero.
 template <int R, int First, int Count, typename Source>
-inline void add_quads(const Source& source, const int8_t* a, __m256i (&acc)[R][2]) {
+__attribute__((always_inline)) inline void add_quads(const Source& source, const int8_t* a, __m256i (&acc)[R][2]) {
     unroll<Count>([&](auto i) __attribute__((always_inline)) {
         constexpr int Q = First + decltype(i)::value;
         const __m256i w0 = source.template quad<Q, 0>(), w1 = source.template quad<Q, 1>();

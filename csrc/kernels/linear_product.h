@@ -195,13 +195,16 @@ template <WeightType T>
 void accumulate_unpacked(const uint8_t* panel, const uint8_t* next, const PanelSums& s, UnitTile<T>* tiles) {
     constexpr int64_t PIECE_BYTES =
         static_cast<int64_t>(TILE_UNITS) / Format<T>::layout.units() * Format<T>::layout.block_bytes();
+    const int64_t slice = align64((PIECE_BYTES + s.groups() - 1) / s.groups());
     for (int32_t u0 = 0; u0 < s.image.units; u0 += TILE_UNITS) {
         const int units = s.image.units - u0 < TILE_UNITS ? s.image.units - u0 : TILE_UNITS;
         UnitCursor<T> cursor(panel, u0);
         for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<T>(cursor, tiles[u]);
-        // The next piece comes from memory while this one is multiplied.
-        prefetch_bytes(u0 + units == s.image.units ? next : cursor.header, PIECE_BYTES);
-        for (int32_t g = 0; g < s.groups(); ++g) {
+        // The next piece comes from memory while this one is multiplied, a slice with each group: all at once would
+        // fill the queue of misses, and the products would wait.
+        const uint8_t* ahead = u0 + units == s.image.units ? next : cursor.header;
+        for (int32_t g = 0; g < s.groups(); ++g, ahead += slice) {
+            prefetch_bytes(ahead, slice);
             const ImageGroup a = s.group(g);
             multiply_tiles<T>(tiles, units, a.from(u0), s.terms_of<T>(g, u0, a.rows), s.sums_of(g));
         }
