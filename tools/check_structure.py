@@ -161,7 +161,7 @@ def check_python_budgets() -> Iterator[str]:
             if length > MAX_FUNCTION_LINES:
                 yield f"{where} has {length} lines, the budget is {MAX_FUNCTION_LINES}"
             parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
-            # A command's options are its parameters: typer reads them from the signature.
+            # A command's options are its parameters.
             if parameters > MAX_PARAMETERS and not relative.startswith("src/octavo/cli/"):
                 yield f"{where} has {parameters} parameters, the budget is {MAX_PARAMETERS}"
 

@@ -335,7 +335,7 @@ wrong: what is right is answered with 200, what is wrong with 400 and the field'
 a field out; a field that is not here is refused by name. What the routes answer is in [protocols.md](protocols.md).
 
 - Required and named tools (`tool_choice`) are enforced by grammar in every tool format. Under `auto`, `strict` tools \
-are enforced in every format but gemma's, and there in what the format's marks begin; \
+are enforced in every format but gemma's (refused there, and beside beam search), in what the format's marks begin; \
 [protocols.md](protocols.md) says what else is read as a call.
 - Tools cannot be combined with a format of the answer (`response_format` and its like).
 - Hugging Face's `InferenceClient` names a model `dummy` where it is given an address alone; pass `model` with each \

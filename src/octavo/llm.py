@@ -69,14 +69,21 @@ class LLM:
     """A loaded model. Safe to use from several threads: they share one engine, one cache and each step."""
 
     def __init__(
-        self, model: str = "smollm2", *, load_progress: Callable[[int, int], None] | None = None, **options: Any
+        self,
+        model: str = "smollm2",
+        *,
+        load_progress: Callable[[int, int], None] | None = None,
+        will_chat: bool = False,
+        **options: Any,
     ) -> None:
         """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
 
         load_progress: called with (bytes loaded, bytes in all) while the weights are prepared.
+        will_chat: prepare for conversations while the model loads; without it the first one takes a tenth of a
+        second longer.
         Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
         """
-        self._session = Session(EngineConfig.resolve(model, options), load_progress)
+        self._session = Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat)
 
     def generate(
         self,

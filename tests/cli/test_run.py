@@ -80,11 +80,11 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("a", "b", "c"), 2, "put quotes around the prompt"),
         (("x", "--temperature", "9"), 2, "temperature is 9"),
         (("x", "--temperature", "warm"), 2, "Invalid value for '--temperature'"),
-        (("x", "--max-tokens", "0"), 2, "max_tokens is 0"),
+        (("x", "--max-tokens", "0"), 2, "--max-tokens is 0"),
         (("x", "--no-such-flag"), 2, "No such option"),
         (("x", "--logprobs", "3"), 2, "only with --json"),
         (("x", "--raw", "--system", "y"), 2, "--system needs the chat template"),
-        (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "kv_cache_memory is 'much'"),
+        (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "--kv-cache-memory is 'much'"),
         (("MODEL", "ab"), 2, "no chat template"),
         (("MODEL", "ab" * 100, "--raw"), 2, "64"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "kv_cache_memory"),
@@ -176,7 +176,7 @@ def test_an_interrupt_while_the_program_is_imported_is_quiet() -> None:
 import sys
 class Interrupt:
     def find_spec(self, name, *_):
-        if name == "typer":
+        if name == "click":
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupt())
 from octavo.__main__ import main
@@ -196,3 +196,17 @@ def test_a_closed_pipe_ends_it_quietly(smollm2_path: Path) -> None:
     assert process.stderr is not None
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--temperature", "5"], "octavo: --temperature is 5; it must be at least 0 and at most 2\n"),
+        (["--max-num-seqs", "0"], "octavo: --max-num-seqs is 0; it must be from 1 to"),
+        (["--kv-cache-memory", "1Q"], "octavo: --kv-cache-memory is '1Q'; write a size"),
+    ],
+)
+def test_a_wrong_value_is_called_by_its_option(option: list[str], said: str) -> None:
+    result = subprocess.run([*COMMAND, "run", *option, "hi"], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert result.stderr.startswith(said)

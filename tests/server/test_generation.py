@@ -34,6 +34,7 @@ from tests.support.scripted_server import with_template
 USER = {"role": "user", "content": "Hi"}
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 SUB = {"type": "function", "function": {"name": "sub", "parameters": {"type": "object", "properties": {}}}}
+STRICT_SUB = {"type": "function", "function": {**SUB["function"], "strict": True}}  # type: ignore[dict-item]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 
@@ -204,12 +205,13 @@ def test_a_call_in_any_pieces_is_the_same(smollm2_tokenizer: Tokenizer) -> None:
     [
         ({"params": SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))}, "tools"),
         ({"params": BeamSearchParams(beam_width=2), "tool_choice": "required"}, "tool_choice"),
+        ({"params": BeamSearchParams(beam_width=2), "tools": [ADD, STRICT_SUB]}, "tools[1].function.strict"),
     ],
 )
 def test_contradictions_with_tools(smollm2_tokenizer: Tokenizer, fields: dict[str, Any], param: str) -> None:
     harness = Harness(smollm2_tokenizer, Script())
     with pytest.raises(UsageError) as caught:
-        harness.events(chat(tools=[ADD], **fields))
+        harness.events(chat(**{"tools": [ADD], **fields}))
     assert caught.value.param == param
 
 

@@ -87,7 +87,7 @@ def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) 
     [
         (["--port", "70000"], "port is 70000; it must be from 0 to 65535"),
         (["--drain", "soon"], "drain is 'soon'"),
-        (["--max-num-seqs", "0"], "max_num_seqs is 0"),
+        (["--max-num-seqs", "0"], "--max-num-seqs is 0"),
         (["a=smollm2", "qwen"], "NAME=qwen"),
         (["a=smollm2", "a=smollm2"], "two models"),
         (["=smollm2"], "NAME=MODEL"),

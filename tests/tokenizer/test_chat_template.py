@@ -21,6 +21,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.gguf import GGUFFile
 from octavo.tokenizer.chat_template import MAX_OUTPUT_CHARS, ChatTemplate
+from octavo.tokenizer.template_process import TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.vocabularies import IM_END, superword_metadata
 
@@ -300,15 +301,31 @@ def test_nobody_plays_another_role() -> None:
 def test_the_process_ends_with_the_template() -> None:
     template = ChatTemplate(CHATML)
     template.render(CHAT)
-    process = template._worker._process  # type: ignore[union-attr]
+    process = template._process._process  # type: ignore[union-attr]
     template.close()
     template.close()
     assert process.poll() is not None
     assert template.render(CHAT)
-    process = template._worker._process  # type: ignore[union-attr]
+    process = template._process._process  # type: ignore[union-attr]
     del template
     gc.collect()
     assert process.poll() is not None
+
+
+def test_a_process_that_was_started_ahead_of_time_renders_the_same() -> None:
+    process = TemplateProcess()
+    template = ChatTemplate(CHATML, process=process)
+    assert template._process is process
+    assert template.render(CHAT) == ChatTemplate(CHATML).render(CHAT)
+    template.close()
+    assert not process.is_usable()
+
+
+def test_a_process_that_was_never_needed_ends() -> None:
+    process = TemplateProcess()
+    assert process.is_usable()
+    process.close()
+    assert not process.is_usable()
 
 
 def test_a_forked_child_has_a_process_of_its_own() -> None:
@@ -329,7 +346,7 @@ def test_a_forked_child_has_a_process_of_its_own() -> None:
 def test_no_process_outlives_the_program() -> None:
     program = (
         "from octavo.tokenizer.chat_template import ChatTemplate\n"
-        "t = ChatTemplate('x'); t.render([]); print(t._worker._process.pid)\n"
+        "t = ChatTemplate('x'); t.render([]); print(t._process._process.pid)\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     time.sleep(0.1)

@@ -4,35 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-from typer.core import TyperGroup
+import click
 
-from octavo.cli.options import Options, with_engine_options
-from octavo.cli.run import DEFAULT_MODEL
-from octavo.cli.terminal import find_model, size, write, write_facts, write_json
+from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options
+from octavo.cli.terminal import find_model, show_help_without_command, size, write, write_facts, write_json
 
 if TYPE_CHECKING:
     from octavo.bench import LatencyReport, ProfileReport, StepProfile, ThroughputReport
 
 
-class _Commands(TyperGroup):
+class _Commands(click.Group):
     """`octavo bench --profile MODEL` is the command profile."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # ctx: typer's own copy of click or click's
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["profile", *args[1:]] if args[:1] == ["--profile"] else args)
 
 
-bench = typer.Typer(
-    cls=_Commands, help="Measure how fast a model is on this machine.", no_args_is_help=True, rich_markup_mode=None
-)
+_Command = TypeVar("_Command", bound=Callable[..., None])
 
-Model = Annotated[str, typer.Argument(help="path, hub id or short name")]
-InputLen = Annotated[int, typer.Option(help="tokens of each prompt", min=1)]
-OutputLen = Annotated[int, typer.Option(help="tokens of each answer", min=1)]
-AsJson = Annotated[bool, typer.Option("--json", help="as JSON")]
 
+def _number(flag: str, default: int | tuple[int, ...], text: str) -> Callable[[_Command], _Command]:
+    return click.option(
+        flag,
+        type=click.IntRange(min=1),
+        default=default,
+        multiple=isinstance(default, tuple),
+        show_default=True,
+        help=text,
+    )
+
+
+_model = click.argument("model", default=DEFAULT_MODEL)
+_as_json = click.option("--json", "as_json", is_flag=True, help="as JSON")
 _WARMUP = 1
 # What the header of a step's table says of its ceilings, in units of 10^9 a second.
 _CEILINGS = {
@@ -44,16 +49,29 @@ _CEILINGS = {
 _Report = TypeVar("_Report")
 
 
+@click.group(cls=_Commands, invoke_without_command=True)
+@click.pass_context
+def bench(context: click.Context) -> None:
+    """Measure how fast a model is on this machine."""
+    show_help_without_command(context)
+
+
 @bench.command()
+@_model
+@_number("--input-len", 32, "tokens of each prompt")
+@_number("--output-len", 128, "tokens of each answer")
+@_number("--batch-size", 1, "requests at the same time")
+@_number("--iterations", 10, "runs that count")
+@_as_json
 @with_engine_options
 def latency(
     *,
-    model: Model = DEFAULT_MODEL,
-    input_len: InputLen = 32,
-    output_len: OutputLen = 128,
-    batch_size: Annotated[int, typer.Option(help="requests at the same time", min=1)] = 1,
-    iterations: Annotated[int, typer.Option(help="runs that count", min=1)] = 10,
-    as_json: AsJson = False,
+    model: str,
+    input_len: int,
+    output_len: int,
+    batch_size: int,
+    iterations: int,
+    as_json: bool,
     engine_options: Options,
 ) -> None:
     """Measure how long one batch of requests takes."""
@@ -64,15 +82,21 @@ def latency(
 
 
 @bench.command()
+@_model
+@_number("--input-len", 128, "tokens of each prompt")
+@_number("--output-len", 128, "tokens of each answer")
+@_number("--num-prompts", 64, "requests handed in at once")
+@_number("--iterations", 3, "runs that count")
+@_as_json
 @with_engine_options
 def throughput(
     *,
-    model: Model = DEFAULT_MODEL,
-    input_len: InputLen = 128,
-    output_len: OutputLen = 128,
-    num_prompts: Annotated[int, typer.Option(help="requests handed in at once", min=1)] = 64,
-    iterations: Annotated[int, typer.Option(help="runs that count", min=1)] = 3,
-    as_json: AsJson = False,
+    model: str,
+    input_len: int,
+    output_len: int,
+    num_prompts: int,
+    iterations: int,
+    as_json: bool,
     engine_options: Options,
 ) -> None:
     """Measure how much a model does when there is always more to do."""
@@ -83,19 +107,21 @@ def throughput(
 
 
 @bench.command()
+@_model
+@_number("--rows", (1, 8, 16), "sequences of a decode step; may be given several times")
+@_number("--prefill", (512,), "tokens of a prompt; may be given several times")
+@_number("--context", 128, "tokens of each sequence in a decode step")
+@_number("--iterations", 40, "steps of each kind; the fastest quarter counts")
+@_as_json
 @with_engine_options
 def profile(
     *,
-    model: Model = DEFAULT_MODEL,
-    rows: Annotated[list[int], typer.Option(help="sequences of a decode step; may be given several times", min=1)] = [  # noqa: B006
-        1,
-        8,
-        16,
-    ],
-    prefill: Annotated[list[int], typer.Option(help="tokens of a prompt; may be given several times", min=1)] = [512],  # noqa: B006
-    context: Annotated[int, typer.Option(help="tokens of each sequence in a decode step", min=1)] = 128,
-    iterations: Annotated[int, typer.Option(help="steps of each kind; the fastest quarter counts", min=1)] = 40,
-    as_json: AsJson = False,
+    model: str,
+    rows: tuple[int, ...],
+    prefill: tuple[int, ...],
+    context: int,
+    iterations: int,
+    as_json: bool,
     engine_options: Options,
 ) -> None:
     """Show where the time of a step goes, beside what this machine can do at best. Also: octavo bench --profile."""
@@ -105,7 +131,13 @@ def profile(
     path = str(find_model(model))
     with ProgressBar(len(rows) + len(prefill), "kinds of steps") as bar:
         report = measure(
-            path, rows, prefill, context, iterations, progress=lambda _done, _total: bar.advance(), **engine_options
+            path,
+            list(rows),
+            list(prefill),
+            context,
+            iterations,
+            progress=lambda _done, _total: bar.advance(),
+            **engine_options,
         )
     if as_json:
         write_json(asdict(report))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
-from octavo.cli.options import Options, sampling_params, with_engine_options, with_sampling_options
-from octavo.cli.run import DEFAULT_MODEL
+from octavo.cli.options import (
+    DEFAULT_MODEL,
+    Options,
+    sampling_params,
+    with_engine_options,
+    with_sampling_options,
+)
 from octavo.cli.terminal import load_model, write
 from octavo.errors import EngineDeadError, OctavoError
 
@@ -25,20 +30,20 @@ Ctrl-C          stop the answer
 """
 
 
+@click.command()
+@click.argument("model", default=DEFAULT_MODEL)
+@click.option("--system", help="system message")
 @with_engine_options
 @with_sampling_options
-def chat(
-    *,
-    model: Annotated[str, typer.Argument(help="path, hub id or short name")] = DEFAULT_MODEL,
-    system: Annotated[str | None, typer.Option(help="system message", show_default=False)] = None,
-    engine_options: Options,
-    sampling_options: Options,
-) -> None:
-    """Talk with a model. /help lists what else can be typed."""
+def chat(*, model: str, system: str | None, engine_options: Options, sampling_options: Options) -> None:
+    """Talk with a model. /help lists what else can be typed.
+
+    MODEL is a path, a hub id or a short name [default: smollm2].
+    """
     params = sampling_params(sampling_options)
     with suppress(ImportError):
         import readline  # noqa: F401 - gives `input` history and editing
-    with load_model(model, engine_options) as llm:
+    with load_model(model, engine_options, will_chat=True) as llm:
         if sys.stdin.isatty():
             write("/help for help, Ctrl-D to leave\n")
         conversation = _Conversation(llm, params, system)
@@ -105,7 +110,7 @@ class _Conversation:
             raise
         except OctavoError as error:  # for example, the conversation outgrew the context
             self._messages.pop()
-            typer.echo(f"octavo: {error} (/reset begins again)", err=True)
+            click.echo(f"octavo: {error} (/reset begins again)", err=True)
             return
         write("\n")
         self._messages.append({"role": "assistant", "content": "".join(pieces)})

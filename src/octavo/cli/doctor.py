@@ -5,15 +5,15 @@ from __future__ import annotations
 import platform
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
+import click
 
 from octavo import __version__
 from octavo.cli.terminal import size, write_facts, write_json
 from octavo.errors import OctavoError
 
-_DEPENDENCIES = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "typer", "rich")
+_DEPENDENCIES = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "click", "rich")
 _INTERESTING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
     "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
@@ -22,7 +22,9 @@ _SAMPLE_BYTES = 64 << 20  # for each thread; beyond every cache
 _SAMPLE_S = 0.25
 
 
-def doctor(as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False) -> None:
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="as JSON")
+def doctor(*, as_json: bool) -> None:
     """Check this machine: processor, instruction sets, threads, memory, cache folder, dependencies."""
     findings = examine()
     if as_json:

@@ -11,50 +11,36 @@ import logging
 import os
 import sys
 import traceback
-from typing import Annotated, cast
+from importlib import import_module
 
-import typer
+import click
 
 from octavo import __version__
-from octavo.cli.bench import bench
-from octavo.cli.chat import chat
-from octavo.cli.doctor import doctor
-from octavo.cli.plan import plan
-from octavo.cli.run import run
-from octavo.cli.serve import serve
-from octavo.cli.show import show
-from octavo.cli.terminal import ReaderGoneError
-from octavo.errors import OctavoError
+from octavo.cli.terminal import ReaderGoneError, show_help_without_command
+from octavo.errors import OctavoError, UsageError
 
-# The parent of what typer raises for a wrong command line; typer exports only the child.
-_CommandLineError = cast(type[Exception], typer.BadParameter.__mro__[1])
-
-app = typer.Typer(
-    name="octavo",
-    help="Runs large language models on this machine. Add --debug to any command for a traceback.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-for command in (run, chat, serve, show, plan, doctor):
-    app.command()(command)
-app.add_typer(bench, name="bench")
+_COMMANDS = ("run", "chat", "serve", "show", "plan", "doctor", "bench")
 
 
-def _show_version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"octavo {__version__}")
-        raise typer.Exit
+class _Commands(click.Group):
+    """Each command is the object of its name in the module of its name; only what is asked for is imported."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"octavo.cli.{cmd_name}"), cmd_name)
+        return command
 
 
-@app.callback()
-def octavo(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and leave.")
-    ] = False,
-) -> None:
+@click.group("octavo", cls=_Commands, invoke_without_command=True)
+@click.version_option(__version__, message="octavo %(version)s", help="Show the version and leave.")
+@click.pass_context
+def octavo(context: click.Context) -> None:
     """Runs large language models on this machine. Add --debug to any command for a traceback."""
+    show_help_without_command(context)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -72,13 +58,20 @@ def main(arguments: list[str] | None = None) -> None:
 
 def _run(arguments: list[str], is_debug: bool) -> int:
     try:
-        code = app(arguments, prog_name="octavo", standalone_mode=False)
-        return code if isinstance(code, int) else 0
+        with octavo.make_context("octavo", arguments) as context:
+            octavo.invoke(context)
+        return 0
+    except click.exceptions.Exit as end:  # after --help
+        return end.exit_code
+    except UsageError as error:
+        from octavo.cli.options import in_flags
+
+        return _fail(error.exit_code, in_flags(str(error)), is_debug)
     except OctavoError as error:
         return _fail(error.exit_code, str(error), is_debug)
-    except _CommandLineError as error:
+    except click.ClickException as error:
         return _fail(2, _one_line(error), is_debug)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         return 130
     except ReaderGoneError:
         # What is still buffered goes nowhere, so that the interpreter does not complain about it at the end.
@@ -103,5 +96,5 @@ def _fail(code: int, message: str, is_debug: bool) -> int:
     if is_debug:
         traceback.print_exc()
     # A message of several lines is a list; a terminal shows it as it is.
-    typer.echo(f"octavo: {message}", err=True)
+    click.echo(f"octavo: {message}", err=True)
     return code

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import inspect
 from collections.abc import Callable
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
-import typer
+import click
 
 from octavo.config import EngineConfig
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
+
+DEFAULT_MODEL = "smollm2"
 
 Options = dict[str, Any]
 """What was given on the command line, by field name."""
@@ -91,29 +92,39 @@ def sampling_params(options: Options) -> SamplingParams:
     return SamplingParams(**{**_ANSWER_DEFAULTS, **options})
 
 
+def in_flags(message: str) -> str:
+    """The message of a wrong value as the command line knows it: `--max-queue is -1` for `max_queue is -1`."""
+    name, separator, rest = message.partition(" is ")
+    fields = {*_ENGINE_TYPES, *_SAMPLING, *(field.name for field in dataclasses.fields(ServerConfig))}
+    return f"--{name.replace('_', '-')}{separator}{rest}" if name in fields else message
+
+
 def _with_options(
     command: Callable[..., None], target: str, options: dict[str, tuple[Any, str, Any]]
 ) -> Callable[..., None]:
-    """The command with one parameter for each option instead of `target`; typer reads them from the signature."""
+    """The command with one option for each of `options`; it gets those that were given as `target`."""
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
         given = {name: arguments.pop(name) for name in options}
-        command(**arguments, **{target: {name: value for name, value in given.items() if value not in (None, [])}})
+        kept = {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given.items()
+            if value not in (None, ())
+        }
+        command(**arguments, **{target: kept})
 
-    signature = inspect.signature(command, eval_str=True)
-    kept = [parameter for name, parameter in signature.parameters.items() if name != target]
-    added = [_parameter(name, *option) for name, option in options.items()]
-    wrapper.__signature__ = signature.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in [*kept, *added]}
-    return wrapper
+    decorated: Callable[..., None] = wrapper
+    for name, option in reversed(options.items()):
+        decorated = _option(name, *option)(decorated)
+    return decorated
 
 
-def _parameter(name: str, kind: Any, text: str, default: object) -> inspect.Parameter:
+def _option(name: str, kind: Any, text: str, default: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
     flag = "--" + name.replace("_", "-")
-    declaration = f"{flag}/--no-{flag[2:]}" if kind is bool else flag
     shown = "" if default in (None, ()) else f" [default: {str(default).lower() if kind is bool else default}]"
-    option = typer.Option(declaration, help=text + shown, show_default=False)
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-    )
+    if kind is bool:
+        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text + shown)
+    multiple = get_origin(kind) is list
+    item = get_args(kind)[0] if multiple else kind
+    return click.option(flag, name, type=item, multiple=multiple, help=text + shown)

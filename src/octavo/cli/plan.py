@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from octavo.cli.terminal import find_model, size, write_facts, write_json
 from octavo.config import EngineConfig
@@ -39,17 +39,20 @@ class MemoryNeeds:
     flops_per_token: int
 
 
-def plan(
-    model: Annotated[str, typer.Argument(help="path, hub id or short name", show_default=False)],
-    ctx: Annotated[
-        int | None, typer.Option(help="tokens of prompt and answer of each user [default: the model's own]", min=1)
-    ] = None,
-    users: Annotated[int, typer.Option(help="requests at the same time", min=1, max=4096)] = 1,
-    kv_dtype: Annotated[str, typer.Option(help="how the KV cache holds numbers: float16 or int8")] = "float16",
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
-) -> None:
+@click.command()
+@click.argument("model")
+@click.option(
+    "--ctx", type=click.IntRange(min=1), help="tokens of prompt and answer of each user [default: the model's own]"
+)
+@click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="requests at the same time")
+@click.option(
+    "--kv-dtype", default="float16", show_default=True, help="how the KV cache holds numbers: float16 or int8"
+)
+@click.option("--json", "as_json", is_flag=True, help="as JSON")
+def plan(*, model: str, ctx: int | None, users: int, kv_dtype: str, as_json: bool) -> None:
     """Show what a model takes of this machine's memory, and what fits. Loads nothing.
 
+    MODEL is a path, a hub id or a short name.
     Exit code 3 if it does not fit: with --ctx that context, else not even a short one.
     """
     from octavo.engine.memory import available_memory_bytes

@@ -7,11 +7,17 @@ import time
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
-from octavo.cli.options import Options, sampling_params, with_engine_options, with_sampling_options
+from octavo.cli.options import (
+    DEFAULT_MODEL,
+    Options,
+    sampling_params,
+    with_engine_options,
+    with_sampling_options,
+)
 from octavo.cli.terminal import load_model, write, write_json
 from octavo.errors import UsageError
 
@@ -20,36 +26,35 @@ if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
-DEFAULT_MODEL = "smollm2"
 
-
+@click.command()
+@click.argument("words", nargs=-1, metavar="[MODEL] PROMPT")
+@click.option("--system", help="system message, before the prompt")
+@click.option("--raw", is_flag=True, help="continue the prompt as it is, without chat template")
+@click.option("--json", "as_json", is_flag=True, help="text, token ids and timings as JSON, at the end")
 @with_engine_options
 @with_sampling_options
 def run(
     *,
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL] PROMPT",
-            help=f"The prompt, after the model if it is not {DEFAULT_MODEL}; - reads the prompt from standard input.",
-            show_default=False,
-        ),
-    ] = None,
-    system: Annotated[str | None, typer.Option(help="system message, before the prompt", show_default=False)] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="continue the prompt as it is, without chat template")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="text, token ids and timings as JSON, at the end")] = False,
+    words: tuple[str, ...],
+    system: str | None,
+    raw: bool,
+    as_json: bool,
     engine_options: Options,
     sampling_options: Options,
 ) -> None:
-    """Answer a prompt. The answer appears as it is made."""
+    """Answer a prompt. The answer appears as it is made.
+
+    MODEL is a path, a hub id or a short name [default: smollm2]; a PROMPT of - is read from standard input.
+    """
     started = time.monotonic()
-    model, prompt = _model_and_prompt(words or [])
+    model, prompt = _model_and_prompt(list(words))
     params = sampling_params(sampling_options)
     if raw and system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out: give only one of them")
     if params.logprobs is not None and not as_json:
         raise UsageError("--logprobs are shown only with --json")
-    with load_model(model, engine_options) as llm:
+    with load_model(model, engine_options, will_chat=not raw) as llm:
         load_s = time.monotonic() - started
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
         parts = _stream(llm, prompt_ids, params, show=not as_json)

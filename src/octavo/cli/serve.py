@@ -7,12 +7,12 @@ import os
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+import click
 
 from octavo import __version__
-from octavo.cli.options import Options, with_engine_options, with_server_options
+from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options, with_server_options
 from octavo.cli.terminal import WorkProgress, size
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
@@ -22,32 +22,22 @@ if TYPE_CHECKING:
     from octavo.server.models.model_manager import ModelSpec
     from octavo.server.models.served_model import ServedModel
 
-DEFAULT_MODEL = "smollm2"
 
-
+@click.command()
+@click.argument("models", nargs=-1, metavar="[MODEL | NAME=MODEL ...]")
 @with_server_options
 @with_engine_options
-def serve(
-    *,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL | NAME=MODEL ...]",
-            help=f"Path, hub id or short name [default: {DEFAULT_MODEL}]; several with names, loaded when asked for.",
-            show_default=False,
-        ),
-    ] = None,
-    server_options: Options,
-    engine_options: Options,
-) -> None:
+def serve(*, models: tuple[str, ...], server_options: Options, engine_options: Options) -> None:
     """Serve a model over HTTP, with the interface of OpenAI and others.
+
+    MODEL is a path, a hub id or a short name [default: smollm2]; several have names and are loaded when asked for.
 
     Exit codes: 2 for a wrong option, 3 if the model cannot be loaded, 4 if the port or the memory is taken, 5 if the
     engine died too often.
     """
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
-    specs = _specs(models or [DEFAULT_MODEL], engine_options)
+    specs = _specs(list(models) or [DEFAULT_MODEL], engine_options)
     _end_at_once_on_signals()
     # Here, not above: other commands must not wait for a web server to be imported.
     import anyio
@@ -112,7 +102,7 @@ class _Report:
 
 
 def _say(line: str) -> None:
-    typer.echo(line, err=True)
+    click.echo(line, err=True)
     sys.stderr.flush()
 
 

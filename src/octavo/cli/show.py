@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 from octavo.cli.terminal import find_model, size, write, write_facts, write_json
 
@@ -22,11 +22,14 @@ _ORIGIN = {
 }
 
 
-def show(
-    model: Annotated[str, typer.Argument(help="path, hub id or short name", show_default=False)],
-    as_json: Annotated[bool, typer.Option("--json", help="as JSON")] = False,
-) -> None:
-    """Show what a model is: architecture, formats, sizes, context, template, licence. Reads only its headers."""
+@click.command()
+@click.argument("model")
+@click.option("--json", "as_json", is_flag=True, help="as JSON")
+def show(*, model: str, as_json: bool) -> None:
+    """Show what a model is: architecture, formats, sizes, context, template, licence. Reads only its headers.
+
+    MODEL is a path, a hub id or a short name.
+    """
     from octavo.loader.checkpoint import open_checkpoint
 
     path = find_model(model)

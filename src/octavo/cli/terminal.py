@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
+import click
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -53,7 +53,7 @@ class WorkProgress:
         self._tasks[what] = None
         if not sys.stderr.isatty():
             if self._announced:
-                typer.echo(f"octavo: {what}, {size(total)}" if total else f"octavo: {what}", err=True)
+                click.echo(f"octavo: {what}, {size(total)}" if total else f"octavo: {what}", err=True)
             return
         from rich.console import Console
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -74,17 +74,28 @@ def find_model(model: str) -> Path:
         )
 
 
-def load_model(model: str, options: Options) -> LLM:
-    """The model, loaded with progress. options: fields of `EngineConfig`."""
+def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
+    """The model, loaded with progress. options: fields of `EngineConfig`. will_chat: see `LLM`."""
     from octavo.llm import LLM
 
     path = find_model(model)
     with WorkProgress(announced=False) as progress:
-        return LLM(str(path), load_progress=lambda done, total: progress.update("loading", done, total), **options)
+        return LLM(
+            str(path),
+            load_progress=lambda done, total: progress.update("loading", done, total),
+            will_chat=will_chat,
+            **options,
+        )
+
+
+def show_help_without_command(context: click.Context) -> None:
+    """What a group of commands does when none of them is named."""
+    if context.invoked_subcommand is None:
+        write(context.get_help() + "\n")
 
 
 class ReaderGoneError(Exception):
-    """Whoever read the output has closed it. Not a BrokenPipeError, which typer would make an exit code of 1."""
+    """Whoever read the output has closed it. Not a BrokenPipeError, which a connection can raise as well."""
 
 
 def write(text: str) -> None:

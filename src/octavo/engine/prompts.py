@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from octavo.errors import UsageError
 from octavo.tokenizer.chat_template import ChatTemplate, check_messages
+from octavo.tokenizer.template_process import TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | Sequence[int]"
@@ -17,14 +18,15 @@ Message: TypeAlias = "Mapping[str, Any]"
 class PromptEncoder:
     """A tokenizer with the model's chat template, which starts when it is first used. Safe to share between threads.
 
-    eos_token_id: the one that the template writes.
+    eos_token_id: the one that the template writes. process: one for the template, started ahead of time.
     """
 
-    def __init__(self, tokenizer: Tokenizer, eos_token_id: int | None) -> None:
+    def __init__(self, tokenizer: Tokenizer, eos_token_id: int | None, process: TemplateProcess | None = None) -> None:
         self.tokenizer = tokenizer
         self._eos_token_id = eos_token_id
         self._lock = threading.Lock()
         self._own: ChatTemplate | None = None
+        self._process = process
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: control tokens in a text count, BOS comes once.
@@ -62,21 +64,28 @@ class PromptEncoder:
         """Ends the template's process. May be called twice."""
         with self._lock:
             template, self._own = self._own, None
+            process, self._process = self._process, None
         if template is not None:
             template.close()
+        if process is not None:
+            process.close()
 
     def _own_template(self) -> ChatTemplate:
         with self._lock:
             if self._own is None:
-                self._own = self._make_template(self.tokenizer.chat_template)
+                self._own = self._make_template(self.tokenizer.chat_template, process=self._process)
+                self._process = None  # the template ends it
             return self._own
 
-    def _make_template(self, source: str | None, *, from_caller: bool = False) -> ChatTemplate:
+    def _make_template(
+        self, source: str | None, *, from_caller: bool = False, process: TemplateProcess | None = None
+    ) -> ChatTemplate:
         return ChatTemplate(
             source,
             bos_token=self._text(self.tokenizer.bos_token_id),
             eos_token=self._text(self._eos_token_id),
             from_caller=from_caller,
+            process=process,
         )
 
     def _text(self, token_id: int | None) -> str | None:

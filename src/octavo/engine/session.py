@@ -20,6 +20,7 @@ from octavo.engine.prompts import Message, Prompt, PromptEncoder
 from octavo.engine.request import Request
 from octavo.errors import OctavoError, UsageError
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.tokenizer.template_process import TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
 
 Params: TypeAlias = "SamplingParams | BeamSearchParams"
@@ -33,9 +34,15 @@ class Session:
         config: EngineConfig,
         progress: Callable[[int, int], None] | None = None,
         on_round_end: Callable[[], None] | None = None,
+        *,
+        will_chat: bool = False,
     ) -> None:
-        """progress: see `load_engine`. on_round_end: see `AsyncEngine`. Raises what `load_engine` raises."""
+        """progress: see `load_engine`. on_round_end: see `AsyncEngine`. Raises what `load_engine` raises.
+
+        will_chat: the process of the chat template starts while the model loads, not with the first conversation.
+        """
         self.config = config
+        process = TemplateProcess() if will_chat else None
         self._loaded: LoadedModel | None = load_engine(config, progress)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
         self.metrics: EngineMetrics = self._loaded.engine.metrics
@@ -43,7 +50,7 @@ class Session:
         self._engine = AsyncEngine(self._loaded.engine, on_round_end)
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor)
-        self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id)
+        self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
         self._ids = itertools.count()
 
     def encode(self, prompt: Prompt) -> list[int]:

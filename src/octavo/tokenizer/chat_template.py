@@ -6,17 +6,12 @@ The template runs in a process of its own (`template_worker.py`), with limits on
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelLoadError, OctavoError, UsageError
+from octavo.tokenizer.template_process import TemplateLimits, TemplateProcess
 
 if TYPE_CHECKING:
     from octavo.tokenizer.tokenizer import Tokenizer
@@ -25,8 +20,6 @@ MAX_RENDER_SECONDS = 2.0
 MAX_OUTPUT_CHARS = 4 << 20
 MAX_MEMORY_BYTES = 512 << 20
 MAX_SOURCE_CHARS = 1 << 20
-# Against a process that hangs without computing, or that a busy machine leaves waiting.
-_MAX_WAIT_SECONDS = 60.0
 _RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
@@ -44,9 +37,11 @@ class ChatTemplate:
         eos_token: str | None = None,
         from_caller: bool = False,
         max_render_seconds: float = MAX_RENDER_SECONDS,
+        process: TemplateProcess | None = None,
     ) -> None:
         """source: Jinja, as the model file has it. bos_token, eos_token: their texts, which templates write.
         from_caller: the caller gave it instead of the model's own, so a fault in it is a UsageError.
+        process: one that was started ahead of time, from now on the template's.
 
         Starts the template's process, so that it is ready when the first conversation comes.
         Raises UsageError where there is no template (source None or empty).
@@ -64,9 +59,10 @@ class ChatTemplate:
             raise self._fault(f"{self._name} has {len(source):,} characters; the limit is {MAX_SOURCE_CHARS:,}")
         self.source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        self._max_render_seconds = max_render_seconds
+        self._limits = TemplateLimits(MAX_MEMORY_BYTES, MAX_OUTPUT_CHARS, max_render_seconds)
         self._lock = threading.Lock()
-        self._worker: _Worker | None = _Worker(source, max_render_seconds)
+        self._process: TemplateProcess | None = process or TemplateProcess()
+        self._process.open(source, self._limits)
 
     def render(
         self,
@@ -131,18 +127,19 @@ class ChatTemplate:
     def close(self) -> None:
         """Ends the template's process. May be called twice; a later `render` starts another."""
         with self._lock:
-            if self._worker is not None:
-                self._worker.close()
-            self._worker = None
+            if self._process is not None:
+                self._process.close()
+            self._process = None
 
     def _render_line(self, line: str) -> dict[str, str]:
-        if self._worker is None or not self._worker.is_usable():
-            self._worker = _Worker(self.source, self._max_render_seconds)
-        answer = self._worker.render(line)
+        if self._process is None or not self._process.is_usable():
+            self._process = TemplateProcess()
+            self._process.open(self.source, self._limits)
+        answer = self._process.render(line)
         if answer is None:
-            self._worker.close()
-            self._worker = None
-            return {"error": "limit", "message": f"it computed for {self._max_render_seconds:g} s without end"}
+            self._process.close()
+            self._process = None
+            return {"error": "limit", "message": f"it computed for {self._limits.compute_seconds:g} s without end"}
         return answer
 
     def _text(self, answer: dict[str, str]) -> str:
@@ -209,75 +206,3 @@ def _check_parts(index: int, parts: Sequence[Any]) -> None:
 
 def _found(message: Message, key: str) -> str:
     return f"not {message[key]!r:.80}" if key in message else "and it is missing"
-
-
-class _Worker:
-    """The process of one template. Not safe for threads; the template's lock guards it."""
-
-    def __init__(self, source: str, max_render_seconds: float) -> None:
-        self._owner = os.getpid()
-        self._compiled: dict[str, str] | None = None
-        # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
-        self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("template_worker.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            encoding="ascii",
-            start_new_session=True,
-        )
-        self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
-        limits = {
-            "memory_bytes": MAX_MEMORY_BYTES,
-            "max_output_chars": MAX_OUTPUT_CHARS,
-            "compute_seconds": max_render_seconds,
-        }
-        self._send(json.dumps({"path": sys.path, "limits": limits, "source": source}))
-
-    def is_usable(self) -> bool:
-        """Whether the process lives and is ours; after a fork it is the parent's."""
-        return self._owner == os.getpid() and self._process.poll() is None
-
-    def render(self, line: str) -> dict[str, str] | None:
-        """The worker's answer to a line of variables. None: it died or had to be killed."""
-        if self._compiled is None:
-            if self._exchange(None) is None:  # it is ready
-                return None
-            self._compiled = self._exchange(None)
-        if self._compiled is None or "error" in self._compiled:
-            return self._compiled
-        return self._exchange(line)
-
-    def close(self) -> None:
-        """Kills the process and takes its exit status."""
-        self._finalizer()
-
-    def _exchange(self, line: str | None) -> dict[str, str] | None:
-        """Sends a line, if there is one, and waits for the answer. None: the process died."""
-        watchdog = threading.Timer(_MAX_WAIT_SECONDS, self._process.kill)
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            if line is not None:
-                self._send(line)
-            answer = cast(IO[str], self._process.stdout).readline()
-        finally:
-            watchdog.cancel()
-        return json.loads(answer) if answer.endswith("\n") else None
-
-    def _send(self, line: str) -> None:
-        stdin = cast(IO[str], self._process.stdin)
-        with suppress(BrokenPipeError):  # it died; the missing answer says so
-            stdin.write(line + "\n")
-            stdin.flush()
-
-
-def _stop(process: subprocess.Popen[str], owner: int) -> None:
-    if owner != os.getpid():
-        return
-    process.kill()
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with suppress(OSError):  # what was still to be written goes nowhere
-                stream.close()
-    process.wait()

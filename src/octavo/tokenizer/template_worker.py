@@ -1,10 +1,11 @@
-"""The process in which a chat template runs. `chat_template.py` starts it and kills it when it takes too long.
+"""The process in which a chat template runs. `template_process.py` starts it and kills it when it takes too long.
 
 A template is a program that came with a model file. In a process of its own its memory can be limited and it
 can be stopped wherever it is, even in the middle of one huge multiplication.
 
-Protocol: lines of JSON. First comes `{"path": sys.path, "limits": {...}, "source": template}`; the answer is
-`{}` or an error. Then, for each line of variables, `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
+Protocol: lines of JSON. First comes `{"path": sys.path}`, without an answer, then, perhaps much later,
+`{"limits": {...}, "source": template}`; the answers are `{}` before compiling it, and `{}` or an error after that.
+Then, for each line of variables, `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
 Run as a file, so that it starts without the package.
 """
 
@@ -75,8 +76,13 @@ def render(template: Template, variables: dict[str, Any], max_chars: int) -> str
 def main() -> None:
     """Serves one template over standard input and output until the input ends."""
     source, sink = sys.stdin, sys.stdout
-    setup = json.loads(source.readline())
-    sys.path[:] = setup["path"]
+    sys.path[:] = json.loads(source.readline())["path"]
+
+    import jinja2.sandbox  # noqa: F401  (before the limits, and before "ready": it is not the template's time)
+
+    if not (line := source.readline()):  # never needed
+        return
+    setup = json.loads(line)
     template: list[Template] = []
     max_chars = setup["limits"]["max_output_chars"]
 
@@ -86,8 +92,6 @@ def main() -> None:
 
     def render_line(line: str) -> dict[str, str]:
         return {"text": render(template[0], json.loads(line), max_chars)}
-
-    import jinja2.sandbox  # noqa: F401  (before the limits, and before "ready": it is not the template's time)
 
     _limit_memory(setup["limits"]["memory_bytes"])
     _answer(sink, {})

@@ -90,9 +90,13 @@ def _with_tools(
         )
         raise UsageError(message, param="tools", code="unsupported_value")
     if spec.tool_choice == "auto":
-        is_strict = any(tool["function"].get("strict") for tool in tools)
-        if not is_strict or tool_format.optional_grammar is None or isinstance(params, BeamSearchParams):
+        strict = [i for i, tool in enumerate(tools) if tool["function"].get("strict")]
+        if not strict:
             return params
+        if tool_format.optional_grammar is None or isinstance(params, BeamSearchParams):
+            what = "beam search" if isinstance(params, BeamSearchParams) else "this model's format of tool calls"
+            message = f"{what} cannot hold arguments to their schema with tool_choice auto; leave strict out"
+            raise UsageError(message, param=f"tools[{strict[0]}].function.strict", code="unsupported_value")
         grammar = tool_format.optional_grammar(tools, spec.parallel_tool_calls, token_ids)
         return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
     if isinstance(params, BeamSearchParams):

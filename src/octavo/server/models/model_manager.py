@@ -287,7 +287,8 @@ class ModelManager:
                 entry.residency = None
             if isinstance(error, OctavoError) and not isinstance(error, _NotWantedError):
                 entry.last_error, entry.failed_at = error, time.monotonic()
-                logger.warning("%s cannot be loaded: %s", entry.spec.name, error)
+                if self._has_begun:  # until then whoever starts the server says it
+                    logger.warning("%s cannot be loaded: %s", entry.spec.name, error)
             raise
 
     async def _make_room(self, newcomer: _Residency, spec: ModelSpec) -> None:

@@ -1,0 +1,101 @@
+"""The other end of `template_worker.py`: starts the process of a chat template, talks to it and kills it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import weakref
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, cast
+
+# Against a process that hangs without computing, or that a busy machine leaves waiting.
+_MAX_WAIT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class TemplateLimits:
+    """What a template may take: memory, characters of one output, seconds of computing for one."""
+
+    memory_bytes: int
+    max_output_chars: int
+    compute_seconds: float
+
+
+class TemplateProcess:
+    """The process of one template, which may be started before the template is known. Not safe for threads."""
+
+    def __init__(self) -> None:
+        self._owner = os.getpid()
+        self._is_ready = False
+        self._compiled: dict[str, str] | None = None
+        # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("template_worker.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="ascii",
+            start_new_session=True,
+        )
+        self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
+        self._send({"path": sys.path})
+
+    def open(self, source: str, limits: TemplateLimits) -> None:
+        """Hands over the template, once; the process compiles it meanwhile."""
+        self._send({"limits": asdict(limits), "source": source})
+
+    def is_usable(self) -> bool:
+        """Whether the process lives and is ours; after a fork it is the parent's."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def render(self, line: str) -> dict[str, str] | None:
+        """The worker's answer to a line of variables (JSON). None: it died or had to be killed."""
+        if not self._is_ready:
+            if self._read() is None:
+                return None
+            self._is_ready = True
+            self._compiled = self._read()
+        if self._compiled is None or "error" in self._compiled:
+            return self._compiled
+        self._write(line)
+        return self._read()
+
+    def close(self) -> None:
+        """Kills the process and takes its exit status. May be called twice."""
+        self._finalizer()
+
+    def _read(self) -> dict[str, str] | None:
+        """Waits for an answer. None: the process died."""
+        watchdog = threading.Timer(_MAX_WAIT_SECONDS, self._process.kill)
+        watchdog.daemon = True
+        watchdog.start()
+        try:
+            answer = cast(IO[str], self._process.stdout).readline()
+        finally:
+            watchdog.cancel()
+        return json.loads(answer) if answer.endswith("\n") else None
+
+    def _send(self, message: dict[str, object]) -> None:
+        self._write(json.dumps(message))
+
+    def _write(self, line: str) -> None:
+        stdin = cast(IO[str], self._process.stdin)
+        with suppress(BrokenPipeError):  # it died; the missing answer says so
+            stdin.write(line + "\n")
+            stdin.flush()
+
+
+def _stop(process: subprocess.Popen[str], owner: int) -> None:
+    if owner != os.getpid():
+        return
+    process.kill()
+    for stream in (process.stdin, process.stdout):
+        if stream is not None:
+            with suppress(OSError):  # what was still to be written goes nowhere
+                stream.close()
+    process.wait()
