@@ -4,7 +4,7 @@
 namespace octavo {
 namespace {
 
-// The candidates take six arrays of `vocab`, the changed logits one.
+// The candidates take four arrays of `vocab`, the weights and the changed logits one each.
 RowBuffers carve_row_buffers(char* base, int32_t vocab) {
     const size_t size = (static_cast<size_t>(vocab) + PANEL - 1) / PANEL * PANEL, panels = size / PANEL;
     size_t used = 0;
@@ -15,12 +15,13 @@ RowBuffers carve_row_buffers(char* base, int32_t vocab) {
     };
     RowBuffers b{};
     b.changed = reinterpret_cast<float*>(take(size * sizeof(float)));
+    b.weights = reinterpret_cast<float*>(take(size * sizeof(float)));
     b.raw_max = reinterpret_cast<float*>(take(panels * sizeof(float)));
     b.changed_max = reinterpret_cast<float*>(take(panels * sizeof(float)));
-    b.panel_sum = reinterpret_cast<double*>(take(panels * sizeof(double)));
+    for (double*& sums : b.panel_sums) sums = reinterpret_cast<double*>(take(panels * sizeof(double)));
+    b.bins.counts = reinterpret_cast<uint32_t*>(take((NUM_BINS + 1) * sizeof(uint32_t)));
+    b.bins.weights = reinterpret_cast<float*>(take(NUM_BINS * sizeof(float)));
     b.candidates.ids = reinterpret_cast<int32_t*>(take(size * sizeof(int32_t)));
-    b.candidates.logits = reinterpret_cast<float*>(take(size * sizeof(float)));
-    b.candidates.x = reinterpret_cast<float*>(take(size * sizeof(float)));
     b.candidates.weights = reinterpret_cast<float*>(take(size * sizeof(float)));
     b.candidates.keys = reinterpret_cast<float*>(take(size * sizeof(float)));
     b.select.active = reinterpret_cast<int32_t*>(take(size * sizeof(int32_t)));
@@ -39,38 +40,37 @@ void clear_outputs(const StepOutput& out, int32_t row) {
     }
 }
 
-// A copy in which +inf is the largest finite number.
-Logits saturated_copy(const Logits& from, float* to, float* panel_max) {
-    for (int32_t i = 0; i < from.size; ++i) to[i] = from.data[i] < LARGEST ? from.data[i] : LARGEST;
-    Logits copy{to, from.size, 0, panel_max};
-    scan(copy);
-    return copy;
+bool ids_are_known(const SamplingBatch& b, int32_t row, int32_t vocab) {
+    return b.target[row] < vocab &&
+           ids_in_range(b.history_ids, b.history_start[row], b.history_start[row + 1], vocab) &&
+           ids_in_range(b.bias_ids, b.bias_start[row], b.bias_start[row + 1], vocab);
 }
 
 RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& buffers) {
     const SamplingBatch& b = task.batch;
-    const int32_t vocab = task.vocab, target = b.target[row];
-    if (target >= vocab || !ids_in_range(b.history_ids, b.history_start[row], b.history_start[row + 1], vocab) ||
-        !ids_in_range(b.bias_ids, b.bias_start[row], b.bias_start[row + 1], vocab))
-        return ROW_TOKEN_ID_OUT_OF_RANGE;
-    Logits raw{task.logits + static_cast<int64_t>(row) * vocab, vocab, 0, buffers.raw_max};
-    if (!scan(raw)) return ROW_NAN_LOGITS;
-    if (raw.max == NONE) return ROW_NOTHING_ALLOWED;
-    int32_t token = target;
-    if (target < 0 && (changes_logits(b, row) || raw.max > LARGEST)) {
-        Logits changed = saturated_copy(raw, buffers.changed, buffers.changed_max);
-        change_logits(b, row, vocab, buffers.changed);
-        scan(changed);
+    const int32_t vocab = task.vocab;
+    if (!ids_are_known(b, row, vocab)) return ROW_TOKEN_ID_OUT_OF_RANGE;
+    Logits raw{task.logits + static_cast<int64_t>(row) * vocab, vocab, 0, 0, buffers.raw_max};
+    Logits changed{buffers.changed, vocab, 0, 0, buffers.changed_max};
+    int32_t& token = task.output.token_ids[row];
+    const bool changes = b.target[row] < 0 && changes_logits(b, row), reports = b.num_logprobs[row] >= 0;
+    if (changes) {
+        if (!copy_allowed(raw, allowed_words(b, row, vocab), buffers.changed, changed)) return ROW_NAN_LOGITS;
+        change_logits(b, row, buffers.changed, changed);
+        update_maxima(changed);
         if (changed.max == NONE) return ROW_NOTHING_ALLOWED;
         token = choose(changed, b, row, buffers);
-    } else if (target < 0) {
-        token = choose(raw, b, row, buffers);
+        if (!reports) return ROW_OK;
     }
-    task.output.token_ids[row] = token;
-    if (b.num_logprobs[row] < 0) return ROW_OK;
-    const bool infinite = raw.max > LARGEST;
-    report_logprobs(infinite ? saturated_copy(raw, buffers.changed, buffers.changed_max) : raw, b.num_logprobs[row],
-                    row, buffers, task.output);
+    if (!scan(raw)) return ROW_NAN_LOGITS;
+    if (raw.max == NONE) return ROW_NOTHING_ALLOWED;
+    if (raw.max > LARGEST) {
+        copy_allowed(raw, nullptr, buffers.changed, changed);
+        update_maxima(changed);
+        raw = changed;
+    }
+    if (!changes) token = b.target[row] < 0 ? choose(raw, b, row, buffers) : b.target[row];
+    if (reports) report_logprobs(raw, b.num_logprobs[row], row, buffers, task.output);
     return ROW_OK;
 }
 

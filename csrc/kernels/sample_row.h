@@ -1,4 +1,4 @@
-// One row of logits: scanning, penalties, the choice and what is reported. Meaning: backends/sampling.py.
+// One row of logits: its maxima, and what bias, mask and penalties make of it. Meaning: backends/sampling.py.
 #pragma once
 
 #include "sample_select.h"
@@ -11,7 +11,6 @@ namespace {
 constexpr int32_t PANEL = 256;  // logits whose maximum and sum are kept, to skip and to find places quickly
 constexpr float LARGEST = 3.402823466e38f;
 constexpr float NONE = -__builtin_huge_valf();
-constexpr float SMALLEST_X = -87.0f;
 
 enum RowError : int32_t { ROW_OK, ROW_NAN_LOGITS, ROW_NOTHING_ALLOWED, ROW_TOKEN_ID_OUT_OF_RANGE };
 
@@ -20,41 +19,69 @@ struct Logits {
     const float* data;
     int32_t size;
     float max;
+    float min;  // no larger than any that is not -inf; a hint
     float* panel_max;
     int32_t panels() const { return (size + PANEL - 1) / PANEL; }
     int32_t panel_end(int32_t panel) const { return panel * PANEL + PANEL < size ? panel * PANEL + PANEL : size; }
 };
 
-// The memory of one worker, for rows of `vocab` logits.
-struct RowBuffers {
-    float* changed;                // logits with bias, mask and penalties
-    float *raw_max, *changed_max;  // of panels
-    double* panel_sum;
-    Candidates candidates;
-    SelectBuffers select;
-};
+// Bit i: lane i of a is greater than lane i of b.
+inline uint32_t greater_bits(F32x16 a, F32x16 b) {
+#if defined(__AVX512F__)
+    return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ);
+#elif defined(__AVX2__)
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GT_OQ)) |
+                                 _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GT_OQ)) << 8);
+#else
+    float x[16], y[16];
+    store(x, a);
+    store(y, b);
+    uint32_t bits = 0;
+    for (int i = 0; i < 16; ++i) bits |= static_cast<uint32_t>(x[i] > y[i]) << i;
+    return bits;
+#endif
+}
 
 inline F32x16 load_upto(const float* p, int32_t n) { return n >= 16 ? load(p) : load_partial(p, n, NONE); }
 
-// Fills in the maxima. Returns false if a logit is NaN.
+// The hardware guesses no further than the end of a page.
+inline void prefetch(const float* p) { __builtin_prefetch(p + 512); }
+
+// Running maximum of a panel, and minimum and NaNs of a row.
+struct Extremes {
+    F32x16 largest = broadcast(NONE), smallest = broadcast(LARGEST), nans = broadcast(0.0f);
+
+    void see(F32x16 lanes) {
+        const F32x16 zero = broadcast(0.0f), none = broadcast(NONE);
+        largest = max(largest, lanes);
+        smallest = select_greater(lanes, none, min(lanes, smallest), smallest);
+        // A NaN is neither greater than -inf nor less than a number.
+        nans =
+            nans + select_greater(lanes, none, zero, select_greater(broadcast(LARGEST), lanes, zero, broadcast(1.0f)));
+    }
+    float take_largest() {
+        const float result = reduce_max(largest);
+        largest = broadcast(NONE);
+        return result;
+    }
+    float find_smallest() const { return -reduce_max(broadcast(0.0f) - smallest); }
+    bool sound() const { return reduce_add(nans) == 0; }
+};
+
+// Fills in the maxima and the minimum. Returns false if a logit is NaN.
 inline bool scan(Logits& logits) {
-    F32x16 poison = broadcast(0.0f);
+    Extremes extremes;
     logits.max = NONE;
     for (int32_t p = 0; p < logits.panels(); ++p) {
-        F32x16 largest = broadcast(NONE);
         for (int32_t i = p * PANEL, end = logits.panel_end(p); i < end; i += 16) {
-            const F32x16 lanes = load_upto(logits.data + i, end - i);
-            largest = max(largest, lanes);
-            poison = fma(lanes, broadcast(0.0f), poison);
+            prefetch(logits.data + i);
+            extremes.see(load_upto(logits.data + i, end - i));
         }
-        logits.panel_max[p] = reduce_max(largest);
+        logits.panel_max[p] = extremes.take_largest();
         logits.max = logits.panel_max[p] > logits.max ? logits.panel_max[p] : logits.max;
     }
-    const float sum = reduce_add(poison);
-    if (sum == sum) return true;
-    for (int32_t i = 0; i < logits.size; ++i)  // an infinity or a NaN: the two need a closer look
-        if (logits.data[i] != logits.data[i]) return false;
-    return true;
+    logits.min = extremes.find_smallest();
+    return extremes.sound();
 }
 
 inline bool ids_in_range(const int32_t* ids, int32_t begin, int32_t end, int32_t vocab) {
@@ -70,31 +97,77 @@ inline bool changes_logits(const SamplingBatch& b, int32_t row) {
            (penalties && b.history_start[row + 1] > b.history_start[row]);
 }
 
-// Stages 1 and 2, in place.
-inline void change_logits(const SamplingBatch& b, int32_t row, int32_t vocab, float* logits) {
-    for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i) logits[b.bias_ids[i]] += b.bias_values[i];
-    if (b.allowed_mask) {
-        const uint32_t* words = b.allowed_mask + static_cast<int64_t>(row) * ((vocab + 31) / 32);
-        for (int32_t i = 0; i < vocab; i += 32) {
-            const uint32_t word = words[i / 32];
-            if (word == 0xffffffffu) continue;
-            const int32_t end = i + 32 < vocab ? i + 32 : vocab;
-            for (int32_t id = i; id < end; ++id)
-                if (!(word >> (id - i) & 1u)) logits[id] = NONE;
+// The words of the row's mask; null: everything is allowed.
+inline const uint32_t* allowed_words(const SamplingBatch& b, int32_t row, int32_t vocab) {
+    return b.allowed_mask ? b.allowed_mask + static_cast<int64_t>(row) * ((vocab + 31) / 32) : nullptr;
+}
+
+// The lanes whose bit is set, the others -inf. bits / 2^(lane + 1) has a fraction of a half or more where it is; the
+// quarter keeps it away from the half itself, so that the nearest integer is above it.
+inline F32x16 keep_allowed(F32x16 lanes, uint32_t bits) {
+    static constexpr float HALVES[16] = {0x1p-1f, 0x1p-2f,  0x1p-3f,  0x1p-4f,  0x1p-5f,  0x1p-6f,  0x1p-7f,  0x1p-8f,
+                                         0x1p-9f, 0x1p-10f, 0x1p-11f, 0x1p-12f, 0x1p-13f, 0x1p-14f, 0x1p-15f, 0x1p-16f};
+    const F32x16 halved = broadcast(static_cast<float>(bits) + 0.25f) * load(HALVES);
+    return select_greater(round_even(halved), halved, lanes, broadcast(NONE));
+}
+
+// What the mask allows of `raw`, with the maxima of panels; +inf becomes the largest finite number. words null: all of
+// it. to: the data of `copy`. Returns false if a logit is NaN.
+inline bool copy_allowed(const Logits& raw, const uint32_t* words, float* to, Logits& copy) {
+    Extremes of_raw, of_copy;
+    for (int32_t p = 0; p < raw.panels(); ++p) {
+        for (int32_t i = p * PANEL, end = raw.panel_end(p); i < end; i += 16) {
+            prefetch(raw.data + i);
+            F32x16 lanes = load_upto(raw.data + i, end - i);
+            of_raw.see(lanes);
+            lanes = min(lanes, broadcast(LARGEST));
+            if (words) lanes = keep_allowed(lanes, words[i / 32] >> (i & 16) & 0xffffu);
+            of_copy.see(lanes);
+            store(to + i, lanes);  // there is room for whole panels
         }
+        copy.panel_max[p] = of_copy.take_largest();
+    }
+    copy.min = of_copy.find_smallest();
+    return of_raw.sound();
+}
+
+// Stage 1 but for the mask, and stage 2: changes single logits of `data`, which `logits` is about. Their panels'
+// maxima become NaN.
+inline void change_logits(const SamplingBatch& b, int32_t row, float* data, Logits& logits) {
+    const uint32_t* words = allowed_words(b, row, logits.size);
+    const auto set = [&](int32_t id, float logit) {
+        data[id] = logit < LARGEST ? logit : LARGEST;
+        logits.panel_max[id / PANEL] = __builtin_nanf("");
+        logits.min = logit > NONE && logit < logits.min ? logit : logits.min;
+    };
+    for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i) {
+        const int32_t id = b.bias_ids[i];
+        if (!words || words[id / 32] >> (id % 32) & 1u) data[id] += b.bias_values[i];
     }
     const float repetition = b.repetition_penalty[row];
     for (int32_t i = b.history_start[row]; i < b.history_start[row + 1]; ++i) {
-        float& logit = logits[b.history_ids[i]];
+        float logit = data[b.history_ids[i]];
         const int32_t count = b.history_counts[i];
         if (repetition != 1.0f) logit = logit > 0 ? logit / repetition : logit * repetition;
         logit -= b.frequency_penalty[row] * static_cast<float>(count);
         if (count > 0) logit -= b.presence_penalty[row];
-        logit = logit < LARGEST ? logit : LARGEST;
+        set(b.history_ids[i], logit);
     }
-    for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i) {
-        float& logit = logits[b.bias_ids[i]];
-        logit = logit < LARGEST ? logit : LARGEST;
+    for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i) set(b.bias_ids[i], data[b.bias_ids[i]]);
+}
+
+// The maxima that change_logits left open, and the maximum of all.
+inline void update_maxima(Logits& logits) {
+    logits.max = NONE;
+    for (int32_t p = 0; p < logits.panels(); ++p) {
+        float& largest = logits.panel_max[p];
+        if (largest != largest) {
+            F32x16 lanes = broadcast(NONE);
+            for (int32_t i = p * PANEL, end = logits.panel_end(p); i < end; i += 16)
+                lanes = max(lanes, load_upto(logits.data + i, end - i));
+            largest = reduce_max(lanes);
+        }
+        logits.max = largest > logits.max ? largest : logits.max;
     }
 }
 
@@ -104,62 +177,6 @@ inline int32_t largest_id(const Logits& logits) {
     int32_t i = p * PANEL;
     while (logits.data[i] != logits.max) ++i;
     return i;
-}
-
-// x and weights of logits under one temperature.
-struct Softening {
-    float max, temperature, smallest_x;
-
-    F32x16 x_of(F32x16 logits) const { return (logits - broadcast(max)) / broadcast(temperature); }
-    F32x16 weight_of(F32x16 x) const { return select_greater(broadcast(smallest_x), x, broadcast(0.0f), exp(x)); }
-    bool reaches(float logit, float x) const { return (logit - max) / temperature >= x; }
-};
-
-// Sums of the weights of each panel; returns the sum of all.
-inline double sum_weights(const Logits& logits, const Softening& soft, double* panel_sum) {
-    double total = 0;
-    for (int32_t p = 0; p < logits.panels(); ++p) {
-        panel_sum[p] = 0;
-        if (!soft.reaches(logits.panel_max[p], soft.smallest_x)) continue;
-        F32x16 sum = broadcast(0.0f);
-        for (int32_t i = p * PANEL, end = logits.panel_end(p); i < end; i += 16)
-            sum = sum + soft.weight_of(soft.x_of(load_upto(logits.data + i, end - i)));
-        panel_sum[p] = reduce_add(sum);
-        total += panel_sum[p];
-    }
-    return total;
-}
-
-// x and weights of one panel.
-inline void soften_panel(const Logits& logits, const Softening& soft, int32_t panel, float* x, float* weights) {
-    for (int32_t i = panel * PANEL, end = logits.panel_end(panel), to = 0; i < end; i += 16, to += 16) {
-        const F32x16 lanes = soft.x_of(load_upto(logits.data + i, end - i));
-        store(x + to, lanes);
-        store(weights + to, soft.weight_of(lanes));
-    }
-}
-
-// Without a filter: the panel, then the token, where the cumulative weight exceeds draw * total. The last one that
-// weighs anything answers where rounding carries the target beyond it.
-inline int32_t draw_from_all(const Logits& logits, const Softening& soft, double draw, double* panel_sum) {
-    const double target = draw * sum_weights(logits, soft, panel_sum);
-    double before = 0, cumulative = 0;
-    int32_t panel = 0, chosen = 0;
-    for (int32_t p = 0; p < logits.panels() && cumulative <= target; ++p) {
-        if (panel_sum[p] == 0) continue;
-        panel = p;
-        before = cumulative;
-        cumulative += panel_sum[p];
-    }
-    float x[PANEL], weights[PANEL];
-    soften_panel(logits, soft, panel, x, weights);
-    const int32_t count = logits.panel_end(panel) - panel * PANEL;
-    for (int32_t i = 0; i < count && before <= target; ++i) {
-        if (weights[i] == 0) continue;
-        before += weights[i];
-        chosen = panel * PANEL + i;
-    }
-    return chosen;
 }
 
 }  // namespace

@@ -13,10 +13,8 @@ constexpr int32_t SORT_LIMIT = 64;  // a bucket of so few is sorted
 struct Candidates {
     int32_t count;
     int32_t* ids;
-    float* logits;
-    float* x;        // (logit - max) / temperature
-    float* weights;  // exp(x)
-    float* keys;     // the order of the current selection: ascending, equal ones by id
+    float* weights;
+    float* keys;  // the order of the current selection: ascending, equal ones by id
 };
 
 struct SelectBuffers {
@@ -129,8 +127,6 @@ inline void keep_until(Candidates& c, Border border) {
     for (int32_t i = 0; i < c.count; ++i) {
         if (c.keys[i] > border.key || (c.keys[i] == border.key && c.ids[i] > border.id)) continue;
         c.ids[kept] = c.ids[i];
-        c.logits[kept] = c.logits[i];
-        c.x[kept] = c.x[i];
         c.weights[kept] = c.weights[i];
         c.keys[kept] = c.keys[i];
         ++kept;

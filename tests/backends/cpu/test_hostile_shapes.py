@@ -305,7 +305,7 @@ def poisoned_output(rows: int, num_top: int, *, at_start: bool) -> StepOutput:
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("vocab", [1, *VOCABS])
 def test_vocabularies_of_sampling(vocab, name):
-    """Logits, options and results lie next to trapping pages; bits of the mask behind the vocabulary are set."""
+    """Next to trapping pages: logits, options, results and scratch. Bits of the mask behind the vocabulary are set."""
     rows = 2
     rng = np.random.default_rng(vocab)
     logits = (rng.standard_normal((rows, vocab)) * 3).astype(np.float32)
@@ -315,12 +315,14 @@ def test_vocabularies_of_sampling(vocab, name):
     options = {"temperature": 0.8, "seed": 5, "num_logprobs": 3, "allowed_mask": mask, **FILTERS[name]}
     batch = sampling_batch(rows, **options)
     expected = sampling.sample(logits, batch)
+    scratch = np.full(_native.sampling_scratch_bytes(vocab), 255, np.uint8)
     for at_start in (False, True):
+        memory = guarded(scratch, at_start=at_start, alignment=64)
         guarded_logits, guarded_batch = guarded(logits, at_start=at_start), guard_arrays(batch, at_start=at_start)
         for isa in ISAS:
             found = poisoned_output(rows, 3, at_start=at_start)
             errors = guarded(np.full(rows, -7, np.int32), at_start=at_start)
-            _native.sample(isa, guarded_logits, guarded_batch, found, errors)
+            _native.sample(isa, guarded_logits, guarded_batch, found, errors, 1, memory)
             assert errors.tolist() == [0] * rows
             assert found.token_ids.tolist() == expected.token_ids.tolist()
             assert found.top_ids.tolist() == expected.top_ids.tolist()

@@ -73,6 +73,53 @@ def test_tokens_are_those_of_numpy(name: str, spread: float) -> None:
     np.testing.assert_allclose(found.top_logprobs, expected.top_logprobs, atol=1e-5)
 
 
+def difficult_logits(rng: np.random.Generator, rows: int) -> dict[str, np.ndarray]:
+    """Rows of which a coarse histogram says little."""
+    normal = rng.standard_normal((rows, VOCAB))
+    outlier, low, tiny, half_ties = normal * 1e-3, normal * 2, normal * 1e-30, normal * 2
+    outlier[:, 1234] = 20
+    low[:, 7::11] = -1e38
+    half_ties[:, ::2] = 1.5
+    clusters = np.where(rng.random(normal.shape) < 0.01, 9, 0) + normal * 1e-4
+    return {
+        "flat": normal * 0.1,
+        "one outlier": outlier,
+        "two clusters": clusters,
+        "very low ones": low,
+        "steps": np.round(normal * 3),
+        "half of them equal": half_ties,
+        "tiny": tiny,
+        "huge": np.clip(normal * 1e38, -3e38, 3e38),
+    }
+
+
+@pytest.mark.parametrize("kind", difficult_logits(np.random.default_rng(0), 1))
+def test_filters_of_difficult_rows(kind: str) -> None:
+    logits = difficult_logits(np.random.default_rng(8), 10)[kind].astype(np.float32)
+    filters = [
+        *FILTERS.values(),
+        {"top_k": 1500, "typical_p": 0.4, "top_p": 0.6},
+        {"typical_p": 0.01},
+        {"top_p": 0.9999},
+    ]
+    for temperature in (1.0, 0.6):
+        for options in filters:
+            batch = sampling_batch(10, temperature=temperature, seed=np.arange(10), **options)
+            expected = sampling.sample(logits, batch).token_ids
+            results = [native_sample(logits, batch, isa).token_ids for isa in ISAS]
+            assert np.count_nonzero(results[0] != expected) <= 1, options  # at a border of the cumulative sum
+            assert all(np.array_equal(result, results[0]) for result in results)
+
+
+def test_nothing_but_the_survivors_is_drawn() -> None:
+    """Exactly k for ties too, and the shortest prefixes: every token that may be drawn is, and no other."""
+    logits = np.zeros((4000, 600), np.float32)
+    logits[:, 300:] = 1e-3
+    for options, allowed in (({"top_k": 299}, range(300, 599)), ({"top_k": 302}, [*range(300, 600), 0, 1])):
+        batch = sampling_batch(4000, temperature=1.0, seed=np.arange(4000), **options)
+        assert set(native_sample(logits, batch).token_ids.tolist()) == set(allowed)
+
+
 def random_batch(rng: np.random.Generator, num_rows: int, vocab: int) -> SamplingBatch:
     """Every option, each row another mixture."""
 
@@ -154,6 +201,14 @@ def test_extreme_temperatures(temperature: float) -> None:
     logits = (rng.standard_normal((50, 1000)) * 5).astype(np.float32)
     batch = sampling_batch(50, temperature=temperature, top_p=0.9, seed=4)
     assert np.array_equal(native_sample(logits, batch).token_ids, sampling.sample(logits, batch).token_ids)
+
+
+def test_scratch_that_is_too_small_is_refused() -> None:
+    logits, batch = np.zeros((1, 500), np.float32), sampling_batch(1)
+    output = sampling.sample(logits, batch)
+    scratch = np.zeros(_native.sampling_scratch_bytes(500) - 1, np.uint8)
+    with pytest.raises(ValueError, match=r"the scratch must be \d+ bytes, aligned to 64"):
+        _native.sample("scalar", logits, batch, output, np.zeros(1, np.int32), 1, scratch)
 
 
 def test_infinite_logits() -> None:

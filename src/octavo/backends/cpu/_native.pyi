@@ -72,8 +72,15 @@ def sample(
     output: StepOutput,
     errors: NDArray[np.int32],
     num_workers: int = 1,
+    scratch: NDArray[np.uint8] | None = None,
 ) -> None:
-    """Samples all rows of `logits` into `output`, as a step does after its last operation."""
+    """Samples all rows of `logits` into `output`, as a step does after its last operation.
+
+    scratch: memory to work in, aligned to 64 bytes. Raises ValueError if it has less than `sampling_scratch_bytes`.
+    """
+
+def sampling_scratch_bytes(vocab: int) -> int:
+    """What a worker needs beside its operands to sample from `vocab` logits."""
 
 class Program:
     """A list of records that all threads walk together. See csrc/program.h."""
