@@ -12,10 +12,11 @@
 // scales follow the codes: those of the keys [block_size / group][head_dim / 32, rounded up][group], those of the
 // values [block_size]. They are bfloat16, which has the range of float32; the codes are chosen for the scale as it is
 // stored, so its few bits cost no accuracy. A key or value with NaN or infinity gets the scale NaN.
-// Keys are mixed before by a Walsh-Hadamard transform, and queries by the same one: it keeps their products and spreads
-// the few large dimensions that keys tend to have (Ashkboos et al., arXiv 2404.00456). The transform of keys is not
-// normalized: over n dimensions it makes them longer by sqrt(n), and queries are divided by n instead. A head_dim that
-// is no power of two is mixed in pieces that are: 80 as 64 and 16.
+// From a key goes first what keys of the layer have on average, if that is known (the bias of their projection); its
+// product with the query is added to the scores. Then the key is mixed by a Walsh-Hadamard transform, and so are
+// queries: that keeps their products and spreads the few large dimensions that keys tend to have (Ashkboos et al.,
+// arXiv 2404.00456). The transform of keys is not normalized: over n dimensions it makes them longer by sqrt(n), and
+// queries are divided by n instead. A head_dim that is no power of two is mixed in pieces that are: 80 as 64 and 16.
 //
 // Only this file and the cache access functions in kernels/attention_cache.h know how elements are stored.
 #pragma once

@@ -6,6 +6,11 @@
 namespace octavo {
 namespace {
 
+// The weight after those of the operation, if there is one.
+const float* key_offset_of(const Args& args, int32_t weights) {
+    return args.num_weights > weights ? args.weights[weights].data : nullptr;
+}
+
 AttentionTask plain_task(const Args& args) {
     const View &q = args.inputs[0], &k = args.inputs[1], &v = args.inputs[2];
     const Weight &slopes = args.weights[0], &sinks = args.weights[1];
@@ -18,6 +23,7 @@ AttentionTask plain_task(const Args& args) {
     task.in.q_stride = q.cols;
     task.in.k_stride = k.cols;
     task.in.v_stride = v.cols;
+    task.in.key_offset = key_offset_of(args, 2);
     task.output = args.output;
     task.cache = args.cache;
     return task;
@@ -39,6 +45,7 @@ AttentionTask fused_task(const Args& args) {
                     args.floats[FLOAT_ATTENTION_FACTOR], args.ints[INT_INTERLEAVED] != 0};
     task.in.q_norm = args.weights[3].data;
     task.in.k_norm = args.weights[4].data;
+    task.in.key_offset = key_offset_of(args, 5);
     task.in.eps = args.floats[FLOAT_EPS];
     task.in.weight_offset = args.floats[FLOAT_WEIGHT_OFFSET];
     task.output = args.output;

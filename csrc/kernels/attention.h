@@ -17,6 +17,7 @@ struct AttentionInputs {
     int64_t q_stride, k_stride, v_stride;  // floats from token to token
     RopeTable rope;                        // frequencies null: none
     const float *q_norm, *k_norm;          // RMSNorm weights [head_dim] or null
+    const float* key_offset;               // what an int8 cache takes off keys [num_kv_heads, head_dim] or null
     float eps, weight_offset;
 };
 
@@ -78,6 +79,27 @@ inline void prepare_head(const AttentionTask& task, const float* x, const float*
         __builtin_memcpy(out, x, sizeof(float) * n);
 }
 
+// The offset of a kv head's keys; null: none.
+inline const float* key_offset(const AttentionTask& task, int32_t kv_head) {
+    return task.in.key_offset ? task.in.key_offset + static_cast<int64_t>(kv_head) * task.shape.head_dim : nullptr;
+}
+
+inline void take_offset_off(HalfCache, const AttentionTask&, int32_t, float*) {}
+inline void take_offset_off(Int8Cache, const AttentionTask& task, int32_t kv_head, float* key) {
+    const float* offset = key_offset(task, kv_head);
+    for (int32_t i = 0; offset && i < task.shape.head_dim; ++i) key[i] = key[i] - offset[i];
+}
+
+// Readies a query for mixed keys; returns its product with their offset.
+inline float ready_query(HalfCache, const AttentionTask&, int32_t, float*) { return 0.0f; }
+inline float ready_query(Int8Cache, const AttentionTask& task, int32_t kv_head, float* query) {
+    const float* offset = key_offset(task, kv_head);
+    float product = 0.0f;
+    for (int32_t i = 0; offset && i < task.shape.head_dim; ++i) product = product + query[i] * offset[i];
+    mix_query(query, task.shape.head_dim);
+    return product;
+}
+
 // `buffer`: head_dim floats.
 template <typename Cache>
 inline void write_token(const AttentionTask& task, const Step& step, int32_t token, int32_t kv_head,
@@ -85,6 +107,7 @@ inline void write_token(const AttentionTask& task, const Step& step, int32_t tok
     const HeadCache cache = head_cache(Cache::type, *task.cache, kv_head, task.shape.head_dim);
     const int64_t column = static_cast<int64_t>(kv_head) * task.shape.head_dim;
     prepare_head(task, task.in.k + token * task.in.k_stride + column, task.in.k_norm, cos_sin, buffer);
+    take_offset_off(Cache{}, task, kv_head, buffer);
     write_key(Cache{}, cache, step.slot_mapping[token], buffer);
     write_value(Cache{}, cache, step.slot_mapping[token], task.in.v + token * task.in.v_stride + column);
 }
@@ -105,7 +128,7 @@ inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t t
         for (int32_t g = 0; g < s.group; ++g, from += s.head_dim, out += s.head_dim) {
             prepare_head(task, from, task.in.q_norm, cos_sin + t * table_stride, out);
             for (int32_t i = 0; i < s.head_dim; ++i) out[i] = out[i] * s.scale;
-            mix_query(Cache{}, out, s.head_dim);
+            block.base[t * s.group + g] = ready_query(Cache{}, task, block.kv_head, out);
         }
     }
 }
@@ -133,6 +156,7 @@ inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
     const size_t panel_width = s.head_dim > CHUNK ? s.head_dim : CHUNK;
     QueryBlock block{};
     block.q = carver.take<float>(rows * s.head_dim);
+    block.base = carver.take<float>(rows);
     block.out = carver.take<float>(rows * s.padded_dim);
     block.split_out = carver.take<float>(rows * s.padded_dim);
     block.sum = carver.take<float>(rows * 16);

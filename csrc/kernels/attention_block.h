@@ -34,7 +34,8 @@ struct QueryBlock {
     int32_t kv_head;
     int32_t seq_len;
     const int32_t* block_table;
-    float* q;  // [rows, head_dim], scaled
+    float* q;     // [rows, head_dim], scaled
+    float* base;  // [rows], see QueryRows
     // Of the splits so far, and of the current one.
     float *out, *split_out;  // [rows, padded_dim]
     float *sum, *split_sum;  // [rows, 16]
@@ -90,6 +91,10 @@ inline Interval tile_keys(const AttentionShape& shape, const QueryBlock& block, 
     return intersect({seen.begin - chunk.start, seen.end - chunk.start}, 0, CHUNK);
 }
 
+inline QueryRows query_rows(const AttentionShape& shape, const QueryBlock& block, int32_t row) {
+    return {block.q + static_cast<int64_t>(row) * shape.head_dim, block.base + row};
+}
+
 template <typename Cache>
 inline void score_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk) {
     const Keys<typename Cache::Element> all{chunk.key_groups, chunk.key_scales, shape.head_dim};
@@ -98,9 +103,8 @@ inline void score_direct(const AttentionShape& shape, const QueryBlock& block, c
         const int32_t row = tiles.begin(i);
         const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
         if (keys.empty()) continue;
-        score_groups<Cache::scaled>(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim, all,
-                                    keys.begin / KV_GROUP, (keys.end + KV_GROUP - 1) / KV_GROUP,
-                                    block.scores + row * CHUNK);
+        score_groups<Cache::scaled>(tiles.size(i), query_rows(shape, block, row), all, keys.begin / KV_GROUP,
+                                    (keys.end + KV_GROUP - 1) / KV_GROUP, block.scores + row * CHUNK);
     }
 }
 
@@ -121,7 +125,7 @@ inline void score_panels(const AttentionShape& shape, const QueryBlock& block, c
             const int32_t row = tiles.begin(i);
             const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
             if (intersect(keys, g * KV_GROUP, (g + width) * KV_GROUP).empty()) continue;
-            score_groups<Cache::scaled>(tiles.size(i), block.q + static_cast<int64_t>(row) * shape.head_dim,
+            score_groups<Cache::scaled>(tiles.size(i), query_rows(shape, block, row),
                                         Keys<float>{groups, chunk.key_scales + g, shape.head_dim}, 0, width,
                                         block.scores + row * CHUNK + g * KV_GROUP);
         }

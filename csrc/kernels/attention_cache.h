@@ -133,9 +133,8 @@ inline void mix(float* x, int32_t n) {
     });
 }
 
-// A head ready for its product with keys of the cache, or for the cache.
-inline void mix_query(HalfCache, float*, int32_t) {}
-inline void mix_query(Int8Cache, float* query, int32_t n) {
+// The same so that its products with mixed keys are those of the plain ones.
+inline void mix_query(float* query, int32_t n) {
     mix(query, n);
     for_each_power_of_two(n, [&](int32_t begin, int32_t size) {
         const float factor = 1.0f / static_cast<float>(size);  // exact

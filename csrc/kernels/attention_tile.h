@@ -55,23 +55,30 @@ inline void multiply_keys(const float* q, const Keys<T>& keys, int32_t begin, in
     }
 }
 
-// scores[row][16 n + lane] = q[row] . keys[n][.][lane]; with scales, the sum over their pieces of scale * product.
+// Query rows of a tile. `base`: what is added to all scores of a row, if the cache has scales.
+struct QueryRows {
+    const float* q;  // [rows, head_dim]
+    const float* base;
+};
+
+// scores[row][16 n + lane] = q[row] . keys[n][.][lane]; with scales, base[row] and the sum over their pieces of
+// scale * product.
 template <int M, int N, bool Scaled, typename T>
-inline void score_tile(const float* q, const Keys<T>& keys, float* scores) {
+inline void score_tile(const QueryRows& queries, const Keys<T>& keys, float* scores) {
     F32x16 sum[M][N];
     if constexpr (!Scaled) {
-        multiply_keys(q, keys, 0, keys.head_dim, sum);
+        multiply_keys(queries.q, keys, 0, keys.head_dim, sum);
         for (int m = 0; m < M; ++m)
             for (int n = 0; n < N; ++n) store(scores + m * CHUNK + n * 16, sum[m][n]);
         return;
     }
     for (int32_t d = 0, piece = 0; d < keys.head_dim; d += KV_SCALE_DIMS, ++piece) {
-        multiply_keys(q, keys, d, d + KV_SCALE_DIMS < keys.head_dim ? d + KV_SCALE_DIMS : keys.head_dim, sum);
+        multiply_keys(queries.q, keys, d, d + KV_SCALE_DIMS < keys.head_dim ? d + KV_SCALE_DIMS : keys.head_dim, sum);
         for (int n = 0; n < N; ++n) {
             const F32x16 scale = load_scales(keys.scales[n] + piece * KV_GROUP);
             for (int m = 0; m < M; ++m) {
                 float* const to = scores + m * CHUNK + n * 16;
-                store(to, piece == 0 ? sum[m][n] * scale : fma(sum[m][n], scale, load(to)));
+                store(to, fma(sum[m][n], scale, piece == 0 ? broadcast(queries.base[m]) : load(to)));
             }
         }
     }
@@ -129,12 +136,12 @@ inline void with_rows(int rows, F f) {
 
 // Scores of a tile against groups [begin, end) of the chunk; keys and scores point to those of group 0.
 template <bool Scaled, typename T>
-inline void score_groups(int rows, const float* q, const Keys<T>& keys, int begin, int end, float* scores) {
+inline void score_groups(int rows, const QueryRows& queries, const Keys<T>& keys, int begin, int end, float* scores) {
     with_rows(rows, [&](auto tile) {
         constexpr int M = decltype(tile)::value, N = tile_vectors(M);
         int g = begin;
-        for (; g + N <= end; g += N) score_tile<M, N, Scaled>(q, keys.from(g), scores + g * 16);
-        for (; g < end; ++g) score_tile<M, 1, Scaled>(q, keys.from(g), scores + g * 16);
+        for (; g + N <= end; g += N) score_tile<M, N, Scaled>(queries, keys.from(g), scores + g * 16);
+        for (; g < end; ++g) score_tile<M, 1, Scaled>(queries, keys.from(g), scores + g * 16);
     });
 }
 

@@ -27,6 +27,7 @@ class Extras:
     eps: float = 1e-5
     weight_offset: float = 0.0
     sinks: np.ndarray | None = None
+    key_mean: np.ndarray | None = None  # [num_kv_heads, head_dim], what an int8 cache takes off keys
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,8 @@ class NativeAttention:
         arrays = [slopes, extras.sinks]
         if self.setup.fused:
             arrays = [slopes, rope and rope.frequencies, extras.sinks, extras.q_norm, extras.k_norm]
+        if extras.key_mean is not None:
+            arrays.append(extras.key_mean.reshape(-1))
         return [-1 if a is None else self.program.add_plain_weight(np.array(a, np.float32)) for a in arrays]
 
     def _attributes(self, extras: Extras) -> tuple[list[int], list[float]]:
@@ -174,7 +177,7 @@ def dense_attention(
             heads *= weight.astype(np.float64) + extras.weight_offset
     if extras.rope:
         q, k = rotate(q, extras.rope), rotate(k, extras.rope)
-    k, v = round_keys(k, kv_dtype), round_values(v, kv_dtype)
+    k, v = round_keys(k, kv_dtype, extras.key_mean), round_values(v, kv_dtype)
     out = np.empty((length, p.num_heads, p.head_dim))
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     visible = (distance <= 0) & (distance > -(p.window or length + 1))

@@ -69,6 +69,33 @@ def test_options(isa: str, name: str) -> None:
     check(params, extras, run(params, extras, dataclasses.replace(INT8, isa=isa, fused=False), [290, 1, 20]))
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 80])
+def test_what_keys_have_in_common_is_taken_off(isa: str, fused: bool, head_dim: int) -> None:
+    """With a large common part, which the scores contain all the same: sinks and the soft cap see it."""
+    rng = np.random.default_rng(4)
+    params = attention_params(6, 2, head_dim, softcap=30.0)
+    mean = np.float32(rng.standard_normal((2, head_dim)) * 3)
+    extras = Extras(sinks=np.linspace(-2, 3, 6).astype(np.float32), key_mean=mean)
+    setup = dataclasses.replace(INT8, isa=isa, fused=fused)
+
+    def sequences() -> list[Sequence]:
+        made = random_sequences(np.random.default_rng(1), params, [70, 9], 16, setup.num_blocks)
+        for s in made:
+            s.k += mean.reshape(-1)
+        return made
+
+    whole, pieces = sequences(), sequences()
+    for made, chunk in ((whole, 100), (pieces, 1)):
+        native = NativeAttention(params, extras, setup)
+        for s in made:
+            while s.request.computed < s.length:
+                advance(native, [(s, min(chunk, s.length - s.request.computed))])
+    check(params, extras, whole)
+    for a, b in zip(outputs_of(whole), outputs_of(pieces), strict=True):
+        assert np.array_equal(a, b)
+
+
 @pytest.mark.parametrize("window", [None, 100])
 def test_a_row_has_the_same_bits_in_every_arrangement(window: int | None) -> None:
     params = attention_params(9, 3, 80, window=window)

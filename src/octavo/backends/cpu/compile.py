@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from octavo import env
 from octavo.backends.cpu import _native
@@ -17,6 +18,7 @@ from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import Progress, load_matrices, plain_weight
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
+from octavo.graph.key_means import key_means
 from octavo.graph.memory_plan import plan
 from octavo.graph.passes import optimize
 from octavo.graph.values import Parameter, Rows, Value
@@ -109,8 +111,9 @@ class _Compiler:
         matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
         packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
         self._matrices = {name: self._program.add_packed_weight(weight) for name, weight in packed.items()}
+        means = key_means(self._graph, lambda p: plain_weight(self._weights, p)) if kv_dtype == "int8" else {}
         for node, operands in lowered:
-            self._add_record(node, operands)
+            self._add_record(node, operands, means)
         self._program.finish()
         weight_bytes = {p.name: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
         weight_bytes |= {name: weight.nbytes for name, weight in packed.items()}
@@ -146,11 +149,13 @@ class _Compiler:
         tables = [p.shape[0] for n in self._graph.nodes if n.op.name == "embedding" for p in n.op.parameters]
         return min(tables, default=self._graph.output.cols)
 
-    def _add_record(self, node: Node, operands: Operands) -> None:
+    def _add_record(self, node: Node, operands: Operands, means: Mapping[int, NDArray[np.float32]]) -> None:
         label = f"{node.layer}: {node.op.name}"
         inputs = [-1 if value is None else self._values[value] for value in operands.inputs]
         weights = [self._weight(operand) for operand in operands.weights]
         cache = -1 if operands.layer is None else self._caches[operands.layer]
+        if operands.layer is not None and operands.layer in means:
+            weights.append(self._program.add_plain_weight(means[operands.layer]))
         attributes = (operands.ints, operands.floats)
         output = self._values[node.output]
         self._program.add_record(node.op.name, label, inputs, output, weights, attributes, cache)

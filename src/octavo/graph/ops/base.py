@@ -44,17 +44,19 @@ class StepSizes:
 class LayerCache:
     """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size.
 
-    kv_dtype: what it rounds to; None: nothing, it is as exact as the computation.
+    kv_dtype: what it rounds to; None: nothing, it is as exact as the computation. key_mean: what int8 takes off keys
+    before it rounds them [num_kv_heads, head_dim].
     """
 
     keys: Array  # [num_slots, num_kv_heads, head_dim]
     values: Array  # same shape
     block_size: int
     kv_dtype: KVDtype | None = None
+    key_mean: Array | None = None
 
     def write(self, slots: NDArray[np.int32], keys: Array, values: Array) -> None:
         """keys and values [tokens, num_kv_heads, head_dim] of the tokens in these slots."""
-        self.keys[slots] = round_keys(keys, self.kv_dtype)
+        self.keys[slots] = round_keys(keys, self.kv_dtype, self.key_mean)
         self.values[slots] = round_values(values, self.kv_dtype)
 
     def slots(self, block_table: NDArray[np.int32], length: int) -> NDArray[np.int64]:

@@ -17,21 +17,22 @@ _FLOAT16_MAX = 65504.0
 _LARGEST_CODE = np.float32(127.0)
 
 
-def round_keys(keys: Array, kv_dtype: KVDtype | None) -> Array:
+def round_keys(keys: Array, kv_dtype: KVDtype | None, mean: Array | None = None) -> Array:
     """keys [..., head_dim] as attention gets them back from the cache, in their own dtype. None: unchanged.
 
-    int8: mixed by a Walsh-Hadamard transform, which spreads outliers (arXiv 2404.00456), rounded with a scale for each
-    32 dimensions, and mixed back.
+    int8: less their mean [num_kv_heads, head_dim], mixed by a Walsh-Hadamard transform, which spreads outliers (arXiv
+    2404.00456), rounded with a scale for each 32 dimensions, and all of it back.
     """
     if kv_dtype != "int8":
         return round_values(keys, kv_dtype)
-    mixed = _mix(keys.astype(np.float32))
+    offset = np.zeros(keys.shape[-1]) if mean is None else mean
+    mixed = _mix(keys.astype(np.float32) - offset.astype(np.float32))
     starts = range(0, keys.shape[-1], _KEY_SCALE_DIMS)
     rounded = [_round_to_int8(mixed[..., start : start + _KEY_SCALE_DIMS]) for start in starts]
     back: Array = _mix(np.concatenate(rounded, axis=-1).astype(keys.dtype))
     for piece in _powers_of_two(keys.shape[-1]):
         back[..., piece] /= piece.stop - piece.start
-    return back
+    return back + offset.astype(keys.dtype)
 
 
 def round_values(values: Array, kv_dtype: KVDtype | None) -> Array:
