@@ -39,6 +39,7 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         ("HF_HUB_OFFLINE", "true", env.is_offline, True),
         ("OCTAVO_ISA", "avx2", env.max_instruction_set, "avx2"),
         ("OCTAVO_ISA", "AMX", env.max_instruction_set, "amx"),
+        ("OCTAVO_ISA", "i8mm", env.max_instruction_set, "i8mm"),
         ("OCTAVO_ISA", "", env.max_instruction_set, None),
         ("OCTAVO_NUM_THREADS", "7", env.num_threads, 7),
     ],

@@ -1,0 +1,350 @@
+// Runs every kernel on every instruction set of this machine and compares it with the scalar one, bit for bit (two NaN
+// are equal). Needs no Python, so it also runs under an emulator of another processor.
+//
+// Usage: kernel_agreement [LEVEL]    LEVEL: the highest instruction set that this machine must be found to have
+#include "kernel_agreement.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "sampling.h"
+
+namespace {
+
+using namespace octavo;
+
+constexpr int32_t MAX_ROWS = 130;  // more than a block of the linear kernels
+
+std::vector<int32_t> rows_up_to(int32_t most) {
+    std::vector<int32_t> rows;
+    for (int32_t r = 1; r <= most; ++r) rows.push_back(r);
+    return rows;
+}
+
+template <typename... Matrices>
+std::vector<Matrix> matrices(Matrices... list) {
+    std::vector<Matrix> out;
+    (out.push_back(std::move(list)), ...);
+    return out;
+}
+
+void compare_linear(Judge& judge, Random& random) {
+    for (int t = 0; t < NUM_WEIGHT_TYPES; ++t) {
+        const WeightType type = static_cast<WeightType>(t);
+        const bool wide_blocks = panel_layout(type).block_k == 256;
+        const auto compare = [&](int32_t n, int32_t k, const std::vector<int32_t>& row_counts, bool hostile) {
+            Call call;
+            call.kernel = "linear";
+            call.rows = *std::max_element(row_counts.begin(), row_counts.end());
+            call.cols = n;
+            call.inputs =
+                matrices(hostile ? hostile_matrix(random, call.rows, k) : random_matrix(random, call.rows, k));
+            call.weights = {random_weight(random, type, n, k), n % 2 ? random_vector(random, n) : Operand{}};
+            judge.compare(
+                call, std::string(weight_type_name(type)) + " [" + std::to_string(n) + ", " + std::to_string(k) + "]",
+                row_counts);
+        };
+        std::vector<int32_t> rows = rows_up_to(40);
+        rows.push_back(MAX_ROWS);
+        compare(37, wide_blocks ? 768 : 544, rows, false);  // more units than are unpacked at once
+        compare(1, wide_blocks ? 256 : 32, {1, 2, 13}, false);
+        compare(64, wide_blocks ? 512 : 96, {1, 3, 5, 9, 19}, true);
+    }
+}
+
+void compare_products(Judge& judge, Random& random) {
+    const int32_t k = 256, n = 50;
+    for (const int64_t kind : {KIND_NONE, KIND_SILU, KIND_GELU_TANH}) {
+        Call call;
+        call.kernel = "fused_linear";
+        call.rows = MAX_ROWS;
+        call.cols = kind == KIND_NONE ? 2 * n : n;
+        call.inputs = matrices(random_matrix(random, call.rows, k),
+                               kind == KIND_SILU ? Matrix() : random_matrix(random, call.rows, call.cols));
+        call.weights = {random_weight(random, WeightType::Q4_K, n, k), random_weight(random, WeightType::Q6_K, n, k),
+                        random_vector(random, n), Operand{}, random_vector(random, k)};
+        call.ints = {2, 2, kind};
+        call.floats = {1e-5f, 1.0f};
+        judge.compare(call, "kind " + std::to_string(kind), {1, 2, 7, 9, 32, MAX_ROWS});
+    }
+    Call call;
+    call.kernel = "logits";
+    call.rows = 11;
+    call.cols = n;
+    call.inputs = matrices(random_matrix(random, call.rows, k));
+    call.weights = {random_weight(random, WeightType::Q8_0, n, k), Operand{}};
+    call.floats = {30.0f, 0.5f};
+    judge.compare(call, "with soft cap", rows_up_to(call.rows));
+
+    const int32_t experts = 6, inner = 32;
+    call.kernel = "moe";
+    call.rows = 33;
+    call.cols = 64;
+    call.inputs = matrices(random_matrix(random, call.rows, call.cols));
+    call.weights = {random_weight(random, WeightType::BF16, experts, 64),
+                    random_weight(random, WeightType::Q4_0, experts * inner, 64),
+                    random_weight(random, WeightType::Q5_1, experts * inner, 64),
+                    random_weight(random, WeightType::Q8_0, experts * 64, inner)};
+    call.floats = {1.5f};
+    for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID}) {
+        call.ints = {2, KIND_SILU, scoring, 1};
+        judge.compare(call, "scoring " + std::to_string(scoring), {1, 5, 33});
+    }
+}
+
+void compare_embedding(Judge& judge, Random& random) {
+    std::vector<int32_t> ids;
+    for (int32_t i = 0; i < 40; ++i) ids.push_back(random.below(37));
+    Call call;
+    call.kernel = "embedding";
+    call.rows = call.step.num_tokens = 40;
+    call.cols = 768;
+    call.step.token_ids = ids.data();
+    for (int t = 0; t < NUM_WEIGHT_TYPES; ++t) {
+        call.weights = {random_weight(random, static_cast<WeightType>(t), 37, call.cols)};
+        judge.compare(call, weight_type_name(static_cast<WeightType>(t)));
+    }
+    std::vector<uint8_t> halves(1 << 17);
+    for (size_t i = 0; i < halves.size(); i += 2) {
+        const uint16_t half = static_cast<uint16_t>(i / 2);
+        std::memcpy(halves.data() + i, &half, 2);
+    }
+    call.cols = 2048;
+    call.rows = 32;
+    for (int32_t i = 0; i < 32; ++i) ids[i] = i;
+    call.weights = {pack(WeightType::F16, 32, call.cols, halves)};
+    judge.compare(call, "all halves");
+}
+
+void compare_simple(Judge& judge, Random& random) {
+    for (const int32_t cols : {1, 15, 96, 333}) {
+        Call call;
+        call.rows = 13;
+        call.cols = cols;
+        call.inputs = matrices(hostile_matrix(random, call.rows, cols), random_matrix(random, call.rows, cols));
+        call.weights = {random_vector(random, cols), random_vector(random, cols)};
+        call.floats = {1e-5f, 0.5f};
+        const std::string what = std::to_string(cols) + " columns";
+        for (const char* kernel : {"add", "mul", "scale", "softcap", "rms_norm", "layer_norm"}) {
+            call.kernel = kernel;
+            judge.compare(call, what);
+        }
+        for (int64_t kind = KIND_SILU; kind <= KIND_TANH; ++kind)
+            for (const char* kernel : {"activation", "gated_activation"}) {
+                call.kernel = kernel;
+                call.ints = {kind};
+                judge.compare(call, what + ", kind " + std::to_string(kind));
+            }
+        const std::vector<int32_t> chosen = {12, 0, 5};
+        call.kernel = "select_rows";
+        call.rows = 3;
+        call.step.logits_indices = chosen.data();
+        judge.compare(call, what);
+    }
+}
+
+// A batch of two requests over blocks in a mixed order, `first` tokens of each at once and then one by one.
+struct Batch {
+    std::vector<int32_t> positions, starts, lengths, tables, slots;
+    Step step{};
+
+    Batch(int32_t begin, int32_t end, int32_t block_size) {
+        constexpr int32_t REQUESTS = 2;
+        const int32_t stride = 128 / block_size;
+        for (int32_t r = 0; r < REQUESTS; ++r) {
+            starts.push_back(r * (end - begin));
+            lengths.push_back(end);
+            for (int32_t b = 0; b < stride; ++b) tables.push_back((stride - 1 - b) * REQUESTS + r);
+            for (int32_t p = begin; p < end; ++p) {
+                positions.push_back(p);
+                slots.push_back(tables[r * stride + p / block_size] * block_size + p % block_size);
+            }
+        }
+        starts.push_back(REQUESTS * (end - begin));
+        step.num_tokens = starts.back();
+        step.num_requests = step.num_outputs = REQUESTS;
+        step.positions = positions.data();
+        step.query_start_loc = starts.data();
+        step.seq_lens = lengths.data();
+        step.block_tables = tables.data();
+        step.block_table_stride = stride;
+        step.slot_mapping = slots.data();
+    }
+};
+
+// Prompt, then one token, each on the cache that the step before left.
+void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_dim, int32_t block_size) {
+    const Batch steps[] = {{0, 45, block_size}, {45, 46, block_size}, {46, 100, block_size}, {100, 101, block_size}};
+    std::vector<Memory> caches;
+    std::vector<LayerCache> layers;
+    for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) {
+        Args args{};
+        args.ints = call.ints.data();
+        args.num_ints = static_cast<int32_t>(call.ints.size());
+        const size_t bytes = find_kernel(call.kernel, Isa::scalar)->cache(args, block_size);
+        caches.emplace_back(bytes * 2 * 128 / block_size);
+        layers.push_back({caches.back().data(), bytes, block_size});
+    }
+    for (const Batch& batch : steps) {
+        call.step = call.limits = batch.step;
+        call.limits.block_table_stride = 128;  // as a limit: tokens of a sequence
+        call.rows = batch.step.num_tokens;
+        call.cols = 4 * head_dim;
+        if (call.kernel == "attention")
+            call.inputs =
+                matrices(random_matrix(random, call.rows, 4 * head_dim), random_matrix(random, call.rows, 2 * head_dim),
+                         random_matrix(random, call.rows, 2 * head_dim));
+        else
+            call.inputs = matrices(random_matrix(random, call.rows, 8 * head_dim));
+        const Matrix expected = run(call, Isa::scalar, 1, call.rows, &layers[0]);
+        for (size_t level = 1; level < layers.size(); ++level) {
+            const Matrix output = run(call, static_cast<Isa>(level), 1 + call.rows % 3, call.rows, &layers[level]);
+            const std::string what = std::to_string(head_dim) + " dimensions, blocks of " + std::to_string(block_size);
+            judge.check(call.kernel, static_cast<int>(level), what, expected.values.data(), output.values.data(),
+                        output.values.size);
+            judge.check(call.kernel, static_cast<int>(level), what + ", cache",
+                        reinterpret_cast<float*>(caches[0].data()), reinterpret_cast<float*>(caches[level].data()),
+                        caches[0].size() / sizeof(float));
+        }
+    }
+}
+
+void compare_positions(Judge& judge, Random& random) {
+    for (const int32_t head_dim : {64, 80, 96}) {
+        const Operand frequencies = random_vector(random, head_dim / 2 - 3);
+        for (const int64_t interleaved : {0, 1}) {
+            const Batch batch(70, 90, 16);
+            Call call;
+            call.kernel = "rope";
+            call.rows = batch.step.num_tokens;
+            call.cols = 3 * head_dim;
+            call.step = batch.step;
+            call.inputs = matrices(random_matrix(random, call.rows, call.cols));
+            call.weights = {frequencies};
+            call.ints = {head_dim, interleaved};
+            call.floats = {1.2f};
+            judge.compare(call, std::to_string(head_dim) + " dimensions");
+        }
+        // The last of the ints is the type of the cache.
+        for (const int64_t kv_type : {0, 1})
+            for (const int32_t block_size : {8, 16, 32}) {
+                const int64_t window = block_size == 16 ? 37 : 0;
+                Call plain;
+                plain.kernel = "attention";
+                plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}};
+                plain.ints = {0, 4, 2, head_dim, window, kv_type};
+                plain.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
+                compare_attention(judge, random, plain, head_dim, block_size);
+                Call fused;
+                fused.kernel = "fused_attention";
+                fused.weights = {Operand{}, frequencies, random_vector(random, 4), random_vector(random, head_dim),
+                                 random_vector(random, head_dim)};
+                fused.ints = {0, 4, 2, head_dim, window, 0, kv_type};
+                fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f, 0.0f};
+                compare_attention(judge, random, fused, head_dim, block_size);
+            }
+    }
+}
+
+// Sampled tokens with all filters and penalties, as floats of their bits side by side.
+std::vector<float> sample(Isa level, const Matrix& logits, int num_top) {
+    const size_t rows = static_cast<size_t>(logits.rows);
+    std::map<std::string, std::vector<float>> f;
+    for (const char* name : {"temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency"})
+        f[name].assign(rows, 1.0f);
+    std::vector<int32_t> top_k(rows, 0), target(rows, -1), num_logprobs(rows, num_top), history_start, bias_start;
+    std::vector<uint64_t> seed(rows, 7), counter(rows);
+    std::vector<int32_t> ids, counts;
+    std::vector<float> bias;
+    for (size_t r = 0; r <= rows; ++r) {
+        history_start.push_back(static_cast<int32_t>(ids.size()));
+        bias_start.push_back(static_cast<int32_t>(bias.size()));
+        if (r == rows) break;
+        f["temperature"][r] = r % 5 ? 0.3f * static_cast<float>(r % 7) + 0.2f : 0.0f;
+        f["top_p"][r] = r % 3 ? 0.9f : 1.0f;
+        f["min_p"][r] = r % 4 ? 0.0f : 0.01f;
+        f["typical_p"][r] = r % 6 ? 1.0f : 0.8f;
+        f["repetition"][r] = r % 2 ? 1.3f : 1.0f;
+        f["presence"][r] = f["frequency"][r] = r % 2 ? 0.25f : 0.0f;
+        top_k[r] = r % 3 == 1 ? 40 : 0;
+        counter[r] = 100 + r;
+        for (int i = 0; i < 5; ++i) {
+            ids.push_back(static_cast<int32_t>(11 * r) + i);
+            counts.push_back(i % 3);
+            bias.push_back(static_cast<float>(i) * 0.5f);
+        }
+    }
+    std::vector<int32_t> tokens(rows), ranks(rows), top_ids(rows * num_top), errors(rows);
+    std::vector<float> logprobs(rows), top_logprobs(rows * num_top);
+    SamplingTask task{};
+    task.logits = logits.values.data();
+    task.num_rows = logits.rows;
+    task.vocab = logits.cols;
+    task.batch = {f["temperature"].data(),
+                  top_k.data(),
+                  f["top_p"].data(),
+                  f["min_p"].data(),
+                  f["typical_p"].data(),
+                  f["repetition"].data(),
+                  f["presence"].data(),
+                  f["frequency"].data(),
+                  seed.data(),
+                  counter.data(),
+                  target.data(),
+                  num_logprobs.data(),
+                  history_start.data(),
+                  ids.data(),
+                  counts.data(),
+                  bias_start.data(),
+                  ids.data(),
+                  bias.data(),
+                  nullptr};
+    task.output = {tokens.data(),       logprobs.data(), ranks.data(), top_ids.data(),
+                   top_logprobs.data(), num_top,         errors.data()};
+    PoolOptions options;
+    options.count = 2;
+    ThreadPool pool(options);
+    pool.reserve_scratch(sampling_scratch_bytes(logits.cols));
+    const KernelFn kernel = find_kernel("sample", level)->run;
+    run_on(pool, [&](Worker& worker) { sample_rows(kernel, task, worker); });
+    std::vector<float> all = logprobs;
+    all.insert(all.end(), top_logprobs.begin(), top_logprobs.end());
+    for (const std::vector<int32_t>* list : {&tokens, &ranks, &top_ids, &errors})
+        for (const int32_t i : *list) all.push_back(static_cast<float>(i));
+    return all;
+}
+
+void compare_sampling(Judge& judge, Random& random) {
+    for (const int32_t vocab : {7 * 48, 5003}) {
+        const Matrix logits = random_matrix(random, 24, vocab, 12.0f);
+        const std::vector<float> expected = sample(Isa::scalar, logits, 4);
+        for (int level = 1; level <= static_cast<int>(detect_isa()); ++level)
+            judge.check("sample", level, std::to_string(vocab) + " logits", expected.data(),
+                        sample(static_cast<Isa>(level), logits, 4).data(), expected.size());
+    }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // what was said before a crash is seen
+    const std::string found = octavo::isa_name(octavo::detect_isa());
+    std::printf("instruction set: %s\n", found.c_str());
+    if (argc > 1 && found != argv[1]) {
+        std::printf("wanted: %s\n", argv[1]);
+        return 2;
+    }
+    Judge judge;
+    Random random;
+    compare_simple(judge, random);
+    compare_linear(judge, random);
+    compare_products(judge, random);
+    compare_embedding(judge, random);
+    compare_positions(judge, random);
+    compare_sampling(judge, random);
+    judge.finish();
+    return 0;
+}

@@ -1,0 +1,253 @@
+// Random operands in guarded memory, kernels run on them, and a judge of what they give: the tools of
+// kernel_agreement.cpp.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "isa.h"
+#include "memory.h"
+#include "pack.h"
+#include "thread_pool.h"
+
+namespace octavo {
+
+// xorshift64*: the same numbers everywhere.
+class Random {
+  public:
+    uint32_t bits() {
+        state_ ^= state_ >> 12;
+        state_ ^= state_ << 25;
+        state_ ^= state_ >> 27;
+        return static_cast<uint32_t>(state_ * 0x2545f4914f6cdd1dull >> 32);
+    }
+    int below(int n) { return static_cast<int>(bits() % static_cast<uint32_t>(n)); }
+    float uniform() { return static_cast<float>(static_cast<int32_t>(bits())) * 4.656612873e-10f; }  // [-1, 1)
+
+  private:
+    uint64_t state_ = 0x9e3779b97f4a7c15ull;
+};
+
+// Memory that ends where no page is, filled with NaN.
+struct Floats {
+    explicit Floats(size_t count) : memory(count * sizeof(float) + 4, true), size(count) {
+        std::memset(memory.data(), 0xff, memory.size());
+    }
+    float* data() const { return reinterpret_cast<float*>(memory.data() + 4); }
+    Memory memory;
+    size_t size;
+};
+
+struct Matrix {
+    Matrix() : Matrix(0, 0) {}
+    Matrix(int32_t rows, int32_t cols) : rows(rows), cols(cols), values(static_cast<size_t>(rows) * cols) {}
+    View view() const { return {rows ? values.data() : nullptr, rows, cols}; }
+    int32_t rows, cols;
+    Floats values;
+};
+
+inline Matrix random_matrix(Random& random, int32_t rows, int32_t cols, float size = 2.0f) {
+    Matrix m(rows, cols);
+    for (size_t i = 0; i < m.values.size; ++i) m.values.data()[i] = size * random.uniform();
+    return m;
+}
+
+// The same with numbers that are rare and no numbers, in the first rows.
+inline Matrix hostile_matrix(Random& random, int32_t rows, int32_t cols) {
+    const float inf = __builtin_huge_valf(), nan = __builtin_nanf("");
+    const float values[] = {0.0f, -0.0f, 1e-40f, -1e-45f, 3e38f, -3e38f, inf, -inf, nan, 88.5f, -87.5f, 0.625f};
+    Matrix m = random_matrix(random, rows, cols);
+    for (int32_t i = 0; i < std::min(rows, 12); ++i)
+        for (int j = 0; j < 3; ++j) m.values.data()[i * cols + random.below(cols)] = values[i];
+    return m;
+}
+
+// A packed matrix, a plain vector, or nothing.
+struct Operand {
+    PackedWeight packed{};
+    std::shared_ptr<Memory> panels;
+    std::shared_ptr<Floats> plain;
+
+    Weight weight() const {
+        if (panels) return {&packed, nullptr, 0};
+        return plain ? Weight{nullptr, plain->data(), static_cast<int64_t>(plain->size)} : Weight{};
+    }
+};
+
+inline Operand random_vector(Random& random, int32_t n, float size = 1.0f) {
+    Operand operand;
+    operand.plain = std::make_shared<Floats>(n);
+    for (int32_t i = 0; i < n; ++i) operand.plain->data()[i] = size * random.uniform();
+    return operand;
+}
+
+// Where the halves of a block lie in the file; -1: none.
+struct HalfPlaces {
+    int d, m;
+};
+inline HalfPlaces half_places(WeightType type) {
+    switch (type) {
+        case WeightType::MXFP4:
+            return {-1, -1};
+        case WeightType::Q2_K:
+            return {80, 82};
+        case WeightType::Q3_K:
+            return {108, -1};
+        case WeightType::Q6_K:
+            return {208, -1};
+        case WeightType::Q4_1:
+        case WeightType::Q5_1:
+        case WeightType::Q4_K:
+        case WeightType::Q5_K:
+            return {0, 2};
+        default:
+            return {0, -1};
+    }
+}
+
+inline uint16_t random_half(Random& random) {  // 2^-7 to 2^-2, either sign
+    return static_cast<uint16_t>((random.bits() & 0x83ffu) | static_cast<uint32_t>(8 + random.below(5)) << 10);
+}
+
+// Random blocks as a file has them. Dense types: any F16, moderate BF16 and F32.
+inline std::vector<uint8_t> random_blocks(Random& random, WeightType type, size_t blocks) {
+    const size_t size = static_cast<size_t>(panel_layout(type).file_bytes);
+    std::vector<uint8_t> bytes(blocks * size);
+    for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
+    for (size_t b = 0; b < blocks; ++b) {
+        uint8_t* const block = bytes.data() + b * size;
+        if (type == WeightType::F16) continue;
+        if (is_dense(type)) {  // the exponent and its sign are in the last two bytes
+            const uint16_t top = static_cast<uint16_t>((random.bits() & 0x807fu) | (118u + random.bits() % 10) << 7);
+            std::memcpy(block + size - 2, &top, 2);
+            continue;
+        }
+        if (type == WeightType::MXFP4) block[0] = static_cast<uint8_t>(110 + random.below(20));
+        for (const int place : {half_places(type).d, half_places(type).m}) {
+            const uint16_t half = random_half(random);
+            if (place >= 0) std::memcpy(block + place, &half, 2);
+        }
+    }
+    return bytes;
+}
+
+inline Operand pack(WeightType type, int32_t n, int32_t k, const std::vector<uint8_t>& blocks) {
+    Operand operand;
+    operand.packed = {type, n, k, packed_panel_bytes(type, k), nullptr};
+    const int32_t panels = num_panels(operand.packed);
+    operand.panels = std::make_shared<Memory>(static_cast<size_t>(panels * operand.packed.panel_bytes), true);
+    uint8_t* const data = reinterpret_cast<uint8_t*>(operand.panels->data());
+    operand.packed.data = data;
+    pack_panels(operand.packed, blocks.data(), data, 0, panels);
+    return operand;
+}
+
+inline Operand random_weight(Random& random, WeightType type, int32_t n, int32_t k) {
+    return pack(type, n, k, random_blocks(random, type, static_cast<size_t>(n) * k / panel_layout(type).block_k));
+}
+
+// One call of a kernel. Everything but the output is the same for all instruction sets.
+struct Call {
+    std::string kernel;
+    std::vector<Matrix> inputs;
+    std::vector<Operand> weights;
+    std::vector<int64_t> ints;
+    std::vector<float> floats;
+    int32_t rows = 0, cols = 0;  // of the output
+    Step step{};
+    Step limits{};  // for scratch
+};
+
+// Runs a job on all workers of a pool.
+template <typename F>
+void run_on(ThreadPool& pool, const F& job) {
+    pool.run([](void* context, Worker& worker) { (*static_cast<const F*>(context))(worker); }, const_cast<F*>(&job));
+}
+
+// `cache`: of a layer, or null. Only `rows` rows of inputs and output.
+inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerCache* cache) {
+    const KernelEntry* const entry = find_kernel(call.kernel, level);
+    if (!entry) {
+        std::printf("there is no kernel %s\n", call.kernel.c_str());
+        std::exit(1);
+    }
+    Matrix output(rows, call.cols);
+    std::vector<View> views;
+    for (const Matrix& input : call.inputs) {
+        views.push_back(input.view());
+        if (call.rows == views.back().rows) views.back().rows = rows;
+    }
+    std::vector<Weight> weights;
+    for (const Operand& operand : call.weights) weights.push_back(operand.weight());
+    Args args{};
+    args.inputs = views.data();
+    args.num_inputs = static_cast<int32_t>(views.size());
+    args.output = output.view();
+    args.weights = weights.data();
+    args.num_weights = static_cast<int32_t>(weights.size());
+    args.ints = call.ints.data();
+    args.num_ints = static_cast<int32_t>(call.ints.size());
+    args.floats = call.floats.data();
+    args.num_floats = static_cast<int32_t>(call.floats.size());
+    args.cache = cache;
+    PoolOptions options;
+    options.count = workers;
+    options.tiles = uses_tiles(level);
+    ThreadPool pool(options);
+    const ScratchSizes sizes = entry->scratch ? entry->scratch(args, call.limits, workers) : ScratchSizes{};
+    pool.reserve_scratch(sizes.per_worker);
+    const Memory shared(sizes.shared);
+    args.shared_scratch = shared.data();
+    run_on(pool, [&](Worker& worker) { entry->run(args, call.step, worker); });
+    return output;
+}
+
+class Judge {
+  public:
+    // Compares all instruction sets at the given numbers of rows; the scalar one runs once, with all of them.
+    void compare(const Call& call, const std::string& what, const std::vector<int32_t>& row_counts) {
+        const Matrix expected = run(call, Isa::scalar, 1, call.rows, nullptr);
+        for (int level = 1; level <= static_cast<int>(detect_isa()); ++level)
+            for (const int32_t rows : row_counts) {
+                const Matrix output = run(call, static_cast<Isa>(level), 1 + rows % 3, rows, nullptr);
+                check(call.kernel, level, what + ", " + std::to_string(rows) + " rows", expected.values.data(),
+                      output.values.data(), output.values.size);
+            }
+    }
+    void compare(const Call& call, const std::string& what) { compare(call, what, {call.rows}); }
+
+    void check(const std::string& kernel, int level, const std::string& what, const float* expected,
+               const float* actual, size_t size) {
+        seen_.insert(kernel);
+        ++comparisons_;
+        for (size_t i = 0; i < size; ++i) {
+            const bool both_nan = expected[i] != expected[i] && actual[i] != actual[i];
+            if (both_nan || std::memcmp(expected + i, actual + i, 4) == 0) continue;
+            std::printf("%s on %s, %s: number %zu is %.9g, scalar has %.9g\n", kernel.c_str(),
+                        isa_name(static_cast<Isa>(level)), what.c_str(), i, actual[i], expected[i]);
+            std::exit(1);
+        }
+    }
+
+    // Every kernel must have been compared, but those that only measure.
+    void finish() const {
+        for (const std::string& name : kernel_names())
+            if (!seen_.count(name) && name.rfind("ceiling_", 0) != 0) {
+                std::printf("the kernel %s was never compared\n", name.c_str());
+                std::exit(1);
+            }
+        std::printf("%d comparisons of %zu kernels agree\n", comparisons_, seen_.size());
+    }
+
+  private:
+    std::set<std::string> seen_;
+    int comparisons_ = 0;
+};
+
+}  // namespace octavo
