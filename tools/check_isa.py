@@ -36,7 +36,7 @@ ARM: Levels = {
     "neon": None,
     "dotprod": re.compile(r"\t([su]dot|(cas|swp|ld(add|clr|eor|set|[su]max|[su]min))[alhb]*|sqrdml[as]h)\b"),
     "i8mm": re.compile(r"\t((s|u|us)mmla|usdot|sudot)\b"),
-    "no level": re.compile(r"\bz\d+\.[bhsd]\b|\tbf|\tf[a-z0-9]+\s+(h\d|v\d+\.[48]h, v\d+\.[48]h)"),
+    "no level": re.compile(r"\bz\d+\.[bhsd]\b|\tbf(cvt|dot|mlal|mmla)|\tf[a-z0-9]+\s+(h\d|v\d+\.[48]h, v\d+\.[48]h)"),
 }
 ELF_MACHINES = {62: ("x86_64", X86), 183: ("aarch64", ARM)}
 
