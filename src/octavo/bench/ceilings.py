@@ -140,7 +140,7 @@ def _arithmetic_figures(isa: str, threads: int) -> Iterator[Ceiling]:
 
 def _has_level(isa: str) -> bool:
     known = _native.known_isas()
-    return known.index(isa) <= known.index(_native.detected_isa())
+    return isa in known and known.index(isa) <= known.index(_native.detected_isa())
 
 
 def _best(kernel: str, isa: str, threads: int, memory: NDArray[np.float32] | None = None) -> float:

@@ -16,7 +16,7 @@ from octavo.errors import OctavoError
 _DEPENDENCIES = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "click", "rich")
 _INTERESTING_FLAGS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512bw", "avx512vl", "avx512_vnni", "avx512_bf16",
-    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
+    "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16", "asimd", "asimddp", "i8mm",
 )  # fmt: skip
 _SAMPLE_BYTES = 64 << 20  # for each thread; beyond every cache
 _SAMPLE_S = 0.25

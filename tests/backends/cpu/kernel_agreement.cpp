@@ -228,7 +228,7 @@ void compare_positions(Judge& judge, Random& random) {
             call.floats = {1.2f};
             judge.compare(call, std::to_string(head_dim) + " dimensions");
         }
-        // The last of the ints is the type of the cache.
+        // The last of the ints is the type of the cache. With int8 keys may have an offset.
         for (const int64_t kv_type : {0, 1})
             for (const int32_t block_size : {8, 16, 32}) {
                 const int64_t window = block_size == 16 ? 37 : 0;
@@ -237,14 +237,15 @@ void compare_positions(Judge& judge, Random& random) {
                 plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}};
                 plain.ints = {0, 4, 2, head_dim, window, kv_type};
                 plain.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
-                compare_attention(judge, random, plain, head_dim, block_size);
                 Call fused;
                 fused.kernel = "fused_attention";
                 fused.weights = {Operand{}, frequencies, random_vector(random, 4), random_vector(random, head_dim),
                                  random_vector(random, head_dim)};
                 fused.ints = {0, 4, 2, head_dim, window, 0, kv_type};
                 fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f, 0.0f};
-                compare_attention(judge, random, fused, head_dim, block_size);
+                if (kv_type == 1)
+                    for (Call* call : {&plain, &fused}) call->weights.push_back(random_vector(random, 2 * head_dim));
+                for (Call* call : {&plain, &fused}) compare_attention(judge, random, *call, head_dim, block_size);
             }
     }
 }
