@@ -17,7 +17,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.config import KVDtype
 from octavo.errors import UsageError
 from octavo.graph.builder import Graph
-from octavo.graph.key_means import key_means
+from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops import Array, LayerCache
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import Weight
@@ -97,13 +97,17 @@ class ReferenceExecutor:
         return sum(w.nbytes for w in self._weights.values())
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
-        is_int8 = self._kv_dtype == "int8"
-        means = key_means(self._graph, lambda p: self._weights[p.name]) if is_int8 else {}
+        formats = {}
+        if self._kv_dtype is not None:
+            formats = layer_formats(self._graph, lambda p: self._weights[p.name], self._kv_dtype)
         for p in self._graph.attention_layers:
-            mean = means[p.layer].reshape(p.num_kv_heads, p.head_dim) if p.layer in means else None
             # NaN, so that a slot that is read before it is written shows.
             keys = np.full((num_blocks * block_size, p.num_kv_heads, p.head_dim), np.nan, self._dtype)
-            self._caches[p.layer] = LayerCache(keys, keys.copy(), block_size, self._kv_dtype, mean)
+            cache = LayerCache(keys, keys.copy(), block_size)
+            if p.layer in formats:
+                cache.kv_dtype, mean = formats[p.layer].kv_dtype, formats[p.layer].key_mean
+                cache.key_mean = None if mean is None else mean.reshape(p.num_kv_heads, p.head_dim)
+            self._caches[p.layer] = cache
 
     def execute(self, batch: Batch) -> StepOutput:
         self._check(batch)

@@ -9,6 +9,7 @@ from octavo.backends.cpu.threads import plan_threads
 from octavo.config import EngineConfig
 from octavo.engine.load import executor_limits
 from octavo.graph.builder import Graph
+from octavo.graph.layer_formats import layer_formats
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint
 from octavo.models import build_graph
@@ -35,10 +36,11 @@ class ModelSizes:
 def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int) -> ModelSizes:
     """The arithmetic, from the graph and the headers. context: tokens of the longest request."""
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    formats = layer_formats(graph, lambda p: checkpoint.weights[p.name].dequantize(), config.kv_dtype)
     limits = executor_limits(config, context)
     return ModelSizes(
         graph=graph,
         weights={parameter.name: checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters},
         workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(config.num_threads).count),
-        kv_bytes_per_token=cache_bytes_per_token(graph, config.kv_dtype),
+        kv_bytes_per_token=cache_bytes_per_token(graph, formats),
     )

@@ -13,6 +13,7 @@ from octavo.batch import Batch, SamplingBatch
 from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
+from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops import AttentionParams, RopeParams, StepSizes
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
 from tests.support.batches import Request, step
@@ -124,7 +125,8 @@ def test_the_cache_rounds_as_the_reference_does(isa, kv_dtype):
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_bytes_of_the_cache_are_known_before_it_is_compiled(kv_dtype):
     executor = compiled(kv_dtype=kv_dtype)
-    assert executor.kv_bytes_per_token == cache_bytes_per_token(tiny_llama(), kv_dtype)
+    formats = dict.fromkeys(range(LAYERS), LayerFormat(kv_dtype))
+    assert executor.kv_bytes_per_token == cache_bytes_per_token(tiny_llama(), formats)
     for block_size in (8, 16, 48):
         assert executor._program.cache_block_bytes(block_size) == block_size * executor.kv_bytes_per_token
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo import env
 from octavo.backends.cpu import _native
@@ -18,8 +17,9 @@ from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import Progress, load_matrices, plain_weight
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
-from octavo.graph.key_means import key_means
+from octavo.graph.layer_formats import LayerFormat, layer_formats
 from octavo.graph.memory_plan import plan
+from octavo.graph.ops import Attention, FusedAttention
 from octavo.graph.passes import optimize
 from octavo.graph.values import Parameter, Rows, Value
 
@@ -104,16 +104,17 @@ class _Compiler:
         self._plain: dict[Parameter | tuple[float, ...], int] = {}
         self._caches: dict[int, int] = {p.layer: i for i, p in enumerate(graph.attention_layers)}
         self._matrices: dict[str, int] = {}
+        self._formats: dict[int, LayerFormat] = {}
         self._program = self._make_program(limits, options)
 
     def run(self, progress: Progress | None, pack_cache: PackCacheOptions | None, kv_dtype: KVDtype) -> CpuExecutor:
-        lowered = [(node, lower(node.op, kv_dtype)) for node in self._graph.nodes]
+        self._formats = layer_formats(self._graph, lambda p: plain_weight(self._weights, p), kv_dtype)
+        lowered = [(node, self._lower(node)) for node in self._graph.nodes]
         matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
         packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
         self._matrices = {name: self._program.add_packed_weight(weight) for name, weight in packed.items()}
-        means = key_means(self._graph, lambda p: plain_weight(self._weights, p)) if kv_dtype == "int8" else {}
         for node, operands in lowered:
-            self._add_record(node, operands, means)
+            self._add_record(node, operands)
         self._program.finish()
         weight_bytes = {p.name: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
         weight_bytes |= {name: weight.nbytes for name, weight in packed.items()}
@@ -149,13 +150,18 @@ class _Compiler:
         tables = [p.shape[0] for n in self._graph.nodes if n.op.name == "embedding" for p in n.op.parameters]
         return min(tables, default=self._graph.output.cols)
 
-    def _add_record(self, node: Node, operands: Operands, means: Mapping[int, NDArray[np.float32]]) -> None:
+    def _lower(self, node: Node) -> Operands:
+        if isinstance(node.op, (Attention, FusedAttention)):
+            return lower(node.op, self._formats[node.op.params.layer].kv_dtype)
+        return lower(node.op)
+
+    def _add_record(self, node: Node, operands: Operands) -> None:
         label = f"{node.layer}: {node.op.name}"
         inputs = [-1 if value is None else self._values[value] for value in operands.inputs]
         weights = [self._weight(operand) for operand in operands.weights]
         cache = -1 if operands.layer is None else self._caches[operands.layer]
-        if operands.layer is not None and operands.layer in means:
-            weights.append(self._program.add_plain_weight(means[operands.layer]))
+        if operands.layer is not None and (mean := self._formats[operands.layer].key_mean) is not None:
+            weights.append(self._program.add_plain_weight(mean))
         attributes = (operands.ints, operands.floats)
         output = self._values[node.output]
         self._program.add_record(node.op.name, label, inputs, output, weights, attributes, cache)

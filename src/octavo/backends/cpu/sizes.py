@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from octavo.graph.memory_plan import plan
@@ -9,20 +10,20 @@ from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits
-    from octavo.config import KVDtype
     from octavo.graph.builder import Graph
+    from octavo.graph.layer_formats import LayerFormat
 
 _PADDED_TO = 16  # dimensions of a value in the cache
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
 _SCALE_BYTES = 2
 
 
-def cache_bytes_per_token(graph: Graph, kv_dtype: KVDtype) -> int:
+def cache_bytes_per_token(graph: Graph, formats: Mapping[int, LayerFormat]) -> int:
     """What a token takes in the cache: keys as they are, values padded, and their scales (csrc/kv_cache.h)."""
     total = 0
     for layer in graph.attention_layers:
         elements = layer.head_dim + -(-layer.head_dim // _PADDED_TO) * _PADDED_TO
-        if kv_dtype == "int8":
+        if formats[layer.layer].kv_dtype == "int8":
             scales = -(-layer.head_dim // _KEY_SCALE_DIMS) + 1
             total += layer.num_kv_heads * (elements + scales * _SCALE_BYTES)
         else:

@@ -1,4 +1,4 @@
-"""What the keys of a layer have on average, from the bias of their projection."""
+"""How layers keep their keys, given the bias of their projection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from octavo.graph.builder import Graph
-from octavo.graph.key_means import key_means
+from octavo.graph.layer_formats import LayerFormat, layer_formats
 from octavo.graph.ops import AttentionParams, RopeParams
 from octavo.graph.ops.attention import rotate
 from octavo.graph.passes import optimize
@@ -43,13 +43,25 @@ def test_the_mean_over_the_first_positions(interleaved: bool) -> None:
     expected = rotate(np.tile(BIAS.astype(np.float64), (4096, 1)), 8, rope, positions).mean(axis=0)
     graph = graph_with(rope)
     for each in (graph, optimize(graph)):
-        means = key_means(each, bias_of)
-        assert list(means) == [3]
-        assert means[3].dtype == np.float32
-        np.testing.assert_allclose(means[3], expected, rtol=1e-5, atol=1e-5)
+        formats = layer_formats(each, bias_of, "int8")
+        assert list(formats) == [3]
+        assert formats[3].kv_dtype == "int8"
+        assert formats[3].key_mean is not None
+        assert formats[3].key_mean.dtype == np.float32
+        np.testing.assert_allclose(formats[3].key_mean, expected, rtol=1e-5, atol=1e-5)
+        assert layer_formats(each, bias_of, "float16") == {3: LayerFormat("float16")}
 
 
 def test_without_rope_it_is_the_bias_and_without_bias_nothing() -> None:
     for rewrite in (lambda g: g, optimize):
-        np.testing.assert_array_equal(key_means(rewrite(graph_with(None)), bias_of)[3], BIAS)
-        assert key_means(rewrite(graph_with(ROPE, biased=False)), bias_of) == {}
+        mean = layer_formats(rewrite(graph_with(None)), bias_of, "int8")[3].key_mean
+        np.testing.assert_array_equal(mean, BIAS)
+        plain = rewrite(graph_with(ROPE, biased=False))
+        assert layer_formats(plain, bias_of, "int8") == {3: LayerFormat("int8")}
+
+
+@pytest.mark.parametrize(("dimension", "expected"), [(0, "int8"), (1, "int8"), (3, "float16")])
+def test_a_large_bias_that_rotates_fast_keeps_float16(dimension: int, expected: str) -> None:
+    bias = np.zeros(16, np.float32)
+    bias[8 + dimension] = 100.0
+    assert layer_formats(graph_with(ROPE), lambda _: bias, "int8")[3].kv_dtype == expected

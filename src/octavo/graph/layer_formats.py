@@ -1,0 +1,87 @@
+"""How each layer's cache holds keys and values, given what the graph tells about its keys.
+
+Some models (Qwen2) have key biases a hundred times larger than what a token adds to them, mostly in dimensions that
+rotate slowly. A cache of few bits would spend them on that. So what the rotated bias is on average is taken off keys
+before they are rounded, and a layer whose bias is large even without it, because it rotates fast, keeps float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.config import KVDtype
+from octavo.graph.builder import Graph
+from octavo.graph.ops import Attention, FusedAttention, FusedLinear, Linear, Op, Rope, RopeParams
+from octavo.graph.values import Parameter, Value
+
+Array = NDArray[np.floating[Any]]
+
+_MEAN_OVER = 4096  # positions; what a bias is on average over many more of them is nearly nothing
+# Length of the part of a bias that is left, at most, for int8: keys themselves are about as long as ten to thirty.
+_LARGEST_REST = 32.0
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFormat:
+    """How one layer's cache holds numbers. key_mean: what int8 takes off keys [num_kv_heads * head_dim]."""
+
+    kv_dtype: KVDtype
+    key_mean: NDArray[np.float32] | None = None
+
+
+def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
+    """Of each layer with attention, where `kv_dtype` is asked for. weight: of a parameter, a bias."""
+    makers = {node.output: node.op for node in graph.nodes}
+    ops = [node.op for node in graph.nodes if isinstance(node.op, (Attention, FusedAttention))]
+    formats = {op.params.layer: LayerFormat(kv_dtype) for op in ops}
+    for op in ops if kv_dtype == "int8" else ():
+        bias, rope = _bias_and_rope(op, makers)
+        if bias is not None:
+            params = op.params
+            heads = weight(bias).astype(np.float64).reshape(params.num_kv_heads, params.head_dim)
+            mean = _rotated_mean(heads, rope)
+            is_large = rope is not None and _rest(heads, mean, rope) > _LARGEST_REST
+            means = None if is_large else mean.astype(np.float32).reshape(-1)
+            formats[params.layer] = LayerFormat("float16" if is_large else "int8", means)
+    return formats
+
+
+def _bias_and_rope(
+    op: Attention | FusedAttention, makers: dict[Value, Op]
+) -> tuple[Parameter | None, RopeParams | None]:
+    if isinstance(op, FusedAttention):
+        maker = makers[op.qkv]
+        if isinstance(maker, FusedLinear) and len(maker.biases) == 3 and op.k_norm is None:
+            return maker.biases[1], op.rope
+        return None, op.rope
+    source = makers[op.k]
+    linear = makers[source.x] if isinstance(source, Rope) else source
+    return (linear.bias if isinstance(linear, Linear) else None), source.rope if isinstance(source, Rope) else None
+
+
+def _rest(heads: NDArray[np.float64], mean: NDArray[np.float64], rope: RopeParams) -> float:
+    """How long rotated heads are without their mean: the root of their mean square, of the longest head."""
+    rotated = slice(2 * len(rope.frequencies))
+    squares = (heads[:, rotated] * rope.attention_factor) ** 2 - mean[:, rotated] ** 2  # a rotation keeps lengths
+    return float(np.sqrt(np.maximum(squares.sum(axis=1), 0)).max())
+
+
+def _rotated_mean(heads: NDArray[np.float64], rope: RopeParams | None) -> NDArray[np.float64]:
+    """heads [num_kv_heads, head_dim], averaged over their rotations at the first positions."""
+    if rope is None:
+        return heads
+    half = len(rope.frequencies)
+    step = np.exp(1j * np.asarray(rope.frequencies))
+    # A geometric sum; a frequency of zero does not rotate.
+    still = step == 1
+    turn = np.where(still, 1, (step**_MEAN_OVER - 1) / np.where(still, 1, _MEAN_OVER * (step - 1)))
+    pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rope.interleaved else (slice(half), slice(half, 2 * half))
+    turned = (heads[:, pairs[0]] + 1j * heads[:, pairs[1]]) * turn * rope.attention_factor
+    out: NDArray[np.float64] = heads.copy()
+    out[:, pairs[0]], out[:, pairs[1]] = turned.real, turned.imag
+    return out
