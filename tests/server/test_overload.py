@@ -101,7 +101,7 @@ def _server_seconds(server: RunningServer, response: httpx.Response) -> float:
 
 def test_readiness_and_liveness_under_load(narrow: RunningServer) -> None:
     async def test() -> None:
-        load = asyncio.create_task(post_all(narrow, [body(80)] * 16))
+        load = asyncio.create_task(post_all(narrow, [body(40)] * 16))
         states = set()
         async with httpx.AsyncClient(base_url=narrow.url) as client:
             while not load.done():
