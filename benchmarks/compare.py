@@ -22,7 +22,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +107,20 @@ def put_ahead(process: int) -> None:
         os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(5))
 
 
+@contextlib.contextmanager
+def ahead(processes: Sequence[int], wanted: bool) -> Iterator[None]:
+    """This process and others, with all threads and processes that they start in the meantime, ahead of all else."""
+    if not wanted:
+        yield
+        return
+    for process in (os.getpid(), *processes):
+        put_ahead(process)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+
+
 def source(name: str, model: Path, converted: Path | None) -> Path:
     """What this engine reads. Raises PeerError if it is missing."""
     if name not in CONVERTED:
@@ -145,7 +159,8 @@ class Comparison:
         passes = []
         try:
             self._start_all()
-            with self._ahead():
+            with ahead([engine.peer.process_id for engine in self._engines], self._options.realtime):
+                self._warm_up()
                 for _ in range(self._options.runs):
                     time.sleep(PAUSE_SECONDS)
                     passes.append(bandwidth.measure())
@@ -164,6 +179,8 @@ class Comparison:
             except (PeerError, OSError) as error:  # noqa: PERF203
                 self.absent[name] = str(error)
                 print(f"{self._model.name}: {name} left out: {error}", file=sys.stderr)
+
+    def _warm_up(self) -> None:
         for engine in self._engines:
             for workload in self._workloads:
                 if workload.warm_up is not None and engine.wants(workload, self._options.measure):
@@ -180,18 +197,6 @@ class Comparison:
             raise
         skipped = frozenset().union(*(names for skipping, names in self._options.skip if skipping == name))
         return Engine(name, python, load, peer, Figures(name, version, size_of(path)), skipped)
-
-    @contextlib.contextmanager
-    def _ahead(self) -> Iterator[None]:
-        if not self._options.realtime:
-            yield
-            return
-        for process in (os.getpid(), *(engine.peer.process_id for engine in self._engines)):
-            put_ahead(process)
-        try:
-            yield
-        finally:
-            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
 
     def _turn(self) -> None:
         """Every measure once of every engine, one engine after the other at each measure."""
@@ -271,7 +276,8 @@ def main() -> int:
     options = arguments()
     header: dict[str, Any] = {"commit": commit(), "machine": machine(), "threads": options.threads}
     header |= {"runs": options.runs, "realtime": options.realtime}
-    ceilings = measure_ceilings(choose_isa(), options.threads)
+    with ahead([], options.realtime):
+        ceilings = measure_ceilings(choose_isa(), options.threads)
     print(json.dumps(header))
     print(show_ceilings(ceilings))
     results = []
