@@ -40,6 +40,8 @@ struct Order {
     float mean;
 
     F32x16 distance(F32x16 x) const { return typical ? abs(x - broadcast(mean)) : broadcast(0.0f) - x; }
+    // Whether all x up to this one are farther.
+    bool is_behind(float largest_x, float far) const { return !typical && -largest_x > far; }
     // What decides between two of the same x by likelihood is the logit itself.
     float key(float logit, const Softening& soft) const {
         return typical ? __builtin_fabsf(soft.x_of(logit) - mean) : likelihood_key(logit);
@@ -56,12 +58,13 @@ struct Window {
 // How many tokens have about which x.
 class Histogram {
   public:
-    Histogram(const Weights& w, const BinTables& tables) : tables_(tables) {
+    // negligible: tokens of at most this weight may be left out.
+    Histogram(const Weights& w, const BinTables& tables, float negligible) : tables_(tables) {
         const float lowest = w.soft.x_of(w.logits->min);
         reach_ = 0.0f - (lowest > w.soft.smallest_x ? lowest : w.soft.smallest_x);
         scale_ = (NUM_BINS - 1) / reach_;
         if (!(scale_ <= 1e30f)) scale_ = 1e30f;  // they are all the same, or nearly
-        count(w);
+        count(w, negligible);
         weigh_bins();
     }
 
@@ -72,20 +75,19 @@ class Histogram {
         return sum;
     }
 
-    // Where the first `wanted` end in the order, or (by_mass) that share of the mass.
-    Window guess(const Order& order, bool by_mass, double wanted) const {
-        double total = 0, sum = 0;
-        for (int32_t b = 0; b < NUM_BINS; ++b) total += share(b, by_mass);
-        const double target = by_mass ? wanted * total : wanted;
+    // Where the first `target` tokens end in the order, or (by_mass) the first ones of that mass.
+    Window guess(const Order& order, bool by_mass, double target) const {
         const int32_t center = center_of(order);
-        int32_t t = 0;
-        for (; t < NUM_BINS; ++t) {
-            sum += center - t >= 0 ? share(center - t, by_mass) : 0;
-            sum += t > 0 && center + t < NUM_BINS ? share(center + t, by_mass) : 0;
-            if (sum >= target) break;
+        double sum = 0;
+        int32_t last_filled = 0;
+        for (int32_t t = 0; t < NUM_BINS && sum < target; ++t) {
+            double here = center - t >= 0 ? share(center - t, by_mass) : 0;
+            here += t > 0 && center + t < NUM_BINS ? share(center + t, by_mass) : 0;
+            sum += here;
+            last_filled = here > 0 ? t : last_filled;
         }
         // A bin is one wide, and so may be the distance of its center from what the order begins with.
-        const float width = order.typical ? 1.5f : 1.0f, at = static_cast<float>(t);
+        const float width = order.typical ? 1.5f : 1.0f, at = static_cast<float>(last_filled);
         return {(at - width) / scale_, (at + width) / scale_};
     }
     // Forgets what lies behind the window.
@@ -107,14 +109,14 @@ class Histogram {
         return by_mass ? static_cast<double>(tables_.weights[bin]) * tables_.counts[bin] : tables_.counts[bin];
     }
 
-    void count(const Weights& w) {
+    void count(const Weights& w, float negligible) {
         __builtin_memset(tables_.counts, 0, sizeof(uint32_t) * (NUM_BINS + 1));
         const F32x16 nowhere = broadcast(BASE + NUM_BINS), last = broadcast(BASE + (NUM_BINS - 1));
         for (int32_t p = 0; p < w.logits->panels(); ++p) {
-            if (w.is_empty(p)) continue;
+            if (!(w.panel_sum[p] > negligible)) continue;
             each_group(*w.logits, p, [&](int32_t i, F32x16 lanes) {
                 const F32x16 weights = load(w.weight + i);
-                if (greater_bits(weights, broadcast(0.0f)) == 0) return;
+                if (greater_bits(weights, broadcast(negligible)) == 0) return;
                 const F32x16 bins = min(fma(w.soft.x_of(lanes), broadcast(-scale_), broadcast(BASE)), last);
                 float at[16];
                 store(at, select_greater(weights, broadcast(0.0f), bins, nowhere));
@@ -150,7 +152,7 @@ inline Front look_around(const Weights& w, const Order& order, const Window& win
     c.count = 0;
     for (int32_t p = 0; p < w.logits->panels(); ++p) {
         sums[p] = 0;
-        if (w.is_empty(p)) continue;
+        if (w.is_empty(p) || order.is_behind(w.soft.x_of(w.logits->panel_max[p]), window.far)) continue;
         F32x16 sum = zero, tokens = zero;
         each_group(*w.logits, p, [&](int32_t i, F32x16 lanes) {
             const F32x16 distance = order.distance(w.soft.x_of(lanes));
@@ -241,7 +243,8 @@ inline void keep_top_k(Weights& w, Histogram& histogram, int32_t k, Cut& cut, Ro
 
 inline void keep_mass(Weights& w, Histogram& histogram, const Order& order, float share, Cut& cut,
                       RowBuffers& buffers) {
-    keep_prefix<true>(w, histogram, order, share * w.total(), histogram.guess(order, true, share), cut, buffers);
+    const double target = share * w.total();
+    keep_prefix<true>(w, histogram, order, target, histogram.guess(order, true, target), cut, buffers);
 }
 
 }  // namespace

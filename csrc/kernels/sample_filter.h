@@ -43,7 +43,10 @@ inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row,
     const bool typical = b.typical_p[row] < 1, top_p = b.top_p[row] < 1;
     Cut cut;
     if (k > 0 || typical || top_p) {
-        Histogram histogram(w, buffers.bins);
+        // All that weigh so little are together less than what top-p drops.
+        const bool only_top_p = k == 0 && !typical;
+        const double negligible = only_top_p ? 0.999 * (1.0 - b.top_p[row]) * w.total() / logits.size : 0.0;
+        Histogram histogram(w, buffers.bins, static_cast<float>(negligible));
         if (k > 0) keep_top_k(w, histogram, k, cut, buffers);
         if (typical) {
             cut.apply(w);
