@@ -99,8 +99,8 @@ def parse_bytes(name: str, value: int | str) -> int:
 
 
 def _check_kv_dtype(value: object) -> None:
-    if value == "bfloat16":
-        raise UsageError("kv_dtype 'bfloat16' is not offered: float16 takes as much memory and keeps three more bits")
+    if value in ("bfloat16", "bf16"):
+        raise UsageError(f"kv_dtype {value!r} is not offered: float16 takes as much memory and keeps three more bits")
     if value not in KV_DTYPES:
         raise UsageError(f"kv_dtype is {value!r}; it must be {' or '.join(KV_DTYPES)}")
 
