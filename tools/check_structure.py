@@ -215,11 +215,23 @@ def check_architecture() -> Iterator[str]:
         yield f"docs/architecture.md: {name} is named twice"
 
 
+# CMakeLists.txt compiles only linear.cpp and ceilings.cpp for these levels.
+_PRODUCT_LEVELS = re.compile(r"OCTAVO_ISA_(amx|avx512vnni|dotprod|i8mm)|__AVX512VNNI__|__ARM_FEATURE_(DOTPROD|MATMUL_INT8)")
+_PRODUCT_KERNELS = re.compile(r"(linear|ceilings|amx_tiles)")
+
+
+def check_product_levels() -> Iterator[str]:
+    for path in sorted((ROOT / "csrc" / "kernels").iterdir()):
+        if not _PRODUCT_KERNELS.match(path.name) and (found := _PRODUCT_LEVELS.search(path.read_text())):
+            yield f"csrc/kernels/{path.name}: {found.group()}, but only products are compiled for that level"
+
+
 CHECKS = {
     "imports": check_imports,
     "calls": check_calls,
     "python budgets": check_python_budgets,
     "C++ budgets": check_cpp_budgets,
+    "product levels": check_product_levels,
     "architecture": check_architecture,
 }
 
