@@ -216,7 +216,9 @@ def check_architecture() -> Iterator[str]:
 
 
 # CMakeLists.txt compiles only linear.cpp and ceilings.cpp for these levels.
-_PRODUCT_LEVELS = re.compile(r"OCTAVO_ISA_(amx|avx512vnni|dotprod|i8mm)|__AVX512VNNI__|__ARM_FEATURE_(DOTPROD|MATMUL_INT8)")
+_PRODUCT_LEVELS = re.compile(
+    r"OCTAVO_ISA_(amx|avx512vnni|dotprod|i8mm)|__AVX512VNNI__|__ARM_FEATURE_(DOTPROD|MATMUL_INT8)"
+)
 _PRODUCT_KERNELS = re.compile(r"(linear|ceilings|amx_tiles)")
 
 
