@@ -116,3 +116,26 @@ def test_a_row_that_changes_hands_gets_new_parameters(engine: Engine) -> None:
     engine.step()
     seen = [(batch.sampling.temperature[0], batch.sampling.seed[0]) for batch in batches(engine) if batch.sampling]
     assert seen == [(1.5, 3), (0.25, 4)]
+
+
+def test_what_stays_the_same_is_kept_from_step_to_step(engine: Engine) -> None:
+    """Arrays of sampling are reused while the same sequences go on, and made anew as soon as they are not the same."""
+    add(engine, "a", [10, 11], temperature=0.5, seed=1, max_tokens=3)
+    add(engine, "b", [20, 21], temperature=0.75, seed=2, max_tokens=8)
+    for _ in range(4):
+        engine.step()
+    add(engine, "c", [30, 31], temperature=1.0, seed=3, presence_penalty=1.0)
+    engine.step()
+    engine.step()
+    samplings = [batch.sampling for batch in batches(engine)]
+    temperatures = [*[[0.5, 0.75]] * 3, [0.75], *[[0.75, 1.0]] * 2]
+    assert [s.temperature.tolist() for s in samplings if s is not None] == temperatures
+    assert [s.counter.tolist() for s in samplings if s is not None] == [[0, 0], [1, 1], [2, 2], [3], [4, 0], [5, 1]]
+    assert [s.seed.tolist() for s in samplings if s is not None] == [*[[1, 2]] * 3, [2], *[[2, 3]] * 2]
+    first, second, third, *_, last = samplings
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert last is not None
+    assert first.temperature is second.temperature is third.temperature
+    assert len(last.history_ids) == 3  # the penalty sees what the last step made

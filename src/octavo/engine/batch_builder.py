@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
@@ -33,6 +34,7 @@ class BatchBuilder:
         self._seeds = np.zeros(max_num_seqs, np.uint64)
         self._owners: list[Sequence | None] = [None] * max_num_seqs
         self._states: list[SamplingState | None] = [None] * max_num_seqs
+        self._settled: tuple[list[Sequence], SamplingBatch] | None = None
 
     def build(self, scheduled: list[ScheduledSequence]) -> Batch:
         """The step's arrays; rows of logits in the order: prompt log-probabilities, then samplers, by sequence."""
@@ -87,6 +89,7 @@ class BatchBuilder:
     def _adopt(self, sequence: Sequence) -> None:
         """Writes the sampling parameters of a sequence that is new in its row."""
         row = sequence.row
+        self._settled = None
         self._owners[row] = sequence
         sequence.num_synced_blocks = 0
         self._states[row] = state = SamplingState(sequence, self._vocab_size)
@@ -117,7 +120,19 @@ class BatchBuilder:
                 indices.append(ends[i + 1] - 1)
                 sequences.append(sampler)
                 targets.append(-1)
-        return np.array(indices, np.int32), self._gather_sampling(sequences, targets)
+        if self._settled is not None and self._settled[0] == sequences and max(targets, default=0) < 0:
+            counter = np.array([sequence.num_output_tokens for sequence in sequences], np.uint64)
+            return np.array(indices, np.int32), replace(self._settled[1], counter=counter)
+        sampling = self._gather_sampling(sequences, targets)
+        self._settled = (sequences, sampling) if self._is_settled(sequences, targets) else None
+        return np.array(indices, np.int32), sampling
+
+    def _is_settled(self, sequences: list[Sequence], targets: list[int]) -> bool:
+        """Whether a step that samples for the same sequences differs in nothing but how many tokens they have."""
+        states = (self._states[sequence.row] for sequence in sequences)
+        return max(targets, default=0) < 0 and not any(
+            state is None or state.has_penalties or state.has_bias or state.has_mask for state in states
+        )
 
     def _gather_sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
         rows = np.array([sequence.row for sequence in sequences], np.intp)
