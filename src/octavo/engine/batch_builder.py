@@ -120,11 +120,11 @@ class BatchBuilder:
                 indices.append(ends[i + 1] - 1)
                 sequences.append(sampler)
                 targets.append(-1)
-        if self._settled is not None and self._settled[0] == sequences and max(targets, default=0) < 0:
-            counter = np.array([sequence.num_output_tokens for sequence in sequences], np.uint64)
-            return np.array(indices, np.int32), replace(self._settled[1], counter=counter)
-        sampling = self._gather_sampling(sequences, targets)
-        self._settled = (sequences, sampling) if self._is_settled(sequences, targets) else None
+        if self._settled is None or self._settled[0] != sequences or max(targets, default=0) >= 0:
+            sampling = self._gather_sampling(sequences, targets)
+            self._settled = (sequences, sampling) if self._is_settled(sequences, targets) else None
+        else:
+            sampling = replace(self._settled[1], counter=_counters(sequences))
         return np.array(indices, np.int32), sampling
 
     def _is_settled(self, sequences: list[Sequence], targets: list[int]) -> bool:
@@ -159,7 +159,7 @@ class BatchBuilder:
             presence_penalty=presence,
             frequency_penalty=frequency,
             seed=self._seeds[rows],
-            counter=np.array([sequence.num_output_tokens for sequence in sequences], np.uint64),
+            counter=_counters(sequences),
             target=np.array(targets, np.int32),
             num_logprobs=num_logprobs,
             history_start=history_start,
@@ -189,6 +189,10 @@ class BatchBuilder:
         if constrained:
             constrained[0][1].filler.fill(constrained, masks)
         return masks
+
+
+def _counters(sequences: list[Sequence]) -> NDArray[np.uint64]:
+    return np.array([sequence.num_output_tokens for sequence in sequences], np.uint64)
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,50 +57,26 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
     """
     checkpoint = open_checkpoint(resolve_model(config.model))
     try:
+        # The vocabulary is made while the weights are packed, which mostly runs without the GIL.
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
-            return _load(config, checkpoint, _Vocabulary(checkpoint, background), progress)
+            return _load(config, checkpoint, background.submit(load_tokenizer, checkpoint), progress)
     finally:
         checkpoint.close()
 
 
-class _Vocabulary:
-    """The tokenizer, made in the background from the first `begin` on.
-
-    That is when packing begins, which runs without the GIL: before, it would only hold up the making of the graph.
-    """
-
-    def __init__(self, checkpoint: Checkpoint, background: ThreadPoolExecutor) -> None:
-        self._checkpoint = checkpoint
-        self._background = background
-        self._lock = threading.Lock()
-        self._tokenizer: Future[Tokenizer] | None = None
-
-    def begin(self) -> Future[Tokenizer]:
-        """May be called several times, from any thread."""
-        with self._lock:
-            if self._tokenizer is None:
-                self._tokenizer = self._background.submit(load_tokenizer, self._checkpoint)
-            return self._tokenizer
-
-
 def _load(
-    config: EngineConfig, checkpoint: Checkpoint, vocabulary: _Vocabulary, progress: Progress | None
+    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Future[Tokenizer], progress: Progress | None
 ) -> LoadedModel:
-    def report(done: int, total: int) -> None:
-        vocabulary.begin()
-        if progress is not None:
-            progress(done, total)
-
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
     limits = executor_limits(config, model_len)
-    executor = _compile(config, checkpoint, limits, report)
+    executor = _compile(config, checkpoint, limits, progress)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
         available = max(available_memory_bytes() - executor.mapped_bytes, 0)
         plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available)
         executor.allocate_cache(plan.num_blocks, config.block_size)
-        engine = Engine(executor, vocabulary.begin().result(), _engine_limits(config, limits, plan, checkpoint))
+        engine = Engine(executor, tokenizer.result(), _engine_limits(config, limits, plan, checkpoint))
     except BaseException:
         executor.close()
         raise
@@ -149,7 +124,9 @@ def _engine_limits(
     )
 
 
-def _compile(config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: Progress) -> Executor:
+def _compile(
+    config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: Progress | None
+) -> Executor:
     try:
         graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
     except GraphError as error:  # a weight is missing or has another shape than the configuration says

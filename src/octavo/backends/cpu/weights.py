@@ -36,14 +36,13 @@ class ReleasesPages(Protocol):
 
 
 class _Meter:
-    """Tells `progress` that it begins, and of bytes that any thread is done with, one at a time."""
+    """Tells `progress` of bytes that any thread is done with, one at a time."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self._total = total
         self._progress = progress
         self._done = 0
         self._lock = threading.Lock()
-        self.add(0)
 
     def add(self, nbytes: int) -> None:
         with self._lock:
