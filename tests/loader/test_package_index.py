@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader.package_index import PackagedFile, extract, last_error
+from octavo.loader.package_index import PackagedFile, bytes_below, extract, last_error
 from tests.support.fake_servers import wheel
 
 CONTENT = bytes(range(256)) * 2000
@@ -60,3 +62,23 @@ def test_another_hash(tmp_path: Path) -> None:
 def test_the_words_of_pip(output: str, expected: str) -> None:
     """The line that says why, without passwords."""
     assert last_error(output) == expected
+
+
+def test_size_of_folders_that_vanish(tmp_path: Path) -> None:
+    """pip removes its temporary folders while they are being counted."""
+    (tmp_path / "kept").write_bytes(b"7 bytes")
+    stop = threading.Event()
+
+    def churn() -> None:
+        while not stop.is_set():
+            (tmp_path / "temporary" / "unpack").mkdir(parents=True)
+            shutil.rmtree(tmp_path / "temporary")
+
+    thread = threading.Thread(target=churn)
+    thread.start()
+    try:
+        sizes = {bytes_below(tmp_path) for _ in range(1000)}
+    finally:
+        stop.set()
+        thread.join()
+    assert sizes == {7}

