@@ -36,6 +36,7 @@ from soak_record import Look, Record
 CHAT = "/v1/chat/completions"
 RECOVERY_S = 60.0
 WARMUP_SCHEMAS = 160  # more than the engine keeps compiled: what grows after these is not that cache
+SETTLE_S = 10.0  # after a recovery: what the crash has done to requests has been counted by then
 REST_S = 15.0
 WORDS = [
     "river",
@@ -114,7 +115,7 @@ class Mix:
     async def several(self) -> None:
         await self._whole(self._body(self._words(8), 16) | {"n": 4}, 4)
 
-    async def structured(self, max_tokens: int = 96) -> None:
+    async def structured(self) -> None:
         """A form with a schema that was never seen before."""
         names = [f"{self._rng.choice(WORDS)}_{self._rng.randrange(10**6)}" for _ in range(self._rng.randrange(1, 4))]
         kinds: list[dict[str, Any]] = [{"type": "boolean"}, {"type": "integer"}, {"enum": WORDS[:5]}]
@@ -125,7 +126,7 @@ class Mix:
             "additionalProperties": False,
         }
         form = {"type": "json_schema", "json_schema": {"name": "fresh", "schema": schema, "strict": True}}
-        answer = await self._whole(self._body("Fill in the form.", max_tokens) | {"response_format": form}, 1)
+        answer = await self._whole(self._body("Fill in the form.", 96) | {"response_format": form}, 1)
         choice = answer["choices"][0]
         if choice["finish_reason"] == "stop" and set(json.loads(choice["message"]["content"])) != set(names):
             raise WrongAnswerError(f"structured output is {choice['message']['content']!r}")
@@ -223,12 +224,15 @@ class Soak:
         return time.monotonic() - self._began
 
     async def _warm_up(self) -> None:
-        """Fills what an engine keeps within a bound, so that its memory is level from then on."""
+        """Fills what an engine keeps within a bound, so that its memory is level from then on.
+
+        Whole answers: a grammar that is kept takes half as much again once an answer has gone through it.
+        """
         mixes = [Mix(self._client, -1 - number - 100 * len(self.record.recoveries_s)) for number in range(8)]
 
         async def fill(mix: Mix) -> None:
             for _ in range(WARMUP_SCHEMAS // len(mixes)):
-                await mix.structured(max_tokens=1)
+                await mix.structured()
             for _ in range(4):
                 await mix.several()
                 await mix.long()
@@ -273,8 +277,9 @@ class Soak:
                 break
         else:
             self.record.broken.append(f"the engine did not come back within {RECOVERY_S:g} s")
-        await self._warm_up()  # by now what was refused has been counted
+        await asyncio.sleep(SETTLE_S)
         self._is_crashed = False
+        await self._warm_up()
 
     async def _check(self) -> None:
         """Everything that must hold at rest."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -302,6 +304,32 @@ def test_large_and_odd_grammars_are_accepted(compiler: GrammarCompiler, field: s
     assert time.process_time() - start < 4
     assert not state.is_complete
     assert state.error is None
+
+
+@pytest.mark.parametrize("end", ["finished", "aborted", "stuck"])
+def test_the_state_of_a_grammar_is_free_when_its_answer_ends_and_waits_for_no_collection(end: str) -> None:
+    engine = make_engine()
+    regex = "[é]{3}" if end == "stuck" else "[a-z]{30}"
+    forbidden = {"bad_words": ["\xc3"]} if end == "stuck" else {}
+    gc.collect()
+    gc.disable()
+    try:
+        params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(regex=regex), **forbidden)
+        request = engine.create_request("r", [5, 6], params)
+        states = [weakref.ref(sequence.grammar) for sequence in request.sequences if sequence.grammar is not None]
+        engine.add_request(request)
+        del request
+        engine.step()
+        assert engine.has_work
+        if end == "aborted":
+            engine.abort("r")
+        run_all(engine)
+        # Arrays of the last step may be kept for the next one.
+        engine.add_request(engine.create_request("next", [5, 6], SamplingParams(max_tokens=2)))
+        run_all(engine)
+        assert [state() for state in states] == [None]
+    finally:
+        gc.enable()
 
 
 def test_a_grammar_is_compiled_once() -> None:

@@ -433,7 +433,8 @@ def test_an_abort_frees_all_blocks_in_every_phase(
     while status == "preempted" and not request.num_preemptions:
         assert not request.is_finished
         engine.step()
-    phases = {sequence.status.value for sequence in request.sequences}
+    sequences = request.sequences
+    phases = {sequence.status.value for sequence in sequences}
     expected = {"waiting": {"waiting"}, "queued choices": {"running", "waiting"}}.get(status)
     assert expected is None or phases == expected
     assert (request.num_generated_tokens == 0) == (status in ("waiting", "prefill"))
@@ -441,7 +442,7 @@ def test_an_abort_frees_all_blocks_in_every_phase(
     engine.scheduler.check_integrity()
     assert output is not None
     assert {choice.finish_reason for choice in output.outputs} == {"abort"}
-    assert all(not sequence.block_table for sequence in request.sequences)
+    assert all(not sequence.block_table for sequence in sequences)
     assert engine.abort("left") is None
     answer: RequestOutput | RequestFailure | None = None
     while engine.has_work:

@@ -91,13 +91,14 @@ def test_when_blocks_run_out_the_youngest_is_preempted_and_recomputed() -> None:
     engine = fake_engine(num_blocks=6, block_size=4, max_model_len=20)
     old = add(engine, "old", 8, max_tokens=12)
     young = add(engine, "young", 8, max_tokens=12)
+    sequence = young.sequences[0]
     for _ in range(200):
         if not engine.has_work:
             break
         step(engine)
     assert old.num_preemptions == 0
     assert young.num_preemptions >= 1
-    assert young.sequences[0].num_output_tokens == 12
+    assert sequence.num_output_tokens == 12
 
 
 def test_a_waiting_request_does_not_take_the_blocks_promised_to_a_running_one() -> None:
@@ -133,11 +134,11 @@ def test_choices_share_the_computation_of_their_prompt() -> None:
 
 def test_more_choices_than_seats_wait_for_their_turn() -> None:
     engine = fake_engine(max_num_seqs=2)
-    request = add(engine, "choices", 6, n=5, max_tokens=3)
+    choices = add(engine, "choices", 6, n=5, max_tokens=3).sequences
     while engine.has_work:
         step(engine)
         assert len(engine.scheduler.running) <= 2
-    assert [choice.num_output_tokens for choice in request.sequences] == [3] * 5
+    assert [choice.num_output_tokens for choice in choices] == [3] * 5
 
 
 def test_a_sequence_preempted_for_a_better_priority_is_not_scheduled_twice_in_a_step() -> None:

@@ -219,7 +219,9 @@ class Engine:
         self.scheduler.finish_request(request)
         self._measure_request(request)
         self._measure_state()
-        return self._output_builder.build(request, _output_kind(request), finished=True)
+        output = self._output_builder.build(request, _output_kind(request), finished=True)
+        request.release()
+        return output
 
     # --- a step ---
 
@@ -272,6 +274,7 @@ class Engine:
             self.scheduler.finish_request(request)
             del self._requests[request.request_id]
             self._measure_request(request)
+            request.release()
             failures.append(RequestFailure(request.request_id, failure))
         num_damaged = sum(isinstance(failure.error, NumericalError) for failure in failures)
         if 1 < num_damaged == len({item.sequence.request for item in schedule.scheduled.values()}):
@@ -410,6 +413,8 @@ class Engine:
                 self._measure_request(request)
             if finished or kind is not RequestOutputKind.FINAL_ONLY:
                 outputs.append(self._output_builder.build(request, kind, finished))
+            if finished:
+                request.release()
         return outputs
 
     def _measure(self, schedule: Schedule, elapsed_s: float) -> None:

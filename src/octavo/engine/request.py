@@ -128,6 +128,15 @@ class Request:
     def is_finished(self) -> bool:
         return all(sequence.status is RequestStatus.FINISHED for sequence in self.sequences)
 
+    def release(self) -> None:
+        """Lets go of the sequences, after the last output: they and their grammars are free at once.
+
+        They refer back to their request. In such a circle they would stay until the next full collection, which
+        does not know how much native memory the states of grammars hold.
+        """
+        self.sequences = []
+        self.pending_choices = []
+
 
 def derive_seed(seed: int, index: int) -> int:
     """The seed of choice `index`, 64 bits: choice 0 has the request's own, the others a hash of both."""

@@ -15,12 +15,12 @@ from typing import Protocol
 import anyio
 
 from octavo.core.client import EngineState
+from octavo.core.heap import return_large_blocks
 from octavo.engine.memory import available_memory_bytes, headroom_bytes
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
-from octavo.server.heap import return_large_blocks
 from octavo.server.http.api_keys import configured_keys
 from octavo.server.http.listener import serve
 from octavo.server.http.origins import is_loopback

@@ -1,0 +1,54 @@
+"""One heap for all threads of the engine's process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+# Prints the number of heaps before and after twenty threads have asked for memory at the same time.
+COUNT_HEAPS = """
+import ctypes, os, sys, threading
+
+def heaps():
+    read, write = os.pipe()
+    stream = libc.fdopen(write, b"w")
+    libc.malloc_info(0, ctypes.c_void_p(stream))
+    libc.fclose(ctypes.c_void_p(stream))
+    return os.read(read, 1 << 16).count(b"<heap nr=")
+
+libc = ctypes.CDLL(None)
+libc.fdopen.restype = ctypes.c_void_p
+libc.malloc.restype = ctypes.c_void_p
+before = heaps()
+together = threading.Barrier(20)
+
+def take():
+    together.wait()
+    libc.malloc(5000)
+    together.wait()
+
+threads = [threading.Thread(target=take) for _ in range(20)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(before, heaps())
+"""
+
+
+def count_heaps(first: str) -> list[int]:
+    """What COUNT_HEAPS prints. first: what the process does before."""
+    process = subprocess.run(
+        [sys.executable, "-c", first + COUNT_HEAPS],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return [int(number) for number in process.stdout.split()]
+
+
+def test_threads_of_the_engine_s_process_share_one_heap() -> None:
+    assert max(count_heaps("")) > 1  # so glibc itself
+    assert count_heaps("from octavo.core.main import main\nassert main() == 1  # an orphan's exit code\n") == [1, 1]
