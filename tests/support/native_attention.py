@@ -194,6 +194,12 @@ def dense_attention(
     return out.reshape(length, -1)
 
 
+def relative_errors(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """|found - expected| / |expected| of each row."""
+    errors: np.ndarray = np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)
+    return errors
+
+
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """The largest over rows of |found - expected| / |expected|."""
-    return float((np.linalg.norm(found - expected, axis=1) / np.linalg.norm(expected, axis=1)).max())
+    """The largest of all rows."""
+    return float(relative_errors(found, expected).max())
