@@ -151,6 +151,7 @@ def test_what_is_not_finite_stays_in_its_row_and_is_not_hidden(type_name, bad, i
     x[3, 100] = bad
     out = product(weight, x, isa)
     assert not np.isfinite(out[3]).any()
+    np.testing.assert_array_equal(out[3], product(weight, x, "scalar")[3])
     assert_same_bits(np.delete(out, 3, 0), np.delete(clean, 3, 0), "other rows")
 
 
