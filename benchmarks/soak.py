@@ -237,10 +237,12 @@ class Soak:
                 await mix.several()
                 await mix.long()
 
-        try:
-            await asyncio.gather(*map(fill, mixes))
-        except (WrongAnswerError, httpx.HTTPError) as error:
-            self.record.broken.append(f"warm-up: {type(error).__name__}: {error}"[:300])
+        # All of them to their end: what still ran after an error of one would be in the first looks.
+        for error in await asyncio.gather(*map(fill, mixes), return_exceptions=True):
+            if isinstance(error, (WrongAnswerError, httpx.HTTPError)):
+                self.record.broken.append(f"warm-up: {type(error).__name__}: {error}"[:300])
+            elif error is not None:
+                raise error
 
     async def _user(self, seed: int) -> None:
         mix = Mix(self._client, seed)

@@ -1,4 +1,4 @@
-"""One heap for all threads of the engine's process."""
+"""Few heaps for all threads of the engine's process."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def count_heaps(first: str) -> list[int]:
     return [int(number) for number in process.stdout.split()]
 
 
-def test_threads_of_the_engine_s_process_share_one_heap() -> None:
-    assert max(count_heaps("")) > 1  # so glibc itself
-    assert count_heaps("from octavo.core.main import main\nassert main() == 1  # an orphan's exit code\n") == [1, 1]
+def test_threads_of_the_engine_s_process_share_few_heaps() -> None:
+    before, after = count_heaps("from octavo.core.main import main\nassert main() == 1  # an orphan's exit code\n")
+    assert before == 1
+    assert 1 < after <= 4

@@ -13,7 +13,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from octavo.core.heap import share_one_heap
+from octavo.core.heap import limit_heaps
 
 # When memory runs out, the system shall take this process, which is restarted, and not the server's.
 _OOM_SCORE = 500
@@ -26,7 +26,7 @@ def main() -> int:
     # A terminal and a service manager signal every process they find. The server decides what becomes of this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    share_one_heap()  # before there are other threads
+    limit_heaps()  # before there are other threads
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     line = sys.stdin.buffer.readline()
