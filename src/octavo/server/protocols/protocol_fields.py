@@ -21,7 +21,8 @@ def _refuse_type(value: str) -> str:
 class Unsupported(BaseModel):
     """Anything of a type that we do not have; its `type` is what is refused."""
 
-    model_config = ConfigDict(strict=True)
+    # Nothing fits it in the OpenAPI document either: else what has a known type would fit two branches of a `oneOf`.
+    model_config = ConfigDict(strict=True, json_schema_extra={"not": {}})
 
     type: Annotated[str, AfterValidator(_refuse_type)]
 
