@@ -1,8 +1,9 @@
 """Structured outputs: what an answer must look like, as masks over the vocabulary, by llguidance.
 
 Grammars are compiled where a request is created, never on the engine's thread, and are bounded on every side: the
-source by `StructuredOutputsParams`, the compiler and each mask by `_LIMITS`, the time by `_TIMEOUT_S`, the memory of
-those that are kept by `_CACHE_BYTES`.
+source by `StructuredOutputsParams`, the compiler and each mask by `_LIMITS`, the time by `_TIMEOUT_S`, how many are
+kept by `_CACHE_BYTES`. That is an estimate of their size when they are compiled: the copies of a grammar share a
+lexer, which grows with use, by half for ordinary schemas and at most to the states of `_LIMITS`.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class GrammarCompiler:
 
     @property
     def cached_bytes(self) -> int:
-        """Memory of the grammars that are kept, as estimated."""
+        """Memory of the grammars that are kept, as estimated when they were compiled."""
         return self._cache.num_bytes
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
