@@ -385,7 +385,8 @@ def test_metrics_describe_each_request_by_phase_and_size() -> None:
     engine = fake_engine()
     prompt = list(range(10, 23))
     last(prompt, engine, max_tokens=3, n=2, seed=1, ignore_eos=True)
-    last(prompt, engine, max_tokens=None, min_tokens=2, stop_token_ids=range(2, VOCAB_SIZE), ignore_eos=True)
+    stops = range(2, VOCAB_SIZE)
+    last(prompt, engine, max_tokens=None, min_tokens=2, stop_token_ids=stops, seed=1, ignore_eos=True)
     engine.add_request(engine.create_request("waits", [5], SamplingParams()))
     engine.abort("waits")
     metrics = engine.metrics
