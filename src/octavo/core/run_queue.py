@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from contextlib import suppress
-from pathlib import Path
 
 _WINDOW = 4  # samples
 _LEAST_SHARE = 0.1  # of the time that passed; threads that wait side by side count several times
@@ -15,7 +15,7 @@ class RunQueue:
     """Watches how long another process's threads wait for a processor, as Linux counts it in `schedstat`."""
 
     def __init__(self, pid: int) -> None:
-        self._tasks = Path(f"/proc/{pid}/task")
+        self._tasks = f"/proc/{pid}/task"
         self._samples: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
 
     def sample(self) -> bool:
@@ -31,7 +31,10 @@ class RunQueue:
     def _waited_s(self) -> float:
         total_ns = 0
         with suppress(OSError):  # the process has just ended, or this is no Linux
-            for task in self._tasks.iterdir():
-                with suppress(OSError, IndexError):  # one of its threads has
-                    total_ns += int((task / "schedstat").read_bytes().split()[1])
+            for thread_id in os.listdir(self._tasks):
+                with (
+                    suppress(OSError, IndexError),  # one of its threads has
+                    open(f"{self._tasks}/{thread_id}/schedstat", "rb", buffering=0) as file,
+                ):
+                    total_ns += int(file.read(128).split()[1])
         return total_ns * 1e-9
