@@ -120,19 +120,22 @@ class BatchBuilder:
                 indices.append(ends[i + 1] - 1)
                 sequences.append(sampler)
                 targets.append(-1)
-        if self._settled is None or self._settled[0] != sequences or max(targets, default=0) >= 0:
-            sampling = self._gather_sampling(sequences, targets)
-            self._settled = (sequences, sampling) if self._is_settled(sequences, targets) else None
-        else:
-            sampling = replace(self._settled[1], counter=_counters(sequences))
-        return np.array(indices, np.int32), sampling
+        return np.array(indices, np.int32), self._sampling(sequences, targets)
 
-    def _is_settled(self, sequences: list[Sequence], targets: list[int]) -> bool:
-        """Whether a step that samples for the same sequences differs in nothing but how many tokens they have."""
+    def _sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
+        """As `_gather_sampling`; what the last step gathered is kept while the same plain sequences go on."""
+        if max(targets, default=0) >= 0:
+            return self._gather_sampling(sequences, targets)
+        if self._settled is not None and self._settled[0] == sequences:
+            return replace(self._settled[1], counter=_counters(sequences))
+        sampling = self._gather_sampling(sequences, targets)
+        self._settled = (sequences, sampling) if self._are_plain(sequences) else None
+        return sampling
+
+    def _are_plain(self, sequences: list[Sequence]) -> bool:
+        """Whether their arrays of sampling differ from step to step in nothing but how many tokens they have."""
         states = (self._states[sequence.row] for sequence in sequences)
-        return max(targets, default=0) < 0 and not any(
-            state is None or state.has_penalties or state.has_bias or state.has_mask for state in states
-        )
+        return not any(state is None or state.has_penalties or state.has_bias or state.has_mask for state in states)
 
     def _gather_sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
         rows = np.array([sequence.row for sequence in sequences], np.intp)

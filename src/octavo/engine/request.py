@@ -129,7 +129,7 @@ class Request:
         return all(sequence.status is RequestStatus.FINISHED for sequence in self.sequences)
 
     def release(self) -> None:
-        """Lets go of the sequences, after the last output: they and their grammars are free at once.
+        """Lets go of the sequences, after the last output: they and their grammars go when others take their rows.
 
         They refer back to their request. In such a circle they would stay until the next full collection, which
         does not know how much native memory the states of grammars hold.
