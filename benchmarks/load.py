@@ -6,6 +6,7 @@ Nothing here knows of HTTP: a loop gets a function that sends one request and sa
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -51,6 +52,11 @@ class Sample:
         """Between first and last token, divided by the tokens after the first. None of an answer of one token."""
         return (self.times[-1] - self.times[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
+    def num_tokens_within(self, begin: float, end: float) -> float:
+        """Tokens that came in [begin, end), all events taken for equally long."""
+        within = sum(begin <= at < end for at in self.times)
+        return self.num_tokens * within / len(self.times) if self.times else 0.0
+
     @property
     def gaps(self) -> list[float]:
         """Inter-token latencies, as a reader of the stream sees them."""
@@ -73,11 +79,17 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """All samples of one run; depths: requests in flight that each arrival found, in order (open loop only)."""
+    """All samples of one run.
+
+    depths: requests in flight that each arrival found, in order (open loop only). busy: from the first answer that is
+    complete to the moment at which a user finds nothing left to ask (closed loop only); in between there are always as
+    many requests in flight as users, before it all prompts come at once, and after it the load fades.
+    """
 
     samples: list[Sample]
     seconds: float
     depths: list[int] = field(default_factory=list)
+    busy: tuple[float, float] | None = None
 
 
 Send = Callable[[Work, float], Awaitable[Sample]]
@@ -127,13 +139,21 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
 async def closed_loop(send: Send, items: Sequence[Work], users: int) -> Run:
     """`users` at once, each of whom sends the next request when the last one is answered."""
     left = iter(items)
+    answered: list[float] = []
+    dry: list[float] = []
 
     async def user() -> list[Sample]:
-        return [await send(item, time.perf_counter()) for item in left]
+        samples = []
+        for item in left:
+            samples.append(await send(item, time.perf_counter()))
+            answered.append(time.perf_counter())
+        dry.append(time.perf_counter())
+        return samples
 
     start = time.perf_counter()
-    answered = await asyncio.gather(*(user() for _ in range(users)))
-    return Run([sample for samples in answered for sample in samples], time.perf_counter() - start)
+    samples = [sample for own in await asyncio.gather(*(user() for _ in range(users))) for sample in own]
+    busy = (answered[0], dry[0]) if len(items) > users else None
+    return Run(samples, time.perf_counter() - start, busy=busy)
 
 
 async def open_loop(send: Send, items: Sequence[Work], schedule: Sequence[float]) -> Run:
@@ -177,25 +197,33 @@ def growth(depths: Sequence[int]) -> str | None:
 
 
 def figures(run: Run, limits: Limits) -> dict[str, Any]:
-    """The run in figures: seconds, tokens per second, requests per second. Means only where they mean something."""
+    """The run in figures: seconds, tokens per second, requests per second. Means only where they mean something.
+
+    Of a closed loop the time in which all users were busy counts: tokens that came then, requests sent then.
+    """
+    begin, end = run.busy or (-math.inf, math.inf)
+    seconds = end - begin if run.busy else run.seconds
     good = [sample for sample in run.samples if sample.error is None]
-    first = [sample.time_to_first_token for sample in good]
+    sent = [sample for sample in run.samples if begin <= sample.intended < end]
+    timed = [sample for sample in sent if sample.error is None]
+    first = [sample.time_to_first_token for sample in timed]
     grown = growth(run.depths)
-    kept = sum(map(limits.kept, run.samples))
+    kept = sum(map(limits.kept, sent))
     return {
         "requests": len(run.samples),
         "errors": len(run.samples) - len(good),
         "seconds": run.seconds,
+        "busy_seconds": seconds,
         "prompt_tokens": sum(sample.num_prompt_tokens for sample in good),
         "output_tokens": sum(sample.num_tokens for sample in good),
-        "output_tokens_per_s": sum(sample.num_tokens for sample in good) / run.seconds,
-        "requests_per_s": len(good) / run.seconds,
-        "goodput_per_s": kept / run.seconds,
-        "goodput_share": kept / len(run.samples),
+        "output_tokens_per_s": sum(sample.num_tokens_within(begin, end) for sample in good) / seconds,
+        "requests_per_s": sum(begin <= sample.times[-1] < end for sample in good) / seconds,
+        "goodput_per_s": kept / seconds,
+        "goodput_share": kept / len(sent) if sent else None,
         "ttft": percentiles(first),
-        "tpot": percentiles([value for sample in good if (value := sample.time_per_output_token) is not None]),
-        "itl": percentiles([gap for sample in good for gap in sample.gaps]),
+        "tpot": percentiles([value for sample in timed if (value := sample.time_per_output_token) is not None]),
+        "itl": percentiles([gap for sample in timed for gap in sample.gaps]),
         "ttft_mean": statistics.mean(first) if first and grown is None else None,
         "no_mean_because": grown,
-        "send_delay": percentiles([sample.sent - sample.intended for sample in good]),
+        "send_delay": percentiles([sample.sent - sample.intended for sample in timed]),
     }

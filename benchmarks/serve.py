@@ -9,7 +9,8 @@ All servers get the same requests: random token ids through `/v1/completions`, g
 lengths are exact; the usage that they report is compared with what was asked for. No two prompts of a run are alike, so
 no prefix cache helps. Servers take turns (A B A B ...); figures are medians over the turns, with smallest and largest.
 
-- closed loop (`--users`): so many at once, each sends the next request when the last is answered;
+- closed loop (`--users`): so many at once, each sends the next request when the last is answered. What counts is the
+  time in which all of them are busy: after the first answer, until a user finds nothing left to ask;
 - open loop (`--rate`): a Poisson process; latencies count from the time at which the schedule wanted the request sent,
   however late the client was. If the queue grew over the run, no mean is given, and the report says so;
 - TTFT: until the first text; TPOT: from first to last text divided by the tokens after the first; ITL: between one
@@ -37,7 +38,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--users", type=int, nargs="+", default=[], metavar="N", help="closed loop of so many users")
     parser.add_argument("--rate", type=float, nargs="+", default=[], metavar="R", help="open loop, requests a second")
     parser.add_argument("--overhead", action="store_true", help="compare with `octavo bench throughput` instead")
-    parser.add_argument("--requests", type=int, default=2, help="for each user; in an open loop for 1 user of 16")
+    parser.add_argument("--requests", type=int, default=5, help="for each user; in an open loop for 1 user of 16")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--vary", type=float, default=0.5, help="lengths are uniform within this share around these")
@@ -172,7 +173,9 @@ class Load:
             options.requests * self.users, options.input_len, options.output_len, self.vary, seed + options.seed
         )
         if self.rate is None:
-            return await closed_loop(server.send, items, self.users)
+            run = await closed_loop(server.send, items, self.users)
+            # The engine alone is measured over a whole run.
+            return replace(run, busy=None) if options.overhead else run
         return await open_loop(server.send, items, arrivals(self.rate, len(items), seed + options.seed))
 
     @property

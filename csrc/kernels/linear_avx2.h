@@ -116,6 +116,35 @@ struct TileSource {
     void next() { ++tile; }
 };
 
+// A packed unit that is left in a tile as it is read, for the rows that come after.
+template <WeightType T>
+struct KeepingSource {
+    const PackedSource<T>& packed;
+    UnitTile<T>& tile;
+    template <int Q, int H>
+    __m256i quad() const {
+        const __m256i w = packed.template quad<Q, H>();
+        _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H), w);
+        return w;
+    }
+    F32x16 scales() const {
+        const F32x16 s = packed.scales();
+        store(tile.scales, s);
+        return s;
+    }
+    F32x16 mins(int half) const {
+        const F32x16 m = packed.mins(half);
+        store(tile.mins[half], m);
+        return m;
+    }
+    I32x16 half_scales(int half) const {
+        const I32x16 s = packed.half_scales(half);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half]), s.lo);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half] + 8), s.hi);
+        return s;
+    }
+};
+
 template <WeightType T>
 void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
     const uint8_t* const codes = cursor.codes();
@@ -152,7 +181,7 @@ __attribute__((always_inline)) inline void add_quads(const Source& source, const
 }
 
 template <int R>
-inline void add_terms(const int32_t* terms, __m256i (&acc)[R][2]) {
+__attribute__((always_inline)) inline void add_terms(const int32_t* terms, __m256i (&acc)[R][2]) {
     unroll<R>([&](auto row) __attribute__((always_inline)) {
         constexpr int r = decltype(row)::value;
         const __m256i t = broadcast_i32(terms + r);
@@ -163,7 +192,8 @@ inline void add_terms(const int32_t* terms, __m256i (&acc)[R][2]) {
 
 // acc[r][h] (int16) becomes the exact int32 sums of the unit.
 template <WeightType T, int R, typename Source>
-inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, __m256i (&acc)[R][2]) {
+__attribute__((always_inline)) inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms,
+                                                     __m256i (&acc)[R][2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     if constexpr (!IN_HALVES<T>) {
         add_quads<R, 0, 8>(source, a, acc);
@@ -193,7 +223,8 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
 
 // The same for byte codes: a pair of products |w| * (sign(w) a) fits into int16.
 template <int R, typename Source>
-inline void unit_sums_signed(const Source& source, const int8_t* a, __m256i (&acc)[R][2]) {
+__attribute__((always_inline)) inline void unit_sums_signed(const Source& source, const int8_t* a,
+                                                            __m256i (&acc)[R][2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
@@ -209,31 +240,54 @@ inline void unit_sums_signed(const Source& source, const int8_t* a, __m256i (&ac
     });
 }
 
+// c [R][16] += a * weights of one unit.
+template <WeightType T, int R, typename Source>
+__attribute__((always_inline)) inline void multiply_unit(const Source& source, const uint8_t* a, const int32_t* terms,
+                                                         float* c) {
+    __m256i sum[R][2];
+    if constexpr (Format<T>::is_wide)
+        unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
+    else
+        unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+    const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
+    const F32x16 s = source.scales();
+    F32x16 mins[2];
+    for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
+    // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
+    if (R > 2) __asm__("" : "+r"(c));
+    for (int r = 0; r < R; ++r) {
+        const F32x16 i = {_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
+        F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
+        if constexpr (Format<T>::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
+        if constexpr (Format<T>::mins == 2)
+            for (int j = 0; j < 2; ++j)
+                y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
+        store(c + PANEL_COLS * r, y);
+    }
+}
+
 // c [R][16] += a * weights over `units` units.
 template <WeightType T, int R, typename Source>
 void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
         source.prefetch();
-        __m256i sum[R][2];
-        if constexpr (Format<T>::is_wide)
-            unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
-        else
-            unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
-        const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
-        const F32x16 s = source.scales();
-        F32x16 mins[2];
-        for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
-        // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
-        if (R > 2) __asm__("" : "+r"(c));
-        for (int r = 0; r < R; ++r) {
-            const F32x16 i = {_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
-            F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-            if constexpr (Format<T>::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
-            if constexpr (Format<T>::mins == 2)
-                for (int j = 0; j < 2; ++j)
-                    y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
-            store(c + PANEL_COLS * r, y);
-        }
+        multiply_unit<T, R>(source, a, terms, c);
+    }
+}
+
+// c [4 + R][16] += a * panel, for a whole group and one of R rows: the first leaves each unit in a tile.
+template <WeightType T, int R>
+void multiply_pair(const uint8_t* panel, int units, const uint8_t* const (&a)[2], const int32_t* const (&terms)[2],
+                   float* c) {
+    constexpr int W = ROW_GROUP;
+    UnitTile<T> tile;
+    PackedSource<T> source(panel);
+    for (int u = 0; u < units; ++u, source.next()) {
+        source.prefetch();
+        multiply_unit<T, W>(KeepingSource<T>{source, tile}, a[0] + u * ROW_UNIT_BYTES * W,
+                            terms[0] + u * TERM_COUNT<T> * W, c);
+        multiply_unit<T, R>(TileSource<T>{&tile}, a[1] + u * ROW_UNIT_BYTES * R, terms[1] + u * TERM_COUNT<T> * R,
+                            c + W * PANEL_COLS);
     }
 }
 
@@ -255,6 +309,23 @@ inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t*
 template <WeightType T>
 void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
     multiply_rows<T>(PackedSource<T>(panel), units, a, terms, c);
+}
+
+// The same for two groups of which the first is whole, each unit unpacked once for both. c: of both.
+template <WeightType T>
+void multiply_packed_pair(const uint8_t* panel, int units, ImageGroup first, ImageGroup second,
+                          const int32_t* const (&terms)[2], float* c) {
+    const uint8_t* const a[2] = {first.data, second.data};
+    switch (second.rows) {
+        case 1:
+            return multiply_pair<T, 1>(panel, units, a, terms, c);
+        case 2:
+            return multiply_pair<T, 2>(panel, units, a, terms, c);
+        case 3:
+            return multiply_pair<T, 3>(panel, units, a, terms, c);
+        default:
+            return multiply_pair<T, 4>(panel, units, a, terms, c);
+    }
 }
 
 // c [rows][16] += a * tiles

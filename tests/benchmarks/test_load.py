@@ -114,6 +114,37 @@ def test_a_closed_loop_has_as_many_in_flight_as_users() -> None:
     assert run.depths == []
 
 
+def test_of_a_closed_loop_the_time_counts_in_which_all_users_are_busy() -> None:
+    # Two users: the first answer is complete at 2, and at 6 nothing is left to ask while one request goes on.
+    samples = [
+        sample(0.0, [1.0, 2.0]),
+        sample(0.0, [1.0, 3.0]),
+        sample(2.0, [2.5, 4.0, 6.0]),
+        sample(3.0, [4.0, 5.0, 7.0, 9.0]),
+    ]
+    result = figures(Run(samples, 9.0, busy=(2.0, 6.0)), LIMITS)
+    assert result["output_tokens_per_s"] == (1 + 1 + 2 + 2) / 4.0
+    assert result["requests_per_s"] == 2 / 4.0
+    assert result["ttft"]["p50"] == pytest.approx(0.75)
+    assert (result["requests"], result["output_tokens"], result["seconds"], result["busy_seconds"]) == (4, 11, 9.0, 4.0)
+
+
+def test_a_closed_loop_says_when_all_users_were_busy() -> None:
+    lengths = {0: 0.05, 1: 0.1, 2: 0.1, 3: 0.2}
+
+    async def send(item: Work, intended: float) -> Sample:
+        await asyncio.sleep(lengths[item.output_len])
+        return sample(intended, [time.perf_counter()])
+
+    start = time.perf_counter()
+    run = asyncio.run(closed_loop(send, [Work([1], i) for i in range(4)], users=2))
+    assert run.busy is not None
+    begin, end = run.busy
+    assert 0.05 <= begin - start < end - start
+    assert 0.15 <= end - start < run.seconds  # the third answer: the fourth request is under way until 0.3
+    assert asyncio.run(closed_loop(send, [Work([1], 0)] * 2, users=2)).busy is None
+
+
 def test_latencies_of_a_request() -> None:
     one = sample(10.0, [10.5, 10.6, 10.8])
     assert one.time_to_first_token == pytest.approx(0.5)

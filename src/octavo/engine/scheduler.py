@@ -170,7 +170,9 @@ class Scheduler:
         first = behind[0] if behind else self._next_waiting()
         if self.step_budget is None or first is None:
             return 0
-        allowed = self.step_budget.max_prefill_tokens(step.num_decodes, first.num_computed_tokens)
+        allowed = self.step_budget.max_prefill_tokens(
+            step.num_decodes, first.num_computed_tokens, len(first.token_ids)
+        )
         held_back = max(step.num_tokens_left - allowed, 0)
         step.num_tokens_left -= held_back
         return held_back

@@ -3,6 +3,9 @@
 The model is deliberately small: a step takes what its decodes take, plus a time for each prompt token that depends on
 how much it sees. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and a
 wrong guess is corrected by the step that it leads to.
+
+Streams that are faster than they must be get ahead of their readers. A short prompt may spend that lead: its first token
+comes soon, and nobody falls behind one token every max_itl. Beside a long prompt no gap is longer than max_itl.
 """
 
 from __future__ import annotations
@@ -11,7 +14,8 @@ from collections import deque
 
 # A chunk this small always fits in: a prompt must progress, and steps of few tokens hardly differ in time.
 MIN_PREFILL_TOKENS = 16
-# What a step may take when nobody's stream would notice; new requests and aborts wait for its end.
+# What a step may take when nobody's stream would notice, as there is none or its lead is long enough; new requests and
+# aborts wait for its end.
 QUIET_STEP_S = 1.0
 
 _FIRST_GUESS_TOKENS = 32
@@ -27,20 +31,28 @@ class StepBudget:
         self._max_itl_s = max_itl_s
         self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
         self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
+        self._lead_s = 0.0  # by which streams are ahead of one token every max_itl
 
-    def max_prefill_tokens(self, num_decodes: int, context: int) -> int:
-        """How many prompt tokens may be computed beside num_decodes sequences. context: tokens before the first."""
+    def max_prefill_tokens(self, num_decodes: int, context: int, prompt_len: int) -> int:
+        """How many prompt tokens may be computed beside num_decodes sequences.
+
+        context: tokens before the first of them, of the prompt_len of the first prompt.
+        """
         per_token = _nearest_median(self._prefill_s, context // _CONTEXT_STEP)
         if per_token is None:
             return MIN_PREFILL_TOKENS if num_decodes else _FIRST_GUESS_TOKENS
-        if num_decodes:
-            room_s = self._max_itl_s * _AIM - self._decode_time(num_decodes)
-        else:
-            room_s = max(self._max_itl_s, QUIET_STEP_S)
-        return max(int(room_s / per_token), MIN_PREFILL_TOKENS)
+        if not num_decodes:
+            return max(int(max(self._max_itl_s, QUIET_STEP_S) / per_token), MIN_PREFILL_TOKENS)
+        room_s = self._max_itl_s * _AIM - self._decode_time(num_decodes)
+        if prompt_len * per_token <= QUIET_STEP_S:
+            missing_s = (prompt_len - context) * per_token
+            room_s = max(room_s, min(room_s + self._lead_s, missing_s))
+        return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def observe(self, num_decodes: int, num_prefill_tokens: int, context: int, elapsed_s: float) -> None:
         """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any."""
+        most_s = max(QUIET_STEP_S - self._max_itl_s, 0.0)
+        self._lead_s = min(max(self._lead_s + self._max_itl_s - elapsed_s, 0.0), most_s) if num_decodes else 0.0
         if num_prefill_tokens == 0:
             _remember(self._decode_s, num_decodes, elapsed_s)
         elif num_prefill_tokens >= MIN_PREFILL_TOKENS // 2:
