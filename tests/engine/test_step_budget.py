@@ -90,24 +90,54 @@ def test_without_streams_steps_stay_below_a_second(monkeypatch: pytest.MonkeyPat
     assert sum(times[1:-1]) / len(times[1:-1]) > 0.7 * QUIET_STEP_S
 
 
+def test_a_short_prompt_spends_the_lead_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten steps of 0.04 s put the streams 0.8 s ahead; 200 tokens take that long and come in one or two steps."""
+    gaps, answers = watch(make_engine(monkeypatch, 0.2), 200)
+    assert 0.5 < max(gaps) < 1.1 * QUIET_STEP_S
+    assert sum(gap > 0.06 for gap in gaps) <= 4  # 16 tokens to measure them, then nearly all of them
+    assert len(answers) == 5
+    # Nobody falls behind one token every 0.2 s, counted from the first.
+    assert all(sum(gaps[:count]) + 10 * 0.04 <= 0.2 * (10 + count) for count in range(1, len(gaps) + 1))
+
+
+def test_who_has_no_lead_cannot_spend_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps, _ = watch(make_engine(monkeypatch, 0.038), 200)  # as long as a step of the streams alone
+    assert max(gaps) < 1.1 * (0.03 + 0.002 * 5 + 0.004 * MIN_PREFILL_TOKENS)
+
+
+def test_the_lead_is_bounded_and_belongs_to_running_streams() -> None:
+    budget = StepBudget(0.2)
+    for _ in range(100):
+        budget.observe(4, 0, 0, 0.05)
+    budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
+    lead = QUIET_STEP_S - 0.2
+    assert budget.max_prefill_tokens(4, 0, 330) == round((0.18 - 0.05 + lead) / 0.003)
+    assert budget.max_prefill_tokens(4, 0, 100) == 100  # no more than the prompt needs
+    assert budget.max_prefill_tokens(4, 0, 340) == round((0.18 - 0.05) / 0.003)  # long: over a second in all
+    budget.observe(4, 300, 0, 0.05 + 300 * 0.003)
+    assert budget.max_prefill_tokens(4, 0, 330) == round((0.18 - 0.05 + lead + 0.2 - 0.95) / 0.003)
+    budget.observe(0, 300, 0, 0.9)  # no stream was left
+    assert budget.max_prefill_tokens(4, 0, 330) == round((0.18 - 0.05) / 0.003)
+
+
 def test_one_slow_step_changes_nothing() -> None:
     budget = StepBudget(0.2)
     for _ in range(5):
         budget.observe(4, 0, 0, 0.05)
         budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
-    before = budget.max_prefill_tokens(4, 0)
-    assert before == int((0.18 - 0.05) / 0.003)
+    before = budget.max_prefill_tokens(4, 0, 5000)
+    assert before == round((0.18 - 0.05) / 0.003)
     budget.observe(4, 40, 0, 5.0)
     budget.observe(4, 0, 0, 5.0)
-    assert budget.max_prefill_tokens(4, 0) == before
+    assert budget.max_prefill_tokens(4, 0, 5000) == before
 
 
 def test_what_was_not_measured_is_guessed_small() -> None:
     budget = StepBudget(0.2)
-    assert budget.max_prefill_tokens(3, 0) == MIN_PREFILL_TOKENS
-    assert budget.max_prefill_tokens(0, 0) == 2 * MIN_PREFILL_TOKENS
+    assert budget.max_prefill_tokens(3, 0, 5000) == MIN_PREFILL_TOKENS
+    assert budget.max_prefill_tokens(0, 0, 5000) == 2 * MIN_PREFILL_TOKENS
     budget.observe(0, 100, 0, 0.5)
-    assert budget.max_prefill_tokens(0, 3000) == 200  # as long as nothing is known of that context
+    assert budget.max_prefill_tokens(0, 3000, 5000) == 200  # as long as nothing is known of that context
     budget.observe(0, 100, 3000, 1.0)
-    assert budget.max_prefill_tokens(0, 3000) == 100
-    assert budget.max_prefill_tokens(0, 500) == 200
+    assert budget.max_prefill_tokens(0, 3000, 5000) == 100
+    assert budget.max_prefill_tokens(0, 500, 5000) == 200
