@@ -64,7 +64,7 @@ inline int16_t* image_pairs(uint8_t* unit, int r, int half) {
 
 // The code of what is not finite; with the scale of its unit the result is not finite either. Not -128: that has no
 // opposite in a byte, and AVX2 takes the opposites of activations for wide codes.
-constexpr int NOT_A_NUMBER = -127;
+constexpr int NOT_FINITE = -127;
 
 // Largest magnitude as bits, so that a NaN is the largest of all and reaches the scale.
 struct UnitScale {
@@ -94,7 +94,7 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
     __m256i q[4];
     for (int i = 0; i < 4; ++i) q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], inverse));
     const __m256i ab = _mm256_packs_epi32(q[0], q[1]), cd = _mm256_packs_epi32(q[2], q[3]);
-    const __m256i saturated = _mm256_max_epi8(_mm256_packs_epi16(ab, cd), _mm256_set1_epi8(NOT_A_NUMBER));
+    const __m256i saturated = _mm256_max_epi8(_mm256_packs_epi16(ab, cd), _mm256_set1_epi8(NOT_FINITE));
     const __m256i a = _mm256_permutevar8x32_epi32(saturated, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(unit + 32 * row), a);
     // 16-bit lanes: quad 0 low pair, high pair, quad 1 ...; one half unit a 128-bit lane
@@ -120,7 +120,7 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
     const auto rounded = [&](int i) {
         const float32x4_t f = vmulq_n_f32(v[i / 4].v[i % 4], s.inverse);
         const uint32x4_t is_number = vcaleq_f32(f, vdupq_n_f32(127.5f));
-        return vmovn_s32(vbslq_s32(is_number, vcvtnq_s32_f32(f), vdupq_n_s32(NOT_A_NUMBER)));
+        return vmovn_s32(vbslq_s32(is_number, vcvtnq_s32_f32(f), vdupq_n_s32(NOT_FINITE)));
     };
     int sum = 0;
     for (int half = 0; half < 2; ++half) {
@@ -155,7 +155,7 @@ inline void quantize_unit(const float* x, uint8_t* unit, int row, int r) {
     int sums[4] = {};
     for (int i = 0; i < UNIT_K; ++i) {
         const float v = x[i] * s.inverse;
-        const int a = v >= -127.5f && v <= 127.5f ? static_cast<int>(__builtin_rintf(v)) : NOT_A_NUMBER;
+        const int a = v >= -127.5f && v <= 127.5f ? static_cast<int>(__builtin_rintf(v)) : NOT_FINITE;
         image_codes(unit)[32 * row + i] = static_cast<int8_t>(a);
         sums[i / 16 * 2 + i / 2 % 2] += a;
     }
