@@ -67,7 +67,7 @@ class AnyBudget(StepBudget):
         super().__init__(0.2)
         self._random = random.Random(seed)
 
-    def max_prefill_tokens(self, num_decodes: int, context: int) -> int:  # noqa: ARG002
+    def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:  # noqa: ARG002
         return self._random.randint(MIN_PREFILL_TOKENS // 2, 30)
 
 

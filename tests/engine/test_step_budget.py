@@ -9,9 +9,10 @@ import pytest
 from octavo.batch import Batch, StepOutput
 from octavo.engine import engine as engine_module
 from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.scheduler import Schedule
 from octavo.engine.step_budget import MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer
 
 
@@ -108,36 +109,155 @@ def test_who_has_no_lead_cannot_spend_it(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_lead_is_bounded_and_belongs_to_running_streams() -> None:
     budget = StepBudget(0.2)
     for _ in range(100):
-        budget.observe(4, 0, 0, 0.05)
-    budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
+        budget.observe(4, 0, 0, 0.05, begins_streams=False)
+    budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=False)
     lead = QUIET_STEP_S - 0.2
-    assert budget.max_prefill_tokens(4, 0, 330) == round((0.18 - 0.05 + lead) / 0.003)
-    assert budget.max_prefill_tokens(4, 0, 100) == 100  # no more than the prompt needs
-    assert budget.max_prefill_tokens(4, 0, 340) == round((0.18 - 0.05) / 0.003)  # long: over a second in all
-    budget.observe(4, 300, 0, 0.05 + 300 * 0.003)
-    assert budget.max_prefill_tokens(4, 0, 330) == round((0.18 - 0.05 + lead + 0.2 - 0.95) / 0.003)
-    budget.observe(0, 300, 0, 0.9)  # no stream was left
-    assert budget.max_prefill_tokens(4, 0, 330) == round((0.18 - 0.05) / 0.003)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + lead) / 0.003)
+    assert budget.max_prefill_tokens(4, 0, 100, 100) == 100  # no more than the prompt needs
+    assert budget.max_prefill_tokens(4, 0, 340, 340) == round((0.18 - 0.05) / 0.003)  # long: over a second in all
+    budget.observe(4, 300, 0, 0.05 + 300 * 0.003, begins_streams=False)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + lead + 0.2 - 0.95) / 0.003)
+    budget.observe(0, 300, 0, 0.9, begins_streams=False)  # no stream was left
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05) / 0.003)
+
+
+def test_a_stream_that_begins_has_no_lead() -> None:
+    budget = StepBudget(0.2)
+    for _ in range(100):
+        budget.observe(4, 0, 0, 0.05, begins_streams=False)
+    budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=True)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05) / 0.003)
+    budget.observe(5, 0, 0, 0.05, begins_streams=False)
+    assert budget.max_prefill_tokens(5, 0, 330, 330) == round((0.18 - 0.05 + 0.15) / 0.003)
+
+
+def test_short_is_what_has_little_to_compute() -> None:
+    """Of 3,000 tokens all but 100 were in the cache; then the same prompt without it."""
+    budget = StepBudget(0.2)
+    for _ in range(100):
+        budget.observe(4, 0, 0, 0.1, begins_streams=False)
+    budget.observe(4, 40, 2900, 0.1 + 40 * 0.003, begins_streams=False)
+    assert budget.max_prefill_tokens(4, 2900, 100, 100) == 100
+    assert budget.max_prefill_tokens(4, 2900, 100, 3000) == round((0.18 - 0.1) / 0.003)
+
+
+def run(engine: Engine, num_steps: int) -> list[tuple[dict[str, int], float]]:
+    """Steps: who computed how many tokens, and how long that took."""
+    steps = []
+    original = engine.scheduler.schedule
+    for _ in range(num_steps):
+        seen: list[Schedule] = []
+        engine.scheduler.schedule = lambda seen=seen: seen.append(original()) or seen[0]  # type: ignore[method-assign]
+        before = SlowExecutor.now_s
+        engine.step()
+        engine.scheduler.check_integrity()
+        counts: dict[str, int] = {}
+        for sequence, item in seen[0].scheduled.items():
+            name = sequence.request.request_id
+            counts[name] = counts.get(name, 0) + item.num_tokens
+        assert seen[0].num_decodes == sum(item.num_tokens == 1 for item in seen[0].scheduled.values())
+        steps.append((counts, SlowExecutor.now_s - before))
+    engine.scheduler.schedule = original  # type: ignore[method-assign]
+    return steps
+
+
+def add(engine: Engine, name: str, prompt: list[int], *, priority: int = 0, max_tokens: int = 200) -> None:
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1)
+    engine.add_request(engine.create_request(name, prompt, params, priority=priority))
+
+
+def text_of(num_tokens: int, salt: int) -> list[int]:
+    source = random.Random(salt)
+    return [2 + source.randrange(60) for _ in range(num_tokens)]
+
+
+def test_a_long_prompt_gets_nothing_of_what_a_cached_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has all but 40 tokens of the first prompt; the step does not fill up with a long one behind it."""
+    engine = make_engine(monkeypatch, 0.2)
+    known = text_of(200, 1)
+    add(engine, "before", known, max_tokens=1)
+    add(engine, "stream", [5, 6, 7])
+    run(engine, 30)
+    add(engine, "cached", [*known[:160], *text_of(40, 2)])
+    add(engine, "long", text_of(900, 3))
+    steps = run(engine, 25)
+    assert steps[0][0]["cached"] == 40
+    assert max(elapsed for _, elapsed in steps) < 1.1 * 0.2
+
+
+def test_an_urgent_long_prompt_does_not_spend_the_lead_for_the_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, 0.2)
+    add(engine, "stream", [5, 6, 7], priority=-2)
+    run(engine, 30)
+    add(engine, "short", text_of(200, 1), max_tokens=2)
+    run(engine, 1)
+    add(engine, "urgent", text_of(900, 2), priority=-1)
+    steps = run(engine, 8)
+    assert all(counts.get("short", 0) == 0 for counts, _ in steps)
+    assert max(elapsed for _, elapsed in steps) < 1.1 * 0.2
+
+
+def test_a_stream_is_counted_from_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One stream is far ahead; another has just begun when a prompt of 200 tokens comes."""
+    engine = make_engine(monkeypatch, 0.2)
+    add(engine, "old", [5, 6, 7])
+    run(engine, 30)
+    add(engine, "new", text_of(16, 1))
+    assert run(engine, 1)[0][0]["new"] == 16
+    add(engine, "late", text_of(200, 2))
+    assert run(engine, 1)[0][1] < 1.1 * 0.2
+
+
+def test_who_is_preempted_for_a_prompt_is_no_decode_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, 0.2)
+    for i in range(16):  # all seats
+        add(engine, f"stream{i}", [5, 6, 7 + i], priority=i)
+    run(engine, 5)
+    add(engine, "urgent", text_of(20, 1), priority=-1)
+    counts, _ = run(engine, 1)[0]
+    assert counts["urgent"] >= MIN_PREFILL_TOKENS
+    assert "stream15" not in counts
+    assert len(counts) == 16
+
+
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(n=4, max_tokens=40, ignore_eos=True, seed=1), BeamSearchParams(beam_width=4, max_tokens=40)],
+)
+def test_choices_and_beams_keep_to_the_lead(
+    monkeypatch: pytest.MonkeyPatch, params: SamplingParams | BeamSearchParams
+) -> None:
+    engine = make_engine(monkeypatch, 0.2)
+    add(engine, "stream", [5, 6, 7])
+    run(engine, 10)
+    engine.add_request(engine.create_request("several", text_of(150, 1), params))
+    add(engine, "late", text_of(150, 2))
+    elapsed = [elapsed for _, elapsed in run(engine, 40)]
+    assert 0.4 < max(elapsed) < 1.1 * QUIET_STEP_S
+    since = 0.0  # of the stream, which had ten tokens at 0.032 s
+    for count, seconds in enumerate(elapsed, 1):
+        since += seconds
+        assert since <= 0.2 * (9 + count)
 
 
 def test_one_slow_step_changes_nothing() -> None:
     budget = StepBudget(0.2)
     for _ in range(5):
-        budget.observe(4, 0, 0, 0.05)
-        budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
-    before = budget.max_prefill_tokens(4, 0, 5000)
+        budget.observe(4, 0, 0, 0.05, begins_streams=False)
+        budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=False)
+    before = budget.max_prefill_tokens(4, 0, 5000, 5000)
     assert before == round((0.18 - 0.05) / 0.003)
-    budget.observe(4, 40, 0, 5.0)
-    budget.observe(4, 0, 0, 5.0)
-    assert budget.max_prefill_tokens(4, 0, 5000) == before
+    budget.observe(4, 40, 0, 5.0, begins_streams=False)
+    budget.observe(4, 0, 0, 5.0, begins_streams=False)
+    assert budget.max_prefill_tokens(4, 0, 5000, 5000) == before
 
 
 def test_what_was_not_measured_is_guessed_small() -> None:
     budget = StepBudget(0.2)
-    assert budget.max_prefill_tokens(3, 0, 5000) == MIN_PREFILL_TOKENS
-    assert budget.max_prefill_tokens(0, 0, 5000) == 2 * MIN_PREFILL_TOKENS
-    budget.observe(0, 100, 0, 0.5)
-    assert budget.max_prefill_tokens(0, 3000, 5000) == 200  # as long as nothing is known of that context
-    budget.observe(0, 100, 3000, 1.0)
-    assert budget.max_prefill_tokens(0, 3000, 5000) == 100
-    assert budget.max_prefill_tokens(0, 500, 5000) == 200
+    assert budget.max_prefill_tokens(3, 0, 5000, 5000) == MIN_PREFILL_TOKENS
+    assert budget.max_prefill_tokens(0, 0, 5000, 5000) == 2 * MIN_PREFILL_TOKENS
+    budget.observe(0, 100, 0, 0.5, begins_streams=False)
+    assert budget.max_prefill_tokens(0, 3000, 2000, 5000) == 200  # as long as nothing is known of that context
+    budget.observe(0, 100, 3000, 1.0, begins_streams=False)
+    assert budget.max_prefill_tokens(0, 3000, 2000, 5000) == 100
+    assert budget.max_prefill_tokens(0, 500, 4500, 5000) == 200

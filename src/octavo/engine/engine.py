@@ -426,7 +426,13 @@ class Engine:
         metrics.batched_tokens.observe(num_tokens)
         if scheduler.step_budget is not None:
             num_chunk_tokens = num_tokens - schedule.num_decodes
-            scheduler.step_budget.observe(schedule.num_decodes, num_chunk_tokens, schedule.chunk_start, elapsed_s)
+            scheduler.step_budget.observe(
+                schedule.num_decodes,
+                num_chunk_tokens,
+                schedule.chunk_start,
+                elapsed_s,
+                begins_streams=schedule.begins_streams,
+            )
         self._measure_state()
         size = self.limits.block_size
         metrics.num_allocated_slots_total += pool.num_used_blocks * size

@@ -12,6 +12,7 @@ import heapq
 from bisect import insort
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import islice
 
 from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.request import Request, RequestStatus, Sequence
@@ -41,9 +42,19 @@ class Schedule:
 
     num_tokens_left: int
     num_rows_left: int
-    num_decodes: int = 0  # sequences whose one token came before all chunks
+    num_tokens_held_back: int = 0  # taken out of what is left, so that the step does not become too long
+    num_decodes: int = 0  # sequences whose one token came before all chunks; they are the first that are scheduled
     chunk_start: int = 0  # where the first chunk begins in its sequence
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
+
+    @property
+    def has_chunks(self) -> bool:
+        return len(self.scheduled) > self.num_decodes
+
+    @property
+    def begins_streams(self) -> bool:
+        """Whether a chunk reaches the end of its prompt."""
+        return any(item.samplers for item in islice(self.scheduled.values(), self.num_decodes, None))
 
     def add(self, item: ScheduledSequence) -> None:
         self.num_tokens_left -= item.num_tokens
@@ -51,10 +62,13 @@ class Schedule:
         self.scheduled[item.sequence] = item
 
     def remove(self, sequence: Sequence) -> None:
-        item = self.scheduled.pop(sequence, None)
-        if item is not None:
-            self.num_tokens_left += item.num_tokens
-            self.num_rows_left += item.num_logprob_rows + len(item.samplers)
+        if sequence not in self.scheduled:
+            return
+        if sequence in islice(self.scheduled, self.num_decodes):
+            self.num_decodes -= 1
+        item = self.scheduled.pop(sequence)
+        self.num_tokens_left += item.num_tokens
+        self.num_rows_left += item.num_logprob_rows + len(item.samplers)
 
 
 class Scheduler:
@@ -158,24 +172,27 @@ class Scheduler:
         """The next step. Empty only if nothing is left to do."""
         step = Schedule(self.max_num_batched_tokens, self.max_num_outputs)
         behind = self._schedule_decodes(step)
-        held_back = self._hold_back(behind, step)
+        step.num_decodes = len(step.scheduled)
         self._schedule_chunks(behind, step)
-        step.num_tokens_left += held_back
+        step.num_tokens_left += step.num_tokens_held_back
         self._invite_choices(step)
         return step
 
-    def _hold_back(self, behind: deque[Sequence], step: Schedule) -> int:
-        """Takes tokens out of the step that would make it too long for those who wait for its end; says how many."""
-        step.num_decodes = len(step.scheduled)
-        first = behind[0] if behind else self._next_waiting()
-        if self.step_budget is None or first is None:
-            return 0
+    def _hold_back(self, first: Sequence, step: Schedule) -> None:
+        """Takes tokens out of the step that would make it too long for those who wait for its end.
+
+        first: who gets its first chunk; it runs, so that what the cache has of it is known.
+        """
+        if self.step_budget is None:
+            return
+        left = step.num_tokens_left + step.num_tokens_held_back
+        missing = len(first.token_ids) - first.num_computed_tokens
+        to_compute = len(first.token_ids) - (0 if first.index else first.request.num_cached_tokens)
         allowed = self.step_budget.max_prefill_tokens(
-            step.num_decodes, first.num_computed_tokens, len(first.token_ids)
+            step.num_decodes, first.num_computed_tokens, missing, max(to_compute, missing)
         )
-        held_back = max(step.num_tokens_left - allowed, 0)
-        step.num_tokens_left -= held_back
-        return held_back
+        step.num_tokens_left = min(left, allowed)
+        step.num_tokens_held_back = left - step.num_tokens_left
 
     def mark_computed(self, step: Schedule) -> None:
         """After the step: its tokens are in the cache, and choices share the prompt of their first."""
@@ -225,6 +242,8 @@ class Scheduler:
                 is_blocked = True
 
     def _schedule_chunk(self, sequence: Sequence, step: Schedule) -> None:
+        if not step.has_chunks:
+            self._hold_back(sequence, step)
         group = self._lockstep(sequence)
         if len(group) > 1:
             self._schedule_beams(group, step)
@@ -241,7 +260,7 @@ class Scheduler:
         if excess > 0:
             count, samples, num_logprobs = count - excess, False, min(num_logprobs, step.num_rows_left)
         if count > 0 and self._make_room(group, [count], step):
-            if len(step.scheduled) == step.num_decodes:
+            if not step.has_chunks:
                 step.chunk_start = computed
             self._append(group, [count], step, samples)
             item = step.scheduled[sequence]

@@ -4,8 +4,9 @@ The model is deliberately small: a step takes what its decodes take, plus a time
 how much it sees. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and a
 wrong guess is corrected by the step that it leads to.
 
-Streams that are faster than they must be get ahead of their readers. A short prompt may spend that lead: its first token
-comes soon, and nobody falls behind one token every max_itl. Beside a long prompt no gap is longer than max_itl.
+Streams that are faster than they must be get ahead of their readers. A short prompt may spend that lead: its first
+token comes soon, and nobody falls behind one token every max_itl, counted from the stream's first. Beside a long prompt
+no gap is longer than max_itl.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ class StepBudget:
         self._max_itl_s = max_itl_s
         self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
         self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
-        self._lead_s = 0.0  # by which streams are ahead of one token every max_itl
+        self._lead_s = 0.0  # by which every stream is ahead of one token every max_itl
 
-    def max_prefill_tokens(self, num_decodes: int, context: int, prompt_len: int) -> int:
+    def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
         """How many prompt tokens may be computed beside num_decodes sequences.
 
-        context: tokens before the first of them, of the prompt_len of the first prompt.
+        context: tokens before the first of them. missing: tokens of the first prompt that are left, of to_compute
+        that it had when it began.
         """
         per_token = _nearest_median(self._prefill_s, context // _CONTEXT_STEP)
         if per_token is None:
@@ -44,15 +46,20 @@ class StepBudget:
         if not num_decodes:
             return max(int(max(self._max_itl_s, QUIET_STEP_S) / per_token), MIN_PREFILL_TOKENS)
         room_s = self._max_itl_s * _AIM - self._decode_time(num_decodes)
-        if prompt_len * per_token <= QUIET_STEP_S:
-            missing_s = (prompt_len - context) * per_token
-            room_s = max(room_s, min(room_s + self._lead_s, missing_s))
+        if to_compute * per_token <= QUIET_STEP_S:
+            room_s = max(room_s, min(room_s + self._lead_s, missing * per_token))
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
-    def observe(self, num_decodes: int, num_prefill_tokens: int, context: int, elapsed_s: float) -> None:
-        """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any."""
+    def observe(
+        self, num_decodes: int, num_prefill_tokens: int, context: int, elapsed_s: float, *, begins_streams: bool
+    ) -> None:
+        """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any.
+
+        begins_streams: whether a sequence got its first token in it, which has no lead yet.
+        """
         most_s = max(QUIET_STEP_S - self._max_itl_s, 0.0)
-        self._lead_s = min(max(self._lead_s + self._max_itl_s - elapsed_s, 0.0), most_s) if num_decodes else 0.0
+        lead_s = 0.0 if begins_streams or not num_decodes else self._lead_s + self._max_itl_s - elapsed_s
+        self._lead_s = min(max(lead_s, 0.0), most_s)
         if num_prefill_tokens == 0:
             _remember(self._decode_s, num_decodes, elapsed_s)
         elif num_prefill_tokens >= MIN_PREFILL_TOKENS // 2:
