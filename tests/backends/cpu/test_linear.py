@@ -120,7 +120,7 @@ def test_integer_sums_are_exact_up_to_the_largest_codes_and_activations(type_nam
         blocks[:, codes] = fill
     weight = GGMLWeight(type_name, blocks.ravel(), (19, k))
     x = integer_rows(k)
-    for rows in (1, 9):
+    for rows in (1, 7, 9):
         expected = exact(weight, x[:rows])
         scale = np.abs(x[:rows]).astype(np.float64) @ np.abs(weight.dequantize().astype(np.float64)).T
         # Only float32 roundings are left; minimums and products may cancel.
@@ -143,16 +143,17 @@ def test_any_bytes_are_survived(type_name, isa):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize(("rows", "bad_row"), [(5, 3), (7, 5), (9, 8)])
 @pytest.mark.parametrize("type_name", ["F16", "Q4_1", "Q6_K", "Q8_0"])
-def test_what_is_not_finite_stays_in_its_row_and_is_not_hidden(type_name, bad, isa):
+def test_what_is_not_finite_stays_in_its_row_and_is_not_hidden(type_name, rows, bad_row, bad, isa):
     k = 256
-    weight, x = random_weight(type_name, (16, k), 8), gaussian(5, k)
+    weight, x = random_weight(type_name, (16, k), 8), gaussian(rows, k)
     clean = product(weight, x, isa)
-    x[3, 100] = bad
+    x[bad_row, 100] = bad
     out = product(weight, x, isa)
-    assert not np.isfinite(out[3]).any()
-    np.testing.assert_array_equal(out[3], product(weight, x, "scalar")[3])
-    assert_same_bits(np.delete(out, 3, 0), np.delete(clean, 3, 0), "other rows")
+    assert not np.isfinite(out[bad_row]).any()
+    np.testing.assert_array_equal(out[bad_row], product(weight, x, "scalar")[bad_row])
+    assert_same_bits(np.delete(out, bad_row, 0), np.delete(clean, bad_row, 0), "other rows")
 
 
 def test_tiny_and_zero_activations(isa):
