@@ -295,6 +295,29 @@ def test_what_is_asked_for_reaches_the_engine(client: httpx.Client, engine: Fake
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (1.0, 1.0, 0, None)
 
 
+def test_strict_tools_are_enforced_where_calls_are_free(
+    client: httpx.Client, engine: FakeClient, smollm2_tokenizer: Tokenizer
+) -> None:
+    engine.script = Script(["Hi"])
+    function = {"name": "add", "parameters": {"type": "object", "properties": {"a": {"enum": ["Qxz"]}}}}
+    prompts = []
+    for strict in (True, False, None):
+        tool = {"type": "function", "function": {**function, "strict": strict}}
+        assert client.post(URL, json={**BODY, "tools": [tool]}).status_code == 200
+        params: Any = engine.requests[-1].params
+        assert (params.structured_outputs is not None) == bool(strict)
+        if strict:
+            assert "Qxz" in params.structured_outputs.grammar
+        prompts.append(engine.requests[-1].prompt_token_ids)
+    assert prompts[0] == prompts[1] == prompts[2]
+    assert "strict" not in smollm2_tokenizer.decode(prompts[0])
+    function["parameters"] = {"type": "object", "properties": {"a/b": {"not": {}}}}
+    tool = {"type": "function", "function": {**function, "strict": True}}
+    error = client.post(URL, json={**BODY, "tools": [tool]}).json()["error"]
+    assert (error["param"], error["code"]) == ("tools[0].function.parameters", "invalid_json_schema")
+    assert "/properties/a~1b/not" in error["message"]
+
+
 FORMATS: dict[str, tuple[dict[str, Any], str, object]] = {
     "json_object": ({"response_format": {"type": "json_object"}}, "json_object", True),
     "TGI's": ({"response_format": {"type": "json_object", "value": {"type": "object"}}}, "json", '{"type": "object"}'),

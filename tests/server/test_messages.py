@@ -184,6 +184,10 @@ def test_tool_choice(fake: ScriptedServer) -> None:
     assert [block.type for block in none.content] == ["text"]
     one = ask(fake, tools=[WEATHER], tool_choice={"type": "auto", "disable_parallel_tool_use": True})
     assert [block.type for block in one.content] == ["text", "tool_use"]
+    assert fake.last_request.params.structured_outputs is None
+    ask(fake, tools=[{**WEATHER, "strict": True}])
+    assert fake.last_request.params.structured_outputs.grammar
+    assert "strict" not in prompt_of(fake)
 
 
 def test_arguments_that_are_cut_off_are_shown_as_far_as_they_go(fake: ScriptedServer) -> None:

@@ -174,6 +174,10 @@ def test_tool_choice(fake: ScriptedServer) -> None:
     assert [item.type for item in none.output] == ["message"]
     one = create(model="fake", input="Hi", tools=[WEATHER], parallel_tool_calls=False)
     assert [item.type for item in one.output] == ["message", "function_call"]
+    assert fake.last_request.params.structured_outputs.grammar  # the tool is strict
+    assert "strict" not in prompt_of(fake)
+    create(model="fake", input="Hi", tools=[{**WEATHER, "strict": False}])
+    assert fake.last_request.params.structured_outputs is None
 
 
 def test_reasoning_is_an_item_before_the_message(thinker: ScriptedServer) -> None:

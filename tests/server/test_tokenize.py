@@ -69,6 +69,11 @@ def test_detokenize_is_the_inverse(fake: ScriptedServer, text: str) -> None:
         ("/tokenize", {"messages": []}, "messages", "empty_array"),
         ("/tokenize", {"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "invalid_value"),
         ("/tokenize", {"prompt": "x", "foo": 1}, "foo", "unsupported_parameter"),
+        *(
+            ("/tokenize", {"messages": HI, "chat_template_kwargs": {name: []}}, "chat_template_kwargs", "invalid_value")
+            for name in ("messages", "chat_template", "tools", "tokenize", "add_generation_prompt")
+        ),
+        ("/tokenize", {"messages": HI, "continue_final_message": True}, "continue_final_message", "invalid_value"),
         ("/detokenize", {}, "tokens", "missing_required_parameter"),
         ("/detokenize", {"tokens": [1, 49152]}, "tokens", "token_out_of_range"),
         ("/detokenize", {"tokens": [-1]}, "tokens", "token_out_of_range"),

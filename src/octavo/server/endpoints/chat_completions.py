@@ -30,19 +30,14 @@ from octavo.server.protocols.chat_messages import (
     chat_messages,
     chat_tool_choice,
     chat_tools,
+    check_continuation,
+    check_template_variables,
 )
 from octavo.server.protocols.protocol_errors import request_id_of
 from octavo.server.protocols.sampling_fields import SamplingFields
 from octavo.server.state import state_of
 
 LAST_EVENT = event(b"[DONE]")
-# What the server itself says to a template.
-_OWN_VARIABLES = frozenset(
-    {
-        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
-        *("tokenize", "bos_token", "eos_token"),
-    }
-)
 
 router = APIRouter(route_class=JsonRoute, tags=["openai"])
 
@@ -120,13 +115,8 @@ def _check(body: ChatCompletionRequest) -> None:
         raise UsageError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
     if body.prompt_logprobs is not None and body.stream:
         raise UsageError("prompt_logprobs needs stream: false", param="prompt_logprobs", code="invalid_value")
-    if body.continue_final_message and (body.add_generation_prompt or body.messages[-1].role != "assistant"):
-        message = "continue_final_message needs a last message of the assistant, and no add_generation_prompt"
-        raise UsageError(message, param="continue_final_message", code="invalid_value")
-    wrong = sorted(_OWN_VARIABLES & (body.chat_template_kwargs or {}).keys())
-    if wrong:
-        message = f"chat_template_kwargs cannot hold {wrong[0]}, which the server itself sets"
-        raise UsageError(message, param="chat_template_kwargs", code="invalid_value")
+    check_continuation(body.messages, body.continue_final_message, body.add_generation_prompt)
+    check_template_variables(body.chat_template_kwargs or {})
 
 
 def _template_arguments(body: ChatCompletionRequest, model: ServedModel) -> dict[str, Any]:

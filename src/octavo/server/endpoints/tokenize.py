@@ -17,7 +17,15 @@ from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, JsonRoute, Text, quote
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.chat_messages import MAX_MESSAGES, Message, Tool, chat_messages, chat_tools
+from octavo.server.protocols.chat_messages import (
+    MAX_MESSAGES,
+    Message,
+    Tool,
+    chat_messages,
+    chat_tools,
+    check_continuation,
+    check_template_variables,
+)
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 from octavo.server.state import state_of
 
@@ -110,9 +118,9 @@ def _chat_spec(body: TokenizeRequest) -> ChatSpec:
     tools = chat_tools(body.tools)
     check_tools(tools)
     arguments = dict(body.chat_template_kwargs or {})
+    check_template_variables(arguments)
+    check_continuation(body.messages or (), body.continue_final_message, body.add_generation_prompt)
     for name in ("add_generation_prompt", "continue_final_message"):
-        if name in arguments:
-            raise refuse("chat_template_kwargs", f"sets {name}, which is a field of its own", "invalid_value")
         if getattr(body, name) is not None:
             arguments[name] = getattr(body, name)
     return ChatSpec(

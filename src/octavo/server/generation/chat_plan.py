@@ -52,12 +52,13 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
     is_taught = model.tool_format is None or (tool_format.system_prompt is not None and not shows_tools(template))
     arguments = dict(spec.template_arguments)
     messages = [_plain_content(message, "developer" in template) for message in spec.messages]
+    shown_tools = [_without_strict(tool) for tool in tools]
     if is_taught:
-        messages = for_plain_template(messages, tools, tool_format)
+        messages = for_plain_template(messages, shown_tools, tool_format)
     else:
         messages = for_tool_template(messages, tool_format)
         if tools:
-            arguments["tools"] = tools
+            arguments["tools"] = shown_tools
     params = spec.params
     create_tool_parser = None
     if tools:
@@ -72,6 +73,12 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
         elif is_control_token:
             params = dataclasses.replace(params, skip_special_tokens=False)
     return ChatPlan(messages, arguments, params, create_tool_parser, reasoning)
+
+
+def _without_strict(tool: Tool) -> Tool:
+    """The tool as models have learnt to read it: `strict` is said to the engine alone."""
+    function = {name: value for name, value in tool["function"].items() if name != "strict"}
+    return {**tool, "function": function}
 
 
 def _with_tools(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -17,6 +17,14 @@ MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Known to OpenAI's interface, and not to a model of text.
 _OTHER_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "image", "audio", "video")
+
+# What the server itself says to a template.
+_OWN_VARIABLES = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *("tokenize", "bos_token", "eos_token"),
+    }
+)
 
 
 class ContentPart(NullIsAbsent):
@@ -106,10 +114,7 @@ def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
         if tool.type != "function":
             message = f"tools[{i}].type is {quote(tool.type)}; this server has only functions"
             raise UsageError(message, param=f"tools[{i}].type", code="unsupported_value")
-    return [
-        {"type": "function", "function": tool.function.model_dump(exclude_none=True, exclude={"strict"})}
-        for tool in tools or ()
-    ]
+    return [{"type": "function", "function": tool.function.model_dump(exclude_none=True)} for tool in tools or ()]
 
 
 def chat_tool_choice(
@@ -121,6 +126,21 @@ def chat_tool_choice(
     if choice is None:
         return "auto" if has_tools else "none"
     return choice
+
+
+def check_template_variables(arguments: Mapping[str, Any]) -> None:
+    """Refuses `chat_template_kwargs` that hold what the server itself says to a template."""
+    wrong = sorted(_OWN_VARIABLES & arguments.keys())
+    if wrong:
+        message = f"chat_template_kwargs cannot hold {wrong[0]}, which the server itself sets"
+        raise UsageError(message, param="chat_template_kwargs", code="invalid_value")
+
+
+def check_continuation(messages: Sequence[Message], continues: bool | None, begins: bool | None) -> None:
+    """continues, begins: `continue_final_message` and `add_generation_prompt` of the request."""
+    if continues and (begins or messages[-1].role != "assistant"):
+        message = "continue_final_message needs a last message of the assistant, and no add_generation_prompt"
+        raise UsageError(message, param="continue_final_message", code="invalid_value")
 
 
 def _check_role(message: Message, where: str) -> None:

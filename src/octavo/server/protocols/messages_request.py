@@ -144,8 +144,8 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
 
 def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
     """The same for what makes up the prompt, with these parameters."""
-    given = [_chat_tool(tool) for tool in body.tools or () if isinstance(tool, Tool)]
-    tools = check_own_tools(given, {"parameters": "input_schema"})
+    tools = [_chat_tool(tool) for tool in body.tools or () if isinstance(tool, Tool)]
+    check_own_tools(tools, {"parameters": "input_schema"})
     choice = _tool_choice(body)
     check_tool_choice(choice, tools)
     messages = to_messages(body.messages, body.system)

@@ -99,6 +99,8 @@ def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
     if param is not None:
         head = re.split(r"[.\[]", param, maxsplit=1)[0]
         param = names.get(head, head) + param[len(head) :]
+        # What chat completions call `function`, tools of these protocols are themselves.
+        param = re.sub(r"^(tools\[\d+\])\.function\.", r"\1.", param)
     return UsageError(message, param=param, code=error.code)
 
 

@@ -45,11 +45,8 @@ def text_or_list(value: Any) -> str:
     return "text" if isinstance(value, str) else "list"
 
 
-def check_own_tools(tools: Sequence[dict[str, Any]], names: Mapping[str, str]) -> list[dict[str, Any]]:
-    """`check_tools` for a protocol whose tools have the function's fields themselves, some by other names.
-
-    Gives the tools as a model is shown them, without `strict`.
-    """
+def check_own_tools(tools: Sequence[dict[str, Any]], names: Mapping[str, str]) -> None:
+    """`check_tools` for a protocol whose tools have the function's fields themselves, some by other names."""
     try:
         check_tools(tools)
     except UsageError as error:
@@ -58,5 +55,3 @@ def check_own_tools(tools: Sequence[dict[str, Any]], names: Mapping[str, str]) -
             own = names.get(name, name)
             message, param = (text.replace(f".function.{name}", f".{own}") for text in (message, param))
         raise UsageError(message, param=param, code=error.code) from None
-    functions = (tool["function"] for tool in tools)
-    return [{"type": "function", "function": {k: v for k, v in f.items() if k != "strict"}} for f in functions]

@@ -169,7 +169,8 @@ class ResponsesRequest(NullIsAbsent):
 def to_chat_spec(body: ResponsesRequest, model: ServedModel, tenant: str) -> ChatSpec:
     """What is asked of the model. Raises UsageError for what cannot be honoured."""
     _refuse_unsupported(body)
-    tools, choice = check_own_tools(body.chat_tools, {}), _tool_choice(body)
+    tools, choice = body.chat_tools, _tool_choice(body)
+    check_own_tools(tools, {})
     check_tool_choice(choice, tools)
     arguments: dict[str, Any] = {}
     if body.reasoning is not None and body.reasoning.effort is not None:
