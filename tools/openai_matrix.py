@@ -305,7 +305,7 @@ TGI = Route(
         "return_full_text": FLAG,
         "details": FLAG,
         "decoder_input_details": Entry(True, "yes", "true, false; not streamed"),
-        "top_n_tokens": Entry(2, 21, "0 to 20"),
+        "top_n_tokens": Entry(2, 21, "0 to 20, with `details` or a stream", needs={"details": True}),
         "grammar": Entry({"type": "regex", "value": "a+"}, {"type": "xml", "value": "a"}, "json, json_schema, regex"),
         "best_of": Entry(1, 2, "only 1", without_effect="one sequence is made"),
         "watermark": Entry(False, True, "only false", without_effect="there are no watermarks"),

@@ -61,6 +61,14 @@ CASES = {
     "D8 string": ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
     "D8 fraction": ({"prompt": [1, 2.5]}, "prompt", "invalid_type"),
     "D8 lists": ({"prompt": [[1], "a"]}, "prompt", "invalid_type"),
+    "beams, no logprobs": (
+        {"prompt": "a", "use_beam_search": True, "logprobs": 0},
+        *("logprobs", "unsupported_value"),
+    ),
+    "beams, no prompt_logprobs": (
+        {"prompt": "a", "use_beam_search": True, "prompt_logprobs": 0, "stream": False},
+        *("prompt_logprobs", "unsupported_value"),
+    ),
     "bool": ({"prompt": [True]}, "prompt", "invalid_type"),
     "chat's name": ({"prompt": "a", "max_completion_tokens": 1}, "max_completion_tokens", "unsupported_parameter"),
     "prompt_logprobs": ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
@@ -75,6 +83,7 @@ def test_refused(client: httpx.Client, body: dict[str, Any], param: str, code: s
 ACCEPTED: dict[str, dict[str, Any]] = {
     "D1": {"prompt": ""},
     "D2": {"prompt": ["", ""]},
+    "C24": {"prompt": [5, 49151], "repetition_penalty": 1.5, "frequency_penalty": 1, "presence_penalty": 1},
     "whole numbers": {"prompt": [1.0, 2.0]},
     "n and best_of": {"prompt": "a", "n": 2, "best_of": 2},
     "no logprobs": {"prompt": "a", "logprobs": 0},

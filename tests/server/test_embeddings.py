@@ -93,6 +93,7 @@ def test_truncation_is_reported(fake: ScriptedServer) -> None:
         ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
         ({"input": "a", "pooling": "max"}, "pooling", "invalid_value"),
         ({"input": "a", "foo": 1}, "foo", "unsupported_parameter"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "integer_below_min_value"),
     ],
 )
 def test_what_is_wrong_is_named(fake: ScriptedServer, body: dict[str, Any], param: str, code: str) -> None:

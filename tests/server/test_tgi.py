@@ -82,6 +82,7 @@ def test_the_stream_has_an_event_a_token_and_folds_to_the_answer(fake: ScriptedS
         (Script(["Hello", " world", " and"]), {"max_new_tokens": 2}, "length", "Hello world"),
         (Script(["Hello", " STOP"], stop_reason=" STOP"), {"stop": [" STOP"]}, "stop_sequence", "Hello STOP"),
         (Script(["Grü", "ße"], finish_reason="stop"), {}, "eos_token", "Grüße"),
+        (Script(["a", "b"]), {"grammar": {"type": "regex", "value": "ab"}}, "eos_token", "ab"),
     ],
 )
 def test_the_end_of_a_stream(
@@ -93,6 +94,8 @@ def test_the_end_of_a_stream(
     finally:
         fake.script = HELLO
     assert "".join(event["token"]["text"] for event in events) == text
+    if "grammar" in parameters:  # it ends the text without a token of its own
+        assert [event["index"] for event in events] == [1, 2]
     assert [event["details"] is None for event in events] == [True] * (len(events) - 1) + [False]
     assert events[-1]["details"]["finish_reason"] == finish_reason
     assert events[-1]["generated_text"] == text
@@ -169,6 +172,7 @@ def test_parameters_reach_the_engine(fake: ScriptedServer) -> None:
         ({"stop": ["a"] * 17}, "parameters.stop"),
         ({"truncate": 0}, "parameters.truncate"),
         ({"top_n_tokens": 21}, "parameters.top_n_tokens"),
+        ({"top_n_tokens": -1}, "parameters.top_n_tokens"),
         ({"best_of": 2}, "parameters.best_of"),
         ({"watermark": True}, "parameters.watermark"),
         ({"adapter_id": "mine"}, "parameters.adapter_id"),
@@ -191,6 +195,14 @@ def test_a_prompt_beyond_the_context_is_named_inputs(fake: ScriptedServer) -> No
     assert answer.status_code == 400
     assert "inputs" in answer.json()["error"]
     assert "64" in answer.json()["error"]
+
+
+def test_top_tokens_need_details(fake: ScriptedServer) -> None:
+    body = {"inputs": "Hi", "parameters": {"top_n_tokens": 2}}
+    answer = fake.post("/generate", body)
+    assert answer.status_code == 400
+    assert "parameters.top_n_tokens" in answer.json()["error"]
+    assert all(len(event["top_tokens"]) == 2 for event in stream_events(fake, body))
 
 
 def test_decoder_input_details_need_a_whole_answer(fake: ScriptedServer) -> None:

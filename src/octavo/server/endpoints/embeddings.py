@@ -79,6 +79,10 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     if body.dimensions not in (None, width):
         reason = f"is {quote(body.dimensions)}, but this model's embeddings have {width}; leave it out"
         raise refuse("dimensions", reason, "unsupported_parameter")
+    if body.truncate_prompt_tokens == 0:
+        raise refuse(
+            "truncate_prompt_tokens", "is 0; it must be at least 1, or -1 for as many as fit", "integer_below_min_value"
+        )
     inputs = _inputs(body.input)
     record = record_of(request)
     record.model = model.name

@@ -176,6 +176,8 @@ def _refuse_unsupported(parameters: Parameters, stream: bool) -> None:
         raise refuse("parameters.adapter_id", "names an adapter, and this server has none; leave it out")
     if parameters.decoder_input_details and stream:
         raise refuse("parameters.decoder_input_details", "needs an answer that is not streamed")
+    if parameters.top_n_tokens and not (stream or parameters.details or parameters.decoder_input_details):
+        raise refuse("parameters.top_n_tokens", "needs details: true, or a stream", "invalid_value")
     if parameters.temperature == 0:
         raise refuse(
             "parameters.temperature",

@@ -211,7 +211,8 @@ class SamplingFields(NullIsAbsent):
         for name in refused:
             value = getattr(self, name, None)
             # Without sampling there is nothing that a temperature of 0 or the defaults would change.
-            if value not in (None, False, *_NEUTRAL.get(name, ())):
+            is_neutral = value is None or value is False or value in _NEUTRAL.get(name, ())
+            if not is_neutral:
                 message = f"{name} cannot be combined with use_beam_search; leave one of them out"
                 raise UsageError(message, param=name, code="unsupported_value")
         width = 1 if self.n is None else self.n

@@ -93,6 +93,7 @@ class TgiWriter:
             self._num_tokens == self._params.max_tokens
             or length >= self._model.info.max_model_len
             or ends_text
+            or self._params.structured_outputs is not None  # which may end after any token
             or self._text.endswith(tuple(self._params.stop_strings))
         )
 
