@@ -146,6 +146,12 @@ def test_an_empty_prompt_begins_a_text(client: httpx.Client, engine: FakeClient,
     assert engine.requests[-1].prompt_token_ids == [smollm2_tokenizer.bos_token_id]
 
 
+def test_ids_of_control_tokens_are_echoed_too(client: httpx.Client, engine: FakeClient) -> None:
+    engine.script = Script(["!"])
+    (choice,) = client.post(URL, json={"prompt": [1, 9690, 198], "echo": True, "logprobs": 0}).json()["choices"]
+    assert choice["text"] == "<|im_start|>system\n!" == "".join(choice["logprobs"]["tokens"])
+
+
 def test_what_a_truncated_prompt_echoes(client: httpx.Client, engine: FakeClient) -> None:
     engine.script = Script(["!"])
     body = {"prompt": "Once upon", "echo": True, "truncate_prompt_tokens": 1}

@@ -181,7 +181,9 @@ class CompletionWriter:
         sent = self._options.prompts[prompt]
         if isinstance(sent, str) and not self._generation.num_truncated_tokens:
             return sent
-        return self._tokenizer.decode(self._generation.prompt_token_ids[prompt])
+        # Of ids the sender sees all; a text has none of the control tokens that are put before it.
+        skips = isinstance(sent, str)
+        return self._tokenizer.decode(self._generation.prompt_token_ids[prompt], skip_special_tokens=skips)
 
     def _visible_usage(self, usage: Usage) -> Usage:
         return replace(usage, num_completion_tokens=0) if self._options.only_prompt else usage
