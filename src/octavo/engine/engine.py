@@ -85,7 +85,7 @@ class Engine:
             executor,
             BatchBuilder(limits.max_num_seqs, max_blocks_per_seq, limits.block_size, limits.vocab_size),
         )
-        self._pooling = PoolingQueue(executor, self.scheduler.kv_cache.pool, limits)
+        self._pooling = PoolingQueue(executor, self.scheduler.kv_cache.pool, limits, self.scheduler.step_budget)
         self._output_builder = OutputBuilder(tokenizer)
         self._requests: dict[str, Request] = {}
         self._arrivals = itertools.count()
@@ -230,10 +230,10 @@ class Engine:
 
         Prompts to embed have a step of their own after that of the others.
         """
-        embedded = len(self._pooling) > 0
+        embedded, start = len(self._pooling) > 0, time.perf_counter()
         outputs: list[RequestOutput | RequestFailure | Embedding] = [*self._generate()]
         if embedded:
-            outputs += self._pooling.step()
+            outputs += self._pooling.step(len(self.scheduler.running), time.perf_counter() - start)
             self._measure_state()
         return outputs
 

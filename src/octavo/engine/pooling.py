@@ -5,6 +5,7 @@ They borrow blocks of the KV cache for as long as they take and give them back: 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from octavo.backends import Executor
 from octavo.batch import Batch, Float32
 from octavo.engine.block_pool import BlockPool
+from octavo.engine.step_budget import StepBudget
 from octavo.errors import NumericalError, OctavoError
 
 if TYPE_CHECKING:
@@ -44,12 +46,18 @@ class PoolingRequest:
 
 
 class PoolingQueue:
-    """Prompts in their order of arrival; those that fit share a step."""
+    """Prompts in their order of arrival; those that fit share a step.
 
-    def __init__(self, executor: Executor, pool: BlockPool, limits: EngineLimits) -> None:
+    step_budget: bounds the time of steps, if given; it never changes a vector.
+    """
+
+    def __init__(
+        self, executor: Executor, pool: BlockPool, limits: EngineLimits, step_budget: StepBudget | None = None
+    ) -> None:
         self._executor = executor
         self._pool = pool
         self._limits = limits
+        self._step_budget = step_budget
         self._requests: deque[PoolingRequest] = deque()
 
     def __len__(self) -> int:
@@ -67,13 +75,20 @@ class PoolingQueue:
         self._end(request)
         return Embedding(request_id, None, OctavoError(f"{request_id} was aborted"))
 
-    def step(self) -> list[Embedding]:
-        """One step over the first requests; the vectors of those that are complete. Empty if no blocks are free."""
-        chunks = self._schedule()
+    def step(self, num_streams: int = 0, elapsed_s: float = 0.0) -> list[Embedding]:
+        """One step over the first requests; the vectors of those that are complete. Empty if no blocks are free.
+
+        num_streams: sequences that wait for its end; elapsed_s: for how long they have been waiting.
+        """
+        budget, context = self._step_budget, self._requests[0].num_computed_tokens
+        chunks = self._schedule(self._max_tokens(num_streams, elapsed_s))
         if not chunks:
             return []
+        start = time.perf_counter()
         hidden_states = self._executor.execute(self._batch(chunks)).hidden_states
         assert hidden_states is not None
+        if budget is not None:
+            budget.observe_pooled(sum(count for _, count in chunks), context, time.perf_counter() - start)
         embeddings = []
         row = 0
         for request, num_tokens in chunks:
@@ -91,11 +106,18 @@ class PoolingQueue:
         """Of all requests, for integrity checks."""
         return [request.block_table for request in self._requests]
 
-    def _schedule(self) -> list[tuple[PoolingRequest, int]]:
+    def _max_tokens(self, num_streams: int, elapsed_s: float) -> int:
+        most = self._limits.max_num_batched_tokens
+        if self._step_budget is None:
+            return most
+        context = self._requests[0].num_computed_tokens
+        return min(most, self._step_budget.max_pooled_tokens(num_streams, context, elapsed_s))
+
+    def _schedule(self, num_tokens: int) -> list[tuple[PoolingRequest, int]]:
         """Who computes how many tokens: first come, first served, within all limits of a step."""
         limits = self._limits
         chunks: list[tuple[PoolingRequest, int]] = []
-        num_tokens, num_rows = limits.max_num_batched_tokens, limits.max_num_outputs
+        num_rows = limits.max_num_outputs
         for request in self._requests:
             if len(chunks) == limits.max_num_seqs or not self._has_blocks(request):
                 break

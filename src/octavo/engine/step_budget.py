@@ -32,6 +32,7 @@ class StepBudget:
         self._max_itl_s = max_itl_s
         self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
         self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
+        self._pooled_s: dict[int, deque[float]] = {}  # by context: seconds a token to embed, in a pass of its own
         self._lead_s = 0.0  # by which every stream is ahead of one token every max_itl
 
     def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
@@ -65,6 +66,23 @@ class StepBudget:
         elif num_prefill_tokens >= MIN_PREFILL_TOKENS // 2:
             seconds = max(elapsed_s - self._decode_time(num_decodes), 0.1 * elapsed_s)
             _remember(self._prefill_s, context // _CONTEXT_STEP, seconds / num_prefill_tokens)
+
+    def max_pooled_tokens(self, num_streams: int, context: int, elapsed_s: float) -> int:
+        """How many tokens to embed may be computed while num_streams sequences wait for their next step.
+
+        elapsed_s: what the step before has taken of their time. context: tokens before the first of these.
+        """
+        per_token = _nearest_median(self._pooled_s, context // _CONTEXT_STEP)
+        if per_token is None:
+            return MIN_PREFILL_TOKENS if num_streams else _FIRST_GUESS_TOKENS
+        room_s = self._max_itl_s * _AIM - elapsed_s if num_streams else max(self._max_itl_s, QUIET_STEP_S)
+        return max(int(room_s / per_token), MIN_PREFILL_TOKENS)
+
+    def observe_pooled(self, num_tokens: int, context: int, elapsed_s: float) -> None:
+        """Takes a pass over tokens to embed into account."""
+        self._lead_s = max(self._lead_s - elapsed_s, 0.0)
+        if num_tokens >= MIN_PREFILL_TOKENS // 2:
+            _remember(self._pooled_s, context // _CONTEXT_STEP, elapsed_s / num_tokens)
 
     def _decode_time(self, num_decodes: int) -> float:
         return (_nearest_median(self._decode_s, num_decodes) or 0.0) if num_decodes else 0.0
