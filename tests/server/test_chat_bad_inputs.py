@@ -98,6 +98,11 @@ STRUCTURE = {
         "messages[0].content",
         "invalid_encoding",
     ),
+    "D10 name": (
+        '{"messages": [{"role": "user", "content": "a", "name": "\\ud83d"}]}',
+        "messages[0].name",
+        "invalid_encoding",
+    ),
 }
 
 
@@ -112,11 +117,18 @@ FIELDS = {
     "B12": ('"max_tokens": 1' + "0" * 10_000, "max_tokens", "invalid_value"),
     "B13": ('"temperature": 1, "temperature": 1', None, "invalid_json"),
     "B14": ('"foo": 1', "foo", "unsupported_parameter"),
+    "B14 of two lines": ('"a\\nb": 1', "a\\nb", "unsupported_parameter"),
+    "B14 below": (
+        '"response_format": {"type": "json_schema", "json_schema": {"schema": {}, "a\\nb": 1}}',
+        "response_format.json_schema.a\\nb",
+        "unsupported_parameter",
+    ),
     "B15 bool": ('"max_tokens": true', "max_tokens", "invalid_type"),
     "B15 string": ('"n": "5"', "n", "invalid_type"),
     "B15 fraction": ('"n": 1.5', "n", "invalid_type"),
     "B16 type": ('"stream": "yes"', "stream", "invalid_type"),
     "B16 options": ('"stream": false, "stream_options": {}', "stream_options", "invalid_value"),
+    "B16 alone": ('"stream_options": {}', "stream_options", "invalid_value"),
     "obfuscation": (
         '"stream": true, "stream_options": {"include_obfuscation": true}',
         "stream_options.include_obfuscation",
@@ -142,6 +154,7 @@ FIELDS = {
     "C14 top_p": ('"top_p": 0', "top_p", "decimal_below_min_value"),
     "C14 top_p above": ('"top_p": 1.1', "top_p", "decimal_above_max_value"),
     "C14 min_p": ('"min_p": -1', "min_p", "decimal_below_min_value"),
+    "C14 min_p above": ('"min_p": 1.1', "min_p", "decimal_above_max_value"),
     "C15": ('"top_k": -2', "top_k", "integer_below_min_value"),
     "C16": ('"logit_bias": {"99999999": 1}', "logit_bias", "token_out_of_range"),
     "C17 keys": ('"logit_bias": {"foo": 1, "bar": 2}', "logit_bias", "invalid_type"),
@@ -155,6 +168,7 @@ FIELDS = {
     "C20 empty": ('"allowed_token_ids": []', "allowed_token_ids", "empty_array"),
     "C20 beyond": ('"allowed_token_ids": [49152]', "allowed_token_ids", "token_out_of_range"),
     "C21": ('"stop_token_ids": [-1]', "stop_token_ids", "token_out_of_range"),
+    "C21 bad_words": ('"bad_words": [""]', "bad_words", "invalid_value"),
     "C22 empty": ('"stop": ""', "stop", "invalid_value"),
     "C22 many": ('"stop": ' + json.dumps(["x"] * 17), "stop", "array_above_max_length"),
     "C22 long": ('"stop": "' + "x" * 2**20 + '"', "stop", "string_above_max_length"),
@@ -168,8 +182,15 @@ FIELDS = {
     "C27": ('"priority": 1' + "0" * 30, "priority", "integer_above_max_value"),
     "C28": ('"truncate_prompt_tokens": -5', "truncate_prompt_tokens", "integer_below_min_value"),
     "C31": ('"n_keep": -1', "n_keep", "unsupported_parameter"),
+    "C31 n_discard": ('"n_discard": -1', "n_discard", "unsupported_parameter"),
+    "C31 id_slot": ('"id_slot": -1', "id_slot", "unsupported_parameter"),
     "D10 stop": ('"stop": "\\ud83d"', "stop", "invalid_encoding"),
     "D10 model": ('"model": "\\ud83d"', "model", "invalid_encoding"),
+    "D10 tool": (
+        '"tools": [{"type": "function", "function": {"name": "f", "description": "\\ud83d"}}]',
+        "tools[0].function.description",
+        "invalid_encoding",
+    ),
     "E1": ('"response_format": {"type": "json_schema"}', "response_format", "missing_required_parameter"),
     "E1 type": ('"response_format": {}', "response_format", "missing_required_parameter"),
     "response_format": ('"response_format": {"type": "xml"}', "response_format", "unsupported_value"),

@@ -221,6 +221,7 @@ def test_format_path() -> None:
     assert format_path(("messages", 0, "content", 2, "type")) == "messages[0].content[2].type"
     assert format_path(()) == ""
     assert format_path(("\ud83d",)) == "\\ud83d"
+    assert format_path(("tools", 0, "a\nb\x1b\u202eé")) == "tools[0].a\\nb\\x1b\\u202eé"
 
 
 def test_a_chat_body_is_read_in_well_under_a_millisecond() -> None:

@@ -242,13 +242,14 @@ def _check_surrogates(value: dict[str, Any]) -> None:
 
 
 def format_path(path: Path) -> str:
-    """`messages[0].content`. Half surrogate pairs in names are escaped, so that an answer can be encoded."""
+    """`messages[0].content`. What cannot be printed in names is escaped, such as line ends and half surrogate pairs."""
     text = ""
     for part in path:
         if isinstance(part, int):
             text += f"[{part}]"
         else:
-            text += ("." if text else "") + part.encode("utf-8", "backslashreplace").decode()
+            printable = (char if char.isprintable() else ascii(char)[1:-1] for char in part[:200])
+            text += ("." if text else "") + "".join(printable)
     return text[:200]
 
 

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from octavo.errors import UsageError
 from octavo.server.generation.spec import NamedTool, ToolChoice
-from octavo.server.http.json_body import Text, quote
+from octavo.server.http.json_body import Text, format_path, quote
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 MAX_MESSAGES = 4096
@@ -221,7 +221,7 @@ def _text_part(part: ContentPart, where: str, position: int) -> dict[str, str]:
             raise UsageError(f"{name}.{part.type} is required", param=f"{name}.text", code="missing_required_parameter")
         extra = set(part.model_extra or ()) - {"cache_control"}
         if extra:
-            wrong = f"{name}.{sorted(extra)[0]}"[:100]
+            wrong = format_path((name, sorted(extra)[0]))
             raise UsageError(f"{wrong} is not a parameter of text", param=wrong, code="unsupported_parameter")
         return {"type": "text", "text": text}
     if part.type in _OTHER_PARTS:

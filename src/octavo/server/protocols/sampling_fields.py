@@ -6,7 +6,7 @@ A field is honoured or refused; those that ask for nothing (`user`, `store: fals
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -26,7 +26,7 @@ from octavo.sampling_params import (
 )
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.naming import constraint_named
-from octavo.server.http.json_body import Int, Number, RequestModel, Text
+from octavo.server.http.json_body import Int, Number, RequestModel, Text, format_path
 
 _INT32_MAX = 2**31 - 1
 # What beam search honours, and what no search needs: all else is refused beside it.
@@ -300,6 +300,12 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 _RESPONSE_FORMAT_MEMBERS = {"text": set[str](), "json_object": {"value"}, "json_schema": {"json_schema"}}
+_JSON_SCHEMA_MEMBERS: Mapping[str, tuple[type, str]] = {
+    "name": (str, "a string"),
+    "description": (str, "a string"),
+    "schema": (object, "a JSON schema"),  # checked as such
+    "strict": (bool, "true or false"),
+}
 
 
 def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -324,13 +330,18 @@ def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
         message = "response_format lacks json_schema.schema, the JSON schema of the answer"
         raise UsageError(message, param="response_format", code="missing_required_parameter")
     given = {name: item for name, item in json_schema.items() if item is not None}
-    _refuse_members(given, {"name", "description", "schema", "strict"}, "response_format.json_schema")
+    _refuse_members(given, _JSON_SCHEMA_MEMBERS.keys(), "response_format.json_schema")
+    for name, item in given.items():
+        kind, wanted = _JSON_SCHEMA_MEMBERS[name]
+        if not isinstance(item, kind):
+            param = f"response_format.json_schema.{name}"
+            raise UsageError(f"{param} must be {wanted}, not {quote(item)}", param=param, code="invalid_type")
     return {"json": json_schema["schema"]}
 
 
-def _refuse_members(value: Mapping[str, Any], known: set[str], param: str) -> None:
+def _refuse_members(value: Mapping[str, Any], known: Set[str], param: str) -> None:
     if extra := value.keys() - known:
-        name = f"{param}.{sorted(extra)[0]}"[:100]
+        name = format_path((param, sorted(extra)[0]))
         raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
 
 
