@@ -179,6 +179,25 @@ def test_cancelling_from_outside(narrow: RunningServer) -> None:
     check_idle(narrow)
 
 
+def test_requests_of_the_same_client_id_are_two(narrow: RunningServer) -> None:
+    """G9: what a client calls its requests is no name of ours; cancelling one leaves the other."""
+    mine = {"X-Request-Id": "mine"}
+    kept, ended = body(40, stream=True), body(5000, stream=True)
+    with (
+        narrow.client as client,
+        client.stream("POST", CHAT, json=ended, headers=mine) as first,
+        client.stream("POST", CHAT, json=kept, headers=mine) as second,
+        narrow.client as other,
+    ):
+        assert other.post("/v1/requests/mine/cancel").status_code == 404
+        assert other.post(f"/v1/requests/{first.headers['x-request-id']}/cancel").status_code == 200
+        assert "request_cancelled" in first.read().decode()
+        rest = second.read().decode()
+    assert '"finish_reason":"length"' in rest
+    assert "error" not in rest
+    check_idle(narrow)
+
+
 def test_a_request_beyond_the_context_or_too_wide_is_the_callers_mistake(narrow: RunningServer) -> None:
     with narrow.client as client:
         answer = client.post("/v1/completions", json={"prompt": ["a"] * 257, "max_tokens": 1})

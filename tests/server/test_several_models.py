@@ -44,6 +44,7 @@ def test_one_makes_room_for_the_other(two_models: RunningServer) -> None:
         unnamed = client.post(COMPLETIONS, json=body(None))
         assert (unnamed.status_code, unnamed.json()["error"]["code"]) == (400, "missing_required_parameter")
         assert unnamed.json()["error"]["param"] == "model"
+        assert unnamed.json()["error"]["type"] == "invalid_request_error"
         first = client.post(COMPLETIONS, json=body("a")).json()
         assert first["model"] == "a"
         assert states(client) == {"a": "loaded", "b": "unloaded"}

@@ -71,6 +71,19 @@ def test_a_signal_while_the_model_loads(loading: RunningServer, number: signal.S
     assert "Traceback" not in loading.output
 
 
+def test_everybody_may_ask_if_that_is_said(smollm2_path: Path) -> None:
+    options = ("--host", "0.0.0.0", "--allow-unauthenticated")
+    running = start_server(smollm2_path, *options, env=NEVER_LOADED)
+    try:
+        running.wait_listening()
+        running.wait_for_line("0.0.0.0")
+        with running.client as client:
+            assert client.get("/health/live").status_code == 200
+        running.stop()
+    finally:
+        running.kill()
+
+
 def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) -> None:
     with socket.socket() as used:
         used.bind(("127.0.0.1", 0))
@@ -251,6 +264,17 @@ def test_ctrl_c_at_a_terminal_reaches_all_processes(smollm2_path: Path) -> None:
         for process in [*server.children(), server.process]:
             process.send_signal(signal.SIGINT)
         assert server.wait() == 0
+
+
+def test_a_terminal_that_is_closed(smollm2_path: Path) -> None:
+    """SIGHUP leaves nothing behind."""
+    running = start_server(smollm2_path, "--kv-cache-memory", "64MiB")
+    try:
+        running.wait_ready()
+        running.signal(signal.SIGHUP)
+        assert running.wait() == -signal.SIGHUP
+    finally:
+        running.kill()
 
 
 def test_the_lines_of_a_start(server: RunningServer) -> None:

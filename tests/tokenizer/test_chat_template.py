@@ -160,7 +160,7 @@ def test_the_template_refuses_in_its_own_words() -> None:
         ("{{ messages.append(1) }}", ModelLoadError, "unsafe"),
         ("{{ messages[0].update({}) }}", ModelLoadError, "unsafe"),
         ("{% include '/etc/passwd' %}", UsageError, "failed on this conversation"),
-        ("{{ range(10**9) | list }}", UsageError, "failed on this conversation: OverflowError"),
+        ("{{ range(10**9) | list }}", ModelLoadError, "was stopped: OverflowError"),
         ("{{ 'a' * 10**9 }}", ModelLoadError, "memory"),
         ("{% set x = 'a' * 10**7 %}{{ [x] * 10**9 }}", ModelLoadError, "memory|stopped"),
         ("{{ 'x'.ljust(10**10) }}", ModelLoadError, "memory|OverflowError"),

@@ -125,6 +125,8 @@ def _attempt(work: Callable[[], dict[str, str]], seconds: float, failure: str) -
         return _error("limit", "more memory than allowed")
     except RecursionError:
         return _error("limit", "too many calls within calls")
+    except OverflowError as error:  # the sandbox's limit on ranges, or a number beyond any machine
+        return _error("limit", f"OverflowError: {error}")
     except Exception as error:  # whatever a template can provoke in Python
         return _error(failure, f"{type(error).__name__}: {error}")
 
