@@ -128,6 +128,11 @@ def test_a_finished_request_is_counted_once_everywhere(smollm2_tokenizer: Tokeni
     assert found["vllm:prompt_tokens_total"] == found["vllm:prefix_cache_queries_total"] == 5
     assert found["vllm:prefix_cache_hits_total"] == 2
     assert found["vllm:generation_tokens_total"] == 6
+    assert found["vllm:prompt_tokens_by_source_total{local_compute}"] == 3
+    assert found["vllm:prompt_tokens_by_source_total{local_cache_hit}"] == 2
+    assert found["vllm:prompt_tokens_by_source_total{external_kv_transfer}"] == 0
+    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 3
+    assert found["vllm:request_num_preemptions_count"] == 1
     assert found["vllm:request_success_total{length}"] == 2  # one a choice, as vLLM counts
     assert found["vllm:request_success_total{stop}"] == found["vllm:request_success_total{abort}"] == 0
     assert found["vllm:time_to_first_token_seconds_count"] == 1
@@ -199,6 +204,8 @@ def test_gauges_are_those_of_now(engine: ScriptedEngine) -> None:
     found = samples(metrics)
     assert found["vllm:num_requests_running"] == 2
     assert found["vllm:num_requests_waiting"] == 5
+    assert found["vllm:num_requests_waiting_by_reason{capacity}"] == 5
+    assert found["vllm:num_requests_waiting_by_reason{deferred}"] == 0
     assert found["vllm:kv_cache_usage_perc"] == found["vllm:gpu_cache_usage_perc"] == 0.25
     assert found["vllm:engine_state{ready}"] == 1
     engine.the_status = EngineStatus(EngineState.RESTARTING, num_restarts=1)

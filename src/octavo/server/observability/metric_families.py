@@ -69,6 +69,12 @@ _MODEL_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStats], Histogram]], ...
     ("request_decode_time_seconds", "From the first token to the last.", lambda s: s.decode_time),
     ("request_inference_time_seconds", "Prefill and decode together.", lambda s: s.inference_time),
     ("request_prompt_tokens", "Prompt tokens of a finished request.", lambda s: s.prompt_lengths),
+    (
+        "request_prefill_kv_computed_tokens",
+        "Prompt tokens of a finished request that were not in the prefix cache.",
+        lambda s: s.computed_lengths,
+    ),
+    ("request_num_preemptions", "Times that a finished request gave its KV blocks to others.", lambda s: s.preemptions),
     ("request_generation_tokens", "Generated tokens of a finished request, all choices.", lambda s: s.answer_lengths),
     ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", lambda s: s.longest_choices),
     ("request_params_n", "The parameter n.", lambda s: s.params_n),
@@ -86,6 +92,17 @@ _STATUS_GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
     ("kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", _kv_usage),
     ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", _kv_usage),
     ("engine_load_progress", "How much of the model is loaded, 0 to 1.", lambda s: s.load_progress),
+)
+# vLLM's reasons and sources. Here nothing but a lack of seats or blocks makes a sequence wait, and the tokens of a
+# prompt are computed or in the cache of the same engine.
+_WAITING: tuple[tuple[str, Callable[[EngineStatus], float]], ...] = (
+    ("capacity", lambda s: s.num_waiting),
+    ("deferred", lambda _: 0),
+)
+_PROMPT_SOURCES: tuple[tuple[str, _Stat], ...] = (
+    ("local_compute", lambda s: s.num_prompt_tokens - s.num_cached_tokens),
+    ("local_cache_hit", lambda s: s.num_cached_tokens),
+    ("external_kv_transfer", lambda _: 0),
 )
 _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
     ("num_preemptions", "Sequences that had to give their KV blocks to others.", lambda f: f.preemptions.value),
@@ -123,6 +140,9 @@ def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]
         for model_name, stats in models.items():
             family.add_metric([model_name, _ENGINE], counter(stats))
         yield family
+    sources = CounterMetricFamily(
+        f"{prefix}:prompt_tokens_by_source", "Prompt tokens by where they came from.", labels=[*_MODEL_LABELS, "source"]
+    )
     finished = CounterMetricFamily(
         f"{prefix}:request_success", "Finished choices.", labels=[*_MODEL_LABELS, "finished_reason"]
     )
@@ -130,10 +150,13 @@ def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]
         f"{prefix}:requests_cancelled", "Requests that nobody wanted any more.", labels=[*_MODEL_LABELS, "phase"]
     )
     for model_name, stats in models.items():
+        for source, of_stats in _PROMPT_SOURCES:
+            sources.add_metric([model_name, _ENGINE, source], of_stats(stats))
         for reason in FINISHED_REASONS:
             finished.add_metric([model_name, _ENGINE, reason], stats.finished[reason])
         for phase in CANCEL_PHASES:
             cancelled.add_metric([model_name, _ENGINE, phase], stats.cancelled[phase])
+    yield sources
     yield finished
     yield cancelled
     for name, meaning, histogram in _MODEL_HISTOGRAMS:
@@ -151,6 +174,13 @@ def _of_engines(prefix: str, engines: dict[str, EngineFigures]) -> Iterator[Metr
         for model_name, status in statuses.items():
             gauge.add_metric([model_name, _ENGINE], of_status(status))
         yield gauge
+    waiting = GaugeMetricFamily(
+        f"{prefix}:num_requests_waiting_by_reason", "Why sequences wait.", labels=[*_MODEL_LABELS, "reason"]
+    )
+    for model_name, status in statuses.items():
+        for reason, of_status in _WAITING:
+            waiting.add_metric([model_name, _ENGINE, reason], of_status(status))
+    yield waiting
     for name, meaning, of_figures in _ENGINE_GAUGES:
         gauge = GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
         for model_name in statuses:

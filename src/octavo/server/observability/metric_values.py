@@ -46,6 +46,7 @@ TOKEN_COUNT_BUCKETS = (
     1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000,
 )
 CHOICE_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
 # fmt: on
 
 
@@ -69,6 +70,10 @@ def _choice_counts() -> Histogram:
     return Histogram(CHOICE_BUCKETS)
 
 
+def _preemption_counts() -> Histogram:
+    return Histogram(PREEMPTION_BUCKETS)
+
+
 @dataclass(slots=True)
 class ModelStats:
     """All that was seen of one model's requests since the server's start. Times in seconds."""
@@ -88,6 +93,8 @@ class ModelStats:
     decode_time: Histogram = field(default_factory=_request_times)
     inference_time: Histogram = field(default_factory=_request_times)
     prompt_lengths: Histogram = field(default_factory=_token_counts)
+    computed_lengths: Histogram = field(default_factory=_token_counts)  # of prompts, without what was in the cache
+    preemptions: Histogram = field(default_factory=_preemption_counts)
     answer_lengths: Histogram = field(default_factory=_token_counts)
     longest_choices: Histogram = field(default_factory=_token_counts)
     params_n: Histogram = field(default_factory=_choice_counts)

@@ -107,6 +107,8 @@ class RequestMeter:
         stats.decode_time.observe(metrics.decode_s)
         stats.inference_time.observe(metrics.prefill_s + metrics.decode_s)
         stats.prompt_lengths.observe(metrics.num_prompt_tokens)
+        stats.computed_lengths.observe(metrics.num_prompt_tokens - metrics.num_cached_tokens)
+        stats.preemptions.observe(metrics.num_preemptions)
         stats.answer_lengths.observe(num_tokens)
         longest = max(self._num_tokens.values(), default=0)
         stats.longest_choices.observe(longest)
