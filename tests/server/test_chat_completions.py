@@ -295,6 +295,14 @@ def test_what_is_asked_for_reaches_the_engine(client: httpx.Client, engine: Fake
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (1.0, 1.0, 0, None)
 
 
+@pytest.mark.parametrize(("name", "value"), [("name", 3), ("description", []), ("strict", "yes")])
+def test_members_of_a_json_schema_have_their_types(client: httpx.Client, name: str, value: object) -> None:
+    json_schema = {"name": "x", "schema": {"type": "object"}, name: value}
+    body = {**BODY, "response_format": {"type": "json_schema", "json_schema": json_schema}}
+    error = client.post(URL, json=body).json()["error"]
+    assert (error["param"], error["code"]) == (f"response_format.json_schema.{name}", "invalid_type")
+
+
 def test_strict_tools_are_enforced_where_calls_are_free(
     client: httpx.Client, engine: FakeClient, smollm2_tokenizer: Tokenizer
 ) -> None:

@@ -252,6 +252,15 @@ def test_an_output_format(fake: ScriptedServer) -> None:
     assert json.loads(fake.last_request.params.structured_outputs.json)["required"] == ["city"]
 
 
+def test_a_prompt_that_is_too_long_is_told_with_its_numbers(fake: ScriptedServer) -> None:
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        ask(fake, messages=[{"role": "user", "content": "a " * 2000}])
+    counted = client_of(fake).messages.count_tokens(model="fake", messages=[{"role": "user", "content": "a " * 2000}])
+    assert f"the prompt has {counted.input_tokens} tokens" in str(caught.value)
+    assert str(fake.client.info.max_model_len) in str(caught.value)
+    assert "truncate" not in str(caught.value)  # no field of this protocol
+
+
 def test_count_tokens_is_what_a_message_reports(fake: ScriptedServer) -> None:
     counted = client_of(fake).messages.count_tokens(model="fake", messages=HI, tools=[WEATHER], system="Be kind.")
     ask(fake, tools=[WEATHER], system="Be kind.")
@@ -355,6 +364,20 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://a.b/c"}}
         ),
         ({"messages": [{"role": "user", "content": "a " * 2000}]}, "messages"),
         ({"system": 3}, "system"),
+        ({"system": [{"type": "text", "text": 3}]}, "system[0].text"),
+        ({"system": [{"type": "text", "text": "a", "foo": 1}]}, "system[0].foo"),
+        (
+            {
+                "messages": [
+                    {"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "x"}}]}
+                ]
+            },
+            "messages[0].content[0].cache_control.type",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": [{"type": "thinking", "thinking": 3}]}]},
+            "messages[0].content[0].thinking",
+        ),
         ({"stop_sequences": [""]}, "stop_sequences"),
         ({"temperature": 2.5}, "temperature"),
         ({"top_k": -2}, "top_k"),

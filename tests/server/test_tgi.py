@@ -188,6 +188,7 @@ def test_what_is_wrong_is_named_in_tgi_s_shape(fake: ScriptedServer, parameters:
         assert answer.json().keys() == {"error", "error_type"}
         assert answer.json()["error_type"] == "validation"
         assert named in answer.json()["error"]
+        assert "parameters.parameters" not in answer.json()["error"]
 
 
 def test_a_prompt_beyond_the_context_is_named_inputs(fake: ScriptedServer) -> None:

@@ -91,6 +91,10 @@ def _path(error: Mapping[str, Any], body: object) -> Path:
     value: Any = body
     for i, part in enumerate(location):
         is_name = isinstance(value, dict) and part in value
+        # A type may be called as one of its fields is: `text` of a part of type text. Nothing can be within a scalar.
+        is_tag = is_name and part == value.get("type") and not isinstance(value[part], (dict, list))
+        if is_tag and i < len(location) - 1:
+            continue
         if is_name or (isinstance(value, list) and isinstance(part, int) and part < len(value)):
             value = value[part]
         elif error["type"] != "missing" or i < len(location) - 1:

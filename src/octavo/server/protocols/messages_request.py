@@ -21,7 +21,11 @@ from octavo.server.protocols.sampling_fields import NullIsAbsent
 MAX_MESSAGES = 4096
 MIN_THINKING_BUDGET = 1
 
-FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
+FIELD_NAMES = {
+    "stop": "stop_sequences",
+    "structured_outputs": "output_config.format",
+    "shorten it, or ask for truncate_prompt_tokens": "shorten it",  # this protocol cannot ask for it
+}
 
 
 class Tool(NullIsAbsent):

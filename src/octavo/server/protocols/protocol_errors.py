@@ -93,8 +93,9 @@ def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
     """The error as it speaks of the protocol's own fields."""
     message = str(error)
     for name, own in names.items():
-        # A name without an underscore is a word of English too, except where the message begins with it.
-        message = re.sub(rf"\b{name}\b" if "_" in name else rf"^{name}\b", own, message)
+        # A name without an underscore is a word of English too, except where the message begins with it. Behind a dot
+        # it is a part of a name that is the protocol's own already.
+        message = re.sub(rf"(?<![\w.]){name}\b" if "_" in name else rf"^{name}\b", own, message)
     param = error.param
     if param is not None:
         head = re.split(r"[.\[]", param, maxsplit=1)[0]

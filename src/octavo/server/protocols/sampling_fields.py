@@ -26,7 +26,7 @@ from octavo.sampling_params import (
 )
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.naming import constraint_named
-from octavo.server.http.json_body import Int, Number, RequestModel, Text, format_path
+from octavo.server.http.json_body import Int, Number, RequestModel, Text, format_path, quote
 
 _INT32_MAX = 2**31 - 1
 # What beam search honours, and what no search needs: all else is refused beside it.
