@@ -28,9 +28,10 @@ from octavo.server.endpoints.chat_completions import ChatCompletionRequest
 from octavo.server.endpoints.completions import CompletionRequest
 from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingsRequest
 from octavo.server.endpoints.tgi import GenerateRequest, Parameters
+from octavo.server.endpoints.tokenize import MAX_TOKENS, DetokenizeRequest, TokenizeRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.protocols.chat_messages import MAX_MESSAGES
-from octavo.server.protocols.messages_request import MessagesRequest
+from octavo.server.protocols.messages_request import CountTokensRequest, MessagesRequest
 from octavo.server.protocols.responses_request import MAX_ITEMS, ResponsesRequest
 
 
@@ -260,21 +261,24 @@ CACHE_CONTROL = Entry(
     "`ephemeral`",
     without_effect="every prompt's beginning is cached anyway",
 )
+ASKED = {
+    "model": OWN_MODEL,
+    "messages": Entry(MESSAGES, [], f"1 to {MAX_MESSAGES}; the last one is the user's"),
+    "system": Entry("Be kind.", 1, "text, or blocks of text"),
+    "tools": Entry([ANTHROPIC_TOOL], [{"type": "bash_20250124", "name": "bash"}], "with `input_schema`"),
+    "tool_choice": Entry({"type": "any"}, {"type": "all"}, "auto, any, none, tool", {"tools": [ANTHROPIC_TOOL]}),
+    "thinking": Entry({"type": "disabled"}, {"type": "enabled", "budget_tokens": 0}, "where the model can think"),
+    "output_config": Entry(
+        {"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "huge"}, "`format`, `effort`"
+    ),
+    "cache_control": CACHE_CONTROL,
+}
 MESSAGES_ROUTE = Route(
     "/v1/messages",
     MessagesRequest,
     {"messages": MESSAGES, "max_tokens": 5},
-    {
-        "model": OWN_MODEL,
-        "messages": Entry(MESSAGES, [], f"1 to {MAX_MESSAGES}; the last one is the user's"),
-        "system": Entry("Be kind.", 1, "text, or blocks of text"),
-        "tools": Entry([ANTHROPIC_TOOL], [{"type": "bash_20250124", "name": "bash"}], "with `input_schema`"),
-        "tool_choice": Entry({"type": "any"}, {"type": "all"}, "auto, any, none, tool", {"tools": [ANTHROPIC_TOOL]}),
-        "thinking": Entry({"type": "disabled"}, {"type": "enabled", "budget_tokens": 0}, "where the model can think"),
-        "output_config": Entry(
-            {"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "huge"}, "`format`, `effort`"
-        ),
-        "cache_control": CACHE_CONTROL,
+    ASKED
+    | {
         "max_tokens": Entry(5, 0, "1 and more"),
         "stop_sequences": Entry(["x"], [""], f"at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters"),
         "temperature": TEMPERATURE,
@@ -285,6 +289,31 @@ MESSAGES_ROUTE = Route(
         "stream": FLAG,
     },
     {"container": "x", "mcp_servers": [{}], "context_management": {}, "inference_geo": "eu", "seed": 1},
+)
+COUNT_TOKENS = Route(
+    "/v1/messages/count_tokens", CountTokensRequest, {"messages": MESSAGES}, ASKED, {"max_tokens": 5, "stream": True}
+)
+A_PROMPT = {"messages": None, "prompt": "Hi"}
+TOKENIZE = Route(
+    "/tokenize",
+    TokenizeRequest,
+    {"messages": MESSAGES},
+    {
+        "model": OWN_MODEL,
+        "prompt": Entry("Hi", 1, "text; not with `messages`", A_PROMPT),
+        **{name: CHAT.entries[name] for name in ("messages", "tools", "chat_template_kwargs")},
+        **{name: CHAT.entries[name] for name in ("add_generation_prompt", "continue_final_message")},
+        "add_special_tokens": Entry(True, "yes", "true, false; true with `prompt` only", A_PROMPT),
+        "return_token_strs": FLAG,
+    },
+    {"max_tokens": 5, "tool_choice": "auto"},
+)
+DETOKENIZE = Route(
+    "/detokenize",
+    DetokenizeRequest,
+    {"tokens": [5]},
+    {"model": OWN_MODEL, "tokens": Entry([5, 6], [-1], f"at most {MAX_TOKENS} ids of the model")},
+    {"skip_special_tokens": True},
 )
 TGI = Route(
     "/generate",
@@ -326,7 +355,18 @@ TGI_BODY = Route(
     },
     {"options": {}},
 )
-ROUTES = (CHAT, COMPLETIONS, EMBEDDINGS, RESPONSES, MESSAGES_ROUTE, TGI_BODY, TGI)
+ROUTES = (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    RESPONSES,
+    MESSAGES_ROUTE,
+    COUNT_TOKENS,
+    TOKENIZE,
+    DETOKENIZE,
+    TGI_BODY,
+    TGI,
+)
 
 _HEAD = """# Fields of requests
 

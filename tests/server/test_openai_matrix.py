@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
 
+from octavo.server.app import endpoint_modules
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
@@ -20,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 
 @pytest.fixture(scope="module")
 def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    modules = ("chat_completions", "completions", "embeddings", "responses", "messages", "tgi")
+    modules = ("chat_completions", "completions", "embeddings", "responses", "messages", "tgi", "tokenize")
     with scripted_server(smollm2_tokenizer, *modules) as running:
         running.script = Script(["Hel", "lo"])
         yield running
@@ -39,6 +41,12 @@ def assert_names(body: dict[str, Any], name: str) -> None:
 
 def test_the_page_is_up_to_date() -> None:
     assert PAGE.read_text() == render(), "run: python tools/openai_matrix.py > docs/openai.md"
+
+
+def test_no_kind_of_request_is_missing() -> None:
+    routes = [route for module in endpoint_modules() for route in module.router.routes if isinstance(route, APIRoute)]
+    bodies = {route.body_field.field_info.annotation for route in routes if route.body_field is not None}
+    assert bodies == {route.model for route in ROUTES if not route.nest}
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.path + route.nest)
