@@ -10,7 +10,7 @@ is used, open files, threads and children are as many as at the first look; resi
 engine first fills its caches, of keys and values and of schemas, so that what fills up is not taken for a leak.
 
 Exit code 1 if a limit of `soak_record` is broken: an answer with a wrong status or form, memory of either process that
-grows by more than 0.5 MiB a minute over the last two thirds, an engine that does not come back.
+grows by more than 0.5 MiB a minute over the last two thirds (and by 1 MiB at all), an engine that does not come back.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 MAX_SLOPE_MIB = 0.5  # a minute, of each process
+NOISE_MIB = 1.0  # what a process at rest goes up and down: over a few seconds any slope comes of it
 MAX_GROWTH = 1.15  # of the last look, over the one a quarter into the run, in the same life of a process
 # Around the first look. The web server's pool of worker threads comes and goes with the load.
 MAX_DRIFT = {"num_files": 2, "num_threads": 8, "num_children": 0}
@@ -45,7 +46,10 @@ class Record:
 
     def slope(self, process: str) -> float | None:
         """MiB a minute over the last two thirds, without the warm-up of each life; None with too few looks."""
-        return slope([look for look in self.of(process) if look.seconds >= self.seconds / 3 and look.age_s > _WARMUP_S])
+        return slope(self._warm(process))
+
+    def _warm(self, process: str) -> list[Look]:
+        return [look for look in self.of(process) if look.seconds >= self.seconds / 3 and look.age_s > _WARMUP_S]
 
     def verdict(self) -> list[str]:
         """Every limit that is broken, in words; empty if all is well."""
@@ -55,7 +59,7 @@ class Record:
             rise = self.slope(process)
             if rise is None:
                 found.append(f"{process}: too few looks to see whether its memory grows")
-            elif rise > MAX_SLOPE_MIB:
+            elif rise > MAX_SLOPE_MIB and rise * _minutes(self._warm(process)) > NOISE_MIB:
                 found.append(f"{process}: memory grows by {rise:.2f} MiB a minute; at most {MAX_SLOPE_MIB} are allowed")
             found += _growth(process, looks, self.seconds / 4)
             for name, allowed in MAX_DRIFT.items():
@@ -93,6 +97,12 @@ def slope(looks: Sequence[Look]) -> float | None:
         above += sum((look.seconds - middle) * (look.resident_mib - level) for look in life)
         below += sum((look.seconds - middle) ** 2 for look in life)
     return None if below == 0 else above / below * 60
+
+
+def _minutes(looks: Sequence[Look]) -> float:
+    """How long the lives of a process were looked at, together."""
+    lives = {look.pid: [other.seconds for other in looks if other.pid == look.pid] for look in looks}
+    return sum(max(seconds) - min(seconds) for seconds in lives.values()) / 60
 
 
 def _growth(process: str, looks: Sequence[Look], quarter_s: float) -> list[str]:

@@ -63,3 +63,14 @@ def test_answers_are_counted_by_kind_and_outcome() -> None:
     assert summary["requests"] == 3
     assert summary["answers"] == {"n=4": {"failed in a crash": 1}, "short": {"ok": 2}}
     assert summary["broken"] == ["an answer without its end"]
+
+
+def test_a_slope_of_seconds_is_no_growth() -> None:
+    """The shortest form has two looks five seconds apart."""
+    soak = Record(seconds=120)
+    for process in ("server", "engine"):
+        soak.looks += [look(3.6, 117.8, process), look(3.7, 117.9, process)]
+        assert soak.slope(process) == pytest.approx(1)
+    assert soak.verdict() == []
+    soak.looks.append(look(3.8, 120.1))
+    assert [line.split()[:3] for line in soak.verdict()] == [["server:", "memory", "grows"]]
