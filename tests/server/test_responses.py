@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pydantic
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseErrorEvent, ResponseStreamEvent
 
 from octavo.errors import EngineDeadError
 from octavo.server.protocols.responses_request import ResponsesRequest
@@ -273,6 +273,9 @@ def test_an_engine_that_dies_in_mid_stream(fake: ScriptedServer) -> None:
     seen = list(itertools.islice(stream, 6))
     with pytest.raises(openai.APIError, match="engine stopped"):
         next(stream)
+    last = fake.post("/v1/responses", {"input": "Hi", "stream": True}).text.split("data: ")[-1]
+    error = ResponseErrorEvent.model_validate_json(last)
+    assert (error.type, error.code, error.param, error.sequence_number) == ("error", "engine_restarting", None, 6)
     assert seen[-1].type == "response.failed"
     assert (seen[-1].response.status, seen[-1].response.error.code) == ("failed", "server_error")
     assert seen[-1].response.output[0].content[0].text == "Hello"

@@ -68,7 +68,8 @@ class ResponsesWriter:
         self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
         yield self._event("response.failed", response=self._snapshot())
         # The clients of OpenAI raise on this one; the event before is for those who read typed events.
-        yield "error", {"type": "error", "sequence_number": self._next_number(), **error.body()}
+        told = {"code": error.code, "message": error.message, "param": error.param}
+        yield "error", {"type": "error", "sequence_number": self._next_number(), **told, **error.body()}
 
     def body(self) -> dict[str, Any]:
         return self._snapshot()
