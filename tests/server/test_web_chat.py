@@ -153,6 +153,34 @@ def test_a_reload_keeps_the_conversation(page: Page, engine: FakeClient) -> None
     expect(page.locator("#welcome")).to_be_visible()
 
 
+# What a browser may do: the connections of a page go before the page is told that it goes.
+LOSE_CONNECTIONS_FIRST = """
+const realFetch = window.fetch;
+window.fetch = async (...request) => {
+  const response = await realFetch(...request);
+  if (!response.headers.get("Content-Type").startsWith("text/event-stream")) return response;
+  const reader = response.body.getReader();
+  const body = new ReadableStream({
+    start: (controller) => addEventListener("beforeunload", () => controller.error(new TypeError("network error"))),
+    pull: async (controller) => controller.enqueue((await reader.read()).value),
+  });
+  return new Response(body, response);
+};
+"""
+
+
+def test_leaving_in_mid_stream_is_no_error(page: Page, engine: FakeClient) -> None:
+    page.add_init_script(LOSE_CONNECTIONS_FIRST)
+    page.reload()
+    engine.script = Script(["Half", " an"], never_ends=True)
+    ask(page)
+    expect(answers(page)).to_have_text("Half an")
+    page.reload()
+    expect(answers(page)).to_have_text("Half an")
+    expect(page.locator(".failure")).to_have_count(0)
+    expect(page.locator(".message.assistant .stats")).to_contain_text("stopped")
+
+
 def test_export(page: Page, engine: FakeClient) -> None:
     engine.script = Script(words(MARKDOWN))
     page.click("#open-settings")

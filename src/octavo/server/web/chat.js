@@ -9,6 +9,7 @@ import { Transcript, confirmOn, formatRate } from "./transcript.js";
 
 const SAVE_INTERVAL_MS = 1000;
 const RETRY_MS = 2000;
+const LEAVING_MS = 200; // from the end of a page's connections to that of the page
 const LEAST_RATE_S = 0.1; // a rate over less time says nothing
 
 const prompt = byId("prompt");
@@ -135,7 +136,9 @@ async function answer() {
   try {
     await receive(current, body);
   } catch (error) {
-    if (error.name !== "AbortError") message.error = describe(error);
+    // A page that is being left may lose its connections first; then nothing of this happens but what halt does.
+    if (error.status === 0) await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
+    if (!current.controller.signal.aborted) message.error = describe(error);
   }
   if (run === current) run = null;
   store.saveConversation(current.conversation);
