@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
+from octavo.batch import Batch, StepOutput
 from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.outputs import RequestOutput
@@ -122,3 +124,49 @@ def test_a_request_that_cannot_be_sampled_fails_alone(engine: AsyncEngine) -> No
     assert isinstance(failure, OctavoError)
     assert "no token may be chosen" in str(failure)
     assert isinstance(drain(good)[-1], RequestOutput)
+
+
+def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of 0.1 s beside a long answer; short ones follow each other."""
+    core = fake_engine(num_blocks=256)
+    executor = core._model_runner.executor
+    execute = executor.execute
+    rows: list[int] = []
+
+    def slow(batch: Batch) -> StepOutput:
+        rows.append(len(batch.seq_lens))
+        time.sleep(0.1)
+        return execute(batch)
+
+    monkeypatch.setattr(executor, "execute", slow)
+    engine = AsyncEngine(core)
+    try:
+        long = submit(engine, "long")
+        for i in range(4):
+            drain(submit(engine, f"short{i}", SamplingParams(max_tokens=1, ignore_eos=True, seed=1)))
+        engine.abort("long")
+        drain(long)
+    finally:
+        engine.close()
+    begun = rows.index(2)
+    assert rows[begun : begun + 4].count(2) >= 3  # else every other step, on a busy machine once perhaps
+
+
+def test_nobody_is_waited_for_where_steps_are_short(engine: AsyncEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []
+    monkeypatch.setattr(engine, "_await_follow_ups", waits.append)
+    drain(submit(engine, "short"))
+    assert waits == []
+
+
+def test_who_does_not_ask_on_is_not_waited_for_long() -> None:
+    core = fake_engine(num_blocks=256)
+    engine = AsyncEngine(core)
+    try:
+        core.add_request(core.create_request("other", [5, 6], LONG))
+        start = time.perf_counter()
+        engine._await_follow_ups(1)
+        assert 0.005 < time.perf_counter() - start < 1.0
+        engine._await_follow_ups(0)
+    finally:
+        engine.close()

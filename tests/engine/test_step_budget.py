@@ -10,6 +10,7 @@ import pytest
 from octavo.batch import Batch, StepOutput
 from octavo.engine import engine as engine_module
 from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.request import Sequence
 from octavo.engine.scheduler import Schedule
 from octavo.engine.step_budget import MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget
 from octavo.outputs import RequestOutput
@@ -119,17 +120,33 @@ def test_the_lead_is_bounded_and_belongs_to_running_streams() -> None:
     budget.observe(4, 300, 0, 0.05 + 300 * 0.003, begins_streams=False)
     assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + lead + 0.2 - 0.95) / 0.003)
     budget.observe(0, 300, 0, 0.9, begins_streams=False)  # no stream was left
-    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05) / 0.003)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + 0.2) / 0.003)
 
 
-def test_a_stream_that_begins_has_no_lead() -> None:
+def test_a_stream_that_begins_has_the_lead_of_one_token() -> None:
     budget = StepBudget(0.2)
     for _ in range(100):
         budget.observe(4, 0, 0, 0.05, begins_streams=False)
     budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=True)
-    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05) / 0.003)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + 0.2) / 0.003)
     budget.observe(5, 0, 0, 0.05, begins_streams=False)
-    assert budget.max_prefill_tokens(5, 0, 330, 330) == round((0.18 - 0.05 + 0.15) / 0.003)
+    assert budget.max_prefill_tokens(5, 0, 330, 330) == round((0.18 - 0.05 + 0.2 + 0.15) / 0.003)
+
+
+def test_who_skips_a_step_pays_for_it_with_the_lead() -> None:
+    budget = StepBudget(0.2)
+    assert not budget.lets_skip(4, 1)  # nothing is known yet
+    for _ in range(100):
+        budget.observe(4, 0, 0, 0.05, begins_streams=False)
+    budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=False)
+    assert budget.lets_skip(4, 310)  # 0.93 s: 0.8 of the lead, and what is left of 0.18 beside a step of the streams
+    assert not budget.lets_skip(4, 311)
+    budget.observe(0, 200, 0, 0.6, begins_streams=False, skips_decodes=True)
+    assert budget.lets_skip(4, 110)
+    assert not budget.lets_skip(4, 111)
+    budget.observe(0, 200, 0, 0.6, begins_streams=True, skips_decodes=True)
+    assert budget.lets_skip(4, 43)
+    assert not budget.lets_skip(4, 44)
 
 
 def test_short_is_what_has_little_to_compute() -> None:
@@ -146,21 +163,31 @@ def run(engine: Engine, num_steps: int) -> list[tuple[dict[str, int], float]]:
     """Steps: who computed how many tokens, and how long that took."""
     steps = []
     original = engine.scheduler.schedule
+    seen: list[Schedule] = []
+
+    def schedule() -> Schedule:
+        seen.append(original())
+        decodes = [item for item in seen[-1].scheduled.values() if num_missing(item.sequence) == 1]
+        assert seen[-1].num_decodes == len(decodes)
+        return seen[-1]
+
+    engine.scheduler.schedule = schedule  # type: ignore[method-assign]
     for _ in range(num_steps):
-        seen: list[Schedule] = []
-        engine.scheduler.schedule = lambda seen=seen: seen.append(original()) or seen[0]  # type: ignore[method-assign]
         before = SlowExecutor.now_s
         engine.step()
         if not engine._pooling:  # whose blocks the scheduler does not know
             engine.scheduler.check_integrity()
         counts: dict[str, int] = {}
-        for sequence, item in seen[0].scheduled.items():
+        for sequence, item in seen[-1].scheduled.items():
             name = sequence.request.request_id
             counts[name] = counts.get(name, 0) + item.num_tokens
-        assert seen[0].num_decodes == sum(item.num_tokens == 1 for item in seen[0].scheduled.values())
         steps.append((counts, SlowExecutor.now_s - before))
     engine.scheduler.schedule = original  # type: ignore[method-assign]
     return steps
+
+
+def num_missing(sequence: Sequence) -> int:
+    return len(sequence.token_ids) - sequence.num_computed_tokens
 
 
 def add(engine: Engine, name: str, prompt: list[int], *, priority: int = 0, max_tokens: int = 200) -> None:
@@ -207,7 +234,50 @@ def test_a_stream_is_counted_from_its_first_token(monkeypatch: pytest.MonkeyPatc
     add(engine, "new", text_of(16, 1))
     assert run(engine, 1)[0][0]["new"] == 16
     add(engine, "late", text_of(200, 2))
-    assert run(engine, 1)[0][1] < 1.1 * 0.2
+    assert run(engine, 1)[0][1] < 1.1 * (0.2 + 0.2)
+
+
+def test_a_short_prompt_has_a_step_alone_where_all_are_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, 0.2)
+    for i in range(4):
+        add(engine, f"stream{i}", [5, 6, 7 + i])
+    run(engine, 20)
+    for i in range(3):
+        add(engine, f"short{i}", text_of(100, i))
+    steps = [counts for counts, _ in run(engine, 4)]
+    assert steps[0] == {"short0": 100}
+    # The new stream has no lead to speak of: the others come beside its tokens and everybody's.
+    assert all({"stream0", "stream1", "stream2", "stream3", "short0"} <= set(counts) for counts in steps[1:])
+
+
+def test_a_flood_of_short_prompts_does_not_stop_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten new ones whenever the queue is short: the first streams keep their pace, but for one token."""
+    engine = make_engine(monkeypatch, 0.2)
+    for i in range(2):
+        add(engine, f"stream{i}", [5, 6, 7 + i])
+    run(engine, 10)
+    since, num_tokens = 0.0, 0
+    for i in range(60):
+        if engine.scheduler.num_waiting < 5:
+            for j in range(10):
+                add(engine, f"short{i}-{j}", text_of(40, 10 * i + j), max_tokens=3)
+        [(counts, seconds)] = run(engine, 1)
+        since += seconds
+        num_tokens += counts.get("stream0", 0)
+        assert since <= 1.1 * 0.2 * (10 + num_tokens + 1)
+    assert num_tokens > 30
+
+
+def test_a_prompt_that_is_under_way_is_not_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(monkeypatch, 0.2)
+    add(engine, "stream", [5, 6, 7])
+    run(engine, 30)
+    add(engine, "long", text_of(900, 1))
+    run(engine, 1)
+    add(engine, "short", text_of(20, 2))
+    for counts, _ in run(engine, 10):
+        assert counts["stream"] == 1
+        assert counts["long"] >= MIN_PREFILL_TOKENS
 
 
 def test_who_is_preempted_for_a_prompt_is_no_decode_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,7 +285,7 @@ def test_who_is_preempted_for_a_prompt_is_no_decode_of_the_step(monkeypatch: pyt
     for i in range(16):  # all seats
         add(engine, f"stream{i}", [5, 6, 7 + i], priority=i)
     run(engine, 5)
-    add(engine, "urgent", text_of(20, 1), priority=-1)
+    add(engine, "urgent", text_of(300, 1), priority=-1)  # too long to be computed alone
     counts, _ = run(engine, 1)[0]
     assert counts["urgent"] >= MIN_PREFILL_TOKENS
     assert "stream15" not in counts

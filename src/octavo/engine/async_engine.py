@@ -18,6 +18,11 @@ from octavo.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 
+# Who has just got an answer often asks on at once: a program that keeps so many requests under way, an agent. Where a
+# step is long, a moment's wait spares such a request the whole of the next one.
+_FOLLOW_UP_S = 0.008
+_LONG_STEP_S = 10 * _FOLLOW_UP_S
+
 # Called on the engine's thread; it must only hand the item on. An exception is the last item of its request.
 Sink: TypeAlias = Callable[["RequestOutput | OctavoError"], None]
 # The same for a prompt to embed; it gets one item.
@@ -90,10 +95,13 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                for output in self.engine.step():
+                outputs = self.engine.step()
+                for output in outputs:
                     self._deliver(output)
                 if self._on_round_end is not None:
                     self._on_round_end()
+                if time.monotonic() - self.last_round_at > _LONG_STEP_S:
+                    self._await_follow_ups(sum(isinstance(item, RequestOutput) and item.finished for item in outputs))
             failure = EngineDeadError("the engine was closed while the request ran")
         except Exception as error:  # whatever happens, nobody may wait for ever
             logger.exception("the engine failed")
@@ -131,6 +139,11 @@ class AsyncEngine:
             if output is not None:
                 self._deliver(output)
         return True
+
+    def _await_follow_ups(self, num_answered: int) -> None:
+        if num_answered and self.engine.has_work:
+            with self._wake:
+                self._wake.wait_for(lambda: len(self._added) >= num_answered or self._is_closing, _FOLLOW_UP_S)
 
     def _add(self, request: Request, sink: Sink) -> None:
         try:

@@ -432,6 +432,7 @@ class Engine:
                 schedule.chunk_start,
                 elapsed_s,
                 begins_streams=schedule.begins_streams,
+                skips_decodes=schedule.skips_decodes,
             )
         self._measure_state()
         size = self.limits.block_size

@@ -2,8 +2,9 @@
 
 There is no prefill or decode mode: a sequence has token_ids, the first num_computed_tokens of them are in
 the cache, and a step gives it some of the rest. Sequences that need one token go first, the remaining token
-budget is filled with chunks of longer ones. When blocks run out, the last in the order of service (priority,
-then arrival) is preempted: its blocks are freed and its tokens computed again later.
+budget is filled with chunks of longer ones. Only for a short prompt do they skip a step, if they are ahead.
+When blocks run out, the last in the order of service (priority, then arrival) is preempted: its blocks are
+freed and its tokens computed again later.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Schedule:
     num_rows_left: int
     num_tokens_held_back: int = 0  # taken out of what is left, so that the step does not become too long
     num_decodes: int = 0  # sequences whose one token came before all chunks; they are the first that are scheduled
+    skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
     chunk_start: int = 0  # where the first chunk begins in its sequence
     scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
 
@@ -171,12 +173,29 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """The next step. Empty only if nothing is left to do."""
         step = Schedule(self.max_num_batched_tokens, self.max_num_outputs)
-        behind = self._schedule_decodes(step)
-        step.num_decodes = len(step.scheduled)
-        self._schedule_chunks(behind, step)
+        step.skips_decodes = self._schedule_alone(step)
+        if not step.skips_decodes:
+            behind = self._schedule_decodes(step)
+            step.num_decodes = len(step.scheduled)
+            self._schedule_chunks(behind, step)
         step.num_tokens_left += step.num_tokens_held_back
         self._invite_choices(step)
         return step
+
+    def _schedule_alone(self, step: Schedule) -> bool:
+        """Gives a short prompt a step of its own, if those who run are so far ahead that they can skip one."""
+        first, budget = self._next_waiting(), self.step_budget
+        if first is None or budget is None or not self.running:
+            return False
+        if not budget.lets_skip(len(self.running), len(first.token_ids)):
+            return False
+        # A prompt that is under way is not overtaken.
+        if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in self.running):
+            return False
+        if not self._admit(first, step):
+            return False
+        self._schedule_chunk(first, step)
+        return step.has_chunks
 
     def _hold_back(self, first: Sequence, step: Schedule) -> None:
         """Takes tokens out of the step that would make it too long for those who wait for its end.

@@ -4,9 +4,9 @@ The model is deliberately small: a step takes what its decodes take, plus a time
 how much it sees. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and a
 wrong guess is corrected by the step that it leads to.
 
-Streams that are faster than they must be get ahead of their readers. A short prompt may spend that lead: its first
-token comes soon, and nobody falls behind one token every max_itl, counted from the stream's first. Beside a long prompt
-no gap is longer than max_itl.
+Streams that are faster than they must be get ahead of their readers. A short prompt may spend that lead, in a step of
+its own if it is long enough: its first token comes soon, and nobody falls more than one token behind one every max_itl,
+counted from the stream's first. Beside a long prompt no gap is longer than max_itl.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ class StepBudget:
         self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
         self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
         self._pooled_s: dict[int, deque[float]] = {}  # by context: seconds a token to embed, in a pass of its own
-        self._lead_s = 0.0  # by which every stream is ahead of one token every max_itl
+        # By which every stream is at least ahead of one token every max_itl, and one more.
+        self._lead_s = self._first_lead_s = min(max_itl_s, max(QUIET_STEP_S - max_itl_s, 0.0))
 
     def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
         """How many prompt tokens may be computed beside num_decodes sequences.
@@ -51,15 +52,36 @@ class StepBudget:
             room_s = max(room_s, min(room_s + self._lead_s, missing * per_token))
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
+    def lets_skip(self, num_decodes: int, num_tokens: int) -> bool:
+        """Whether num_decodes sequences are so far ahead that a whole prompt of num_tokens can be computed alone.
+
+        Their next token then comes after it and a step of theirs.
+        """
+        per_token = _nearest_median(self._prefill_s, 0)
+        if per_token is None or num_tokens * per_token > QUIET_STEP_S:
+            return False
+        room_s = self._max_itl_s * _AIM - self._decode_time(num_decodes) + self._lead_s
+        return num_tokens * per_token <= room_s
+
     def observe(
-        self, num_decodes: int, num_prefill_tokens: int, context: int, elapsed_s: float, *, begins_streams: bool
+        self,
+        num_decodes: int,
+        num_prefill_tokens: int,
+        context: int,
+        elapsed_s: float,
+        *,
+        begins_streams: bool,
+        skips_decodes: bool = False,
     ) -> None:
         """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any.
 
-        begins_streams: whether a sequence got its first token in it, which has no lead yet.
+        begins_streams: whether a sequence got its first token in it. skips_decodes: whether streams waited for it.
         """
-        most_s = max(QUIET_STEP_S - self._max_itl_s, 0.0)
-        lead_s = 0.0 if begins_streams or not num_decodes else self._lead_s + self._max_itl_s - elapsed_s
+        if num_decodes or skips_decodes:
+            lead_s = self._lead_s - elapsed_s + (self._max_itl_s if num_decodes else 0.0)
+        else:
+            lead_s = self._first_lead_s
+        most_s = self._first_lead_s if begins_streams else max(QUIET_STEP_S - self._max_itl_s, 0.0)
         self._lead_s = min(max(lead_s, 0.0), most_s)
         if num_prefill_tokens == 0:
             _remember(self._decode_s, num_decodes, elapsed_s)
