@@ -81,7 +81,10 @@ class PoolingQueue:
         num_streams: sequences that wait for its end; elapsed_s: for how long they have been waiting.
         """
         budget, context = self._step_budget, self._requests[0].num_computed_tokens
-        chunks = self._schedule(self._max_tokens(num_streams, elapsed_s))
+        most = self._limits.max_num_batched_tokens
+        if budget is not None:
+            most = min(most, budget.max_pooled_tokens(num_streams, context, elapsed_s))
+        chunks = self._schedule(most)
         if not chunks:
             return []
         start = time.perf_counter()
@@ -105,13 +108,6 @@ class PoolingQueue:
     def block_tables(self) -> list[list[int]]:
         """Of all requests, for integrity checks."""
         return [request.block_table for request in self._requests]
-
-    def _max_tokens(self, num_streams: int, elapsed_s: float) -> int:
-        most = self._limits.max_num_batched_tokens
-        if self._step_budget is None:
-            return most
-        context = self._requests[0].num_computed_tokens
-        return min(most, self._step_budget.max_pooled_tokens(num_streams, context, elapsed_s))
 
     def _schedule(self, num_tokens: int) -> list[tuple[PoolingRequest, int]]:
         """Who computes how many tokens: first come, first served, within all limits of a step."""

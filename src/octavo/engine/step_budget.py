@@ -47,7 +47,7 @@ class StepBudget:
             return MIN_PREFILL_TOKENS if num_decodes else _FIRST_GUESS_TOKENS
         if not num_decodes:
             return max(int(max(self._max_itl_s, QUIET_STEP_S) / per_token), MIN_PREFILL_TOKENS)
-        room_s = self._max_itl_s * _AIM - self._decode_time(num_decodes)
+        room_s = self._room_beside(num_decodes)
         if to_compute * per_token <= QUIET_STEP_S:
             room_s = max(room_s, min(room_s + self._lead_s, missing * per_token))
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
@@ -60,8 +60,7 @@ class StepBudget:
         per_token = _nearest_median(self._prefill_s, 0)
         if per_token is None or num_tokens * per_token > QUIET_STEP_S:
             return False
-        room_s = self._max_itl_s * _AIM - self._decode_time(num_decodes) + self._lead_s
-        return num_tokens * per_token <= room_s
+        return num_tokens * per_token <= self._room_beside(num_decodes) + self._lead_s
 
     def observe(
         self,
@@ -105,6 +104,10 @@ class StepBudget:
         self._lead_s = max(self._lead_s - elapsed_s, 0.0)
         if num_tokens >= MIN_PREFILL_TOKENS // 2:
             _remember(self._pooled_s, context // _CONTEXT_STEP, elapsed_s / num_tokens)
+
+    def _room_beside(self, num_decodes: int) -> float:
+        """Seconds of max_itl that a step of num_decodes sequences leaves; below 0 where it takes longer alone."""
+        return self._max_itl_s * _AIM - self._decode_time(num_decodes)
 
     def _decode_time(self, num_decodes: int) -> float:
         return (_nearest_median(self._decode_s, num_decodes) or 0.0) if num_decodes else 0.0
