@@ -12,7 +12,7 @@ from octavo.engine import engine as engine_module
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.request import Sequence
 from octavo.engine.scheduler import Schedule
-from octavo.engine.step_budget import MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget
+from octavo.engine.step_budget import MAX_TOKENS_BEHIND, MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer
@@ -93,68 +93,88 @@ def test_without_streams_steps_stay_below_a_second(monkeypatch: pytest.MonkeyPat
     assert sum(times[1:-1]) / len(times[1:-1]) > 0.7 * QUIET_STEP_S
 
 
-def test_a_short_prompt_spends_the_lead_of_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten steps of 0.04 s put the streams 0.8 s ahead; 200 tokens take that long and come in one or two steps."""
+def test_streams_wait_for_a_short_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 tokens take 0.8 s and come in one or two steps."""
     gaps, answers = watch(make_engine(monkeypatch, 0.2), 200)
     assert 0.5 < max(gaps) < 1.1 * QUIET_STEP_S
     assert sum(gap > 0.06 for gap in gaps) <= 4  # 16 tokens to measure them, then nearly all of them
     assert len(answers) == 5
-    # Nobody falls behind one token every 0.2 s, counted from the first.
-    assert all(sum(gaps[:count]) + 10 * 0.04 <= 0.2 * (10 + count) for count in range(1, len(gaps) + 1))
 
 
-def test_who_has_no_lead_cannot_spend_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    gaps, _ = watch(make_engine(monkeypatch, 0.038), 200)  # as long as a step of the streams alone
-    assert max(gaps) < 1.1 * (0.03 + 0.002 * 5 + 0.004 * MIN_PREFILL_TOKENS)
+def test_streams_that_are_too_far_behind_wait_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    max_itl_s = 0.038  # as long as a step of the streams alone: what they lose they never get back
+    engine = make_engine(monkeypatch, max_itl_s)
+    for i in range(4):
+        add(engine, f"stream{i}", [5, 6, 7 + i])
+    run(engine, 10)
+    since, num_tokens, num_waits = 0.0, 0, 0
+    for i in range(40):
+        if engine.scheduler.num_waiting == 0:
+            add(engine, f"short{i}", text_of(60, i), max_tokens=1)
+        [(counts, seconds)] = run(engine, 1)
+        since += seconds
+        num_tokens += counts.get("stream0", 0)
+        num_waits += seconds > 0.15
+    assert num_waits == 1
+    assert num_tokens == 40
+    at_once = 0.03 + 0.002 * 5 + 0.004 * MIN_PREFILL_TOKENS  # the least piece of a prompt, whoever waits
+    assert since < MAX_TOKENS_BEHIND * max_itl_s + 1.1 * 40 * at_once
 
 
-def test_the_lead_is_bounded_and_belongs_to_running_streams() -> None:
+def test_streams_fall_behind_by_a_bounded_time() -> None:
     budget = StepBudget(0.2)
     for _ in range(100):
-        budget.observe(4, 0, 0, 0.05, begins_streams=False)
-    budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=False)
-    lead = QUIET_STEP_S - 0.2
-    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + lead) / 0.003)
+        budget.observe(4, 0, 0, 0.05)
+    budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((1.0 - 0.05) / 0.003)  # no step beyond a second
     assert budget.max_prefill_tokens(4, 0, 100, 100) == 100  # no more than the prompt needs
     assert budget.max_prefill_tokens(4, 0, 340, 340) == round((0.18 - 0.05) / 0.003)  # long: over a second in all
-    budget.observe(4, 300, 0, 0.05 + 300 * 0.003, begins_streams=False)
-    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + lead + 0.2 - 0.95) / 0.003)
-    budget.observe(0, 300, 0, 0.9, begins_streams=False)  # no stream was left
-    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + 0.2) / 0.003)
+    for _ in range(2):
+        budget.observe(4, 300, 0, 0.05 + 300 * 0.003)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + 2.0 - 2 * 0.75) / 0.003)
+    budget.observe(4, 300, 0, 0.05 + 300 * 0.003)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05) / 0.003)
+    budget.observe(4, 0, 0, 0.05)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + 0.15) / 0.003)
+    budget.observe(0, 300, 0, 0.9)  # no stream was left
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((1.0 - 0.05) / 0.003)
 
 
-def test_a_stream_that_begins_has_the_lead_of_one_token() -> None:
-    budget = StepBudget(0.2)
-    for _ in range(100):
-        budget.observe(4, 0, 0, 0.05, begins_streams=False)
-    budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=True)
-    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((0.18 - 0.05 + 0.2) / 0.003)
-    budget.observe(5, 0, 0, 0.05, begins_streams=False)
-    assert budget.max_prefill_tokens(5, 0, 330, 330) == round((0.18 - 0.05 + 0.2 + 0.15) / 0.003)
-
-
-def test_who_skips_a_step_pays_for_it_with_the_lead() -> None:
+def test_who_skips_a_step_waits_a_second_at_most() -> None:
     budget = StepBudget(0.2)
     assert not budget.lets_skip(4, 1)  # nothing is known yet
     for _ in range(100):
-        budget.observe(4, 0, 0, 0.05, begins_streams=False)
-    budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=False)
-    assert budget.lets_skip(4, 310)  # 0.93 s: 0.8 of the lead, and what is left of 0.18 beside a step of the streams
-    assert not budget.lets_skip(4, 311)
-    budget.observe(0, 200, 0, 0.6, begins_streams=False, skips_decodes=True)
-    assert budget.lets_skip(4, 110)
-    assert not budget.lets_skip(4, 111)
-    budget.observe(0, 200, 0, 0.6, begins_streams=True, skips_decodes=True)
-    assert budget.lets_skip(4, 43)
-    assert not budget.lets_skip(4, 44)
+        budget.observe(4, 0, 0, 0.05)
+    budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
+    assert budget.lets_skip(4, 333)
+    assert not budget.lets_skip(4, 334)
+    budget.observe(0, 200, 0, 0.6, skips_decodes=True)
+    assert budget.lets_skip(4, 133)
+    assert not budget.lets_skip(4, 134)
+    assert budget.max_prefill_tokens(4, 0, 330, 330) == round((1.0 - 0.6 - 0.05) / 0.003)
+    budget.observe(4, 0, 0, 0.05)
+    assert budget.lets_skip(4, 333)
+
+
+def test_who_skips_steps_is_not_too_far_behind() -> None:
+    budget = StepBudget(0.2)
+    for _ in range(100):
+        budget.observe(4, 0, 0, 0.05)
+    budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
+    for _ in range(2):
+        budget.observe(0, 300, 0, 0.9, skips_decodes=True)
+        budget.observe(4, 0, 0, 0.05)
+    most = round((MAX_TOKENS_BEHIND * 0.2 - 2 * (0.9 + 0.05 - 0.2) + 0.18 - 0.05) / 0.003)
+    assert budget.lets_skip(4, most)
+    assert not budget.lets_skip(4, most + 1)
 
 
 def test_short_is_what_has_little_to_compute() -> None:
     """Of 3,000 tokens all but 100 were in the cache; then the same prompt without it."""
     budget = StepBudget(0.2)
     for _ in range(100):
-        budget.observe(4, 0, 0, 0.1, begins_streams=False)
-    budget.observe(4, 40, 2900, 0.1 + 40 * 0.003, begins_streams=False)
+        budget.observe(4, 0, 0, 0.1)
+    budget.observe(4, 40, 2900, 0.1 + 40 * 0.003)
     assert budget.max_prefill_tokens(4, 2900, 100, 100) == 100
     assert budget.max_prefill_tokens(4, 2900, 100, 3000) == round((0.18 - 0.1) / 0.003)
 
@@ -214,7 +234,7 @@ def test_a_long_prompt_gets_nothing_of_what_a_cached_one_leaves(monkeypatch: pyt
     assert max(elapsed for _, elapsed in steps) < 1.1 * 0.2
 
 
-def test_an_urgent_long_prompt_does_not_spend_the_lead_for_the_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_do_not_wait_for_an_urgent_long_prompt_before_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(monkeypatch, 0.2)
     add(engine, "stream", [5, 6, 7], priority=-2)
     run(engine, 30)
@@ -226,46 +246,46 @@ def test_an_urgent_long_prompt_does_not_spend_the_lead_for_the_short_one(monkeyp
     assert max(elapsed for _, elapsed in steps) < 1.1 * 0.2
 
 
-def test_a_stream_is_counted_from_its_first_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One stream is far ahead; another has just begun when a prompt of 200 tokens comes."""
-    engine = make_engine(monkeypatch, 0.2)
-    add(engine, "old", [5, 6, 7])
-    run(engine, 30)
-    add(engine, "new", text_of(16, 1))
-    assert run(engine, 1)[0][0]["new"] == 16
-    add(engine, "late", text_of(200, 2))
-    assert run(engine, 1)[0][1] < 1.1 * (0.2 + 0.2)
-
-
-def test_a_short_prompt_has_a_step_alone_where_all_are_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_prompts_have_steps_alone_but_not_for_longer_than_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(monkeypatch, 0.2)
     for i in range(4):
         add(engine, f"stream{i}", [5, 6, 7 + i])
     run(engine, 20)
-    for i in range(3):
-        add(engine, f"short{i}", text_of(100, i))
-    steps = [counts for counts, _ in run(engine, 4)]
-    assert steps[0] == {"short0": 100}
-    # The new stream has no lead to speak of: the others come beside its tokens and everybody's.
-    assert all({"stream0", "stream1", "stream2", "stream3", "short0"} <= set(counts) for counts in steps[1:])
+    for i in range(4):
+        add(engine, f"short{i}", text_of(80, i))
+    streams = {f"stream{i}" for i in range(4)}
+    steps = [counts for counts, _ in run(engine, 6)]
+    assert steps[0] == {"short0": 80}
+    assert steps[1] == {"short1": 80}
+    gaps, since = [], 0.0
+    for counts, seconds in run(engine, 10):
+        since += seconds
+        if streams <= set(counts):
+            gaps.append(since)
+            since = 0.0
+    assert any(streams <= set(counts) for counts in steps[2:4])
+    assert max(gaps) < 1.1 * QUIET_STEP_S
 
 
 def test_a_flood_of_short_prompts_does_not_stop_the_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten new ones whenever the queue is short: the first streams keep their pace, but for one token."""
+    """Ten new ones whenever the queue is short: the first streams keep their pace, but for ten tokens."""
     engine = make_engine(monkeypatch, 0.2)
     for i in range(2):
         add(engine, f"stream{i}", [5, 6, 7 + i])
     run(engine, 10)
-    since, num_tokens = 0.0, 0
-    for i in range(60):
+    since, gap, num_tokens = 0.0, 0.0, 0
+    for i in range(80):
         if engine.scheduler.num_waiting < 5:
             for j in range(10):
                 add(engine, f"short{i}-{j}", text_of(40, 10 * i + j), max_tokens=3)
         [(counts, seconds)] = run(engine, 1)
         since += seconds
+        gap += seconds
         num_tokens += counts.get("stream0", 0)
-        assert since <= 1.1 * 0.2 * (10 + num_tokens + 1)
-    assert num_tokens > 30
+        assert since <= 1.1 * 0.2 * (num_tokens + MAX_TOKENS_BEHIND + 1)
+        assert gap <= 1.2 * QUIET_STEP_S
+        gap = 0.0 if "stream0" in counts else gap
+    assert num_tokens > 40
 
 
 def test_a_prompt_that_is_under_way_is_not_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +316,7 @@ def test_who_is_preempted_for_a_prompt_is_no_decode_of_the_step(monkeypatch: pyt
     "params",
     [SamplingParams(n=4, max_tokens=40, ignore_eos=True, seed=1), BeamSearchParams(beam_width=4, max_tokens=40)],
 )
-def test_choices_and_beams_keep_to_the_lead(
+def test_choices_and_beams_keep_to_the_pace(
     monkeypatch: pytest.MonkeyPatch, params: SamplingParams | BeamSearchParams
 ) -> None:
     engine = make_engine(monkeypatch, 0.2)
@@ -306,10 +326,10 @@ def test_choices_and_beams_keep_to_the_lead(
     add(engine, "late", text_of(150, 2))
     elapsed = [elapsed for _, elapsed in run(engine, 40)]
     assert 0.4 < max(elapsed) < 1.1 * QUIET_STEP_S
-    since = 0.0  # of the stream, which had ten tokens at 0.032 s
+    since = 0.0
     for count, seconds in enumerate(elapsed, 1):
         since += seconds
-        assert since <= 0.2 * (9 + count)
+        assert since <= 1.1 * 0.2 * (MAX_TOKENS_BEHIND + count)
 
 
 class SlowEmbedder(SlowExecutor):
@@ -338,12 +358,12 @@ def test_texts_to_embed_do_not_stop_the_streams_either(monkeypatch: pytest.Monke
 def test_one_slow_step_changes_nothing() -> None:
     budget = StepBudget(0.2)
     for _ in range(5):
-        budget.observe(4, 0, 0, 0.05, begins_streams=False)
-        budget.observe(4, 40, 0, 0.05 + 40 * 0.003, begins_streams=False)
+        budget.observe(4, 0, 0, 0.05)
+        budget.observe(4, 40, 0, 0.05 + 40 * 0.003)
     before = budget.max_prefill_tokens(4, 0, 5000, 5000)
     assert before == round((0.18 - 0.05) / 0.003)
-    budget.observe(4, 40, 0, 5.0, begins_streams=False)
-    budget.observe(4, 0, 0, 5.0, begins_streams=False)
+    budget.observe(4, 40, 0, 5.0)
+    budget.observe(4, 0, 0, 5.0)
     assert budget.max_prefill_tokens(4, 0, 5000, 5000) == before
 
 
@@ -351,8 +371,8 @@ def test_what_was_not_measured_is_guessed_small() -> None:
     budget = StepBudget(0.2)
     assert budget.max_prefill_tokens(3, 0, 5000, 5000) == MIN_PREFILL_TOKENS
     assert budget.max_prefill_tokens(0, 0, 5000, 5000) == 2 * MIN_PREFILL_TOKENS
-    budget.observe(0, 100, 0, 0.5, begins_streams=False)
+    budget.observe(0, 100, 0, 0.5)
     assert budget.max_prefill_tokens(0, 3000, 2000, 5000) == 200  # as long as nothing is known of that context
-    budget.observe(0, 100, 3000, 1.0, begins_streams=False)
+    budget.observe(0, 100, 3000, 1.0)
     assert budget.max_prefill_tokens(0, 3000, 2000, 5000) == 100
     assert budget.max_prefill_tokens(0, 500, 4500, 5000) == 200

@@ -431,7 +431,6 @@ class Engine:
                 num_chunk_tokens,
                 schedule.chunk_start,
                 elapsed_s,
-                begins_streams=schedule.begins_streams,
                 skips_decodes=schedule.skips_decodes,
             )
         self._measure_state()

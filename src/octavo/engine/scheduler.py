@@ -2,7 +2,7 @@
 
 There is no prefill or decode mode: a sequence has token_ids, the first num_computed_tokens of them are in
 the cache, and a step gives it some of the rest. Sequences that need one token go first, the remaining token
-budget is filled with chunks of longer ones. Only for a short prompt do they skip a step, if they are ahead.
+budget is filled with chunks of longer ones. Only for a short prompt do they wait a step, within bounds.
 When blocks run out, the last in the order of service (priority, then arrival) is preempted: its blocks are
 freed and its tokens computed again later.
 """
@@ -52,11 +52,6 @@ class Schedule:
     @property
     def has_chunks(self) -> bool:
         return len(self.scheduled) > self.num_decodes
-
-    @property
-    def begins_streams(self) -> bool:
-        """Whether a chunk reaches the end of its prompt."""
-        return any(item.samplers for item in islice(self.scheduled.values(), self.num_decodes, None))
 
     def add(self, item: ScheduledSequence) -> None:
         self.num_tokens_left -= item.num_tokens
@@ -183,7 +178,7 @@ class Scheduler:
         return step
 
     def _schedule_alone(self, step: Schedule) -> bool:
-        """Gives a short prompt a step of its own, if those who run are so far ahead that they can skip one."""
+        """Gives a short prompt a step of its own, if those who run may wait for it."""
         first, budget = self._next_waiting(), self.step_budget
         if first is None or budget is None or not self.running:
             return False

@@ -4,9 +4,9 @@ The model is deliberately small: a step takes what its decodes take, plus a time
 how much it sees. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and a
 wrong guess is corrected by the step that it leads to.
 
-Streams that are faster than they must be get ahead of their readers. A short prompt may spend that lead, in a step of
-its own if it is long enough: its first token comes soon, and nobody falls more than one token behind one every max_itl,
-counted from the stream's first. Beside a long prompt no gap is longer than max_itl.
+A short prompt may make streams wait, so that its first token comes soon: in a step of its own, or as a larger part of
+one of theirs. No stream falls more than ten tokens behind one every max_itl, counted from its first, and none waits
+longer than a second. Beside a long prompt no gap is longer than max_itl.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from collections import deque
 
 # A chunk this small always fits in: a prompt must progress, and steps of few tokens hardly differ in time.
 MIN_PREFILL_TOKENS = 16
-# What a step may take when nobody's stream would notice, as there is none or its lead is long enough; new requests and
-# aborts wait for its end.
+# What a step may take where no stream waits, and how long streams wait for short prompts; new requests and aborts wait
+# for its end.
 QUIET_STEP_S = 1.0
+# How far streams may fall behind one token every max_itl. Less, and of short prompts that come at about the same time
+# the last wait for most of a second; more gains nothing with eight users.
+MAX_TOKENS_BEHIND = 10
 
 _FIRST_GUESS_TOKENS = 32
 _NUM_REMEMBERED = 5
@@ -33,8 +36,9 @@ class StepBudget:
         self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
         self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
         self._pooled_s: dict[int, deque[float]] = {}  # by context: seconds a token to embed, in a pass of its own
-        # By which every stream is at least ahead of one token every max_itl, and one more.
-        self._lead_s = self._first_lead_s = min(max_itl_s, max(QUIET_STEP_S - max_itl_s, 0.0))
+        # How much later all tokens may come before a stream is too far behind, and since when streams wait.
+        self._slack_s = self._most_slack_s = MAX_TOKENS_BEHIND * max_itl_s
+        self._skipped_s = 0.0
 
     def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
         """How many prompt tokens may be computed beside num_decodes sequences.
@@ -49,18 +53,16 @@ class StepBudget:
             return max(int(max(self._max_itl_s, QUIET_STEP_S) / per_token), MIN_PREFILL_TOKENS)
         room_s = self._room_beside(num_decodes)
         if to_compute * per_token <= QUIET_STEP_S:
-            room_s = max(room_s, min(room_s + self._lead_s, missing * per_token))
+            longest_s = QUIET_STEP_S - self._skipped_s - self._decode_time(num_decodes)
+            room_s = max(room_s, min(room_s + self._slack_s, missing * per_token, longest_s))
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def lets_skip(self, num_decodes: int, num_tokens: int) -> bool:
-        """Whether num_decodes sequences are so far ahead that a whole prompt of num_tokens can be computed alone.
-
-        Their next token then comes after it and a step of theirs.
-        """
+        """Whether num_decodes sequences may wait for a step in which a whole prompt of num_tokens is computed alone."""
         per_token = _nearest_median(self._prefill_s, 0)
-        if per_token is None or num_tokens * per_token > QUIET_STEP_S:
+        if per_token is None or self._skipped_s + num_tokens * per_token > QUIET_STEP_S:
             return False
-        return num_tokens * per_token <= self._room_beside(num_decodes) + self._lead_s
+        return num_tokens * per_token <= self._room_beside(num_decodes) + self._slack_s
 
     def observe(
         self,
@@ -69,19 +71,17 @@ class StepBudget:
         context: int,
         elapsed_s: float,
         *,
-        begins_streams: bool,
         skips_decodes: bool = False,
     ) -> None:
         """Takes a step into account. context: tokens before the first of the prompt tokens, if there are any.
 
-        begins_streams: whether a sequence got its first token in it. skips_decodes: whether streams waited for it.
+        skips_decodes: whether streams waited for it.
         """
-        if num_decodes or skips_decodes:
-            lead_s = self._lead_s - elapsed_s + (self._max_itl_s if num_decodes else 0.0)
-        else:
-            lead_s = self._first_lead_s
-        most_s = self._first_lead_s if begins_streams else max(QUIET_STEP_S - self._max_itl_s, 0.0)
-        self._lead_s = min(max(lead_s, 0.0), most_s)
+        slack_s = self._slack_s - elapsed_s + (self._max_itl_s if num_decodes else 0.0)
+        if not (num_decodes or skips_decodes):
+            slack_s = self._most_slack_s
+        self._slack_s = min(max(slack_s, 0.0), self._most_slack_s)
+        self._skipped_s = self._skipped_s + elapsed_s if skips_decodes else 0.0
         if num_prefill_tokens == 0:
             _remember(self._decode_s, num_decodes, elapsed_s)
         elif num_prefill_tokens >= MIN_PREFILL_TOKENS // 2:
@@ -101,7 +101,7 @@ class StepBudget:
 
     def observe_pooled(self, num_tokens: int, context: int, elapsed_s: float) -> None:
         """Takes a pass over tokens to embed into account."""
-        self._lead_s = max(self._lead_s - elapsed_s, 0.0)
+        self._slack_s = max(self._slack_s - elapsed_s, 0.0)
         if num_tokens >= MIN_PREFILL_TOKENS // 2:
             _remember(self._pooled_s, context // _CONTEXT_STEP, elapsed_s / num_tokens)
 
