@@ -284,6 +284,12 @@ def test_fields(client: httpx.Client, fields: str, param: str | None, code: str)
     assert time.monotonic() - begin < 20
 
 
+@pytest.mark.parametrize("key", ["05", "-0", "-05", "+5", " 5", "5 ", "5_0", "\u0665", "5.0", "5e0", "", "0x5"])
+def test_a_bias_key_is_a_plain_integer(client: httpx.Client, key: str) -> None:
+    body = {"messages": [USER], "logit_bias": {key: 1, "5": 1}}
+    assert repr(key) in check_refused(client, body, "logit_bias", "invalid_type")
+
+
 def test_every_wrong_bias_key_is_named(client: httpx.Client) -> None:
     body = {"messages": [USER], "logit_bias": {"foo": 1, "bar": 2}}
     message = check_refused(client, body, "logit_bias", "invalid_type")

@@ -357,6 +357,10 @@ def _check_schema(schema: object, param: str) -> None:
 
 
 def _token_id(key: str) -> int | str:
-    """The token id that a name in JSON stands for; what is none stays as it is, to be refused."""
+    """The token id that a name in JSON stands for; what is none stays as it is, to be refused.
+
+    Only the usual way of writing a number names one, so that no two names stand for the same token.
+    """
     digits = key.removeprefix("-")
-    return int(key) if digits.isascii() and digits.isdigit() and len(digits) < 20 else key
+    is_integer = digits.isascii() and digits.isdigit() and len(digits) < 20
+    return int(key) if is_integer and str(int(key)) == key else key
