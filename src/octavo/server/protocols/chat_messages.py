@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -11,6 +10,7 @@ from pydantic import ConfigDict, Field
 from octavo.errors import UsageError
 from octavo.server.generation.spec import NamedTool, ToolChoice
 from octavo.server.http.json_body import Text, format_path, quote
+from octavo.server.protocols.protocol_fields import check_call_arguments
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 MAX_MESSAGES = 4096
@@ -159,13 +159,7 @@ def _check_role(message: Message, where: str) -> None:
 def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
     """Results follow the call that they answer, by its id."""
     for j, call in enumerate(message.tool_calls or ()):
-        try:
-            arguments = json.loads(call.function.arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = None
-        if not isinstance(arguments, dict):
-            name = f"{where}.tool_calls[{j}].function.arguments"
-            raise UsageError(f"{name} must be the text of a JSON object", param=name, code="invalid_value")
+        check_call_arguments(call.function.arguments, f"{where}.tool_calls[{j}].function.arguments")
         known_calls.add(call.id)
     if message.role != "tool":
         return

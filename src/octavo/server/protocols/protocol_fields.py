@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -43,6 +44,16 @@ def by_type(*known: str, default: str | None = None) -> Callable[[Any], str]:
 def text_or_list(value: Any) -> str:
     """For `pydantic.Discriminator`: `text` or `list`."""
     return "text" if isinstance(value, str) else "list"
+
+
+def check_call_arguments(arguments: str, param: str) -> None:
+    """Raises UsageError where the arguments of an earlier call are no JSON object's text. Empty: there were none."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{param} must be the text of a JSON object", param=param, code="invalid_value")
 
 
 def check_own_tools(tools: Sequence[dict[str, Any]], names: Mapping[str, str]) -> None:

@@ -9,7 +9,13 @@ from pydantic import Discriminator, Field, Tag
 
 from octavo.server.errors import refuse
 from octavo.server.http.json_body import Text
-from octavo.server.protocols.protocol_fields import UNSUPPORTED, Unsupported, by_type, text_or_list
+from octavo.server.protocols.protocol_fields import (
+    UNSUPPORTED,
+    Unsupported,
+    by_type,
+    check_call_arguments,
+    text_or_list,
+)
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -120,6 +126,7 @@ def to_messages(items: str | Sequence[Any], instructions: str | None) -> list[di
             texts = [part.text for part in item.content or item.summary or ()]
             _assistant(messages)["reasoning_content"] = "\n".join(texts)
         elif isinstance(item, FunctionCallItem):
+            check_call_arguments(item.arguments, f"input[{i}].arguments")
             call = {"name": item.name, "arguments": item.arguments}
             calls = _assistant(messages).setdefault("tool_calls", [])
             calls.append({"id": item.call_id, "type": "function", "function": call})
