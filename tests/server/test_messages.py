@@ -15,7 +15,7 @@ from anthropic.types import Message
 
 from octavo.errors import EngineDeadError, OverloadedError
 from octavo.server.config import ServerConfig
-from octavo.server.protocols.messages_request import MessagesRequest
+from octavo.server.protocols.messages_request import FIELD_NAMES, MessagesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
@@ -258,7 +258,11 @@ def test_a_prompt_that_is_too_long_is_told_with_its_numbers(fake: ScriptedServer
     counted = client_of(fake).messages.count_tokens(model="fake", messages=[{"role": "user", "content": "a " * 2000}])
     assert f"the prompt has {counted.input_tokens} tokens" in str(caught.value)
     assert str(fake.client.info.max_model_len) in str(caught.value)
-    assert "truncate" not in str(caught.value)  # no field of this protocol
+    assert caught.value.body["error"]["message"].endswith("for one token: shorten it")  # there is no field to cut it
+
+
+def test_what_is_renamed_are_names_of_fields() -> None:
+    assert all(name.isidentifier() for name in FIELD_NAMES)
 
 
 def test_count_tokens_is_what_a_message_reports(fake: ScriptedServer) -> None:

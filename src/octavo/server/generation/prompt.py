@@ -103,9 +103,10 @@ def _fit(
         prompts = [_truncate(ids, room, spec.truncation_side) for ids in prompts]
     longest = max(map(len, prompts))
     if longest >= limit:
+        remedy = "shorten it, or ask for truncate_prompt_tokens" if spec.offers_truncation else "shorten it"
         message = (
             f"the prompt has {longest} tokens, and the context of this model has {limit} for prompt and answer; "
-            f"at most {limit - 1} leave room for one token: shorten it, or ask for truncate_prompt_tokens"
+            f"at most {limit - 1} leave room for one token: {remedy}"
         )
         raise UsageError(message, param=param, code="context_length_exceeded")
     if wanted is not None and longest + wanted > limit:

@@ -26,7 +26,8 @@ class Common:
     tenant: whose request this is, by the API key: nobody else can cancel it or share its prefix cache. cache_salt:
     separates the prefix cache further. truncate_prompt_tokens: keep only so many tokens, the last ones, or all but the
     middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink: max_tokens is a
-    default and no wish, so the context may end the answer before.
+    default and no wish, so the context may end the answer before. offers_truncation: the protocol has a field for
+    truncate_prompt_tokens, which an error then proposes.
     """
 
     params: SamplingParams | BeamSearchParams
@@ -34,6 +35,7 @@ class Common:
     tenant: str = ""
     cache_salt: str = ""
     truncate_prompt_tokens: int | None = None
+    offers_truncation: bool = True
     truncation_side: Literal["left", "middle"] = "left"
     max_tokens_may_shrink: bool = False
 

@@ -21,11 +21,7 @@ from octavo.server.protocols.sampling_fields import NullIsAbsent
 MAX_MESSAGES = 4096
 MIN_THINKING_BUDGET = 1
 
-FIELD_NAMES = {
-    "stop": "stop_sequences",
-    "structured_outputs": "output_config.format",
-    "shorten it, or ask for truncate_prompt_tokens": "shorten it",  # this protocol cannot ask for it
-}
+FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
 
 
 class Tool(NullIsAbsent):
@@ -164,6 +160,7 @@ def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, param
         tool_choice=choice,
         parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
         template_arguments=arguments,
+        offers_truncation=False,
         max_tokens_may_shrink=True,  # the protocol has a stop_reason for it, and clients ask for more than they need
     )
 
