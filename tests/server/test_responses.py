@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -270,12 +269,13 @@ def test_truncation_takes_the_middle_and_is_reported(fake: ScriptedServer) -> No
 def test_an_engine_that_dies_in_mid_stream(fake: ScriptedServer) -> None:
     fake.script = Script(["Hello"], error=EngineDeadError("it fell"))
     stream = client_of(fake).responses.create(model="fake", input="Hi", stream=True)
-    seen = list(itertools.islice(stream, 6))
-    with pytest.raises(openai.APIError, match="engine stopped"):
-        next(stream)
-    last = fake.post("/v1/responses", {"input": "Hi", "stream": True}).text.split("data: ")[-1]
-    error = ResponseErrorEvent.model_validate_json(last)
+    *seen, error = stream
+    assert isinstance(error, ResponseErrorEvent)
     assert (error.type, error.code, error.param, error.sequence_number) == ("error", "engine_restarting", None, 6)
+    assert "engine stopped" in error.message
+    assert error.model_extra == {}  # everything is said once
+    last = fake.post("/v1/responses", {"input": "Hi", "stream": True}).text.split("data: ")[-1]
+    assert json.loads(last) == error.model_dump()
     assert seen[-1].type == "response.failed"
     assert (seen[-1].response.status, seen[-1].response.error.code) == ("failed", "server_error")
     assert seen[-1].response.output[0].content[0].text == "Hello"

@@ -67,9 +67,8 @@ class ResponsesWriter:
             self._output.append(self._open.item("incomplete"))
         self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
         yield self._event("response.failed", response=self._snapshot())
-        # The clients of OpenAI raise on this one; the event before is for those who read typed events.
         told = {"code": error.code, "message": error.message, "param": error.param}
-        yield "error", {"type": "error", "sequence_number": self._next_number(), **told, **error.body()}
+        yield "error", {"type": "error", "sequence_number": self._next_number(), **told}
 
     def body(self) -> dict[str, Any]:
         return self._snapshot()
