@@ -44,6 +44,14 @@ def test_a_process_among_many_waits_and_a_stopped_one_does_not() -> None:
         assert not samples(queue, 7)[-1]
 
 
+def test_what_is_forgotten_does_not_count() -> None:
+    with spinning(4) as pids:
+        queue = RunQueue(pids[0])
+        assert samples(queue, 6)[-1]
+        queue.forget()
+        assert not queue.sample()
+
+
 def test_a_process_that_is_gone_waits_for_nothing() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()

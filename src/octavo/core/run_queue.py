@@ -28,6 +28,10 @@ class RunQueue:
         start, waited_at_start_s = self._samples[0]
         return waited_s - waited_at_start_s > _LEAST_SHARE * (now - start)
 
+    def forget(self) -> None:
+        """Begins anew: the next call of `sample` is the first."""
+        self._samples.clear()
+
     def _waited_s(self) -> float:
         total_ns = 0
         with suppress(OSError):  # the process has just ended, or this is no Linux

@@ -24,6 +24,8 @@ RESTART_WINDOW_S = 300.0
 _FIRST_BACKOFF_S = 0.1
 # A check that comes so late says that this process stood still, not the engine's.
 _MAX_LATE_S = 0.5
+# Without a heartbeat for so long, it matters whether its turn does not come; to ask the system takes a while.
+_MISSED_S = 2 * CHECK_S
 # A restart would end in the same way.
 _PERMANENT = (ModelLoadError, GraphError, UsageError)
 
@@ -177,7 +179,10 @@ class Supervisor:
         now = self._loop.time()
         if now - self._check_due > _MAX_LATE_S:
             self._heartbeat_at = time.monotonic()
-        self._is_starved = self._run_queue.sample()
+        if self._silence_s > _MISSED_S:
+            self._is_starved = self._run_queue.sample()
+        else:
+            self._run_queue.forget()
         self._check_due = now + CHECK_S
         self._check_timer = self._loop.call_at(self._check_due, self._check)
         self._judge()

@@ -112,10 +112,26 @@ def num_spare_files() -> int:
     return max(2, soft - len(os.listdir("/proc/self/fd")) - _NUM_OTHER_FILES)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, as `serve` has its own, and with a time for TLS handshakes."""
+class WebServer(uvicorn.Server):
+    """uvicorn without its signal handlers, as `serve` has its own, with a time for TLS handshakes, and seldom awake."""
 
-    handshake_timeout: float
+    def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
+        super().__init__(config)
+        self._handshake_timeout = handshake_timeout
+        self._ending = asyncio.Event()
+
+    def end(self) -> None:
+        """Makes `serve` return, from the event loop's thread."""
+        self.should_exit = True
+        self._ending.set()
+
+    async def main_loop(self) -> None:
+        """Wakes up once a second for the date of answers, where uvicorn would do so ten times beside the engine."""
+        seconds = 0
+        while not await self.on_tick(10 * seconds):  # every tenth tick of uvicorn looks at the clock
+            seconds += 1
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), 1.0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -126,7 +142,7 @@ class _Server(uvicorn.Server):
                 sock=sock,
                 ssl=config.ssl,
                 backlog=config.backlog,
-                ssl_handshake_timeout=self.handshake_timeout if config.ssl else None,
+                ssl_handshake_timeout=self._handshake_timeout if config.ssl else None,
             )
             for sock in sockets or ()
         ]
@@ -176,7 +192,7 @@ async def serve(
         serving.cancel()
 
 
-def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
+def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
     """uvicorn with all bounds of `config`, not yet running."""
     num_files = num_spare_files()
     num_connections = min(config.max_connections, max(1, num_files * 3 // 4))
@@ -211,9 +227,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> uvicorn.Server:
         timeout_graceful_shutdown=1,
         ssl_context_factory=None if context is None else lambda _config, _default: context,
     )
-    server = _Server(uvicorn_config)
-    server.handshake_timeout = config.header_timeout
-    return server
+    return WebServer(uvicorn_config, config.header_timeout)
 
 
 async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool]) -> None:
@@ -225,7 +239,7 @@ async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool])
         task.result()
 
 
-async def _end_requests(app: FastAPI, server: uvicorn.Server) -> None:
+async def _end_requests(app: FastAPI, server: WebServer) -> None:
     app.state.open_requests.end_all(shutting_down())
     time = asyncio.get_running_loop().time
     until = time() + _END_S
@@ -234,7 +248,7 @@ async def _end_requests(app: FastAPI, server: uvicorn.Server) -> None:
     if server.server_state.tasks:  # of clients that do not read
         for connection in tuple(server.server_state.connections):
             connection.transport.abort()
-    server.should_exit = True
+    server.end()
 
 
 class _LoopErrors:
