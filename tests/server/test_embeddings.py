@@ -76,6 +76,20 @@ def test_truncation_is_reported(fake: ScriptedServer) -> None:
     assert answer["usage"] == {"prompt_tokens": 2, "total_tokens": 2, "truncated_tokens": 3}
 
 
+def test_a_text_may_fill_the_context(fake: ScriptedServer) -> None:
+    """No answer needs room."""
+    full = fake.post("/v1/embeddings", {"input": [5] * 64})
+    assert full.json()["usage"] == {"prompt_tokens": 64, "total_tokens": 64}
+    refused = fake.post("/v1/embeddings", {"input": [[5] * 64, [5] * 65]})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["param"], error["code"]) == (400, "input", "context_length_exceeded")
+    assert error["message"].startswith("the prompt has 65 tokens, and the context of this model has 64:")
+    cut = fake.post("/v1/embeddings", {"input": [5] * 70, "truncate_prompt_tokens": -1})
+    assert cut.json()["usage"] == {"prompt_tokens": 64, "total_tokens": 64, "truncated_tokens": 6}
+    still_too_long = fake.post("/v1/embeddings", {"input": [5] * 70, "truncate_prompt_tokens": 65})
+    assert still_too_long.json()["error"]["code"] == "context_length_exceeded"
+
+
 @pytest.mark.parametrize(
     ("body", "param", "code"),
     [

@@ -14,11 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
-from octavo.sampling_params import SamplingParams
 from octavo.server.admission import Ticket
 from octavo.server.errors import refuse
-from octavo.server.generation.prompt import prepare_texts
-from octavo.server.generation.spec import TextSpec
+from octavo.server.generation.prompt import prepare_inputs
 from octavo.server.http.access_log import record_of
 from octavo.server.http.dialects import OPENAI
 from octavo.server.http.disconnect import run_unless_gone
@@ -93,10 +91,7 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
         tenant=tenant_of(request),
     )
     try:
-        spec = TextSpec(
-            params=SamplingParams(max_tokens=1), prompts=inputs, truncate_prompt_tokens=body.truncate_prompt_tokens
-        )
-        prompts = await ticket.wait(partial(prepare_texts, model, spec))
+        prompts = await ticket.wait(partial(prepare_inputs, model, inputs, body.truncate_prompt_tokens))
         record.num_prompt_tokens = prompts.num_tokens
         ticket.add_prompt_tokens(prompts.num_tokens)
         vectors = await _compute(ticket, model, prompts.token_ids, body)

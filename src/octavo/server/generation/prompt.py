@@ -34,6 +34,18 @@ class PreparedPrompts:
         return sum(len(ids) for ids in self.token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedInputs:
+    """Texts to embed."""
+
+    token_ids: list[list[int]]
+    num_truncated_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(ids) for ids in self.token_ids)
+
+
 async def prepare_chat(model: ServedModel, spec: ChatSpec, plan: ChatPlan) -> PreparedPrompts:
     """The prompt of a conversation. Raises as `encode_conversation`, and where it does not fit the context."""
     return _fit(model, spec, plan.params, [await _encode(model, plan)], "messages")
@@ -49,6 +61,29 @@ async def prepare_texts(model: ServedModel, spec: TextSpec) -> PreparedPrompts:
     """Tokenizes the prompts. Raises UsageError naming `prompt` where one is empty or holds no token ids."""
     token_ids = await in_thread(lambda: [_encode_text(model, prompt) for prompt in spec.prompts])
     return _fit(model, spec, spec.params, token_ids, "prompt")
+
+
+async def prepare_inputs(
+    model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None
+) -> PreparedInputs:
+    """Tokenizes texts to embed, which may fill the context, as no answer needs room.
+
+    truncate_to: see `Common.truncate_prompt_tokens`. Raises as `prepare_texts`.
+    """
+    token_ids = await in_thread(lambda: [_encode_text(model, text) for text in texts])
+    limit = model.info.max_model_len
+    num_before = sum(map(len, token_ids))
+    if truncate_to is not None:
+        room = limit if truncate_to < 0 else truncate_to
+        token_ids = [_truncate(ids, room, "left") for ids in token_ids]
+    longest = max(map(len, token_ids))
+    if longest > limit:
+        message = (
+            f"the prompt has {longest} tokens, and the context of this model has {limit}: shorten it, or ask for "
+            "truncate_prompt_tokens"
+        )
+        raise UsageError(message, param="prompt", code="context_length_exceeded")
+    return PreparedInputs(token_ids, num_before - sum(map(len, token_ids)))
 
 
 async def in_thread(work: Callable[[], T]) -> T:
