@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import httpx
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.batch import Float32
 from octavo.core.client import EngineState, EngineStatus, GenerateRequest
 from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
 from octavo.sampling_params import SamplingParams
@@ -216,6 +220,62 @@ def test_gauges_are_those_of_now(engine: ScriptedEngine) -> None:
     asyncio.run(client.close())
     assert "vllm:num_requests_running" not in samples(metrics)
     assert samples(metrics)["vllm:num_preemptions_total"] == 3
+
+
+class SlowEmbedder(FakeClient):
+    """Embeds when it may."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__(tokenizer)
+        self.may_go_on = threading.Event()
+
+    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
+        while not self.may_go_on.is_set():
+            await asyncio.sleep(0.001)
+        return await super().embed(prompts, pooling=pooling)
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_texts_to_embed_run_and_wait_too(smollm2_tokenizer: Tokenizer, is_cancelled: bool) -> None:
+    """As many as share a step run, the rest waits for them."""
+
+    async def run() -> None:
+        metrics, engine = ServerMetrics(), SlowEmbedder(smollm2_tokenizer)
+        client = ObservedClient(engine, metrics, "m")
+        calls = [asyncio.create_task(client.embed([[1, 2]] * 10, pooling="mean")) for _ in range(2)]
+        await asyncio.sleep(0)
+        await metrics.refresh()
+        found = samples(metrics)
+        assert client.info.max_num_seqs == found["vllm:num_requests_running"] == 16
+        assert found["vllm:num_requests_waiting"] == found["vllm:num_requests_waiting_by_reason{capacity}"] == 4
+        if is_cancelled:
+            calls[0].cancel()
+        engine.may_go_on.set()
+        await asyncio.wait(calls)
+        await metrics.refresh()
+        found = samples(metrics)
+        assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+
+    asyncio.run(run())
+
+
+def test_the_dashboard_shows_texts_that_are_embedded(smollm2_tokenizer: Tokenizer) -> None:
+    engine = SlowEmbedder(smollm2_tokenizer)
+
+    def counts() -> tuple[int, int]:
+        model = httpx.get(app.url + "/dashboard/data").json()["models"][0]
+        return model["num_running"], model["num_waiting"]
+
+    with scripted_app(engine, smollm2_tokenizer) as app, ThreadPoolExecutor(1) as pool:
+        assert counts() == (0, 0)
+        answer = pool.submit(httpx.post, app.url + "/v1/embeddings", json={"input": ["a"] * 20})
+        end = time.monotonic() + 10
+        while counts() == (0, 0):
+            assert time.monotonic() < end
+        assert counts() == (16, 4)
+        engine.may_go_on.set()
+        assert len(answer.result().json()["data"]) == 20
+        assert counts() == (0, 0)
 
 
 def test_a_busy_engine_does_not_hold_a_scrape_up(engine: ScriptedEngine) -> None:

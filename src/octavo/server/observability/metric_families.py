@@ -87,16 +87,14 @@ def _kv_usage(status: EngineStatus) -> float:
 
 
 _STATUS_GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
-    ("num_requests_running", "Sequences that are being computed.", lambda s: s.num_running),
-    ("num_requests_waiting", "Sequences that wait for a place.", lambda s: s.num_waiting),
     ("kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", _kv_usage),
     ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", _kv_usage),
     ("engine_load_progress", "How much of the model is loaded, 0 to 1.", lambda s: s.load_progress),
 )
 # vLLM's reasons and sources. Here nothing but a lack of seats or blocks makes a sequence wait, and the tokens of a
 # prompt are computed or in the cache of the same engine.
-_WAITING: tuple[tuple[str, Callable[[EngineStatus], float]], ...] = (
-    ("capacity", lambda s: s.num_waiting),
+_WAITING: tuple[tuple[str, Callable[[EngineFigures], float]], ...] = (
+    ("capacity", lambda f: f.num_waiting),
     ("deferred", lambda _: 0),
 )
 _PROMPT_SOURCES: tuple[tuple[str, _Stat], ...] = (
@@ -111,6 +109,8 @@ _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] 
     ("engine_restarts", "Times that the engine's process was started again.", lambda f: f.restarts.value),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
+    ("num_requests_running", "Sequences and texts to embed that are being computed.", lambda f: f.num_running),
+    ("num_requests_waiting", "Sequences and texts to embed that wait for a place.", lambda f: f.num_waiting),
     ("engine_resident_memory_bytes", "Physical memory of the engine's process.", lambda f: f.resident_bytes),
     ("grammar_cache_bytes", "Memory of compiled grammars.", lambda f: f.grammar_cache_bytes),
 )
@@ -177,9 +177,9 @@ def _of_engines(prefix: str, engines: dict[str, EngineFigures]) -> Iterator[Metr
     waiting = GaugeMetricFamily(
         f"{prefix}:num_requests_waiting_by_reason", "Why sequences wait.", labels=[*_MODEL_LABELS, "reason"]
     )
-    for model_name, status in statuses.items():
-        for reason, of_status in _WAITING:
-            waiting.add_metric([model_name, _ENGINE, reason], of_status(status))
+    for model_name in statuses:
+        for reason, of_figures in _WAITING:
+            waiting.add_metric([model_name, _ENGINE, reason], of_figures(engines[model_name]))
     yield waiting
     for name, meaning, of_figures in _ENGINE_GAUGES:
         gauge = GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)

@@ -81,6 +81,7 @@ class ModelStats:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
+    num_embedding: int = 0  # texts that the engine has now
     num_corrupted: int = 0  # ended because the model computed a value that is no number
     finished: Counter[str] = field(default_factory=Counter)  # by FINISHED_REASONS, one a choice
     cancelled: Counter[str] = field(default_factory=Counter)  # by CANCEL_PHASES, one a request
@@ -124,6 +125,7 @@ class EngineFigures:
 
     status: EngineStatus | None
     info: ModelInfo | None = None  # None: it was never ready
+    num_embedding: int = 0  # texts; its status speaks of sequences that are generated
     resident_bytes: int = 0  # of its process
     grammar_cache_bytes: int = 0
     restarts: EngineCounter = field(default_factory=EngineCounter)
@@ -135,9 +137,24 @@ class EngineFigures:
     step_token_sum: EngineCounter = field(default_factory=EngineCounter)
     process: tuple[int | None, int] | None = None  # whose numbers these are: process id, number of restarts
 
-    def saw_status(self, status: EngineStatus, resident_bytes: int) -> None:
+    @property
+    def num_running(self) -> int:
+        """Sequences and texts that are being computed. Of texts as many as have seats; see `PoolingQueue`."""
+        return (self.status.num_running if self.status is not None else 0) + self._num_seated_texts
+
+    @property
+    def num_waiting(self) -> int:
+        num_texts = self.num_embedding - self._num_seated_texts
+        return (self.status.num_waiting if self.status is not None else 0) + num_texts
+
+    @property
+    def _num_seated_texts(self) -> int:
+        return min(self.num_embedding, self.info.max_num_seqs if self.info is not None else 0)
+
+    def saw_status(self, status: EngineStatus, resident_bytes: int, num_embedding: int) -> None:
         self.status = status
         self.resident_bytes = resident_bytes
+        self.num_embedding = num_embedding
         self.restarts.update(status.num_restarts)
 
     def saw_numbers(self, numbers: Mapping[str, object]) -> None:
@@ -173,6 +190,7 @@ class EngineFigures:
         self.status = None
         self.resident_bytes = 0
         self.grammar_cache_bytes = 0
+        self.num_embedding = 0
 
 
 def _number(value: object) -> float:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 import anyio
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
@@ -137,8 +138,8 @@ class RequestMeter:
 class ServerMetrics:
     """Everything a server counts. Belongs to its event loop.
 
-    Who calls what: `ObservedClient` calls `served`, `ended` and `request_started`; the guard calls `http_request`, once
-    a response; whoever shows the figures calls `refresh` before.
+    Who calls what: `ObservedClient` calls `served`, `ended`, `request_started` and `embedding`; the guard calls
+    `http_request`, once a response; whoever shows the figures calls `refresh` before.
     """
 
     def __init__(
@@ -184,6 +185,16 @@ class ServerMetrics:
         """One prompt was handed to the engine."""
         return RequestMeter(self.models.setdefault(model_name, ModelStats()), request, self._clock)
 
+    @contextmanager
+    def embedding(self, model_name: str, num_texts: int) -> Iterator[None]:
+        """While the engine has texts to embed."""
+        stats = self.models.setdefault(model_name, ModelStats())
+        stats.num_embedding += num_texts
+        try:
+            yield
+        finally:
+            stats.num_embedding -= num_texts
+
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
         """A response was sent.
 
@@ -211,7 +222,9 @@ class ServerMetrics:
         for model_name, client in self._clients.items():
             status = client.status()
             figures = self.engines.setdefault(model_name, EngineFigures(status))
-            figures.saw_status(status, resident_bytes(status.pid))
+            figures.saw_status(status, resident_bytes(status.pid), self.models[model_name].num_embedding)
+            with suppress(OctavoError):  # it was never ready
+                figures.info = client.info
 
     def export(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) of the exposition that fits the Accept header: OpenMetrics or Prometheus's own text."""
@@ -229,7 +242,6 @@ class ServerMetrics:
 async def _ask_engine(client: EngineClient, figures: EngineFigures) -> None:
     numbers: Mapping[str, object] | None = None
     try:
-        figures.info = client.info
         with anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):
             numbers = await client.metrics()
     except OctavoError:

@@ -52,7 +52,8 @@ class ObservedClient:
         return ObservedStream(stream, meter, span)
 
     async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
-        return await self._client.embed(prompts, pooling=pooling)
+        with self._metrics.embedding(self._model_name, len(prompts)):
+            return await self._client.embed(prompts, pooling=pooling)
 
     async def metrics(self) -> dict[str, object]:
         return await self._client.metrics()
