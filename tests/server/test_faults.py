@@ -20,79 +20,19 @@ import psutil
 import pytest
 
 from tests.support.server import RunningServer, running_server
+from tests.support.witness import COMPLETIONS, SOON_S, Witness, body, checked, figures, wait_until_idle
 
 CHAT = "/v1/chat/completions"
-COMPLETIONS = "/v1/completions"
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 150  # 1,500 tokens
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST instead of FIN
 STORM = 500
-SOON_S = 15.0  # on a machine with other work
-
-
-def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
-    """A request that runs for exactly so many tokens."""
-    return {"prompt": "Count.", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **fields}
-
-
-def figures(server: RunningServer) -> dict[str, Any]:
-    with server.client as client:
-        model: dict[str, Any] = client.get("/dashboard/data").json()["models"][0]
-    return model
-
-
-def wait_until_idle(server: RunningServer, seconds: float = 20.0) -> None:
-    """Returns when nothing runs or waits and all blocks are free."""
-    end = time.monotonic() + seconds
-    while True:
-        model = figures(server)
-        used = model["num_running"], model["num_waiting"], model["num_used_blocks"]
-        if used == (0, 0, 0):
-            return
-        assert time.monotonic() < end, f"(running, waiting, used blocks) are {used}"
-        time.sleep(0.05)
-
-
-class Witness:
-    """What the server was before a fault, and whether it is that again after it."""
-
-    def __init__(self, server: RunningServer) -> None:
-        self._server = server
-        self._answer = self._ask()
-        wait_until_idle(server)
-        self._num_restarts: int = figures(server)["num_restarts"]
-        self._bytes = self._resident_bytes()
-
-    def check(self, *, num_restarts: int = 0) -> None:
-        """Everything is free, nothing has grown, and an answer is what it was."""
-        wait_until_idle(self._server)
-        began = time.monotonic()
-        assert self._ask() == self._answer
-        assert time.monotonic() - began < SOON_S
-        wait_until_idle(self._server)
-        assert self._server.process.poll() is None
-        assert figures(self._server)["num_restarts"] == self._num_restarts + num_restarts
-        end = time.monotonic() + SOON_S
-        while (now := self._resident_bytes()) > 1.05 * self._bytes:
-            assert time.monotonic() < end, f"{now:,} bytes are resident, {self._bytes:,} were"
-            time.sleep(0.1)
-
-    def _ask(self) -> str:
-        with self._server.client as client:
-            answer = client.post(COMPLETIONS, json=body(8))
-        assert answer.status_code == 200, self._server.output
-        text: str = answer.json()["choices"][0]["text"]
-        return text
-
-    def _resident_bytes(self) -> int:
-        processes = [psutil.Process(self._server.process.pid), *self._server.children()]
-        return sum(process.memory_info().rss for process in processes)
 
 
 @pytest.fixture(scope="module")
 def small(smollm2_path: Path) -> Iterator[RunningServer]:
     """Blocks for some 2,900 tokens and short times, warmed up so that all its memory has been touched."""
     options = ("--kv-cache-memory", "64MiB", "--write-timeout", "1s", "--body-timeout", "2s", "--queue-timeout", "5m")
-    with running_server(f"smollm2={smollm2_path}", *options) as server:
+    with running_server(f"smollm2={smollm2_path}", *options, env=checked()) as server:
         storm(server, 100)
         drop_bombs(server)
         yield server
@@ -332,7 +272,7 @@ def test_a_signal_that_ends_the_engine(small: RunningServer, number: signal.Sign
 @pytest.mark.slow
 def test_sigstop_of_the_engine(smollm2_path: Path) -> None:
     options = ("--kv-cache-memory", "64MiB", "--stall-timeout", "3s")
-    with running_server(f"smollm2={smollm2_path}", *options) as server:
+    with running_server(f"smollm2={smollm2_path}", *options, env=checked()) as server:
         witness = Witness(server)
         load = Load(server, 6)
         engine_of(server).send_signal(signal.SIGSTOP)
@@ -350,7 +290,7 @@ def test_sigstop_of_the_engine(smollm2_path: Path) -> None:
 def test_sigstop_of_an_idle_engine(smollm2_path: Path) -> None:
     """It does no harm until somebody asks; who asks is not left waiting."""
     options = ("--kv-cache-memory", "64MiB", "--stall-timeout", "3s")
-    with running_server(f"smollm2={smollm2_path}", *options) as server:
+    with running_server(f"smollm2={smollm2_path}", *options, env=checked()) as server:
         witness = Witness(server)
         engine_of(server).send_signal(signal.SIGSTOP)
         with server.client as client:

@@ -1,0 +1,83 @@
+"""Whether a real server is after a fault what it was before."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.support.server import RunningServer
+
+COMPLETIONS = "/v1/completions"
+CHECKED_ENGINE = Path(__file__).parent / "checked_engine"
+SOON_S = 15.0  # on a machine with other work
+
+
+def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
+    """A request that runs for exactly so many tokens."""
+    return {"prompt": "Count.", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0, **fields}
+
+
+def checked() -> dict[str, str]:
+    """Environment of a server whose engine checks after each step that no block, seat or row is lost, and else dies."""
+    return {"PYTHONPATH": os.pathsep.join([str(CHECKED_ENGINE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+
+
+def figures(server: RunningServer) -> dict[str, Any]:
+    """What the dashboard says of its model."""
+    with server.client as client:
+        model: dict[str, Any] = client.get("/dashboard/data").json()["models"][0]
+    return model
+
+
+def wait_until_idle(server: RunningServer, seconds: float = 20.0) -> None:
+    """Returns when nothing runs or waits and all blocks are free."""
+    end = time.monotonic() + seconds
+    while True:
+        model = figures(server)
+        used = model["num_running"], model["num_waiting"], model["num_used_blocks"]
+        if used == (0, 0, 0):
+            return
+        assert time.monotonic() < end, f"(running, waiting, used blocks) are {used}"
+        time.sleep(0.05)
+
+
+class Witness:
+    """What the server was before a fault, and whether it is that again after it."""
+
+    def __init__(self, server: RunningServer) -> None:
+        """server: started in the environment of `checked`."""
+        server.wait_for_line("this engine checks its integrity")
+        self._server = server
+        self._answer = self._ask()
+        wait_until_idle(server)
+        self._num_restarts: int = figures(server)["num_restarts"]
+        self._bytes = self._resident_bytes()
+
+    def check(self, *, num_restarts: int = 0) -> None:
+        """Everything is free, nothing has grown, and an answer is what it was."""
+        wait_until_idle(self._server)
+        began = time.monotonic()
+        assert self._ask() == self._answer
+        assert time.monotonic() - began < SOON_S
+        wait_until_idle(self._server)
+        assert self._server.process.poll() is None
+        assert figures(self._server)["num_restarts"] == self._num_restarts + num_restarts
+        end = time.monotonic() + SOON_S
+        while (now := self._resident_bytes()) > 1.05 * self._bytes:
+            assert time.monotonic() < end, f"{now:,} bytes are resident, {self._bytes:,} were"
+            time.sleep(0.1)
+
+    def _ask(self) -> str:
+        with self._server.client as client:
+            answer = client.post(COMPLETIONS, json=body(8))
+        assert answer.status_code == 200, self._server.output
+        text: str = answer.json()["choices"][0]["text"]
+        return text
+
+    def _resident_bytes(self) -> int:
+        processes = [psutil.Process(self._server.process.pid), *self._server.children()]
+        return sum(process.memory_info().rss for process in processes)
