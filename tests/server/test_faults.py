@@ -35,6 +35,7 @@ def small(smollm2_path: Path) -> Iterator[RunningServer]:
     with running_server(f"smollm2={smollm2_path}", *options, env=checked()) as server:
         storm(server, 100)
         drop_bombs(server)
+        assert figures(server)["num_restarts"] == 0
         yield server
 
 

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from tests.support.server import RunningServer, running_server
-from tests.support.witness import Witness, checked
+from tests.support.witness import Witness, checked, figures
 
 CHAT = "/v1/chat/completions"
 NUM_CLIENTS = 64
@@ -43,6 +43,7 @@ def patient(smollm2_path: Path) -> Iterator[RunningServer]:
     options = ("--max-num-seqs", "8", "--max-queue", "8")
     with running_server(f"smollm2={smollm2_path}", "--kv-cache-memory", "256MiB", *options, env=checked()) as server:
         asyncio.run(post_all(server, [body(30)] * NUM_CLIENTS))  # warmed up: all its memory has been touched
+        assert figures(server)["num_restarts"] == 0
         yield server
 
 
