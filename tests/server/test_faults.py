@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.support.server import RunningServer, running_server
-from tests.support.witness import COMPLETIONS, SOON_S, Witness, body, checked, figures, wait_until_idle
+from tests.support.witness import COMPLETIONS, SOON_S, Witness, body, checked, figures, on_path, wait_until_idle
 
 CHAT = "/v1/chat/completions"
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 150  # 1,500 tokens
@@ -321,3 +321,23 @@ def test_signals_that_concern_nobody(small: RunningServer) -> None:
     for number in (signal.SIGPIPE, signal.SIGCHLD, signal.SIGWINCH) * 100:
         process.send_signal(number)
     witness.check()
+
+
+def test_a_clock_that_jumps(smollm2_path: Path) -> None:
+    """H15. Nothing ends early, nobody is taken for dead, and nothing lasts longer: all limits are of steady clocks."""
+    limits = ("--queue-timeout", "60s", "--request-timeout", "60s", "--stall-timeout", "30s", "--write-timeout", "30s")
+    with running_server(
+        f"smollm2={smollm2_path}", "--kv-cache-memory", "64MiB", *limits, env=on_path("jumping_clock")
+    ) as server:
+        began = time.time()
+        with ThreadPoolExecutor(4) as pool, server.client as client:
+            answers = list(pool.map(lambda i: client.post(COMPLETIONS, json=body(60, stream=i % 2 == 0)), range(8)))
+            times = [json.loads(answer.text)["created"] for answer in answers[1::2]]
+            assert client.get("/health/live").status_code == client.get("/health/ready").status_code == 200
+        assert [answer.status_code for answer in answers] == [200] * 8
+        assert all(answer.text.rstrip().endswith("data: [DONE]") for answer in answers[::2])
+        assert min(abs(when - began) for when in times) > 3000  # it did jump
+        model = figures(server)
+        assert (model["num_restarts"], model["cancelled"]) == (0, dict.fromkeys(model["cancelled"], 0))
+        # Seconds of answers are those of a steady clock too.
+        assert sum(model["e2e_latency"]["counts"][:-1]) == 8

@@ -12,7 +12,6 @@ import psutil
 from tests.support.server import RunningServer
 
 COMPLETIONS = "/v1/completions"
-CHECKED_ENGINE = Path(__file__).parent / "checked_engine"
 SOON_S = 15.0  # on a machine with other work
 
 
@@ -23,7 +22,13 @@ def body(max_tokens: int, **fields: Any) -> dict[str, Any]:
 
 def checked() -> dict[str, str]:
     """Environment of a server whose engine checks after each step that no block, seat or row is lost, and else dies."""
-    return {"PYTHONPATH": os.pathsep.join([str(CHECKED_ENGINE), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)}
+    return on_path("checked_engine")
+
+
+def on_path(name: str) -> dict[str, str]:
+    """Environment of a server that first loads the `sitecustomize` of this directory of tests/support."""
+    directories = [str(Path(__file__).parent / name), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {"PYTHONPATH": os.pathsep.join(directories)}
 
 
 def figures(server: RunningServer) -> dict[str, Any]:
