@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -316,5 +317,35 @@ def test_signals_from_a_terminal_or_a_service_manager_are_the_servers_affair(tin
             await stream.aclose()
             await serves(client)
             assert client.status().num_restarts == 0
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("num_failures", [2, MAX_RESTARTS])
+def test_a_system_that_gives_no_process(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, num_failures: int
+) -> None:
+    """I23: as the limit of processes does at a restart. Tried again with back-off, then given up with the reason."""
+    spawn = subprocess.Popen
+    failures = iter(range(num_failures))
+
+    def refuse(*args: object, **options: object) -> object:
+        if next(failures, None) is None:
+            return spawn(*args, **options)  # type: ignore[call-overload]
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            monkeypatch.setattr(subprocess, "Popen", refuse)
+            os.kill(pid_of(client), signal.SIGKILL)
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)
+            if num_failures < MAX_RESTARTS:
+                await client.wait_ready()
+                assert client.status().num_restarts == num_failures + 1
+                assert len(tokens(await serves(client))) == 4
+                return
+            with pytest.raises(EngineDeadError, match=r"cannot be started: .*Resource temporarily unavailable"):
+                await client.wait_ready()
+            assert client.status().state is EngineState.DEAD
 
     asyncio.run(run())
