@@ -101,6 +101,15 @@ def test_refusals() -> None:
     assert len(embed(subject, [[1] * 32], "mean")[0]) == embed(subject, [[1]], "last")[0].size
 
 
+@pytest.mark.parametrize("pooling", ["mean", "last"])
+def test_a_prompt_may_fill_the_context(pooling: Pooling) -> None:
+    """No answer needs room."""
+    subject = engine(num_blocks=8, max_model_len=64)
+    assert len(embed(subject, [[1] * 64], pooling)) == 1
+    with pytest.raises(UsageError, match="the prompt has 65 tokens"):
+        subject.create_pooling_request("e", [1] * 65, pooling)
+
+
 def test_abort_and_close() -> None:
     items: queue.SimpleQueue[Float32 | OctavoError] = queue.SimpleQueue()
     subject = engine()
