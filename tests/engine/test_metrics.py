@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import fields
+
+import msgspec
+import pytest
+
+from octavo.core.loaded import plain_metrics
 from octavo.engine.metrics import EngineMetrics, Histogram
+from octavo.sampling_params import SamplingParams
+from tests.support.fake_executor import fake_engine
 
 
 def test_a_histogram_counts_by_inclusive_upper_bound() -> None:
@@ -16,3 +25,28 @@ def test_a_histogram_counts_by_inclusive_upper_bound() -> None:
 
 def test_waste_of_nothing_is_nothing() -> None:
     assert EngineMetrics().kv_waste == 0.0
+
+
+@pytest.mark.parametrize("start", [2**31 - 2, 2**32 - 2, 2**53 - 2])
+def test_counters_do_not_wrap(start: int) -> None:
+    """I24: after months everything is counted as on the first day, also on its way out of the engine's process."""
+    engine = fake_engine()
+    engine._arrivals = itertools.count(start)
+    metrics = engine.metrics
+    counters = [field.name for field in fields(metrics) if field.name.endswith("_total") and field.type == "int"]
+    assert len(counters) > 5
+    for name in counters:
+        setattr(metrics, name, start)
+    scheduler = engine.scheduler
+    scheduler.num_preemptions = scheduler.num_prefix_queries = scheduler.num_prefix_hits = start
+    for i in range(4):
+        engine.add_request(engine.create_request(f"r{i}", [5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)))
+    finished = []
+    while engine.has_work:
+        finished += [output.request_id for output in engine.step() if output.finished]
+    assert finished == [f"r{i}" for i in range(4)]
+    assert metrics.num_requests_total == start + 4
+    assert metrics.num_prompt_tokens_total == metrics.num_generated_tokens_total == start + 12
+    assert metrics.num_steps_total > start
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(plain_metrics(metrics)))
+    assert [sent[name] for name in counters] == [getattr(metrics, name) for name in counters]

@@ -167,3 +167,19 @@ def test_aborting_everywhere_gives_all_blocks_back() -> None:
     assert engine.abort("a") is None
     assert not engine.scheduler.has_work
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
+
+
+def test_a_crowd_of_short_requests_does_not_hold_a_long_one_up() -> None:
+    """H8. Who came first keeps its blocks and goes first after a preemption, however many come later."""
+    engine = fake_engine(num_blocks=12, block_size=4, max_model_len=40, max_num_seqs=4, max_num_batched_tokens=8)
+    for i in range(3):
+        add(engine, f"before{i}", 8, max_tokens=8)
+    long = add(engine, "long", 8, max_tokens=32)
+    sequence = long.sequences[0]
+    num_steps = 0
+    while sequence.num_output_tokens < 32:
+        add(engine, f"short{num_steps}", 4, max_tokens=1)
+        step(engine)
+        num_steps += 1
+        assert num_steps < 100
+    assert long.num_preemptions <= 3

@@ -5,8 +5,10 @@ how much it sees. Both are medians of the last few steps of their kind, so that 
 wrong guess is corrected by the step that it leads to.
 
 A short prompt may make streams wait, so that its first token comes soon: in a step of its own, or as a larger part of
-one of theirs. No stream falls more than ten tokens behind one every max_itl, counted from its first, and none waits
-longer than a second. Beside a long prompt no gap is longer than max_itl.
+one of theirs. No stream falls more than ten tokens behind its pace, counted from its first, and none waits longer than
+a second. The pace is a token every max_itl, or every three steps of the streams alone where these take longer: beside
+so many streams, who has just come would otherwise wait until others are done. Beside a long prompt no gap is longer
+than max_itl.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ MIN_PREFILL_TOKENS = 16
 # What a step may take where no stream waits, and how long streams wait for short prompts; new requests and aborts wait
 # for its end.
 QUIET_STEP_S = 1.0
-# How far streams may fall behind one token every max_itl. Less, and of short prompts that come at about the same time
-# the last wait for most of a second; more gains nothing with eight users.
+# How far streams may fall behind their pace. Less, and of short prompts that come at about the same time the last wait
+# for most of a second; more gains nothing with eight users.
 MAX_TOKENS_BEHIND = 10
+# What the pace is at most, in steps of streams alone. With two, prompts that come at once were not caught up with.
+_STEPS_PER_TOKEN = 3
 
 _FIRST_GUESS_TOKENS = 32
 _NUM_REMEMBERED = 5
@@ -36,8 +40,8 @@ class StepBudget:
         self._decode_s: dict[int, deque[float]] = {}  # by the number of decodes: seconds a step
         self._prefill_s: dict[int, deque[float]] = {}  # by context: seconds a prompt token
         self._pooled_s: dict[int, deque[float]] = {}  # by context: seconds a token to embed, in a pass of its own
-        # How much later all tokens may come before a stream is too far behind, and since when streams wait.
-        self._slack_s = self._most_slack_s = MAX_TOKENS_BEHIND * max_itl_s
+        # How much later all tokens may come before a stream is too far behind, and for how long streams wait already.
+        self._slack_s = MAX_TOKENS_BEHIND * max_itl_s
         self._skipped_s = 0.0
 
     def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
@@ -46,6 +50,8 @@ class StepBudget:
         context: tokens before the first of them. missing: tokens of the first prompt that are left, of to_compute
         that it had when it began.
         """
+        if num_decodes and not self._knows_decodes(num_decodes):
+            return 0  # for one step, which tells what such a step takes
         per_token = _nearest_median(self._prefill_s, context // _CONTEXT_STEP)
         if per_token is None:
             return MIN_PREFILL_TOKENS if num_decodes else _FIRST_GUESS_TOKENS
@@ -58,11 +64,15 @@ class StepBudget:
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def lets_skip(self, num_decodes: int, num_tokens: int) -> bool:
-        """Whether num_decodes sequences may wait for a step in which a whole prompt of num_tokens is computed alone."""
+        """Whether num_decodes sequences are to wait for a step in which a whole prompt of num_tokens is computed alone.
+
+        One that takes less than a step of theirs does not gain enough by it.
+        """
         per_token = _nearest_median(self._prefill_s, 0)
-        if per_token is None or self._skipped_s + num_tokens * per_token > QUIET_STEP_S:
+        if per_token is None or num_tokens * per_token < self._decode_time(num_decodes):
             return False
-        return num_tokens * per_token <= self._room_beside(num_decodes) + self._slack_s
+        slack_s = min(max(self._room_beside(num_decodes), 0.0) + self._slack_s, QUIET_STEP_S - self._skipped_s)
+        return num_tokens * per_token <= slack_s
 
     def observe(
         self,
@@ -77,10 +87,14 @@ class StepBudget:
 
         skips_decodes: whether streams waited for it.
         """
-        slack_s = self._slack_s - elapsed_s + (self._max_itl_s if num_decodes else 0.0)
-        if not (num_decodes or skips_decodes):
-            slack_s = self._most_slack_s
-        self._slack_s = min(max(slack_s, 0.0), self._most_slack_s)
+        pace_s = self._pace(num_decodes)
+        most_slack_s = MAX_TOKENS_BEHIND * pace_s
+        if num_decodes:
+            self._slack_s = min(max(self._slack_s - elapsed_s + pace_s, 0.0), most_slack_s)
+        elif skips_decodes:
+            self._slack_s = max(self._slack_s - elapsed_s, 0.0)
+        else:
+            self._slack_s = most_slack_s
         self._skipped_s = self._skipped_s + elapsed_s if skips_decodes else 0.0
         if num_prefill_tokens == 0:
             _remember(self._decode_s, num_decodes, elapsed_s)
@@ -105,9 +119,16 @@ class StepBudget:
         if num_tokens >= MIN_PREFILL_TOKENS // 2:
             _remember(self._pooled_s, context // _CONTEXT_STEP, elapsed_s / num_tokens)
 
+    def _pace(self, num_decodes: int) -> float:
+        """Seconds from token to token that a stream may take in the long run."""
+        return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_decodes))
+
     def _room_beside(self, num_decodes: int) -> float:
         """Seconds of max_itl that a step of num_decodes sequences leaves; below 0 where it takes longer alone."""
         return self._max_itl_s * _AIM - self._decode_time(num_decodes)
+
+    def _knows_decodes(self, num_decodes: int) -> bool:
+        return any(4 * abs(num_decodes - known) <= num_decodes for known in self._decode_s)
 
     def _decode_time(self, num_decodes: int) -> float:
         return (_nearest_median(self._decode_s, num_decodes) or 0.0) if num_decodes else 0.0
