@@ -14,14 +14,14 @@ inline float lane(F32x16 v, int i) {
 
 template <WeightType T>
 void read_column(const uint8_t* panel, int column, int k, float* out) {
-    UnitCursor<T> cursor(panel, 0);
+    UnitCursor<T> cursor(panel, 0, k / UNIT_K);
     for (int u = 0; u < k / UNIT_K; ++u, cursor.next(), out += UNIT_K) {
-        const float scale = lane(unit_scales<T>(cursor.header, cursor.unit), column);
+        const float scale = lane(cursor.scales(), column);
         for (int half = 0; half < 2; ++half) {
             // s * scale_j and m are exact, so the order is that of the file's definition.
             const float s = scale * static_cast<float>(half_scale<T>(cursor.header, cursor.unit, half, column));
             float m = 0.0f;
-            if constexpr (Format<T>::mins > 0) m = lane(unit_mins<T>(cursor.header, cursor.unit, half), column);
+            if constexpr (Format<T>::mins > 0) m = lane(cursor.mins(half), column);
             for (int i = 16 * half; i < 16 * half + 16; ++i) {
                 const float w = s * static_cast<float>(unit_code<T>(cursor.codes(), i, column) - Format<T>::zero);
                 out[i] = Format<T>::mins > 0 ? w + m : w;

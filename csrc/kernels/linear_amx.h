@@ -33,8 +33,8 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
         constexpr int Q = decltype(q)::value;
         _mm512_storeu_si512(tile.codes[IN_HALVES<T> ? Q / 4 : 0] + 64 * Q, unpack_quad<T, Q>(cursor.codes()));
     });
-    store(tile.scales, unit_scales<T>(cursor.header, cursor.unit));
-    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], unit_mins<T>(cursor.header, cursor.unit, j));
+    store(tile.scales, cursor.scales());
+    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], cursor.mins(j));
     if constexpr (IN_HALVES<T>)
         for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<T>(cursor.header, cursor.unit, j));
 }

@@ -75,13 +75,13 @@ inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
 template <WeightType T>
 struct PackedSource {
     UnitCursor<T> cursor;
-    explicit PackedSource(const uint8_t* panel) : cursor(panel, 0) {}
+    PackedSource(const uint8_t* panel, int units) : cursor(panel, 0, units) {}
     template <int Q, int H>
     __m256i quad() const {
         return unpack_quad<T, Q, H>(cursor.codes());
     }
-    F32x16 scales() const { return unit_scales<T>(cursor.header, cursor.unit); }
-    F32x16 mins(int half) const { return unit_mins<T>(cursor.header, cursor.unit, half); }
+    F32x16 scales() const { return cursor.scales(); }
+    F32x16 mins(int half) const { return cursor.mins(half); }
     I32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
     void prefetch() const {
         const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
@@ -154,8 +154,8 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
             _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H), unpack_quad<T, Q, H>(codes));
         });
     });
-    store(tile.scales, unit_scales<T>(cursor.header, cursor.unit));
-    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], unit_mins<T>(cursor.header, cursor.unit, j));
+    store(tile.scales, cursor.scales());
+    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], cursor.mins(j));
     if constexpr (IN_HALVES<T>)
         for (int j = 0; j < 2; ++j) {
             const I32x16 s = load_half_scales<T>(cursor.header, cursor.unit, j);
@@ -281,7 +281,7 @@ void multiply_pair(const uint8_t* panel, int units, const uint8_t* const (&a)[2]
                    float* c) {
     constexpr int W = ROW_GROUP;
     UnitTile<T> tile;
-    PackedSource<T> source(panel);
+    PackedSource<T> source(panel, units);
     for (int u = 0; u < units; ++u, source.next()) {
         source.prefetch();
         multiply_unit<T, W>(KeepingSource<T>{source, tile}, a[0] + u * ROW_UNIT_BYTES * W,
@@ -308,7 +308,7 @@ inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t*
 // c [rows][16] += a * panel
 template <WeightType T>
 void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T>(PackedSource<T>(panel), units, a, terms, c);
+    multiply_rows<T>(PackedSource<T>(panel, units), units, a, terms, c);
 }
 
 // The same for two groups of which the first is whole, each unit unpacked once for both. c: of both.

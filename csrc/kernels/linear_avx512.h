@@ -77,13 +77,13 @@ inline F32x16 load_half_scales(const uint8_t* header, int unit, int half) {
 template <WeightType T>
 struct PackedSource {
     UnitCursor<T> cursor;
-    explicit PackedSource(const uint8_t* panel) : cursor(panel, 0) {}
+    PackedSource(const uint8_t* panel, int units) : cursor(panel, 0, units) {}
     template <int Q>
     __m512i quad() const {
         return unpack_quad<T, Q>(cursor.codes());
     }
-    F32x16 scales() const { return unit_scales<T>(cursor.header, cursor.unit); }
-    F32x16 mins(int half) const { return unit_mins<T>(cursor.header, cursor.unit, half); }
+    F32x16 scales() const { return cursor.scales(); }
+    F32x16 mins(int half) const { return cursor.mins(half); }
     F32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
     void prefetch() const {
         const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
@@ -123,8 +123,8 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
         constexpr int Q = decltype(q)::value;
         _mm512_storeu_si512(tile.codes + 64 * Q, unpack_quad<T, Q>(cursor.codes()));
     });
-    store(tile.scales, unit_scales<T>(cursor.header, cursor.unit));
-    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], unit_mins<T>(cursor.header, cursor.unit, j));
+    store(tile.scales, cursor.scales());
+    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], cursor.mins(j));
     if constexpr (Format<T>::has_half_scales)
         for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<T>(cursor.header, cursor.unit, j));
 }
@@ -243,7 +243,7 @@ inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t*
 // c [rows][16] += a * panel
 template <WeightType T>
 void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T, PACKED_ROWS>(PackedSource<T>(panel), units, a, terms, c);
+    multiply_rows<T, PACKED_ROWS>(PackedSource<T>(panel, units), units, a, terms, c);
 }
 
 #if !defined(OCTAVO_ISA_amx)

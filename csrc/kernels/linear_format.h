@@ -157,19 +157,6 @@ inline F32x16 load_mxfp4_scales(const uint8_t* p) {
     return load(t);
 }
 
-// s of unit `unit` of the super-block with this header, 16 columns.
-template <WeightType T>
-inline F32x16 unit_scales(const uint8_t* header, [[maybe_unused]] int unit) {
-    if constexpr (T == WeightType::MXFP4)
-        return load_mxfp4_scales(header);
-    else if constexpr (Format<T>::has_k_mins)
-        return load_halves(header) * load_u8(header + 64 + 16 * unit);
-    else if constexpr (T == WeightType::IQ4_XS)
-        return load_halves(header) * load_i8(header + 32 + 16 * unit);
-    else
-        return load_halves(header);
-}
-
 #if defined(__AVX512F__)
 inline F32x16 load_high_nibbles(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -182,18 +169,6 @@ inline F32x16 load_high_nibbles(const uint8_t* p) {
     return load_u8(t);
 }
 #endif
-
-// m (or m_j for j = `half`) of a unit.
-template <WeightType T>
-inline F32x16 unit_mins(const uint8_t* header, [[maybe_unused]] int unit, [[maybe_unused]] int half) {
-    const F32x16 m = load_halves(header + 32);
-    if constexpr (Format<T>::has_k_mins)
-        return broadcast(0.0f) - m * load_u8(header + 192 + 16 * unit);
-    else if constexpr (T == WeightType::Q2_K)
-        return broadcast(0.0f) - m * load_high_nibbles(header + 64 + 16 * (2 * unit + half));
-    else
-        return m;
-}
 
 // Where the 16 bytes of scale_j lie.
 template <WeightType T>
@@ -225,23 +200,57 @@ inline int unit_code(const uint8_t* codes, int k, int column) {
     return u;
 }
 
-// A walk over the units of a panel.
+// A walk over `count` units of a panel. What all units of a super-block share is converted once.
 template <WeightType T>
 struct UnitCursor {
     const uint8_t* header;
     int unit;  // in the super-block
 
-    UnitCursor(const uint8_t* panel, int first)
+    UnitCursor(const uint8_t* panel, int first, int count)
         : header(panel + first / Format<T>::layout.units() * static_cast<int64_t>(Format<T>::layout.block_bytes())),
-          unit(first % Format<T>::layout.units()) {}
+          unit(first % Format<T>::layout.units()),
+          left_(count) {
+        load_header();
+    }
     const uint8_t* codes() const {
         return header + Format<T>::layout.header_bytes + unit * Format<T>::layout.unit_bytes;
     }
+    // s of the unit, 16 columns.
+    F32x16 scales() const {
+        if constexpr (Format<T>::has_k_mins)
+            return scale_ * load_u8(header + 64 + 16 * unit);
+        else if constexpr (T == WeightType::IQ4_XS)
+            return scale_ * load_i8(header + 32 + 16 * unit);
+        else
+            return scale_;
+    }
+    // m of the unit, or m_j for j = `half`.
+    F32x16 mins([[maybe_unused]] int half) const {
+        if constexpr (Format<T>::has_k_mins)
+            return min_ * load_u8(header + 192 + 16 * unit);
+        else if constexpr (T == WeightType::Q2_K)
+            return min_ * load_high_nibbles(header + 64 + 16 * (2 * unit + half));
+        else
+            return min_;
+    }
+    // After the last unit, `header` is that of the next one, if there is any.
     void next() {
+        --left_;
         if (++unit == Format<T>::layout.units()) {
             unit = 0;
             header += Format<T>::layout.block_bytes();
+            if (left_ > 0) load_header();
         }
+    }
+
+  private:
+    int left_;
+    F32x16 scale_, min_;
+
+    void load_header() {
+        scale_ = T == WeightType::MXFP4 ? load_mxfp4_scales(header) : load_halves(header);
+        if constexpr (Format<T>::mins > 0) min_ = load_halves(header + 32);
+        if constexpr (Format<T>::has_k_mins || T == WeightType::Q2_K) min_ = broadcast(0.0f) - min_;
     }
 };
 

@@ -205,7 +205,7 @@ void accumulate_unpacked(const uint8_t* panel, const uint8_t* next, const PanelS
     const int64_t slice = align64((PIECE_BYTES + s.groups() - 1) / s.groups());
     for (int32_t u0 = 0; u0 < s.image.units; u0 += TILE_UNITS) {
         const int units = s.image.units - u0 < TILE_UNITS ? s.image.units - u0 : TILE_UNITS;
-        UnitCursor<T> cursor(panel, u0);
+        UnitCursor<T> cursor(panel, u0, units);
         for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<T>(cursor, tiles[u]);
         // The next piece comes from memory while this one is multiplied, a slice with each group: all at once would
         // fill the queue of misses, and the products would wait.

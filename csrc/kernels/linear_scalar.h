@@ -17,8 +17,8 @@ struct UnitTile {
 
 template <WeightType T>
 void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
-    tile.scales = unit_scales<T>(cursor.header, cursor.unit);
-    for (int j = 0; j < Format<T>::mins; ++j) tile.mins[j] = unit_mins<T>(cursor.header, cursor.unit, j);
+    tile.scales = cursor.scales();
+    for (int j = 0; j < Format<T>::mins; ++j) tile.mins[j] = cursor.mins(j);
     for (int k = 0; k < UNIT_K; ++k)
         for (int n = 0; n < PANEL_COLS; ++n)
             tile.values[k][n] = static_cast<int16_t>(unit_code<T>(cursor.codes(), k, n) - Format<T>::zero);
