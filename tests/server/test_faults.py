@@ -26,6 +26,7 @@ CHAT = "/v1/chat/completions"
 LONG_PROMPT = "The quick brown fox jumps over the lazy dog. " * 150  # 1,500 tokens
 RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends RST instead of FIN
 STORM = 500
+MEMORY_LEFT = 100 << 20
 
 
 @pytest.fixture(scope="module")
@@ -341,3 +342,21 @@ def test_a_clock_that_jumps(smollm2_path: Path) -> None:
         assert (model["num_restarts"], model["cancelled"]) == (0, dict.fromkeys(model["cancelled"], 0))
         # Seconds of answers are those of a steady clock too.
         assert sum(model["e2e_latency"]["counts"][:-1]) == 8
+
+
+def test_memory_that_cannot_be_had_in_mid_run(smollm2_path: Path) -> None:
+    """I16. Whoever needs more than there is learns so or is answered with what there is; then all is as before."""
+    with running_server(f"smollm2={smollm2_path}", "--kv-cache-memory", "64MiB") as server, server.client as client:
+        before = client.post(COMPLETIONS, json=body(8)).json()["choices"][0]["text"]
+        engine = engine_of(server)
+        engine.rlimit(psutil.RLIMIT_AS, (engine.memory_info().vms + MEMORY_LEFT, psutil.RLIM_INFINITY))
+        for fields in (
+            {"prompt": "a b c " * 400, "logprobs": 5, "echo": True},
+            {"structured_outputs": {"regex": "[a-z]{1,200}"}},
+            {"n": 8, "seed": 1, "temperature": 1},
+        ):
+            answer = client.post(COMPLETIONS, json=body(8, **fields))
+            assert answer.status_code in (200, 500, 503), answer.text
+        engine.rlimit(psutil.RLIMIT_AS, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        assert client.post(COMPLETIONS, json=body(8)).json()["choices"][0]["text"] == before
+        assert figures(server)["num_restarts"] == 0
