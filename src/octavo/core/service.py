@@ -82,6 +82,7 @@ class EngineService:
 
     def run(self) -> None:
         """Until the server says close."""
+        self._start_checkers()
         for name, target in (("octavo-load", self._load), ("octavo-heartbeat", self._beat)):
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True).start()
         self._guarded(self._receive)
@@ -90,6 +91,12 @@ class EngineService:
             self._exit(0)
         else:
             self._session.close()
+
+    def _start_checkers(self) -> None:
+        """While there is memory for them: a thread that fails to start later leaves a request without an answer."""
+        all_run = threading.Barrier(_NUM_CHECKERS)
+        for _ in range(_NUM_CHECKERS):
+            self._checkers.submit(all_run.wait)
 
     def _guarded(self, target: Callable[[], None]) -> None:
         """No thread may end unnoticed: without one of them the process is of no use."""

@@ -115,7 +115,7 @@ class Engine:
         """
         limits = self.limits
         num_tokens = min(limits.vocab_size, self.tokenizer.vocab_size)  # either may be padded
-        token_ids = check_prompt(prompt_token_ids, num_tokens, limits.max_model_len, prompt is not None)
+        token_ids = check_prompt(prompt_token_ids, num_tokens, limits.max_model_len, is_text=prompt is not None)
         room = limits.max_model_len - len(token_ids)
         check_params(params, num_tokens, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -151,9 +151,8 @@ class Engine:
         limits = self.limits
         longest = min(limits.max_model_len, limits.num_blocks * limits.block_size)
         num_tokens = min(limits.vocab_size, self.tokenizer.vocab_size)
-        return PoolingRequest(
-            request_id, check_prompt(prompt_token_ids, num_tokens, longest + 1, is_text=False), pooling
-        )
+        token_ids = check_prompt(prompt_token_ids, num_tokens, longest, is_text=False, is_answered=False)
+        return PoolingRequest(request_id, token_ids, pooling)
 
     def add_pooling_request(self, request: PoolingRequest) -> None:
         """Queues a request; its `Embedding` comes out of a later step."""

@@ -10,15 +10,22 @@ from octavo.sampling_params import MAX_CACHE_SALT_CHARS, BeamSearchParams, Sampl
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
-def check_prompt(prompt_token_ids: Sequence[int], vocab_size: int, max_model_len: int, is_text: bool) -> list[int]:
-    """The prompt as a list of ints. Raises UsageError if it is empty, too long, or holds what is no token id."""
+def check_prompt(
+    prompt_token_ids: Sequence[int], vocab_size: int, max_model_len: int, *, is_text: bool, is_answered: bool = True
+) -> list[int]:
+    """The prompt as a list of ints. Raises UsageError if it is empty, too long, or holds what is no token id.
+
+    is_answered: whether at least one token comes after it, as for all but texts to embed.
+    """
     if not prompt_token_ids:
         code = "invalid_value" if is_text else "empty_array"
         raise UsageError("the prompt is empty; give at least one token", param="prompt", code=code)
-    if len(prompt_token_ids) >= max_model_len:
+    longest = max_model_len - is_answered
+    if len(prompt_token_ids) > longest:
         raise UsageError(
             f"the prompt has {len(prompt_token_ids)} tokens; with a context of {max_model_len} tokens it can have at "
-            f"most {max_model_len - 1}, so that one new token has room. Shorten it, or raise max_model_len",
+            f"most {longest}{', so that one new token has room' if is_answered else ''}. Shorten it, or raise "
+            "max_model_len",
             param="prompt",
             code="context_length_exceeded",
         )
