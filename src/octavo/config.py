@@ -31,7 +31,7 @@ class EngineConfig:
     max_num_seqs: int = _option(64, "most sequences that run at once")
     max_num_batched_tokens: int = _option(512, "most tokens computed in one step: smaller steps answer more evenly")
     max_itl: int = _option(
-        200, "milliseconds from token to token that a stream is kept to while prompts are computed; 0: no limit"
+        200, "milliseconds between two tokens that streams are kept to beside long prompts, and on average; 0: no limit"
     )
     kv_cache_memory: int | str | None = _option(
         None, "memory of the KV cache, in bytes or as '2GiB'; default: by the free memory, half of it at most"
