@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import anyio.to_thread
 
@@ -19,24 +19,12 @@ from octavo.server.models.served_model import ServedModel
 MAX_PROMPTS = 128  # of one request
 
 T = TypeVar("T")
+Params: TypeAlias = "SamplingParams | BeamSearchParams"
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedPrompts:
-    """What the engine gets. params: those of the request, with max_tokens where the context bounds them."""
-
-    token_ids: list[list[int]]
-    params: SamplingParams | BeamSearchParams
-    num_truncated_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(ids) for ids in self.token_ids)
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedInputs:
-    """Texts to embed."""
+    """Prompts, or texts to embed, as the engine gets them: each fits the context."""
 
     token_ids: list[list[int]]
     num_truncated_tokens: int
@@ -48,7 +36,7 @@ class PreparedInputs:
 
 async def prepare_chat(model: ServedModel, spec: ChatSpec, plan: ChatPlan) -> PreparedPrompts:
     """The prompt of a conversation. Raises as `encode_conversation`, and where it does not fit the context."""
-    return _fit(model, spec, plan.params, [await _encode(model, plan)], "messages")
+    return _fit_answered(model, spec, [await _encode(model, plan)], "messages")
 
 
 async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
@@ -60,30 +48,35 @@ async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
 async def prepare_texts(model: ServedModel, spec: TextSpec) -> PreparedPrompts:
     """Tokenizes the prompts. Raises UsageError naming `prompt` where one is empty or holds no token ids."""
     token_ids = await in_thread(lambda: [_encode_text(model, prompt) for prompt in spec.prompts])
-    return _fit(model, spec, spec.params, token_ids, "prompt")
+    return _fit_answered(model, spec, token_ids, "prompt")
 
 
 async def prepare_inputs(
     model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None
-) -> PreparedInputs:
+) -> PreparedPrompts:
     """Tokenizes texts to embed, which may fill the context, as no answer needs room.
 
     truncate_to: see `Common.truncate_prompt_tokens`. Raises as `prepare_texts`.
     """
     token_ids = await in_thread(lambda: [_encode_text(model, text) for text in texts])
     limit = model.info.max_model_len
-    num_before = sum(map(len, token_ids))
-    if truncate_to is not None:
-        room = limit if truncate_to < 0 else truncate_to
-        token_ids = [_truncate(ids, room, "left") for ids in token_ids]
-    longest = max(map(len, token_ids))
-    if longest > limit:
+    return _fit(token_ids, limit, room=limit if truncate_to == -1 else truncate_to, num_answer_tokens=0)
+
+
+def fit_max_tokens(model: ServedModel, spec: Common, params: Params, prompts: PreparedPrompts) -> Params:
+    """The parameters, with max_tokens where the context bounds them. Raises UsageError naming `max_tokens` where the
+    request wants more of them than the context has left."""
+    limit, wanted = model.info.max_model_len, params.max_tokens
+    longest = max(map(len, prompts.token_ids))
+    if wanted is None or longest + wanted <= limit:
+        return params
+    if not spec.max_tokens_may_shrink:
         message = (
-            f"the prompt has {longest} tokens, and the context of this model has {limit}: shorten it, or ask for "
-            "truncate_prompt_tokens"
+            f"the prompt has {longest} tokens and max_tokens is {wanted}, together {longest + wanted}; the "
+            f"context of this model has {limit}: lower max_tokens to {limit - longest} or shorten the prompt"
         )
-        raise UsageError(message, param="prompt", code="context_length_exceeded")
-    return PreparedInputs(token_ids, num_before - sum(map(len, token_ids)))
+        raise UsageError(message, param="max_tokens", code="context_length_exceeded")
+    return dataclasses.replace(params, max_tokens=limit - longest)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -126,40 +119,39 @@ def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
     return list(prompt)
 
 
-def _fit(
-    model: ServedModel, spec: Common, params: SamplingParams | BeamSearchParams, prompts: list[list[int]], param: str
-) -> PreparedPrompts:
-    """The prompts as they fit the context, cut only where the request asks for it."""
+def _fit_answered(model: ServedModel, spec: Common, prompts: list[list[int]], param: str) -> PreparedPrompts:
     limit = model.info.max_model_len
-    wanted = params.max_tokens
+    room = spec.truncate_prompt_tokens
+    if room == -1:  # what an answer of max_tokens leaves, or three quarters of the context
+        wanted = None if spec.max_tokens_may_shrink else spec.params.max_tokens
+        room = max(limit - (limit // 4 if wanted is None else wanted), 1)
+    remedy = "shorten it, or ask for truncate_prompt_tokens" if spec.offers_truncation else "shorten it"
+    return _fit(prompts, limit, room=room, side=spec.truncation_side, num_answer_tokens=1, param=param, remedy=remedy)
+
+
+def _fit(
+    prompts: list[list[int]],
+    limit: int,
+    *,
+    room: int | None,
+    num_answer_tokens: int,
+    side: str = "left",
+    param: str = "prompt",
+    remedy: str = "shorten it, or ask for truncate_prompt_tokens",
+) -> PreparedPrompts:
+    """The prompts as they fit a context of `limit` tokens, cut to `room` tokens only where that is given.
+
+    num_answer_tokens: that have to fit after each: 1, or 0 for texts to embed.
+    """
     num_before = sum(map(len, prompts))
-    if spec.truncate_prompt_tokens is not None:
-        room = _room(spec.truncate_prompt_tokens, None if spec.max_tokens_may_shrink else wanted, limit)
-        prompts = [_truncate(ids, room, spec.truncation_side) for ids in prompts]
+    if room is not None:
+        prompts = [_truncate(ids, room, side) for ids in prompts]
     longest = max(map(len, prompts))
-    if longest >= limit:
-        remedy = "shorten it, or ask for truncate_prompt_tokens" if spec.offers_truncation else "shorten it"
-        message = (
-            f"the prompt has {longest} tokens, and the context of this model has {limit} for prompt and answer; "
-            f"at most {limit - 1} leave room for one token: {remedy}"
-        )
+    if longest + num_answer_tokens > limit:
+        of_answer = f" for prompt and answer; at most {limit - 1} leave room for one token" if num_answer_tokens else ""
+        message = f"the prompt has {longest} tokens, and the context of this model has {limit}{of_answer}: {remedy}"
         raise UsageError(message, param=param, code="context_length_exceeded")
-    if wanted is not None and longest + wanted > limit:
-        if not spec.max_tokens_may_shrink:
-            message = (
-                f"the prompt has {longest} tokens and max_tokens is {wanted}, together {longest + wanted}; the "
-                f"context of this model has {limit}: lower max_tokens to {limit - longest} or shorten the prompt"
-            )
-            raise UsageError(message, param="max_tokens", code="context_length_exceeded")
-        params = dataclasses.replace(params, max_tokens=limit - longest)
-    return PreparedPrompts(prompts, params, num_before - sum(map(len, prompts)))
-
-
-def _room(truncate_to: int, max_tokens: int | None, limit: int) -> int:
-    """Most tokens of a truncated prompt. -1: as many as fit, beside max_tokens or a quarter of the context."""
-    if truncate_to >= 0:
-        return truncate_to
-    return max(limit - (limit // 4 if max_tokens is None else max_tokens), 1)
+    return PreparedPrompts(prompts, num_before - sum(map(len, prompts)))
 
 
 def _truncate(token_ids: list[int], room: int, side: str) -> list[int]:

@@ -13,7 +13,7 @@ from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
 from octavo.server.generation.naming import constraint_named
-from octavo.server.generation.prompt import PreparedPrompts, prepare_chat, prepare_texts
+from octavo.server.generation.prompt import Params, PreparedPrompts, fit_max_tokens, prepare_chat, prepare_texts
 from octavo.server.generation.running import RunningGeneration
 from octavo.server.generation.spec import ChatSpec, Common, Generation, TextSpec
 from octavo.server.models.served_model import ServedModel
@@ -39,7 +39,7 @@ async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, req
         readers = [create_reader(index) for index in range(num_choices(spec))]
         # With tools the only constraint is the one that makes the model call them.
         with constraint_named("tools" if spec.tools and spec.tool_choice != "none" else "structured_outputs"):
-            return await _start(model, spec, prompts, ticket, readers)
+            return await _start(model, spec, plan.params, prompts, ticket, readers)
 
 
 async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, request_id: str) -> Generation:
@@ -47,7 +47,7 @@ async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, req
     with _admitted(state, model, spec, request_id, num_prompts=len(spec.prompts)) as ticket:
         prompts = await ticket.wait(lambda: prepare_texts(model, spec))
         readers = [ChoiceReader(i) for i in range(num_choices(spec) * len(spec.prompts))]
-        return await _start(model, spec, prompts, ticket, readers)
+        return await _start(model, spec, spec.params, prompts, ticket, readers)
 
 
 def num_choices(spec: Common) -> int:
@@ -76,8 +76,14 @@ def _admitted(
 
 
 async def _start(
-    model: ServedModel, spec: Common, prompts: PreparedPrompts, ticket: Ticket, readers: Sequence[ChoiceReader]
+    model: ServedModel,
+    spec: Common,
+    params: Params,
+    prompts: PreparedPrompts,
+    ticket: Ticket,
+    readers: Sequence[ChoiceReader],
 ) -> Generation:
+    params = fit_max_tokens(model, spec, params, prompts)
     ticket.add_prompt_tokens(prompts.num_tokens)
     salt = cache_salt(spec.tenant, spec.cache_salt)
     streams: list[OutputStream] = []
@@ -85,7 +91,7 @@ async def _start(
     async def submit() -> None:
         for token_ids in prompts.token_ids:
             request = GenerateRequest(
-                prompt_token_ids=token_ids, params=prompts.params, priority=spec.priority, cache_salt=salt
+                prompt_token_ids=token_ids, params=params, priority=spec.priority, cache_salt=salt
             )
             streams.append(await model.client.generate(request))
 
