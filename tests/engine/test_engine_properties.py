@@ -67,6 +67,9 @@ class AnyBudget(StepBudget):
         super().__init__(0.2)
         self._random = random.Random(seed)
 
+    def lets_in(self, num_decodes: int) -> bool:
+        return not num_decodes or self._random.random() < 0.8
+
     def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:  # noqa: ARG002
         return self._random.randint(MIN_PREFILL_TOKENS // 2, 30)
 

@@ -118,7 +118,7 @@ def test_streams_slower_than_max_itl_keep_a_third_of_their_speed(monkeypatch: py
 
 
 def test_many_streams_do_not_keep_new_ones_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fifteen streams whose steps take as long as max_itl: each prompt that comes is answered within a few seconds."""
+    """Fifteen streams whose steps take as long as max_itl: each prompt that comes has its first token within 1.5 s."""
     engine = make_engine(monkeypatch, 0.06)
     for i in range(15):
         add(engine, f"stream{i}", [5, 6, 7 + i], max_tokens=1000)
@@ -239,17 +239,45 @@ def text_of(num_tokens: int, salt: int) -> list[int]:
 
 
 def test_a_long_prompt_gets_nothing_of_what_a_cached_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache has all but 40 tokens of the first prompt; the step does not fill up with a long one behind it."""
+    """The cache has all but 5 tokens of the first prompt; the step does not fill up with a long one behind it."""
     engine = make_engine(monkeypatch, 0.2)
     known = text_of(200, 1)
     add(engine, "before", known, max_tokens=1)
     add(engine, "stream", [5, 6, 7])
     run(engine, 30)
-    add(engine, "cached", [*known[:160], *text_of(40, 2)])
+    add(engine, "cached", [*known[:192], *text_of(5, 2)])
     add(engine, "long", text_of(900, 3))
     steps = run(engine, 25)
-    assert steps[0][0]["cached"] == 40
+    assert steps[0][0]["cached"] == 5
     assert max(elapsed for _, elapsed in steps) < 1.1 * 0.2
+
+
+def test_the_next_turn_of_a_long_conversation_has_a_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the cache has of it does not make it long; nor does looking there take blocks."""
+    engine = make_engine(monkeypatch, 0.2)
+    known = text_of(900, 1)
+    add(engine, "before", known, max_tokens=1)
+    add(engine, "stream", [5, 6, 7])
+    run(engine, 30)
+    add(engine, "turn", [*known, *text_of(80, 2)])
+    assert run(engine, 1)[0][0] == {"turn": 980 - 900 // 16 * 16}
+
+
+def test_nobody_is_admitted_beside_so_many_that_a_step_of_theirs_was_never_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = make_engine(monkeypatch, 0.2)
+    add(engine, "stream", [5, 6, 7])
+    run(engine, 20)
+    for i in range(4):
+        add(engine, f"more{i}", [5, 6, 8 + i])
+    assert len(run(engine, 1)[0][0]) == 5
+    add(engine, "long", text_of(900, 3))
+    used = engine.scheduler.kv_cache.pool.num_used_blocks
+    assert len(run(engine, 1)[0][0]) == 5
+    assert engine.scheduler.num_waiting == 1
+    assert engine.scheduler.kv_cache.pool.num_used_blocks == used
+    assert run(engine, 1)[0][0]["long"] >= MIN_PREFILL_TOKENS
 
 
 def test_streams_do_not_wait_for_an_urgent_long_prompt_before_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -387,11 +415,13 @@ def test_one_slow_step_changes_nothing() -> None:
 
 def test_what_was_not_measured_is_guessed_small() -> None:
     budget = StepBudget(0.2)
-    assert budget.max_prefill_tokens(3, 0, 5000, 5000) == 0  # first a step of the streams alone
+    assert budget.lets_in(0)
+    assert not budget.lets_in(3)  # first a step of the streams alone
     budget.observe(3, 0, 0, 0.05)
+    assert budget.lets_in(3)
     assert budget.max_prefill_tokens(3, 0, 5000, 5000) == MIN_PREFILL_TOKENS
-    assert budget.max_prefill_tokens(4, 0, 5000, 5000) == MIN_PREFILL_TOKENS  # nearly as many
-    assert budget.max_prefill_tokens(5, 0, 5000, 5000) == 0
+    assert budget.lets_in(4)  # nearly as many
+    assert not budget.lets_in(5)
     assert budget.max_prefill_tokens(0, 0, 5000, 5000) == 2 * MIN_PREFILL_TOKENS
     budget.observe(0, 100, 0, 0.5)
     assert budget.max_prefill_tokens(0, 3000, 2000, 5000) == 200  # as long as nothing is known of that context

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
+from collections.abc import Iterator
 
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.request import Sequence
@@ -66,17 +67,26 @@ class KVCacheManager:
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
         """Takes the longest cached prefix of at most max_tokens tokens into an empty block table."""
-        if not self.enable_prefix_caching:
-            return 0
-        self._extend_hashes(sequence, max_tokens // self.block_size)
-        for block_hash in sequence.block_hashes[: max_tokens // self.block_size]:
-            block_id = self.pool.find(block_hash)
-            if block_id is None:
-                break
+        for block_id in self._find_prefix(sequence, max_tokens):
             self.pool.share(block_id)
             sequence.block_table.append(block_id)
         sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
         return sequence.num_computed_tokens
+
+    def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
+        """How many tokens `match_prefix` would find now."""
+        return sum(self.block_size for _ in self._find_prefix(sequence, max_tokens))
+
+    def _find_prefix(self, sequence: Sequence, max_tokens: int) -> Iterator[int]:
+        """The blocks of the longest cached prefix of at most max_tokens tokens."""
+        if not self.enable_prefix_caching:
+            return
+        self._extend_hashes(sequence, max_tokens // self.block_size)
+        for block_hash in sequence.block_hashes[: max_tokens // self.block_size]:
+            block_id = self.pool.find(block_hash)
+            if block_id is None:
+                return
+            yield block_id
 
     def register_full_blocks(self, sequence: Sequence, num_computed_before: int) -> None:
         """Makes the blocks findable that have become full since num_computed_before tokens were computed."""

@@ -172,7 +172,8 @@ class Scheduler:
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
             step.num_decodes = len(step.scheduled)
-            self._schedule_chunks(behind, step)
+            if self.step_budget is None or self.step_budget.lets_in(step.num_decodes):
+                self._schedule_chunks(behind, step)
         step.num_tokens_left += step.num_tokens_held_back
         self._invite_choices(step)
         return step
@@ -182,7 +183,8 @@ class Scheduler:
         first, budget = self._next_waiting(), self.step_budget
         if first is None or budget is None or not self.running:
             return False
-        if not budget.lets_skip(len(self.running), len(first.token_ids)):
+        num_missing = len(first.token_ids) - self.kv_cache.num_cached_tokens(first, _max_cached_tokens(first))
+        if not budget.lets_skip(len(self.running), num_missing):
             return False
         # A prompt that is under way is not overtaken.
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in self.running):
@@ -336,10 +338,7 @@ class Scheduler:
         seats = self._num_seats_taken + request.num_seats - self.max_num_seqs
         if seats > sum(other.request.num_seats for other in worse if other is self._lockstep(other)[0]):
             return False
-        limit = len(sequence.token_ids) - 1
-        if request.needs_prompt_logprobs:
-            limit = min(limit, len(request.prompt_logprobs))
-        num_cached_tokens = self.kv_cache.match_prefix(sequence, limit)
+        num_cached_tokens = self.kv_cache.match_prefix(sequence, _max_cached_tokens(sequence))
         needed = self._num_blocks_missing(group)
         if needed > self._num_blocks_to_spare() + sum(len(other.block_table) for other in worse):
             self.kv_cache.free(sequence)
@@ -442,3 +441,9 @@ class Scheduler:
 
 def _key(sequence: Sequence) -> tuple[int, int, int]:
     return sequence.key
+
+
+def _max_cached_tokens(sequence: Sequence) -> int:
+    """How many of its tokens need not be computed where the cache has them: logits are wanted of the others."""
+    limit, request = len(sequence.token_ids) - 1, sequence.request
+    return min(limit, len(request.prompt_logprobs)) if request.needs_prompt_logprobs else limit

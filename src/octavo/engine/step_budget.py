@@ -5,10 +5,10 @@ how much it sees. Both are medians of the last few steps of their kind, so that 
 wrong guess is corrected by the step that it leads to.
 
 A short prompt may make streams wait, so that its first token comes soon: in a step of its own, or as a larger part of
-one of theirs. No stream falls more than ten tokens behind its pace, counted from its first, and none waits longer than
-a second. The pace is a token every max_itl, or every three steps of the streams alone where these take longer: beside
-so many streams, who has just come would otherwise wait until others are done. Beside a long prompt no gap is longer
-than max_itl.
+one of theirs. For that no stream falls more than ten tokens behind its pace, counted from its first (the few tokens of
+a prompt that any step computes come on top), and none waits longer than a second. The pace is a token every max_itl, or
+every three steps of the streams alone where these take longer: beside so many streams, who has just come would
+otherwise wait until others are done. Beside a long prompt no gap is longer than max_itl.
 """
 
 from __future__ import annotations
@@ -44,14 +44,20 @@ class StepBudget:
         self._slack_s = MAX_TOKENS_BEHIND * max_itl_s
         self._skipped_s = 0.0
 
+    def lets_in(self, num_decodes: int) -> bool:
+        """Whether prompt tokens may be computed beside num_decodes sequences at all.
+
+        Not as long as nobody knows what a step of about so many takes alone: the next one tells.
+        """
+        nearest = _nearest(self._decode_s, num_decodes)
+        return not num_decodes or (nearest is not None and 4 * abs(num_decodes - nearest) <= num_decodes)
+
     def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
         """How many prompt tokens may be computed beside num_decodes sequences.
 
         context: tokens before the first of them. missing: tokens of the first prompt that are left, of to_compute
         that it had when it began.
         """
-        if num_decodes and not self._knows_decodes(num_decodes):
-            return 0  # for one step, which tells what such a step takes
         per_token = _nearest_median(self._prefill_s, context // _CONTEXT_STEP)
         if per_token is None:
             return MIN_PREFILL_TOKENS if num_decodes else _FIRST_GUESS_TOKENS
@@ -127,9 +133,6 @@ class StepBudget:
         """Seconds of max_itl that a step of num_decodes sequences leaves; below 0 where it takes longer alone."""
         return self._max_itl_s * _AIM - self._decode_time(num_decodes)
 
-    def _knows_decodes(self, num_decodes: int) -> bool:
-        return any(4 * abs(num_decodes - known) <= num_decodes for known in self._decode_s)
-
     def _decode_time(self, num_decodes: int) -> float:
         return (_nearest_median(self._decode_s, num_decodes) or 0.0) if num_decodes else 0.0
 
@@ -138,11 +141,13 @@ def _remember(observed: dict[int, deque[float]], key: int, value: float) -> None
     observed.setdefault(key, deque(maxlen=_NUM_REMEMBERED)).append(value)
 
 
+def _nearest(observed: dict[int, deque[float]], key: int) -> int | None:
+    """The nearest kind of step that was seen; None: none was."""
+    if key in observed or not observed:
+        return key if observed else None
+    return min(observed, key=lambda other: (abs(other - key), other))
+
+
 def _nearest_median(observed: dict[int, deque[float]], key: int) -> float | None:
-    """The median of the nearest kind of step that was seen; None: none was."""
-    values = observed.get(key)
-    if values is None:
-        if not observed:
-            return None
-        values = observed[min(observed, key=lambda other: (abs(other - key), other))]
-    return sorted(values)[len(values) // 2]
+    nearest = _nearest(observed, key)
+    return None if nearest is None else sorted(observed[nearest])[len(observed[nearest]) // 2]
