@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -349,3 +350,73 @@ def test_a_system_that_gives_no_process(
             assert client.status().state is EngineState.DEAD
 
     asyncio.run(run())
+
+
+def test_a_process_that_nobody_can_watch_is_ended(tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I23: the system gives a process, but no thread that waits for its end."""
+    start_thread = threading.Thread.start
+    children = psutil.Process().children
+    watched: list[list[psutil.Process]] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "octavo-engine-exit":
+            watched.append(children())
+            if len(watched) <= 2:
+                raise RuntimeError("can't start new thread")
+        start_thread(thread)
+
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+            os.kill(pid_of(client), signal.SIGKILL)
+            await wait_for_state(client, EngineState.RESTARTING, SOON_S)
+            await client.wait_ready()
+            assert client.status().num_restarts == 3
+            assert [len(processes) for processes in watched] == [1, 1, 1]
+            await serves(client)
+        watched.clear()
+        with pytest.raises(EngineDeadError, match="cannot be watched: can't start new thread"):
+            ProcessClient(tiny_config, stall_timeout_s=30)
+        assert len(watched) == 1
+        assert children() == []
+
+    asyncio.run(run())
+
+
+LIMITED_SERVER = """
+import asyncio, os, resource, sys
+from octavo.config import EngineConfig
+from octavo.core.process_client import ProcessClient
+
+async def main():
+    client = ProcessClient(EngineConfig(model=sys.argv[1], kv_cache_memory="64MiB", num_threads=1), stall_timeout_s=30)
+    await client.wait_ready()
+    if os.getuid() == 0:  # whom no limit holds
+        os.setuid(65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+    print(client.status().pid, flush=True)
+    try:
+        while True:
+            await asyncio.sleep(0.01)
+            await client.wait_ready()
+    except Exception as error:
+        print(error, flush=True)
+    await client.close()
+
+asyncio.run(main())
+"""
+
+
+def test_the_limit_of_processes_at_a_restart(tiny_config: EngineConfig, temporary_directory: Path) -> None:
+    """I23: neither the engine's process nor a thread can be had; the reason is told, and nothing aborts."""
+    temporary_directory.chmod(0o777)
+    with subprocess.Popen(
+        [sys.executable, "-c", LIMITED_SERVER, tiny_config.model],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary_directory)},
+    ) as server:
+        assert server.stdout is not None
+        os.kill(int(server.stdout.readline()), signal.SIGKILL)
+        assert "cannot be started: [Errno 11] Resource temporarily unavailable" in server.stdout.readline()
+    assert server.returncode == 0

@@ -49,11 +49,17 @@ class EngineProcess:
     """One process, from its spawn to its end. Belongs to the event loop that it is made in."""
 
     def __init__(
-        self, config: EngineConfig, on_message: Callable[[FromEngine], None], on_exit: Callable[[str], None]
+        self,
+        config: EngineConfig,
+        context: zmq.Context[zmq.Socket[bytes]],
+        on_message: Callable[[FromEngine], None],
+        on_exit: Callable[[str], None],
     ) -> None:
-        """Spawns it. on_message: called with all it says but its log. on_exit: called with how it ended, once.
+        """Spawns it. context: outlives it; one for all processes of an engine, as ZeroMQ starts threads with the first
+        socket and aborts where it gets none. on_message: called with all it says but its log. on_exit: called with
+        how it ended, once.
 
-        Raises EngineDeadError if the system gives no process, socket or directory.
+        Raises EngineDeadError, and leaves nothing behind, if the system gives no process, thread, socket or directory.
         """
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
@@ -61,7 +67,7 @@ class EngineProcess:
         self._is_connected = False
         self._exited = asyncio.Event()
         self.num_malformed = 0
-        self._context = zmq.Context()
+        self._context = context
         self._sockets: list[zmq.Socket[bytes]] = []
         self._directory: Path | None = None
         try:
@@ -80,9 +86,16 @@ class EngineProcess:
             self._free()
             raise EngineDeadError(f"the engine's process cannot be started: {error}") from error
         self.pid = self._process.pid
-        self._give_order(config)
-        self._loop.add_reader(self._inbox.FD, self._read)
-        threading.Thread(target=self._wait, name="octavo-engine-exit", daemon=True).start()
+        try:
+            self._give_order(config)
+            self._loop.add_reader(self._inbox.FD, self._read)
+            # Last, as it calls `on_exit`, which is for processes that somebody has heard of.
+            threading.Thread(target=self._wait, name="octavo-engine-exit", daemon=True).start()
+        except (OSError, RuntimeError) as error:  # no thread is a RuntimeError
+            self.kill()
+            self._process.wait()
+            self._release()
+            raise EngineDeadError(f"the engine's process cannot be watched: {error}") from error
 
     def send(self, data: bytes) -> bool:
         """Hands an encoded message over; False: the process takes none."""
@@ -188,7 +201,6 @@ class EngineProcess:
     def _free(self) -> None:
         for socket in self._sockets:
             socket.close()
-        self._context.term()
         if self._directory is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 

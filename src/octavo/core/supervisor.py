@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+import zmq
+
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
@@ -64,7 +66,12 @@ class Supervisor:
         self._killing: asyncio.Task[None] | None = None
         self._restart_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._process: EngineProcess = EngineProcess(config, self._receive, self._note_exit)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        try:
+            self._process = self._spawn()
+        except EngineDeadError:
+            self._context.term()
+            raise
         self._run_queue = RunQueue(self._process.pid)
         self._is_starved = False
         self._check_due = self._loop.time() + CHECK_S
@@ -128,6 +135,10 @@ class Supervisor:
         self._set(EngineState.DEAD, "it was closed")
         self._on_down()
         await self._process.close()
+        self._context.term()
+
+    def _spawn(self) -> EngineProcess:
+        return EngineProcess(self._config, self._context, self._receive, self._note_exit)
 
     # --- what the process says ---
 
@@ -237,7 +248,7 @@ class Supervisor:
         self._heartbeat = None
         self._progress_of_load = 0.0
         try:
-            self._process = EngineProcess(self._config, self._receive, self._note_exit)
+            self._process = self._spawn()
             self._run_queue = RunQueue(self._process.pid)
         except EngineDeadError as error:
             self._note_exit(str(error))
