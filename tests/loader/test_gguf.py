@@ -27,9 +27,16 @@ def judged(value: object) -> object:
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
+def judge_of(path: Path) -> GGUFReader:
+    """The reference reader over bytes in memory: of a mapped file its 250,000 slices take three times as long."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np, "memmap", lambda path, **_: np.fromfile(path, np.uint8))
+        return GGUFReader(path)
+
+
 def assert_same_as_the_judge(path: Path, every_nth_tensor: int = 1) -> None:
     """The same keys, values, tensors and bytes as the reference reader."""
-    ours, theirs = GGUFFile.open(path), GGUFReader(path)
+    ours, theirs = GGUFFile.open(path), judge_of(path)
     keys = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
     assert list(ours.metadata) == list(keys)
     for name, field in keys.items():
