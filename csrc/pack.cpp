@@ -23,13 +23,21 @@ void write_nibbles(const Tile tile, uint8_t* out) {
             out[64 * c + j] = static_cast<uint8_t>((tile[128 * c + j] & 15) | tile[128 * c + 64 + j] << 4);
 }
 
-void write_pairs(const Tile tile, int shift, uint8_t* out) {
+void write_pairs(const Tile tile, uint8_t* out) {
     for (int c = 0; c < 2; ++c)
         for (int j = 0; j < 64; ++j) {
             int byte = 0;
-            for (int i = 0; i < 4; ++i) byte |= (tile[256 * c + 64 * i + j] >> shift & 3) << (2 * i);
+            for (int i = 0; i < 4; ++i) byte |= (tile[256 * c + 64 * i + j] & 3) << (2 * i);
             out[64 * c + j] = static_cast<uint8_t>(byte);
         }
+}
+
+void write_triples(const Tile tile, uint8_t* out) {
+    for (int c = 0; c < 2; ++c)
+        for (int i = 0; i < 3; ++i)
+            for (int j = 0; j < 64; ++j)
+                out[TRIPLE_BYTES * c + 64 * i + j] =
+                    static_cast<uint8_t>(tile[256 * c + 64 * i + j] | tile[256 * c + 192 + j] >> (2 * i) << 6);
 }
 
 void write_bits(const Tile tile, int shift, uint8_t* out) {
@@ -46,14 +54,15 @@ void write_unit(WeightType type, const Tile tile, uint8_t* out) {
             std::memcpy(out, tile, sizeof(Tile));
             return;
         case WeightType::Q2_K:
-            return write_pairs(tile, 0, out);
+            return write_pairs(tile, out);
         case WeightType::Q3_K:
-            write_pairs(tile, 0, out);
+            write_pairs(tile, out);
             return write_bits(tile, 2, out + 128);
+        case WeightType::Q6_K:
+            return write_triples(tile, out);
         default:
             write_nibbles(tile, out);
     }
-    if (type == WeightType::Q6_K) write_pairs(tile, 4, out + 256);
     if (type == WeightType::Q5_0 || type == WeightType::Q5_1 || type == WeightType::Q5_K)
         write_bits(tile, 4, out + 256);
 }

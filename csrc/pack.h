@@ -9,7 +9,7 @@
 namespace octavo {
 
 // Changes whenever the bytes of a packed matrix do: packed weights that were kept on disk are then packed anew.
-constexpr int32_t PACK_LAYOUT_VERSION = 1;
+constexpr int32_t PACK_LAYOUT_VERSION = 2;
 
 const char* weight_type_name(WeightType type);
 

@@ -10,7 +10,10 @@
 //   nibbles   4 x 64 bytes: chunk c has quad 2c in the low and quad 2c+1 in the high nibbles
 //   pairs     2 x 64 bytes: chunk c has quads 4c .. 4c+3, two bits each, from the lowest bits up
 //   bits      64 bytes: bit q belongs to quad q
+//   triples   2 x 3 x 64 bytes: the i-th 64 bytes of chunk c have quad 4c+i in their low six bits (i = 0, 1, 2) and
+//             bits 2i and 2i+1 of quad 4c+3 above them
 //   bytes     8 x 64 bytes, signed
+// Q8_0 has bytes, Q6_K triples, Q2_K pairs, Q3_K pairs and bits; all others have nibbles, those of five bits also bits.
 #pragma once
 
 #include <cstddef>
@@ -50,7 +53,8 @@ namespace {
 constexpr int PANEL_COLS = 16;
 constexpr int UNIT_K = 32;
 constexpr int QUADS = 8;
-constexpr int QUAD_BYTES = 64;  // one quad of byte codes
+constexpr int QUAD_BYTES = 64;                // one quad of byte codes
+constexpr int TRIPLE_BYTES = 3 * QUAD_BYTES;  // a chunk of triples: four quads
 constexpr int NUM_WEIGHT_TYPES = 16;
 
 struct PanelLayout {

@@ -37,19 +37,31 @@ inline __m256i move_bits(__m256i x, int mask) {
     return _mm256_and_si256(x, _mm256_set1_epi8(static_cast<char>(mask)));
 }
 
+// The 32 codes of quad Q of 4 in a chunk of triples.
+template <int Q>
+inline __m256i unpack_triples(const uint8_t* chunk) {
+    const auto bits = [&](int i, int mask) {
+        return _mm256_and_si256(load_bytes(chunk + 64 * i), _mm256_set1_epi8(static_cast<char>(mask)));
+    };
+    if constexpr (Q < 3) return bits(Q, 63);
+    __asm__("" : "+r"(chunk));  // read again: kept in registers since quad 0 they would be spilled
+    // The high bits only move down, and never out of their byte.
+    __m256i u = _mm256_or_si256(_mm256_srli_epi16(bits(0, 192), 2), bits(1, 192));
+    u = _mm256_or_si256(_mm256_srli_epi16(u, 2), bits(2, 192));
+    return _mm256_srli_epi16(u, 2);
+}
+
 // The 32 codes of quad Q, half H of the columns.
 template <WeightType T, int Q, int H>
 inline __m256i unpack_quad(const uint8_t* codes) {
     using F = Format<T>;
     if constexpr (T == WeightType::Q8_0) return load_bytes(codes + 64 * Q + 32 * H);
+    if constexpr (F::has_triples) return unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4) + 32 * H);
     __m256i u = _mm256_setzero_si256();
     if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2) + 32 * H), 15);
     if constexpr (F::is_iq4) u = _mm256_shuffle_epi8(table16(IQ4_VALUES), u);
     if constexpr (T == WeightType::MXFP4) u = _mm256_shuffle_epi8(table16(MXFP4_VALUES), u);
-    if constexpr (F::pairs_offset >= 0) {
-        const __m256i pairs = load_bytes(codes + F::pairs_offset + 64 * (Q / 4) + 32 * H);
-        u = _mm256_or_si256(u, move_bits<2 * (Q % 4), F::pairs_place>(pairs, 3 << F::pairs_place));
-    }
+    if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(load_bytes(codes + 64 * (Q / 4) + 32 * H), 3);
     if constexpr (F::bits_offset >= 0) {
         const __m256i bits = load_bytes(codes + F::bits_offset + 32 * H);
         u = _mm256_or_si256(u, move_bits<Q, F::bits_place>(bits, 1 << F::bits_place));
@@ -282,12 +294,18 @@ void multiply_pair(const uint8_t* panel, int units, const uint8_t* const (&a)[2]
     constexpr int W = ROW_GROUP;
     UnitTile<T> tile;
     PackedSource<T> source(panel, units);
+    const uint8_t *first = a[0], *second = a[1];
+    const int32_t *first_terms = terms[0], *second_terms = terms[1];
     for (int u = 0; u < units; ++u, source.next()) {
         source.prefetch();
-        multiply_unit<T, W>(KeepingSource<T>{source, tile}, a[0] + u * ROW_UNIT_BYTES * W,
-                            terms[0] + u * TERM_COUNT<T> * W, c);
-        multiply_unit<T, R>(TileSource<T>{&tile}, a[1] + u * ROW_UNIT_BYTES * R, terms[1] + u * TERM_COUNT<T> * R,
-                            c + W * PANEL_COLS);
+        multiply_unit<T, W>(KeepingSource<T>{source, tile}, first, first_terms, c);
+        // The tile is memory. As values that live through both products its codes would fill registers and spill.
+        __asm__ volatile("" : : "r"(&tile) : "memory");
+        multiply_unit<T, R>(TileSource<T>{&tile}, second, second_terms, c + W * PANEL_COLS);
+        first += ROW_UNIT_BYTES * W;
+        second += ROW_UNIT_BYTES * R;
+        first_terms += TERM_COUNT<T> * W;
+        second_terms += TERM_COUNT<T> * R;
     }
 }
 

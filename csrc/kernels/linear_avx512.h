@@ -46,19 +46,31 @@ inline __m512i move_bits(__m512i x, int mask) {
     return _mm512_and_si512(x, _mm512_set1_epi8(static_cast<char>(mask)));
 }
 
+// The 64 codes of quad Q of 4 in a chunk of triples.
+template <int Q>
+inline __m512i unpack_triples(const uint8_t* chunk) {
+    const auto bits = [&](int i, int mask) {
+        return _mm512_and_si512(load_bytes(chunk + 64 * i), _mm512_set1_epi8(static_cast<char>(mask)));
+    };
+    if constexpr (Q < 3) return bits(Q, 63);
+    // The high bits only move down, and never out of their byte.
+    __m512i u = _mm512_or_si512(_mm512_srli_epi16(bits(0, 192), 2), bits(1, 192));
+    u = _mm512_or_si512(_mm512_srli_epi16(u, 2), bits(2, 192));
+    return _mm512_srli_epi16(u, 2);
+}
+
 // The 64 unsigned codes of quad Q; wide types: w + 128.
 template <WeightType T, int Q>
 inline __m512i unpack_quad(const uint8_t* codes) {
     using F = Format<T>;
     const __m512i flip = _mm512_set1_epi8(-128);
     if constexpr (T == WeightType::Q8_0) return _mm512_xor_si512(load_bytes(codes + 64 * Q), flip);
+    if constexpr (F::has_triples) return unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4));
     __m512i u = _mm512_setzero_si512();
     if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2)), 15);
     if constexpr (F::is_iq4) u = _mm512_xor_si512(_mm512_shuffle_epi8(table16(IQ4_VALUES), u), flip);
     if constexpr (T == WeightType::MXFP4) u = _mm512_shuffle_epi8(table16(MXFP4_VALUES), u);
-    if constexpr (F::pairs_offset >= 0)
-        u = _mm512_or_si512(u, move_bits<2 * (Q % 4), F::pairs_place>(
-                                   load_bytes(codes + F::pairs_offset + 64 * (Q / 4)), 3 << F::pairs_place));
+    if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(load_bytes(codes + 64 * (Q / 4)), 3);
     if constexpr (F::bits_offset >= 0)
         u = _mm512_or_si512(u, move_bits<Q, F::bits_place>(load_bytes(codes + F::bits_offset), 1 << F::bits_place));
     return u;

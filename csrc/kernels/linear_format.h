@@ -71,7 +71,9 @@ inline auto with_quantized_type(WeightType type, const F& f) {
 template <WeightType T>
 struct Format {
     static constexpr PanelLayout layout = panel_layout(T);
-    static constexpr bool has_nibbles = T != WeightType::Q8_0 && T != WeightType::Q2_K && T != WeightType::Q3_K;
+    static constexpr bool has_triples = T == WeightType::Q6_K;
+    static constexpr bool has_nibbles =
+        T != WeightType::Q8_0 && T != WeightType::Q2_K && T != WeightType::Q3_K && !has_triples;
     static constexpr bool is_iq4 = T == WeightType::IQ4_NL || T == WeightType::IQ4_XS;
     // Signed byte codes; all others are unsigned codes below 64.
     static constexpr bool is_wide = T == WeightType::Q8_0 || is_iq4;
@@ -80,10 +82,7 @@ struct Format {
                                        : T == WeightType::Q3_K                                                 ? 128
                                                                                                                : -1;
     static constexpr int bits_place = T == WeightType::Q3_K ? 2 : 4;
-    static constexpr int pairs_offset = T == WeightType::Q6_K                            ? 256
-                                        : T == WeightType::Q2_K || T == WeightType::Q3_K ? 0
-                                                                                         : -1;
-    static constexpr int pairs_place = T == WeightType::Q6_K ? 4 : 0;
+    static constexpr bool has_pairs = T == WeightType::Q2_K || T == WeightType::Q3_K;
     static constexpr int zero = T == WeightType::Q4_0    ? 8
                                 : T == WeightType::Q5_0  ? 16
                                 : T == WeightType::Q6_K  ? 32
@@ -190,12 +189,16 @@ inline int unit_code(const uint8_t* codes, int k, int column) {
     using F = Format<T>;
     const int quad = k / 4, byte = column * 4 + k % 4;
     if constexpr (T == WeightType::Q8_0) return static_cast<int8_t>(codes[64 * quad + byte]);
+    if constexpr (F::has_triples) {
+        const uint8_t* const triple = codes + TRIPLE_BYTES * (quad / 4) + byte;
+        if (quad % 4 < 3) return triple[64 * (quad % 4)] & 63;
+        return triple[0] >> 6 | triple[64] >> 6 << 2 | triple[128] >> 6 << 4;
+    }
     int u = 0;
     if constexpr (F::has_nibbles) u = codes[64 * (quad / 2) + byte] >> (4 * (quad % 2)) & 15;
     if constexpr (F::is_iq4) return IQ4_VALUES[u];
     if constexpr (T == WeightType::MXFP4) return MXFP4_VALUES[u];
-    if constexpr (F::pairs_offset >= 0)
-        u |= (codes[F::pairs_offset + 64 * (quad / 4) + byte] >> (2 * (quad % 4)) & 3) << F::pairs_place;
+    if constexpr (F::has_pairs) u = codes[64 * (quad / 4) + byte] >> (2 * (quad % 4)) & 3;
     if constexpr (F::bits_offset >= 0) u |= (codes[F::bits_offset + byte] >> quad & 1) << F::bits_place;
     return u;
 }

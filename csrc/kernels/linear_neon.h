@@ -40,20 +40,27 @@ inline uint8x16_t move_bits(uint8x16_t x, int mask) {
     return vandq_u8(x, vdupq_n_u8(static_cast<uint8_t>(mask)));
 }
 
+// The 16 codes of quad Q of 4 in a chunk of triples.
+template <int Q>
+inline uint8x16_t unpack_triples(const uint8_t* chunk) {
+    if constexpr (Q < 3) return vandq_u8(vld1q_u8(chunk + 64 * Q), vdupq_n_u8(63));
+    // Each shift inserts its bits below those that are there already.
+    const uint8x16_t low = vld1q_u8(chunk), middle = vld1q_u8(chunk + 64), high = vld1q_u8(chunk + 128);
+    return vshrq_n_u8(vsriq_n_u8(high, vsriq_n_u8(middle, low, 2), 2), 2);
+}
+
 // The codes of quad Q, columns 4 group .. 4 group + 3.
 template <WeightType T, int Q>
 inline int8x16_t unpack_quad(const uint8_t* codes, int group) {
     using F = Format<T>;
     codes += 16 * group;
     if constexpr (T == WeightType::Q8_0) return vreinterpretq_s8_u8(vld1q_u8(codes + 64 * Q));
+    if constexpr (F::has_triples) return vreinterpretq_s8_u8(unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4)));
     uint8x16_t u = vdupq_n_u8(0);
     if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(vld1q_u8(codes + 64 * (Q / 2)), 15);
     if constexpr (F::is_iq4) return vqtbl1q_s8(vld1q_s8(IQ4_VALUES), u);
     if constexpr (T == WeightType::MXFP4) return vqtbl1q_s8(vld1q_s8(MXFP4_VALUES), u);
-    if constexpr (F::pairs_offset >= 0) {
-        const uint8x16_t pairs = vld1q_u8(codes + F::pairs_offset + 64 * (Q / 4));
-        u = vorrq_u8(u, move_bits<2 * (Q % 4), F::pairs_place>(pairs, 3 << F::pairs_place));
-    }
+    if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(vld1q_u8(codes + 64 * (Q / 4)), 3);
     if constexpr (F::bits_offset >= 0) {
         const uint8x16_t bits = vld1q_u8(codes + F::bits_offset);
         u = vorrq_u8(u, move_bits<Q, F::bits_place>(bits, 1 << F::bits_place));
