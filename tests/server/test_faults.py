@@ -360,3 +360,30 @@ def test_memory_that_cannot_be_had_in_mid_run(smollm2_path: Path) -> None:
         engine.rlimit(psutil.RLIMIT_AS, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
         assert client.post(COMPLETIONS, json=body(8)).json()["choices"][0]["text"] == before
         assert figures(server)["num_restarts"] == 0
+
+
+@pytest.mark.parametrize("who", ["server", "engine"])
+def test_no_memory_at_all_for_a_grammar(small: RunningServer, who: str) -> None:
+    """I16, nothing beyond what is in use: who needs a thread to compile a grammar learns so at once; others are served.
+
+    small: its threads that check requests have all been started.
+    """
+    witness = Witness(small)
+    process = psutil.Process(small.process.pid) if who == "server" else engine_of(small)
+    schema = {"type": "object", "properties": {f"{who}{i}": {"type": "integer"} for i in range(20)}}
+    constrained = body(8, structured_outputs={"json": schema})
+    with small.client as client:
+        assert client.post(COMPLETIONS, json=body(2, structured_outputs={"choice": ["a", "b"]})).status_code == 200
+        process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms, psutil.RLIM_INFINITY))
+        try:
+            for _ in range(2):
+                refused = client.post(COMPLETIONS, json=constrained, timeout=SOON_S)
+                assert refused.status_code == 503, refused.text
+                error = refused.json()["error"]
+                assert (error["type"], error["code"]) == ("server_error", "server_overloaded")
+                assert "a grammar cannot be compiled now" in error["message"]
+            assert client.post(COMPLETIONS, json=body(8)).status_code == 200
+        finally:
+            process.rlimit(psutil.RLIMIT_AS, (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY))
+        assert client.post(COMPLETIONS, json=constrained).status_code == 200
+    witness.check()

@@ -87,9 +87,9 @@ class GrammarCompiler:
         try:
             # The compiler recurses once for each rule that refers to another.
             matcher = run_on_deep_stack(work, _TIMEOUT_S)
-        except RuntimeError as error:  # no thread can be started
+        except OverloadedError:  # no thread was started that could do it
             self._slots.release()
-            raise OverloadedError(f"a grammar cannot be compiled now: {error}", code="server_overloaded") from error
+            raise
         if matcher is None:
             raise source.refusal(f"takes longer than {_TIMEOUT_S:g} s to compile; simplify it")
         if matcher.is_stopped() and not matcher.is_accepting():

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 from collections.abc import Callable
 from typing import TypeVar
+
+from octavo.errors import OverloadedError
 
 # Memory is taken only as far as the recursion goes.
 _STACK_BYTES = 256 * 2**20
@@ -18,15 +21,29 @@ _stack_size_lock = threading.Lock()
 def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
     """What `work` returns, on a thread of its own; None if it takes longer, while it goes on.
 
-    Raises RuntimeError if no thread can be started.
+    Raises OverloadedError if no thread can be started; then `work` never begins.
     """
+    begun = threading.Lock()  # taken by the thread that begins, or by the caller who gives it up
+    done = threading.Event()
     results: list[T] = []
-    thread = threading.Thread(target=lambda: results.append(work()), name="octavo-grammar", daemon=True)
+
+    def run() -> None:
+        if begun.acquire(blocking=False):
+            try:
+                results.append(work())
+            finally:
+                done.set()
+
     with _stack_size_lock:
         before = threading.stack_size(_STACK_BYTES)
         try:
-            thread.start()
+            # Not `Thread.start`, which waits without end for a thread that has no memory to say that it lives.
+            _thread.start_new_thread(run, ())
+        except (RuntimeError, MemoryError) as error:
+            raise OverloadedError(f"a grammar cannot be compiled now: {error}", code="server_overloaded") from error
         finally:
             threading.stack_size(before)
-    thread.join(timeout_s)
+    done.wait(timeout_s)
+    if begun.acquire(blocking=False):
+        raise OverloadedError("a grammar cannot be compiled now: its thread did not begin", code="server_overloaded")
     return results[0] if results else None

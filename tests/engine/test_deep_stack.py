@@ -1,0 +1,60 @@
+"""Work on a thread of its own: its result, its time limit, and systems that give no thread."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from octavo.engine.deep_stack import run_on_deep_stack
+from octavo.errors import OverloadedError
+
+
+def test_what_it_returns() -> None:
+    def depth(n: int) -> int:
+        return 0 if n == 0 else 1 + depth(n - 1)
+
+    assert run_on_deep_stack(lambda: depth(500), 10) == 500
+
+
+def test_what_takes_too_long_goes_on() -> None:
+    ended = threading.Event()
+    may_end = threading.Event()
+
+    def work() -> bool:
+        may_end.wait(10)
+        ended.set()
+        return True
+
+    assert run_on_deep_stack(work, 0.01) is None
+    may_end.set()
+    assert ended.wait(10)
+
+
+def test_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    size = threading.stack_size()
+    with monkeypatch.context() as patch:
+        patch.setattr(_thread, "start_new_thread", refuse)
+        with pytest.raises(OverloadedError, match="cannot be compiled now: can't start new thread"):
+            run_on_deep_stack(lambda: 1, 10)
+    assert threading.stack_size() == size
+    assert run_on_deep_stack(lambda: 1, 10) == 1
+
+
+def test_a_thread_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I16: the system gives a stack and no more memory. Nobody waits for ever, and late threads do nothing."""
+    late: list[Callable[[], None]] = []
+    done: list[int] = []
+    monkeypatch.setattr(_thread, "start_new_thread", lambda run, _: late.append(run))
+    began = time.monotonic()
+    with pytest.raises(OverloadedError, match="did not begin"):
+        run_on_deep_stack(lambda: done.append(1), 0.05)
+    assert time.monotonic() - began < 10
+    late[0]()
+    assert done == []
