@@ -74,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def collector() -> Iterator[Collector]:
     with Collector() as running:
-        thread = threading.Thread(target=running.serve_forever, daemon=True)
+        thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         thread.start()
         yield running
         running.shutdown()

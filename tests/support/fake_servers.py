@@ -38,6 +38,7 @@ class Behaviour:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     behaviour: Behaviour
 
     def log_message(self, *_: object) -> None: ...
