@@ -20,7 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     No example has a time limit, which a busy machine would exceed.
 
-    A job in the background of a script inherits an ignored SIGINT, and hands it on to every program it starts.
+    A job in the background of a script inherits an ignored SIGINT, one under `nohup` an ignored SIGHUP, and hands it on
+    to every program it starts.
 
     SIGTERM, with which a run is ended that takes too long, has to leave no server behind either.
     """
@@ -34,6 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("octavo")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 

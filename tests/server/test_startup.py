@@ -108,17 +108,18 @@ def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) 
         (["--api-key-file", "/nowhere"], "/nowhere: No such file or directory"),
         (["--api-key-file", "/dev/null"], "holds no key"),
         (["--api-key", " "], "api_key must not be empty"),
+        (["--host", "0.0.0.0"], "--allow-unauthenticated"),
+        (["--ssl-certfile", "/nowhere"], "/nowhere"),
     ],
 )
 def test_wrong_options(arguments: list[str], part: str) -> None:
     result = octavo_here("serve", *arguments)
     assert result.returncode == 2
     assert part in result.stderr
+    assert "Traceback" not in result.stderr
 
 
 FAILED_STARTS = [
-    (["--host", "0.0.0.0"], 2, "--allow-unauthenticated"),
-    (["--ssl-certfile", "/nowhere"], 2, "/nowhere"),
     (["/nowhere/model.gguf"], 3, "/nowhere/model.gguf"),
     (["smollm2", "--kv-cache-memory", "900GiB"], 4, "900.00 GiB"),
     (["smollm2", "--models-memory", "50MiB"], 4, "models_memory"),

@@ -188,7 +188,7 @@ def dense_attention(
             scores = p.softcap * np.tanh(scores / p.softcap)
         if p.alibi_slopes:
             scores += p.alibi_slopes[head] * distance
-        weights = np.where(visible, np.exp(np.where(visible, scores, 0)), 0)
+        weights = np.exp(np.where(visible, scores, -np.inf))
         sink = np.exp(float(extras.sinks[head])) if extras.sinks is not None else 0.0
         out[:, head] = weights @ v[:, kv_head] / (weights.sum(axis=1, keepdims=True) + sink)
     return out.reshape(length, -1)
