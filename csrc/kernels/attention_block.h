@@ -83,6 +83,7 @@ struct Chunk : ChunkKeys {
     const Scale* key_scales[CHUNK / KV_GROUP];
     const typename Cache::Element* value_groups[CHUNK / KV_GROUP];
     const Scale* value_scales[CHUNK / KV_GROUP];
+    const typename Cache::Element* next_key_groups[CHUNK / KV_GROUP];  // what is fetched while the values are used
 };
 
 inline Interval tile_keys(const AttentionShape& shape, const QueryBlock& block, const ChunkKeys& chunk, int32_t first,
@@ -97,7 +98,7 @@ inline QueryRows query_rows(const AttentionShape& shape, const QueryBlock& block
 
 template <typename Cache>
 inline void score_direct(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk) {
-    const Keys<typename Cache::Element> all{chunk.key_groups, chunk.key_scales, shape.head_dim};
+    const Keys<typename Cache::Element> all{chunk.key_groups, chunk.key_scales, chunk.value_groups, shape.head_dim};
     const Tiles tiles = tiles_of(block.rows);
     for (int32_t i = 0; i < tiles.count; ++i) {
         const int32_t row = tiles.begin(i);
@@ -126,7 +127,7 @@ inline void score_panels(const AttentionShape& shape, const QueryBlock& block, c
             const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
             if (intersect(keys, g * KV_GROUP, (g + width) * KV_GROUP).empty()) continue;
             score_groups<Cache::scaled>(tiles.size(i), query_rows(shape, block, row),
-                                        Keys<float>{groups, chunk.key_scales + g, shape.head_dim}, 0, width,
+                                        Keys<float>{groups, chunk.key_scales + g, groups, shape.head_dim}, 0, width,
                                         block.scores + row * CHUNK + g * KV_GROUP);
         }
     }
@@ -183,7 +184,8 @@ inline void values_direct(const AttentionShape& shape, const QueryBlock& block, 
         const int32_t row = tiles.begin(i);
         const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
         if (keys.empty()) continue;
-        const ValueRows<typename Cache::Element> values{chunk.value_groups, shape.padded_dim, keys.begin, keys.end};
+        const ValueRows<typename Cache::Element> values{chunk.value_groups, chunk.next_key_groups, shape.padded_dim,
+                                                        keys.begin, keys.end};
         add_values(tiles.size(i), block.scores + row * CHUNK, values, shape.padded_dim, block.rescale + row,
                    block.split_out + static_cast<int64_t>(row) * shape.padded_dim, shape.padded_dim);
     }
@@ -206,8 +208,8 @@ inline void values_panels(const AttentionShape& shape, const QueryBlock& block, 
             const int32_t row = tiles.begin(i);
             const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
             if (keys.empty()) continue;
-            add_values(tiles.size(i), block.scores + row * CHUNK, ValueRows<float>{groups, width, keys.begin, keys.end},
-                       width, block.rescale + row,
+            add_values(tiles.size(i), block.scores + row * CHUNK,
+                       ValueRows<float>{groups, groups, width, keys.begin, keys.end}, width, block.rescale + row,
                        block.split_out + static_cast<int64_t>(row) * shape.padded_dim + column, shape.padded_dim);
         }
     }
@@ -219,24 +221,42 @@ inline void start_split(const AttentionShape& shape, const QueryBlock& block) {
     for (int32_t row = 0; row < block.rows; ++row) block.split_max[row] = NO_SCORE;
 }
 
-// The block's attention over the keys of one split: split_out, split_sum and split_max.
+// Keys from group `g` of the sequence on that can be fetched early; `own` if there are none, or only gathered ones.
+template <typename Cache>
+inline const typename Cache::Element* keys_ahead(const HeadCache& cache, const QueryBlock& block, int32_t g,
+                                                 const typename Cache::Element* own) {
+    if (cache.block_size < KV_GROUP || g * KV_GROUP >= block.seq_len) return own;
+    return find_group<Cache>(cache, block.block_table, g, block.seq_len, nullptr).keys;
+}
+
+// The chunk of the keys from position `start` on, of which the block sees `seen`.
+template <typename Cache>
+inline Chunk<Cache> find_chunk(const AttentionShape& shape, const HeadCache& cache, const QueryBlock& block,
+                               int32_t start, Interval seen) {
+    Chunk<Cache> chunk;
+    chunk.start = start;
+    chunk.keys = intersect({seen.begin - start, seen.end - start}, 0, CHUNK);
+    for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
+        char* buffer = block.gathered + g * gathered_group_bytes(Cache::type, shape.head_dim);
+        const int32_t group = start / KV_GROUP + g;
+        const KeyGroup<Cache> found = find_group<Cache>(cache, block.block_table, group, block.seq_len, buffer);
+        chunk.key_groups[g] = found.keys;
+        chunk.key_scales[g] = found.key_scales;
+        chunk.value_groups[g] = found.values;
+        chunk.value_scales[g] = found.value_scales;
+        chunk.next_key_groups[g] = keys_ahead<Cache>(cache, block, group + CHUNK / KV_GROUP, found.keys);
+    }
+    return chunk;
+}
+
+// The block's attention over the keys of one split: split_out, split_sum and split_max. The keys and values lie in
+// memory, in pieces too small for the hardware to guess the next one: each half of the work fetches those of the other.
 template <typename Cache>
 inline void attend_split(const AttentionShape& shape, const HeadCache& cache, const QueryBlock& block, int32_t split) {
     start_split(shape, block);
     const Interval seen = intersect(visible_keys(shape, block, 0, block.rows - 1), split * SPLIT, (split + 1) * SPLIT);
     for (int32_t start = seen.begin / CHUNK * CHUNK; start < seen.end; start += CHUNK) {
-        Chunk<Cache> chunk;
-        chunk.start = start;
-        chunk.keys = intersect({seen.begin - start, seen.end - start}, 0, CHUNK);
-        for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
-            char* buffer = block.gathered + g * gathered_group_bytes(Cache::type, shape.head_dim);
-            const KeyGroup<Cache> found =
-                find_group<Cache>(cache, block.block_table, start / KV_GROUP + g, block.seq_len, buffer);
-            chunk.key_groups[g] = found.keys;
-            chunk.key_scales[g] = found.key_scales;
-            chunk.value_groups[g] = found.values;
-            chunk.value_scales[g] = found.value_scales;
-        }
+        const Chunk<Cache> chunk = find_chunk<Cache>(shape, cache, block, start, seen);
         const bool panels = block.rows >= PANEL_ROWS;
         if (panels)
             score_panels(shape, block, chunk);

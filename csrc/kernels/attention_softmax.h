@@ -28,16 +28,14 @@ inline float exp_scalar(float x) {
     return lanes[0];
 }
 
+constexpr float LANE_INDEX[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
 // Lanes [begin, end) of a vector, the others replaced.
 inline F32x16 keep_lanes(F32x16 a, int begin, int end, float replacement) {
-    float lanes[16];
-    store(lanes, a);
-    for (int i = 0; i < 16; ++i)
-        if (i < begin || i >= end) lanes[i] = replacement;
-    return load(lanes);
+    const F32x16 lane = load(LANE_INDEX), other = broadcast(replacement);
+    const F32x16 from_begin = select_greater(lane, broadcast(static_cast<float>(begin) - 0.5f), a, other);
+    return select_greater(broadcast(static_cast<float>(end) - 0.5f), lane, from_begin, other);
 }
-
-constexpr float LANE_INDEX[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 inline F32x16 apply_rule(F32x16 score, const ScoreRule& rule, int group) {
     if (rule.softcap != 0.0f) score = soft_cap(score, rule.softcap);

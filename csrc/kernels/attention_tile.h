@@ -18,6 +18,15 @@ struct Int {
     static constexpr int value = Value;
 };
 
+// f(Int<0>{}) ... f(Int<N - 1>{}): in such a loop an array of sums stays in registers whatever its size.
+template <int N, int I = 0, typename F>
+__attribute__((always_inline)) inline void unroll(const F& f) {
+    if constexpr (I < N) {
+        f(Int<I>{});
+        unroll<N, I + 1>(f);
+    }
+}
+
 // Vectors side by side in a tile of `rows` rows: enough chains to hide the latency of fma, few enough to stay in
 // registers.
 constexpr int tile_vectors(int rows) {
@@ -32,27 +41,58 @@ constexpr int PANEL_VECTORS = tile_vectors(TILE_ROWS);
 // Keeps the compiler from holding broadcast operands in registers that the sums need: it would spill those.
 inline void broadcast_again() { asm volatile("" ::: "memory"); }
 
+// Brings what is read soon into the core's cache. Floats are those of a panel, which is there.
+template <typename T>
+inline void fetch(const T* p) {
+    __builtin_prefetch(p);
+}
+inline void fetch(const float*) {}
+
 // Keys of several groups. `scales` is null unless the cache has scales; the keys are then codes, as T.
 template <typename T>
 struct Keys {
     const T* const* groups;      // each [head_dim][16]
     const Scale* const* scales;  // each [key scales][16]
+    const T* const* ahead;       // what is fetched meanwhile, as much for each group as it has
     int32_t head_dim;
-    Keys from(int group) const { return {groups + group, scales ? scales + group : nullptr, head_dim}; }
+    Keys from(int group) const { return {groups + group, scales ? scales + group : nullptr, ahead + group, head_dim}; }
 };
+
+// sum[row][n] = fma(factors[row], lanes of vectors(n), sum[row][n]), the factors `stride` apart.
+template <int M, int N, typename Vectors>
+__attribute__((always_inline)) inline void add_products(const float* factors, int64_t stride, const Vectors& vectors,
+                                                        F32x16 (&sum)[M][N]) {
+    unroll<N>([&](auto n) __attribute__((always_inline)) {
+        broadcast_again();
+        const F32x16 lanes = load_lanes(vectors(n.value));
+        unroll<M>([&](auto m) __attribute__((always_inline)) {
+            sum[m.value][n.value] = fma(broadcast(factors[m.value * stride]), lanes, sum[m.value][n.value]);
+        });
+    });
+}
 
 // sum[row][n] = q[row] . keys[n] over dimensions [begin, end)
 template <int M, int N, typename T>
-inline void multiply_keys(const float* q, const Keys<T>& keys, int32_t begin, int32_t end, F32x16 (&sum)[M][N]) {
-    for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) sum[m][n] = broadcast(0.0f);
-    for (int32_t d = begin; d < end; ++d) {
-        for (int n = 0; n < N; ++n) {
-            broadcast_again();
-            const F32x16 b = load_lanes(keys.groups[n] + d * KV_GROUP);
-            for (int m = 0; m < M; ++m) sum[m][n] = fma(broadcast(q[m * keys.head_dim + d]), b, sum[m][n]);
-        }
+__attribute__((always_inline)) inline void multiply_keys(const float* q, const Keys<T>& keys, int32_t begin,
+                                                         int32_t end, F32x16 (&sum)[M][N]) {
+    const T *groups[N], *ahead[N];
+    unroll<N>([&](auto n) {
+        groups[n.value] = keys.groups[n.value];
+        ahead[n.value] = keys.ahead[n.value];
+    });
+    unroll<M * N>([&](auto i) { sum[i.value / N][i.value % N] = broadcast(0.0f); });
+    const int64_t stride = keys.head_dim;
+    const auto add = [&](int32_t d) __attribute__((always_inline)) {
+        add_products(q + d, stride, [&](int n) { return groups[n] + d * KV_GROUP; }, sum);
+    };
+    int32_t d = begin;
+    // Two at a time: they are a cache line of float16.
+    for (; d + 2 <= end; d += 2) {
+        unroll<N>([&](auto n) { fetch(ahead[n.value] + d * KV_GROUP); });
+        add(d);
+        add(d + 1);
     }
+    if (d < end) add(d);
 }
 
 // Query rows of a tile. `base`: what is added to all scores of a row, if the cache has scales.
@@ -68,19 +108,21 @@ inline void score_tile(const QueryRows& queries, const Keys<T>& keys, float* sco
     F32x16 sum[M][N];
     if constexpr (!Scaled) {
         multiply_keys(queries.q, keys, 0, keys.head_dim, sum);
-        for (int m = 0; m < M; ++m)
-            for (int n = 0; n < N; ++n) store(scores + m * CHUNK + n * 16, sum[m][n]);
+        unroll<M * N>([&](auto i) {
+            constexpr int m = i.value / N, n = i.value % N;
+            store(scores + m * CHUNK + n * 16, sum[m][n]);
+        });
         return;
     }
     for (int32_t d = 0, piece = 0; d < keys.head_dim; d += KV_SCALE_DIMS, ++piece) {
         multiply_keys(queries.q, keys, d, d + KV_SCALE_DIMS < keys.head_dim ? d + KV_SCALE_DIMS : keys.head_dim, sum);
-        for (int n = 0; n < N; ++n) {
-            const F32x16 scale = load_scales(keys.scales[n] + piece * KV_GROUP);
-            for (int m = 0; m < M; ++m) {
-                float* const to = scores + m * CHUNK + n * 16;
-                store(to, fma(sum[m][n], scale, piece == 0 ? broadcast(queries.base[m]) : load(to)));
-            }
-        }
+        unroll<N>([&](auto n) {
+            const F32x16 scale = load_scales(keys.scales[n.value] + piece * KV_GROUP);
+            unroll<M>([&](auto m) {
+                float* const to = scores + m.value * CHUNK + n.value * 16;
+                store(to, fma(sum[m.value][n.value], scale, piece == 0 ? broadcast(queries.base[m.value]) : load(to)));
+            });
+        });
     }
 }
 
@@ -88,6 +130,7 @@ inline void score_tile(const QueryRows& queries, const Keys<T>& keys, float* sco
 template <typename T>
 struct ValueRows {
     const T* const* groups;
+    const T* const* ahead;  // what is fetched meanwhile, as much for each group as it has
     int64_t stride;
     int32_t begin, end;  // keys of the chunk that some row of the tile sees
 };
@@ -97,22 +140,35 @@ template <int M, int N, typename T>
 inline void value_tile(const float* probabilities, const ValueRows<T>& values, int64_t column, const float* rescale,
                        float* out, int64_t out_stride) {
     F32x16 sum[M][N];
-    for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) sum[m][n] = load(out + m * out_stride + n * 16) * broadcast(rescale[m]);
-    for (int32_t k = values.begin; k < values.end;) {
+    unroll<M * N>([&](auto i) {
+        constexpr int m = i.value / N, n = i.value % N;
+        sum[m][n] = load(out + m * out_stride + n * 16) * broadcast(rescale[m]);
+    });
+    const int64_t stride = values.stride;
+    const int32_t end = values.end;
+    for (int32_t k = values.begin; k < end;) {
         const int32_t stop = (k / KV_GROUP + 1) * KV_GROUP;
-        const int32_t group_end = stop < values.end ? stop : values.end;
-        const T* row = values.groups[k / KV_GROUP] + k % KV_GROUP * values.stride + column;
-        for (; k < group_end; ++k, row += values.stride) {
-            for (int n = 0; n < N; ++n) {
-                broadcast_again();
-                const F32x16 b = load_lanes(row + n * 16);
-                for (int m = 0; m < M; ++m) sum[m][n] = fma(broadcast(probabilities[m * CHUNK + k]), b, sum[m][n]);
-            }
+        const int32_t group_end = stop < end ? stop : end;
+        const int64_t first = k % KV_GROUP * stride;
+        const T* row = values.groups[k / KV_GROUP] + first + column;
+        const T* ahead = values.ahead[k / KV_GROUP] + first + 2 * column;
+        const auto add_row = [&]() __attribute__((always_inline)) {
+            add_products(probabilities + k, CHUNK, [&](int n) { return row + n * 16; }, sum);
+            row += stride;
+            ++k;
+        };
+        // Two at a time: the tiles of all columns fetch what two rows have, each its share.
+        for (; k + 2 <= group_end; ahead += 2 * stride) {
+            unroll<N>([&](auto n) { fetch(ahead + 32 * n.value); });
+            add_row();
+            add_row();
         }
+        if (k < group_end) add_row();
     }
-    for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) store(out + m * out_stride + n * 16, sum[m][n]);
+    unroll<M * N>([&](auto i) {
+        constexpr int m = i.value / N, n = i.value % N;
+        store(out + m * out_stride + n * 16, sum[m][n]);
+    });
 }
 
 // Calls f(Int<rows>): rows becomes a constant of the tile.
