@@ -6,26 +6,13 @@
 
 #include "attention_cache.h"
 #include "simd.h"
+#include "unroll.h"
 
 namespace octavo {
 namespace {
 
 constexpr int CHUNK = 64;     // keys between two updates of the running maximum
 constexpr int TILE_ROWS = 6;  // query rows of a register tile
-
-template <int Value>
-struct Int {
-    static constexpr int value = Value;
-};
-
-// f(Int<0>{}) ... f(Int<N - 1>{}): in such a loop an array of sums stays in registers whatever its size.
-template <int N, int I = 0, typename F>
-__attribute__((always_inline)) inline void unroll(const F& f) {
-    if constexpr (I < N) {
-        f(Int<I>{});
-        unroll<N, I + 1>(f);
-    }
-}
 
 // Vectors side by side in a tile of `rows` rows: enough chains to hide the latency of fma, few enough to stay in
 // registers.

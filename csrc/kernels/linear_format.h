@@ -13,22 +13,10 @@
 
 #include "packed_weight.h"
 #include "simd.h"
+#include "unroll.h"
 
 namespace octavo {
 namespace {
-
-// Compile-time loops: f(Int<0>{}) ... f(Int<N - 1>{}).
-template <int I>
-struct Int {
-    static constexpr int value = I;
-};
-template <int N, int I = 0, typename F>
-__attribute__((always_inline)) inline void unroll(const F& f) {
-    if constexpr (I < N) {
-        f(Int<I>{});
-        unroll<N, I + 1>(f);
-    }
-}
 
 template <WeightType T>
 struct TypeTag {
