@@ -18,7 +18,7 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
-from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, Abort, Accepted, encode, encode_request
+from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, Abort, Accepted, Step, encode, encode_request
 from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OctavoError, UsageError
 from octavo.llm import LLM
@@ -271,6 +271,32 @@ def test_a_repeated_request_id_is_refused_and_the_first_goes_on(
         await stream.aclose()
 
     loop.run_until_complete(run())
+
+
+def test_an_engine_that_is_faster_than_its_client_leaves_the_event_loop_time(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a machine with other work: each step of the engine takes longer to be taken in than to be made."""
+    deliver = ProcessClient._deliver
+
+    def slowly(self: ProcessClient, step: Step) -> None:
+        time.sleep(0.001)
+        deliver(self, step)
+
+    monkeypatch.setattr(ProcessClient, "_deliver", slowly)
+
+    async def run() -> None:
+        async with engine_process(tiny_config) as client:
+            stream = await client.generate(request([0, 2, 3]))
+            await asyncio.sleep(0.3)  # so many steps that there is always one more to be read
+            start, turns = time.monotonic(), 0
+            while time.monotonic() < start + 1.0:
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns > 2
+            await stream.aclose()
+
+    asyncio.run(run())
 
 
 def test_the_state_and_the_information_are_those_of_the_model(

@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 _CLOSE_GRACE_S = 2.0
 _KILL_GRACE_S = 5.0
 _MAX_SOCKET_PATH = 100  # the system's limit is 107 bytes
+_MESSAGES_AT_ONCE = 64  # read before other work of the event loop has its turn
 _DUMP_S = 0.2  # for the stacks to be written before the process is killed
 
 
@@ -157,12 +158,20 @@ class EngineProcess:
     # --- what it says ---
 
     def _read(self) -> None:
-        # The descriptor tells of changes only, so all that is there must be read.
-        while not self._inbox.closed:
+        # The descriptor tells of changes only, so all that is there must be read; in turns with other work, as an
+        # engine may say things faster than they are taken in.
+        if self._read_some():
+            self._loop.call_soon(self._read)
+
+    def _read_some(self) -> bool:
+        """Takes in what it said; True: perhaps not all."""
+        for _ in range(_MESSAGES_AT_ONCE):
+            if self._inbox.closed:
+                return False
             try:
                 data = self._inbox.recv(zmq.NOBLOCK)
             except zmq.Again:
-                return
+                return False
             try:
                 message = decode_from_engine(data)
             except MalformedMessageError as error:
@@ -175,6 +184,7 @@ class EngineProcess:
                 logging.getLogger(message.name).log(message.level, "%s", message.text)
             else:
                 self._on_message(message)
+        return True
 
     # --- its end ---
 
@@ -191,7 +201,8 @@ class EngineProcess:
     def _release(self) -> None:
         """Gives back all that it took of the system. May be called twice."""
         if not self._inbox.closed:
-            self._read()
+            while self._read_some():  # it is dead and says no more
+                pass
             self._loop.remove_reader(self._inbox.FD)
         if self._process.stdin is not None:
             with suppress(BrokenPipeError):
