@@ -238,13 +238,19 @@ def text_of(num_tokens: int, salt: int) -> list[int]:
     return [2 + source.randrange(60) for _ in range(num_tokens)]
 
 
-def test_a_long_prompt_gets_nothing_of_what_a_cached_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache has all but 5 tokens of the first prompt; the step does not fill up with a long one behind it."""
+def engine_that_knows(monkeypatch: pytest.MonkeyPatch, known: list[int]) -> Engine:
+    """One stream runs, and the cache has the full blocks of a prompt."""
     engine = make_engine(monkeypatch, 0.2)
-    known = text_of(200, 1)
     add(engine, "before", known, max_tokens=1)
     add(engine, "stream", [5, 6, 7])
     run(engine, 30)
+    return engine
+
+
+def test_a_long_prompt_gets_nothing_of_what_a_cached_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has all but 5 tokens of the first prompt; the step does not fill up with a long one behind it."""
+    known = text_of(200, 1)
+    engine = engine_that_knows(monkeypatch, known)
     add(engine, "cached", [*known[:192], *text_of(5, 2)])
     add(engine, "long", text_of(900, 3))
     steps = run(engine, 25)
@@ -253,12 +259,9 @@ def test_a_long_prompt_gets_nothing_of_what_a_cached_one_leaves(monkeypatch: pyt
 
 
 def test_the_next_turn_of_a_long_conversation_has_a_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the cache has of it does not make it long; nor does looking there take blocks."""
-    engine = make_engine(monkeypatch, 0.2)
+    """What the cache has of it does not make it long."""
     known = text_of(900, 1)
-    add(engine, "before", known, max_tokens=1)
-    add(engine, "stream", [5, 6, 7])
-    run(engine, 30)
+    engine = engine_that_knows(monkeypatch, known)
     add(engine, "turn", [*known, *text_of(80, 2)])
     assert run(engine, 1)[0][0] == {"turn": 980 - 900 // 16 * 16}
 

@@ -40,10 +40,12 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
             # Not `Thread.start`, which waits without end for a thread that has no memory to say that it lives.
             _thread.start_new_thread(run, ())
         except (RuntimeError, MemoryError) as error:
-            raise OverloadedError(f"a grammar cannot be compiled now: {error}", code="server_overloaded") from error
+            message = f"a grammar cannot be compiled now: {error}; try again later"
+            raise OverloadedError(message, code="server_overloaded") from error
         finally:
             threading.stack_size(before)
     done.wait(timeout_s)
     if begun.acquire(blocking=False):
-        raise OverloadedError("a grammar cannot be compiled now: its thread did not begin", code="server_overloaded")
+        message = "a grammar cannot be compiled now: its thread did not begin; try again later"
+        raise OverloadedError(message, code="server_overloaded")
     return results[0] if results else None

@@ -183,11 +183,11 @@ class Scheduler:
         first, budget = self._next_waiting(), self.step_budget
         if first is None or budget is None or not self.running:
             return False
-        num_missing = len(first.token_ids) - self.kv_cache.num_cached_tokens(first, _max_cached_tokens(first))
-        if not budget.lets_skip(len(self.running), num_missing):
-            return False
         # A prompt that is under way is not overtaken.
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in self.running):
+            return False
+        num_missing = len(first.token_ids) - self.kv_cache.num_cached_tokens(first, _max_cached_tokens(first))
+        if not budget.lets_skip(len(self.running), num_missing):
             return False
         if not self._admit(first, step):
             return False
