@@ -1,0 +1,49 @@
+"""A request for the engine, in the one form that the Python API, the server, the wire and the engine share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from octavo.sampling_params import BeamSearchParams, SamplingParams
+
+Pooling: TypeAlias = Literal["mean", "last"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    """One vector for the whole prompt instead of an answer.
+
+    pooling: the mean of the last hidden states of all tokens, or that of the last token.
+    """
+
+    pooling: Pooling = "mean"
+
+
+Params: TypeAlias = "SamplingParams | BeamSearchParams | PoolingParams"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """What a request can say beside its prompt and its parameters.
+
+    A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class.
+    priority: lower goes first. cache_salt: only requests with the same salt share blocks of the prefix cache.
+    """
+
+    priority: int = 0
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt, what is wanted of it, and how it is to be treated.
+
+    prompt: the text that prompt_token_ids stand for, if there was one; for `RequestOutput.prompt`.
+    """
+
+    prompt_token_ids: Sequence[int]
+    params: Params
+    prompt: str | None = None
+    options: RequestOptions = field(default_factory=RequestOptions)
