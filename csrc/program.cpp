@@ -14,14 +14,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 int32_t count_of(RowSymbol symbol, const Step& step) {
-    switch (symbol) {
-        case RowSymbol::tokens:
-            return step.num_tokens;
-        case RowSymbol::requests:
-            return step.num_requests;
-        default:
-            return step.num_outputs;
-    }
+    return symbol == RowSymbol::tokens ? step.num_tokens : step.num_outputs;
 }
 
 // The largest step: counts only. The block table is as wide as if a block held one token.

@@ -14,7 +14,7 @@
 
 namespace octavo {
 
-enum class RowSymbol : int { tokens, requests, outputs };
+enum class RowSymbol : int { tokens, outputs };
 
 // A matrix of the program: where in the workspace, how wide, and which count of the step gives its rows.
 struct ProgramValue {

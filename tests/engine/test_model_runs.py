@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from octavo.backends import ExecutorLimits, reference
+from octavo.backends.cpu.passes import PASSES
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.graph.passes import optimize
 from octavo.outputs import RequestOutput
@@ -25,7 +26,7 @@ class Tokenizer(FakeTokenizer):
 def tiny_engine(name: str, *, num_blocks: int = 64, max_num_batched_tokens: int = 64, max_num_seqs: int = 8) -> Engine:
     graph, weights = tiny_graph(name)
     limits = ExecutorLimits(max_num_batched_tokens, max_num_seqs, max_num_seqs + 4, 64)
-    executor = reference.compile(optimize(graph), weights, limits, dtype="float64")
+    executor = reference.compile(optimize(graph, PASSES), weights, limits, dtype="float64")
     executor.allocate_cache(num_blocks, 4)
     return Engine(
         executor,

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends.cpu.passes import PASSES
 from octavo.batch import Float32
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine, EngineLimits
@@ -26,7 +27,7 @@ PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enum
 def engine(name: str = "llama", backend: str = "cpu", *, num_blocks: int = 24, max_model_len: int = 128) -> Engine:
     graph, weights = tiny_models.tiny_graph(name)
     limits = EngineLimits(max_model_len, 4, 32, 20, 8, num_blocks, VOCAB)
-    executor = get_backend(backend).compile(optimize(graph), weights, ExecutorLimits(32, 4, 20, max_model_len))
+    executor = get_backend(backend).compile(optimize(graph, PASSES), weights, ExecutorLimits(32, 4, 20, max_model_len))
     executor.allocate_cache(num_blocks, 8)
     return Engine(executor, FakeTokenizer(), limits)  # type: ignore[arg-type]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from octavo.backends.cpu.passes import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.cost import Cost, graph_cost, node_cost
 from octavo.graph.ops import AttentionParams, StepSizes
@@ -45,7 +46,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     graph, weights = tiny_graph(name)
     weight_bytes = {n: w.nbytes for n, w in weights.items()}
     all_rows = StepSizes(tokens=64, requests=1, outputs=64, context=64)
-    plain, fused = (graph_cost(g, all_rows, weight_bytes) for g in (graph, optimize(graph)))
+    plain, fused = (graph_cost(g, all_rows, weight_bytes) for g in (graph, optimize(graph, PASSES)))
     matrices = sum(w.shape[0] * w.shape[1] for n, w in weights.items() if len(w.shape) == 2 and "embed" not in n)
     if "lm_head.weight" not in weights:
         matrices += weights["embed_tokens.weight"].data.size
@@ -56,7 +57,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
 
 
 def test_fewer_outputs_cost_less() -> None:
-    graph = optimize(tiny_graph("llama")[0])
+    graph = optimize(tiny_graph("llama")[0], PASSES)
     weight_bytes = dict.fromkeys((p.name for p in graph.parameters), 0)
     few, many = (graph_cost(graph, StepSizes(64, 1, n, 64), weight_bytes).flops for n in (1, 64))
     # The head, and the last layer after its attention.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from octavo.backends.cpu.passes import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import LayerFormat, layer_formats
 from octavo.graph.ops import AttentionParams, RopeParams
@@ -42,7 +43,7 @@ def test_the_mean_over_the_first_positions(interleaved: bool) -> None:
     positions = np.arange(4096, dtype=np.int32)
     expected = rotate(np.tile(BIAS.astype(np.float64), (4096, 1)), 8, rope, positions).mean(axis=0)
     graph = graph_with(rope)
-    for each in (graph, optimize(graph)):
+    for each in (graph, optimize(graph, PASSES)):
         formats = layer_formats(each, bias_of, "int8")
         assert list(formats) == [3]
         assert formats[3].kv_dtype == "int8"
@@ -53,7 +54,7 @@ def test_the_mean_over_the_first_positions(interleaved: bool) -> None:
 
 
 def test_without_rope_it_is_the_bias_and_without_bias_nothing() -> None:
-    for rewrite in (lambda g: g, optimize):
+    for rewrite in (lambda g: g, lambda g: optimize(g, PASSES)):
         mean = layer_formats(rewrite(graph_with(None)), bias_of, "int8")[3].key_mean
         np.testing.assert_array_equal(mean, BIAS)
         plain = rewrite(graph_with(ROPE, biased=False))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from octavo.backends.cpu.passes import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.memory_plan import ALIGNMENT, MemoryPlan, plan
 from octavo.graph.passes import optimize
@@ -13,7 +14,7 @@ from octavo.graph.values import Rows
 from tests.graph.test_passes import random_graph
 from tests.support.tiny_models import CONFIGS, tiny_graph
 
-ROWS = {Rows.TOKENS: 24, Rows.REQUESTS: 3, Rows.OUTPUTS: 5}
+ROWS = {Rows.TOKENS: 24, Rows.OUTPUTS: 5}
 
 
 def check(graph: Graph, memory: MemoryPlan) -> int:
@@ -41,8 +42,8 @@ def check(graph: Graph, memory: MemoryPlan) -> int:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_models(name: str) -> None:
-    for graph in (tiny_graph(name)[0], optimize(tiny_graph(name)[0])):
-        memory = plan(graph, ROWS)
+    for graph in (tiny_graph(name)[0], optimize(tiny_graph(name)[0], PASSES)):
+        memory = plan(graph, ROWS, 4)
         assert memory.total_bytes <= 1.2 * check(graph, memory)
 
 
@@ -50,12 +51,12 @@ def test_models(name: str) -> None:
 @settings(max_examples=100, deadline=None)
 def test_random_graphs(choices: list[tuple[int, int, int]]) -> None:
     graph, _ = random_graph(choices)
-    check(graph, plan(graph, ROWS))
+    check(graph, plan(graph, ROWS, 4))
 
 
 def test_residual_stream_stays_in_place() -> None:
-    graph = optimize(tiny_graph("llama")[0])
-    offsets = plan(graph, ROWS).offsets
+    graph = optimize(tiny_graph("llama")[0], PASSES)
+    offsets = plan(graph, ROWS, 4).offsets
     residuals = [n for n in graph.nodes if n.op.name == "fused_linear" and n.op.in_place]
     assert all(offsets[n.output.id] == offsets[n.op.in_place[0].id] for n in residuals if n.op.in_place)
     assert len(residuals) == 6

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends import ExecutorLimits, reference
+from octavo.backends.cpu.passes import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, FusedAttention, FusedLinear, RopeParams
 from octavo.graph.passes import optimize
@@ -36,7 +37,7 @@ def run(graph: Graph, weights: dict[str, DenseWeight], *, all_logits: bool = Tru
 def assert_same_meaning(graph: Graph, weights: dict[str, DenseWeight]) -> None:
     for all_logits in (True, False):
         plain = run(graph, weights, all_logits=all_logits)
-        fused = run(optimize(graph), weights, all_logits=all_logits)
+        fused = run(optimize(graph, PASSES), weights, all_logits=all_logits)
         for a, b in zip(plain, fused, strict=True):
             np.testing.assert_allclose(b, a, rtol=1e-10, atol=1e-10)
 
@@ -54,11 +55,11 @@ def test_a_llama_layer_is_four_operations_and_mlp_products() -> None:
     graph, _ = tiny_graph("llama")
     layer = ["fused_linear", "fused_attention", "fused_linear", "fused_linear", "fused_linear"]
     last = ["fused_linear", "fused_attention", "select_rows", "select_rows", *["fused_linear"] * 3]
-    assert op_names(optimize(graph)) == ["embedding", *layer * 2, *last, "rms_norm", "logits"]
+    assert op_names(optimize(graph, PASSES)) == ["embedding", *layer * 2, *last, "rms_norm", "logits"]
 
 
 def test_llama_fields() -> None:
-    fused = optimize(tiny_graph("llama-tied-biased")[0])
+    fused = optimize(tiny_graph("llama-tied-biased")[0], PASSES)
     qkv, attention, output, gate_up, down = (node.op for node in fused.nodes[1:6])
     assert isinstance(qkv, FusedLinear)
     assert [w.name for w in qkv.weights] == [f"layers.0.self_attn.{n}_proj.weight" for n in "qkv"]
@@ -78,31 +79,31 @@ def test_llama_fields() -> None:
 
 
 def test_gemma_head_norms_are_fused() -> None:
-    graph = optimize(tiny_graph("gemma3")[0])
+    graph = optimize(tiny_graph("gemma3")[0], PASSES)
     attentions = [n.op for n in graph.nodes if isinstance(n.op, FusedAttention)]
     assert len(attentions) == 7
     assert all(a.q_norm and a.k_norm and a.weight_offset == 1.0 and a.eps == 1e-6 for a in attentions)
 
 
 def test_ids_count_the_nodes() -> None:
-    graph = optimize(tiny_graph("qwen3")[0])
+    graph = optimize(tiny_graph("qwen3")[0], PASSES)
     assert [n.output.id for n in graph.nodes] == list(range(len(graph.nodes)))
 
 
 def test_optimizing_twice_changes_nothing() -> None:
     for name in CONFIGS:
-        once = optimize(tiny_graph(name)[0])
-        twice = optimize(once)
+        once = optimize(tiny_graph(name)[0], PASSES)
+        twice = optimize(once, PASSES)
         assert (twice.nodes, twice.output) == (once.nodes, once.output)
 
 
 def test_dead_values_are_removed() -> None:
     graph, weights = random_graph([])
     before = len(graph.nodes)
-    optimized = len(optimize(graph).nodes)
+    optimized = len(optimize(graph, PASSES).nodes)
     graph.silu_mul(graph.nodes[0].output, graph.nodes[0].output)
     assert len(graph.nodes) == before + 1
-    assert len(optimize(graph).nodes) == optimized
+    assert len(optimize(graph, PASSES).nodes) == optimized
     assert_same_meaning(graph, weights)
 
 

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends.cpu.passes import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
@@ -45,7 +46,7 @@ def test_cpu_backend(name: str, tmp_path: Path) -> None:
 
 
 def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.float32]:
-    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = get_backend(backend).compile(graph, checkpoint.weights, LIMITS)
     executor.allocate_cache(10, 16)
     output = executor.execute(step([(Request(TOKENS, [9, 2]), len(TOKENS))], block_size=16))

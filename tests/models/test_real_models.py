@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from octavo.backends import ExecutorLimits, reference
+from octavo.backends.cpu.passes import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import build_graph
@@ -26,7 +27,7 @@ def test_real_model(fixture: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(fixture)
     tokens = np.random.default_rng(0).integers(1000, 40000, NUM_TOKENS).tolist()
     checkpoint = open_checkpoint(path)
-    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(32, 1, 32, 64))
     executor.allocate_cache(8, 4)
     logits = executor.execute(step([(Request(tokens, [7, 1, 2, 3, 4, 5, 6]), NUM_TOKENS)])).logits

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
+from octavo.backends.cpu.passes import PASSES
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
@@ -26,7 +27,7 @@ LIMITS = ExecutorLimits(64, 4, 64, 64)
 @pytest.fixture(scope="module", params=CONFIGS)
 def model(request: pytest.FixtureRequest) -> tuple[Graph, dict[str, DenseWeight]]:
     graph, weights = tiny_graph(request.param)
-    return optimize(graph), weights
+    return optimize(graph, PASSES), weights
 
 
 @pytest.fixture(scope="module", params=["reference", "cpu"])

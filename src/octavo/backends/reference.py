@@ -87,7 +87,6 @@ class ReferenceExecutor:
         limits = self._limits
         rows = {
             Rows.TOKENS: limits.max_num_batched_tokens,
-            Rows.REQUESTS: limits.max_num_seqs,
             Rows.OUTPUTS: limits.max_num_outputs,
         }
         return sum(rows[n.output.rows] * n.output.cols for n in self._graph.nodes) * self._dtype.itemsize

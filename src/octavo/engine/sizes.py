@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from octavo.backends.cpu.passes import PASSES
 from octavo.backends.cpu.sizes import cache_bytes_per_token, estimate_workspace_bytes
 from octavo.backends.cpu.threads import plan_threads
 from octavo.config import EngineConfig
@@ -35,7 +36,7 @@ class ModelSizes:
 
 def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int) -> ModelSizes:
     """The arithmetic, from the graph and the headers. context: tokens of the longest request."""
-    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     formats = layer_formats(graph, lambda p: checkpoint.weights[p.name].dequantize(), config.kv_dtype)
     limits = executor_limits(config, context)
     return ModelSizes(

@@ -52,11 +52,13 @@ class Graph:
     def __init__(self, weights: Mapping[str, tuple[int, ...]]) -> None:
         self.weights = weights
         self.nodes: list[Node] = []
-        self._output: Value | None = None
+        self._outputs: tuple[Value, ...] = ()
         self._layer = ""
 
     @classmethod
-    def from_nodes(cls, weights: Mapping[str, tuple[int, ...]], nodes: Iterable[Node], output: Value) -> Graph:
+    def from_nodes(
+        cls, weights: Mapping[str, tuple[int, ...]], nodes: Iterable[Node], outputs: tuple[Value, ...]
+    ) -> Graph:
         """A rewritten graph, checked again from the first operation to the last."""
         graph = cls(weights)
         known: set[Value] = set()
@@ -68,21 +70,32 @@ class Graph:
                 raise GraphError(f"{node.layer}: {node.op.name}: the output {node.output} has another shape")
             known.add(node.output)
             graph.nodes.append(node)
-        graph.output = output
+        graph.outputs = outputs
         return graph
 
     @property
+    def outputs(self) -> tuple[Value, ...]:
+        """What a step gives back; set once the model is written down."""
+        return self._outputs
+
+    @outputs.setter
+    def outputs(self, values: tuple[Value, ...]) -> None:
+        made = {node.output for node in self.nodes}
+        for value in values:
+            if value not in made:
+                raise GraphError(f"the output {value} belongs to another graph")
+        self._outputs = values
+
+    @property
     def output(self) -> Value:
-        """The logits [OUTPUTS, vocab]; set once the model is written down."""
-        if self._output is None:
-            raise GraphError("the graph has no output yet")
-        return self._output
+        """The only output: of a whole model the logits [OUTPUTS, vocab]."""
+        if len(self._outputs) != 1:
+            raise GraphError("the graph has no output yet, or several")
+        return self._outputs[0]
 
     @output.setter
     def output(self, value: Value) -> None:
-        if all(node.output != value for node in self.nodes):
-            raise GraphError(f"the output {value} belongs to another graph")
-        self._output = value
+        self.outputs = (value,)
 
     @property
     def hidden_states(self) -> Value:

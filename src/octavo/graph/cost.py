@@ -9,8 +9,6 @@ from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import StepSizes
 from octavo.graph.values import Value
 
-_ACTIVATION_BYTES = 4  # values are float32
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -49,4 +47,4 @@ def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[str, int]) 
 
 
 def _activation_bytes(values: Iterable[Value], sizes: StepSizes) -> int:
-    return sum(sizes.rows(value.rows) * value.cols for value in values) * _ACTIVATION_BYTES
+    return sum(sizes.rows(value.rows) * value.cols for value in values) * sizes.element_bytes

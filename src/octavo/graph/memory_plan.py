@@ -29,22 +29,23 @@ class _Buffer:
     offset: int = 0
 
 
-def plan(graph: Graph, rows: Mapping[Rows, int]) -> MemoryPlan:
-    """Places all values, float32 [rows, cols], so that no two that live at the same time overlap.
+def plan(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> MemoryPlan:
+    """Places all values [rows, cols] so that no two that live at the same time overlap.
 
-    rows: the largest number of each kind. An output takes the place of an input that nobody needs later where the
-    operation allows it (`Op.in_place`): a kernel then reads an element before it writes it.
+    rows: the largest number of each kind. element_bytes: of one number of a value. An output takes the place of an
+    input that nobody needs later where the operation allows it (`Op.in_place`): a kernel then reads an element before
+    it writes it.
     """
-    buffers, buffer_of = _buffers(graph, rows)
+    buffers, buffer_of = _buffers(graph, rows, element_bytes)
     total = _place(buffers)
     return MemoryPlan({value: buffer_of[value].offset for value in buffer_of}, total)
 
 
-def _buffers(graph: Graph, rows: Mapping[Rows, int]) -> tuple[list[_Buffer], dict[int, _Buffer]]:
+def _buffers(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> tuple[list[_Buffer], dict[int, _Buffer]]:
     last_use = {node.output: index for index, node in enumerate(graph.nodes)}
     for index, node in enumerate(graph.nodes):
         last_use.update(dict.fromkeys(node.op.inputs, index))
-    last_use[graph.output] = len(graph.nodes)  # it outlives the step's last operation
+    last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))  # they outlive the step's last operation
 
     buffers: list[_Buffer] = []
     buffer_of: dict[int, _Buffer] = {}
@@ -55,7 +56,7 @@ def _buffers(graph: Graph, rows: Mapping[Rows, int]) -> tuple[list[_Buffer], dic
             buffer = buffer_of[reused.id]
             buffer.last = last_use[value]
         else:
-            size = rows[value.rows] * value.cols * 4
+            size = rows[value.rows] * value.cols * element_bytes
             buffer = _Buffer(-(-size // ALIGNMENT) * ALIGNMENT, index, last_use[value])
             buffers.append(buffer)
         buffer_of[value.id] = buffer

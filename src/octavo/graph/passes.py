@@ -1,82 +1,68 @@
-"""Rewrites of a graph that keep its meaning: fusions, early row selection, removal of dead values."""
+"""Rewrites of a graph that keep its meaning: fusions, early row selection, removal of dead values.
+
+A backend chooses the passes that it has kernels for, and their order: `optimize(graph, PASSES)`.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from typing import NamedTuple
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.ops import (
-    Activation,
     Add,
     Attention,
     FusedAttention,
     FusedLinear,
     GatedActivation,
-    LayerNorm,
     Linear,
-    MoE,
-    Mul,
     Op,
     RMSNorm,
     Rope,
-    Scale,
     SelectRows,
-    Softcap,
 )
 from octavo.graph.values import Rows, Value
 
-# Each output row depends on the same row of the inputs and on nothing else of the step.
-_ROW_WISE = (
-    Linear,
-    FusedLinear,
-    RMSNorm,
-    LayerNorm,
-    Add,
-    Mul,
-    Scale,
-    Activation,
-    GatedActivation,
-    Softcap,
-    MoE,
-)
 
-
-def optimize(graph: Graph) -> Graph:
-    """The same model in fewer, larger operations; value ids count from 0 in the order of the nodes."""
-    body = _live(_Body(graph.nodes, graph.output))
-    for rule in (_fuse_attention, _fuse_gated_linears, _fuse_residual, _fuse_norm):
-        body = _rewrite(body, rule)
-    body = _renumber(_select_rows_early(body))
-    return Graph.from_nodes(graph.weights, body.nodes, body.output)
-
-
-class _Body(NamedTuple):
-    """What the passes work on; it becomes a graph, checked again, when they are done."""
+class Body(NamedTuple):
+    """What passes work on; it becomes a graph, checked again, when they are done."""
 
     nodes: list[Node]
-    output: Value
+    outputs: tuple[Value, ...]
 
 
-def _live(body: _Body) -> _Body:
-    needed = {body.output}
+Pass = Callable[[Body], Body]
+
+
+def optimize(graph: Graph, passes: Sequence[Pass]) -> Graph:
+    """The same model after `passes`, without dead values; value ids count from 0 in the order of the nodes."""
+    body = _live(Body(graph.nodes, graph.outputs))
+    for each in passes:
+        body = each(body)
+    body = _renumber(body)
+    return Graph.from_nodes(graph.weights, body.nodes, body.outputs)
+
+
+def _live(body: Body) -> Body:
+    needed = set(body.outputs)
     kept: list[Node] = []
     for node in reversed(body.nodes):
         if node.output in needed:
             needed.update(node.op.inputs)
             kept.append(node)
-    return _Body(kept[::-1], body.output)
+    return Body(kept[::-1], body.outputs)
 
 
 class _View:
     """The questions that rules ask: who makes a value, and how often it is used."""
 
-    def __init__(self, body: _Body) -> None:
+    def __init__(self, body: Body) -> None:
         self._producer = {node.output: node.op for node in body.nodes}
         self._uses = Counter(value for node in body.nodes for value in node.op.inputs)
-        self._uses[body.output] += 1
+        self._uses.update(body.outputs)
         self._next_id = max((value.id for value in self._producer), default=-1) + 1
 
     def producer(self, value: Value) -> Op:
@@ -95,15 +81,22 @@ class _View:
 _Rule = Callable[[Node, _View], "list[Node] | None"]
 
 
-def _rewrite(body: _Body, rule: _Rule) -> _Body:
-    view = _View(body)
-    nodes: list[Node] = []
-    for node in body.nodes:
-        nodes.extend(rule(node, view) or [node])
-    return _live(_Body(nodes, body.output))
+def _rewrites(rule: _Rule) -> Pass:
+    """The pass that offers every node to `rule` once."""
+
+    @wraps(rule)
+    def rewrite(body: Body) -> Body:
+        view = _View(body)
+        nodes: list[Node] = []
+        for node in body.nodes:
+            nodes.extend(rule(node, view) or [node])
+        return _live(Body(nodes, body.outputs))
+
+    return rewrite
 
 
-def _fuse_attention(node: Node, view: _View) -> list[Node] | None:
+@_rewrites
+def fuse_attention(node: Node, view: _View) -> list[Node] | None:
     """q, k and v linears of one input, their head norms and rope -> FusedLinear, FusedAttention."""
     op = node.op
     if not isinstance(op, Attention):
@@ -150,7 +143,8 @@ def _projection(value: Value, head_dim: int, view: _View) -> tuple[Op | None, RM
     return op, norm, rope
 
 
-def _fuse_gated_linears(node: Node, view: _View) -> list[Node] | None:
+@_rewrites
+def fuse_gated_linears(node: Node, view: _View) -> list[Node] | None:
     """kind(gate) * up of two linears of one input -> FusedLinear."""
     op = node.op
     if not isinstance(op, GatedActivation) or not (view.used_once(op.gate) and view.used_once(op.up)):
@@ -162,7 +156,8 @@ def _fuse_gated_linears(node: Node, view: _View) -> list[Node] | None:
     return [replace(node, op=fused)]
 
 
-def _fuse_residual(node: Node, view: _View) -> list[Node] | None:
+@_rewrites
+def fuse_residual(node: Node, view: _View) -> list[Node] | None:
     """linear + value -> FusedLinear with a residual."""
     op = node.op
     if not isinstance(op, Add):
@@ -174,7 +169,8 @@ def _fuse_residual(node: Node, view: _View) -> list[Node] | None:
     return None
 
 
-def _fuse_norm(node: Node, view: _View) -> list[Node] | None:
+@_rewrites
+def fuse_norm(node: Node, view: _View) -> list[Node] | None:
     """rms_norm -> linears, where nobody else needs the normed value."""
     op = node.op
     if not isinstance(op, (Linear, FusedLinear)) or not view.used_once(op.x):
@@ -188,29 +184,30 @@ def _fuse_norm(node: Node, view: _View) -> list[Node] | None:
     return [replace(node, op=fused)]
 
 
-def _select_rows_early(body: _Body) -> _Body:
+def select_rows_early(body: Body) -> Body:
     """Row-wise operations that only feed a row selection work on the selected rows alone.
 
     It spares the last layer everything after its attention for tokens whose logits nobody wants.
     """
-    while (moved := _share_selections(_rewrite(body, _swap_selection))) != body:
+    while (moved := _share_selections(_swap_selection(body))) != body:
         body = moved
     return body
 
 
+@_rewrites
 def _swap_selection(node: Node, view: _View) -> list[Node] | None:
     """select_rows(op(a, b)) -> op(select_rows(a), select_rows(b))"""
     if not isinstance(node.op, SelectRows) or not view.used_once(node.op.x):
         return None
     op = view.producer(node.op.x)
-    if not isinstance(op, _ROW_WISE):
+    if not op.row_wise:
         return None
     selected = {value: view.new_value(Rows.OUTPUTS, value.cols) for value in op.inputs}
     selections = [Node(SelectRows(value), output, node.layer) for value, output in selected.items()]
     return [*selections, replace(node, op=op.with_inputs(selected.__getitem__))]
 
 
-def _share_selections(body: _Body) -> _Body:
+def _share_selections(body: Body) -> Body:
     """One select_rows for each value."""
     first: dict[Value, Value] = {}
     same: dict[Value, Value] = {}
@@ -222,10 +219,10 @@ def _share_selections(body: _Body) -> _Body:
         if isinstance(op, SelectRows):
             same[node.output] = first.setdefault(op.x, node.output)
         nodes.append(Node(op, node.output, node.layer))
-    return _live(_Body(nodes, same.get(body.output, body.output)))
+    return _live(Body(nodes, tuple(same.get(value, value) for value in body.outputs)))
 
 
-def _renumber(body: _Body) -> _Body:
+def _renumber(body: Body) -> Body:
     values = {n.output: Value(index, n.output.rows, n.output.cols) for index, n in enumerate(body.nodes)}
     nodes = [Node(n.op.with_inputs(values.__getitem__), values[n.output], n.layer) for n in body.nodes]
-    return _Body(nodes, values[body.output])
+    return Body(nodes, tuple(values[value] for value in body.outputs))

@@ -10,12 +10,10 @@ from typing import Protocol
 class Rows(enum.Enum):
     """The symbolic number of rows of a value; it becomes a number in each step.
 
-    TOKENS: every scheduled token of the step. REQUESTS: one row a request.
-    OUTPUTS: the rows whose logits are wanted (`Batch.logits_indices`).
+    TOKENS: every scheduled token of the step. OUTPUTS: the rows whose logits are wanted (`Batch.logits_indices`).
     """
 
     TOKENS = "tokens"
-    REQUESTS = "requests"
     OUTPUTS = "outputs"
 
 

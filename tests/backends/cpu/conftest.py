@@ -70,7 +70,6 @@ class NumpyStep:
 def rows_of(rows: Rows, batch: Batch) -> int:
     return {
         Rows.TOKENS: len(batch.token_ids),
-        Rows.REQUESTS: len(batch.seq_lens),
         Rows.OUTPUTS: len(batch.logits_indices),
     }[rows]
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from benchmarks.agreement import Agreement
 from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends.cpu.passes import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
@@ -46,7 +47,7 @@ def test_the_cpu_backend_predicts_as_the_reference(
 def logits_of(checkpoint: Checkpoint, backend: str, texts: list[list[int]]) -> NDArray[np.float32]:
     """[2 * NUM_POSITIONS, vocabulary]: both texts in one step, each from an empty cache."""
     rows, blocks = len(texts) * NUM_POSITIONS, NUM_POSITIONS // BLOCK_SIZE
-    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes))
+    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = get_backend(backend).compile(
         graph, checkpoint.weights, ExecutorLimits(rows, len(texts), rows, NUM_POSITIONS)
     )

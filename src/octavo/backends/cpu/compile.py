@@ -12,7 +12,8 @@ from octavo import env
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import Operands, WeightOperand, lower
-from octavo.backends.cpu.sizes import largest_rows
+from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.sizes import ELEMENT_BYTES, largest_rows
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import Progress, load_matrices, plain_weight
 from octavo.errors import GraphError, UsageError
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from octavo.config import KVDtype
     from octavo.quantization.packed import Weight
 
-_ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.REQUESTS: 1, Rows.OUTPUTS: 2}
+_ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     """See `octavo.backends.Backend.compile`. Raises GraphError naming an operation without a native kernel."""
     isa = choose_isa(options.isa)
     if options.optimized:
-        graph = optimize(graph)
+        graph = optimize(graph, PASSES)
     _check_kernels(graph)
     threads = plan_threads(num_threads)
     return _Compiler(graph, weights, limits, isa, threads, options).run(progress, pack_cache, kv_dtype)
@@ -124,7 +125,7 @@ class _Compiler:
         )
 
     def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
-        memory = plan(self._graph, largest_rows(limits))
+        memory = plan(self._graph, largest_rows(limits), ELEMENT_BYTES)
         places: list[tuple[int, int, int]] = []
         for node in self._graph.nodes:
             self._values[node.output] = len(places)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from octavo.graph.builder import Graph
     from octavo.graph.layer_formats import LayerFormat
 
+ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
+
 _PADDED_TO = 16  # dimensions of a value in the cache
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
 _SCALE_BYTES = 2
@@ -35,7 +37,6 @@ def largest_rows(limits: ExecutorLimits) -> dict[Rows, int]:
     """The most rows that each kind of value has in a step."""
     return {
         Rows.TOKENS: limits.max_num_batched_tokens,
-        Rows.REQUESTS: limits.max_num_seqs,
         Rows.OUTPUTS: limits.max_num_outputs,
     }
 
@@ -46,4 +47,4 @@ def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: 
     The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). What products
     and attention need depends on the instruction set and is missing.
     """
-    return plan(graph, largest_rows(limits)).total_bytes + num_threads * graph.output.cols * 7 * 4
+    return plan(graph, largest_rows(limits), ELEMENT_BYTES).total_bytes + num_threads * graph.output.cols * 7 * 4

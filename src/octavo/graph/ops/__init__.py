@@ -5,58 +5,27 @@ are weights (None where optional), everything else is a static attribute. A back
 fields in order instead of knowing each operation.
 """
 
-from octavo.graph.ops.attention import Attention, AttentionParams, Rope, RopeParams
-from octavo.graph.ops.base import Array, Evaluation, LayerCache, Op, StepSizes
-from octavo.graph.ops.elementwise import Activation, Add, GatedActivation, Mul, Scale, Softcap
-from octavo.graph.ops.fused import FusedAttention, FusedLinear
-from octavo.graph.ops.linear import Embedding, Linear, Logits, MoE, SelectRows
-from octavo.graph.ops.norm import LayerNorm, RMSNorm
-
-# Every operation that a backend can meet.
-ALL_OPS: tuple[type[Op], ...] = (
-    Embedding,
-    Linear,
-    Logits,
-    RMSNorm,
-    LayerNorm,
-    Add,
-    Mul,
-    Scale,
-    Activation,
-    GatedActivation,
-    Softcap,
-    Rope,
-    Attention,
-    SelectRows,
-    MoE,
-    FusedLinear,
-    FusedAttention,
-)
-
-__all__ = [
-    "ALL_OPS",
-    "Activation",
-    "Add",
-    "Array",
-    "Attention",
-    "AttentionParams",
-    "Embedding",
-    "Evaluation",
-    "FusedAttention",
-    "FusedLinear",
-    "GatedActivation",
-    "LayerCache",
-    "LayerNorm",
-    "Linear",
-    "Logits",
-    "MoE",
-    "Mul",
-    "Op",
-    "RMSNorm",
-    "Rope",
-    "RopeParams",
-    "Scale",
-    "SelectRows",
-    "Softcap",
-    "StepSizes",
-]
+from octavo.graph.ops.attention import Attention as Attention
+from octavo.graph.ops.attention import AttentionParams as AttentionParams
+from octavo.graph.ops.attention import Rope as Rope
+from octavo.graph.ops.attention import RopeParams as RopeParams
+from octavo.graph.ops.base import Array as Array
+from octavo.graph.ops.base import Evaluation as Evaluation
+from octavo.graph.ops.base import LayerCache as LayerCache
+from octavo.graph.ops.base import Op as Op
+from octavo.graph.ops.base import StepSizes as StepSizes
+from octavo.graph.ops.elementwise import Activation as Activation
+from octavo.graph.ops.elementwise import Add as Add
+from octavo.graph.ops.elementwise import GatedActivation as GatedActivation
+from octavo.graph.ops.elementwise import Mul as Mul
+from octavo.graph.ops.elementwise import Scale as Scale
+from octavo.graph.ops.elementwise import Softcap as Softcap
+from octavo.graph.ops.fused import FusedAttention as FusedAttention
+from octavo.graph.ops.fused import FusedLinear as FusedLinear
+from octavo.graph.ops.linear import Embedding as Embedding
+from octavo.graph.ops.linear import Linear as Linear
+from octavo.graph.ops.linear import Logits as Logits
+from octavo.graph.ops.linear import MoE as MoE
+from octavo.graph.ops.linear import SelectRows as SelectRows
+from octavo.graph.ops.norm import LayerNorm as LayerNorm
+from octavo.graph.ops.norm import RMSNorm as RMSNorm

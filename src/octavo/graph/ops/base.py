@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -28,6 +28,7 @@ class StepSizes:
 
     context: mean number of tokens a request has in the cache after the step, the new ones included.
     kv_element_bytes: bytes of one number in the cache, with its share of a scale if there are any.
+    element_bytes: bytes of one number of a value; a backend that computes in float32 has 4.
     """
 
     tokens: int
@@ -35,9 +36,10 @@ class StepSizes:
     outputs: int
     context: int
     kv_element_bytes: float = 2
+    element_bytes: int = 4
 
     def rows(self, rows: Rows) -> int:
-        return {Rows.TOKENS: self.tokens, Rows.REQUESTS: self.requests, Rows.OUTPUTS: self.outputs}[rows]
+        return {Rows.TOKENS: self.tokens, Rows.OUTPUTS: self.outputs}[rows]
 
 
 @dataclass(slots=True)
@@ -90,7 +92,10 @@ class Op(ABC):
 
     Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything
     else is a static attribute. A backend may walk the fields in order instead of knowing each operation.
+    row_wise: each output row depends on the same row of the inputs and on nothing else of the step.
     """
+
+    row_wise: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -62,6 +63,8 @@ def require_same_shape(a: Value, b: Value) -> None:
 class Add(Op):
     """a + b"""
 
+    row_wise: ClassVar[bool] = True
+
     a: Value
     b: Value
 
@@ -83,6 +86,8 @@ class Add(Op):
 @dataclass(frozen=True, slots=True)
 class Mul(Op):
     """a * b, element by element"""
+
+    row_wise: ClassVar[bool] = True
 
     a: Value
     b: Value
@@ -106,6 +111,8 @@ class Mul(Op):
 class Scale(Op):
     """x * factor"""
 
+    row_wise: ClassVar[bool] = True
+
     x: Value
     factor: float
 
@@ -128,6 +135,8 @@ class Scale(Op):
 class Activation(Op):
     """kind(x)"""
 
+    row_wise: ClassVar[bool] = True
+
     x: Value
     kind: str  # silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh
 
@@ -149,6 +158,8 @@ class Activation(Op):
 @dataclass(frozen=True, slots=True)
 class GatedActivation(Op):
     """kind(gate) * up: SwiGLU and GeGLU (`silu_mul`, `gelu_mul` of the builder). Shazeer, arXiv 2002.05202."""
+
+    row_wise: ClassVar[bool] = True
 
     gate: Value
     up: Value
@@ -173,6 +184,8 @@ class GatedActivation(Op):
 @dataclass(frozen=True, slots=True)
 class Softcap(Op):
     """cap * tanh(x / cap)"""
+
+    row_wise: ClassVar[bool] = True
 
     x: Value
     cap: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -30,6 +31,8 @@ class FusedLinear(Op):
     Without `kind` the outputs of all weights stand next to each other in the columns; with it there
     are two weights, gate and up, and the output is kind(gate) * up.
     """
+
+    row_wise: ClassVar[bool] = True
 
     x: Value
     residual: Value | None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -34,6 +35,8 @@ class Embedding(Op):
 @dataclass(frozen=True, slots=True)
 class Linear(Op):
     """x @ weight.T + bias"""
+
+    row_wise: ClassVar[bool] = True
 
     x: Value
     weight: Parameter  # [out, in]
@@ -101,6 +104,8 @@ class MoE(Op):
     scoring: softmax or sigmoid over the router's outputs, taken before the choice; normalize: the chosen
     weights are divided by their sum. Equal scores: the lower expert. Shazeer et al., arXiv 1701.06538.
     """
+
+    row_wise: ClassVar[bool] = True
 
     x: Value
     router: Parameter  # [experts, hidden]

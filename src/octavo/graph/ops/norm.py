@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,6 +17,8 @@ class RMSNorm(Op):
 
     Zhang and Sennrich, arXiv 1910.07467; eps is added to the mean square.
     """
+
+    row_wise: ClassVar[bool] = True
 
     x: Value
     weight: Parameter  # [group]; group divides x.cols
@@ -39,6 +42,8 @@ class RMSNorm(Op):
 @dataclass(frozen=True, slots=True)
 class LayerNorm(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias. Ba et al., arXiv 1607.06450."""
+
+    row_wise: ClassVar[bool] = True
 
     x: Value
     weight: Parameter
