@@ -15,6 +15,7 @@ from octavo.batch import Batch
 from octavo.config import EngineConfig
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.request import Request
+from octavo.generation_request import GenerationRequest, RequestOptions
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -109,7 +110,10 @@ class Octavo:
         engine = self._loaded.engine
         self._requests: list[Request] = []
         for index, (prompt, salt) in enumerate(zip(prompts, salts, strict=True)):
-            request = engine.create_request(str(index), prompt, params, cache_salt=salt)
+            request = engine.create_request(
+                str(index),
+                GenerationRequest(prompt_token_ids=prompt, params=params, options=RequestOptions(cache_salt=salt)),
+            )
             engine.add_request(request)
             self._requests.append(request)
 

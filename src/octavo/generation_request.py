@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 
 Pooling: TypeAlias = Literal["mean", "last"]
 
@@ -19,6 +19,20 @@ class PoolingParams:
     """
 
     pooling: Pooling = "mean"
+
+    is_answered: ClassVar[bool] = False
+    num_choices: ClassVar[int] = 1
+    num_seats: ClassVar[int] = 1
+    max_tokens: ClassVar[int] = 0
+    ignore_eos: ClassVar[bool] = True
+    output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
+    structured_outputs: ClassVar[None] = None
+    prompt_logprobs: ClassVar[None] = None
+    sampling: ClassVar[SamplingParams] = SamplingParams(detokenize=False)
+
+    def with_output_kind(self, kind: RequestOutputKind) -> PoolingParams:  # noqa: ARG002
+        """The same parameters: the vector comes at the end."""
+        return self
 
 
 Params: TypeAlias = "SamplingParams | BeamSearchParams | PoolingParams"

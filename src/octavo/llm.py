@@ -15,8 +15,9 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.engine.progress import ProgressBar
 from octavo.engine.prompts import Message, Prompt
 from octavo.engine.request import Request
-from octavo.engine.session import Params, Session
+from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.generation_request import Params
 from octavo.outputs import RejectedPromptsError, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer

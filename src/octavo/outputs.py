@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
 
 from octavo.errors import OctavoError, UsageError
+
+if TYPE_CHECKING:
+    from octavo.batch import Float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +66,16 @@ class RequestOutput:
     def num_cached_tokens(self) -> int:
         """Prompt tokens whose keys and values came from the prefix cache."""
         return self.metrics.num_cached_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingOutput:
+    """The vector of one prompt. vector: [hidden_size], not normalised."""
+
+    request_id: str
+    vector: Float32
+    num_prompt_tokens: int
+    finished: ClassVar[bool] = True
 
 
 class RejectedPromptsError(UsageError):

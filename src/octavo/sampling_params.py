@@ -1,6 +1,12 @@
 """How a request becomes tokens: `SamplingParams` and `BeamSearchParams`, checked when they are made.
 
 Names and defaults are those of vLLM, so that a script moves over unchanged.
+
+These two classes and `PoolingParams` share members that spare their users a test of the class:
+is_answered: tokens follow the prompt. num_choices: answers of one request. num_seats: sequences that run in lockstep
+from the first step on. output_kind: items of a stream. sampling: rules that make tokens of the rows of one sequence.
+with_output_kind(kind): the same parameters for another kind of stream. Also max_tokens, ignore_eos,
+skip_special_tokens, structured_outputs and prompt_logprobs, which are None where the kind of request has none.
 """
 
 from __future__ import annotations
@@ -10,8 +16,9 @@ import json
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Literal
 
 from octavo.errors import UsageError
 
@@ -119,6 +126,9 @@ class SamplingParams:
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     structured_outputs: StructuredOutputsParams | None = None
 
+    is_answered: ClassVar[bool] = True
+    num_seats: ClassVar[int] = 1
+
     def __post_init__(self) -> None:
         self._set("n", _integer("n", self.n, 1, MAX_CHOICES))
         self._check_distribution()
@@ -192,6 +202,17 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     @property
+    def num_choices(self) -> int:
+        return self.n
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self
+
+    def with_output_kind(self, kind: RequestOutputKind) -> SamplingParams:
+        return replace(self, output_kind=kind)
+
+    @property
     def stop_strings(self) -> tuple[str, ...]:
         return tuple(self.stop)
 
@@ -227,6 +248,11 @@ class BeamSearchParams:
     n: int | None = None
     skip_special_tokens: bool = True
 
+    is_answered: ClassVar[bool] = True
+    output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
+    structured_outputs: ClassVar[None] = None
+    prompt_logprobs: ClassVar[None] = None
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "beam_width", _integer("beam_width", self.beam_width, 1, MAX_CHOICES))
         object.__setattr__(self, "max_tokens", _integer("max_tokens", self.max_tokens, 1, _INT32_MAX))
@@ -239,8 +265,27 @@ class BeamSearchParams:
             object.__setattr__(self, "n", _integer("n", self.n, 1, self.beam_width))
 
     @property
-    def num_returned(self) -> int:
+    def num_choices(self) -> int:
         return self.beam_width if self.n is None else self.n
+
+    @property
+    def num_seats(self) -> int:
+        return self.beam_width
+
+    @cached_property
+    def sampling(self) -> SamplingParams:
+        """Beams are ranked by the log-probabilities that come beside a greedy token."""
+        return SamplingParams(
+            temperature=0.0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            skip_special_tokens=self.skip_special_tokens,
+            output_kind=self.output_kind,
+        )
+
+    def with_output_kind(self, kind: RequestOutputKind) -> BeamSearchParams:  # noqa: ARG002
+        """The same parameters: a search has nothing to show before its end."""
+        return self
 
 
 def _schema_text(schema: object) -> str:

@@ -14,7 +14,7 @@ from octavo.engine.async_engine import AsyncEngine
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
-from tests.support.fake_executor import FakeExecutor, fake_engine
+from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
 
 Item = RequestOutput | OctavoError
 LONG = SamplingParams(max_tokens=50, ignore_eos=True, seed=1)
@@ -30,7 +30,7 @@ def engine() -> Iterator[AsyncEngine]:
 
 def submit(engine: AsyncEngine, name: str, params: SamplingParams = LONG) -> queue.Queue[Item]:
     items: queue.Queue[Item] = queue.Queue()
-    engine.submit(engine.engine.create_request(name, [5, 6], params), items.put)
+    engine.submit(create_request(engine.engine, name, [5, 6], params), items.put)
     return items
 
 
@@ -110,7 +110,7 @@ def test_a_caller_that_cannot_take_its_output_does_not_stop_the_others(engine: A
     def broken(item: Item) -> None:
         raise RuntimeError(f"the event loop is closed, nobody takes {item}")
 
-    engine.submit(engine.engine.create_request("gone", [7], LONG), broken)
+    engine.submit(create_request(engine.engine, "gone", [7], LONG), broken)
     assert isinstance(drain(submit(engine, "r"))[-1], RequestOutput)
     final = SamplingParams(max_tokens=2, output_kind=RequestOutputKind.FINAL_ONLY, ignore_eos=True)
     assert len(drain(submit(engine, "after", final))) == 1
@@ -163,7 +163,7 @@ def test_who_does_not_ask_on_is_not_waited_for_long() -> None:
     core = fake_engine(num_blocks=256)
     engine = AsyncEngine(core)
     try:
-        core.add_request(core.create_request("other", [5, 6], LONG))
+        core.add_request(create_request(core, "other", [5, 6], LONG))
         start = time.perf_counter()
         engine._await_follow_ups(1)
         assert 0.005 < time.perf_counter() - start < 1.0

@@ -9,7 +9,7 @@ from octavo.batch import Batch
 from octavo.engine.engine import Engine
 from octavo.engine.request import Request
 from octavo.sampling_params import SamplingParams
-from tests.support.fake_executor import EOS_ID, FakeExecutor, fake_engine
+from tests.support.fake_executor import EOS_ID, FakeExecutor, create_request, fake_engine
 
 
 class Recorder(FakeExecutor):
@@ -40,7 +40,7 @@ def batches(engine: Engine) -> list[Batch]:
 
 
 def add(engine: Engine, name: str, prompt: list[int], **params: object) -> Request:
-    request = engine.create_request(name, prompt, SamplingParams(**{"ignore_eos": True, **params}))  # type: ignore[arg-type]
+    request = create_request(engine, name, prompt, SamplingParams(**{"ignore_eos": True, **params}))  # type: ignore[arg-type]
     engine.add_request(request)
     return request
 

@@ -16,7 +16,7 @@ from octavo.engine.request import FinishReason
 from octavo.outputs import RequestOutput
 from octavo.quantization.packed import DenseWeight
 from octavo.sampling_params import BeamSearchParams, SamplingParams
-from tests.support.fake_executor import FakeTokenizer, fake_engine
+from tests.support.fake_executor import FakeTokenizer, create_request, fake_engine
 from tests.support.tiny_models import tiny_graph, tiny_model
 
 EOS_ID = 2
@@ -40,7 +40,7 @@ def tiny_engine(num_blocks: int = 256, max_num_batched_tokens: int = 32) -> Engi
 
 
 def search(engine: Engine, prompt: list[int], params: BeamSearchParams) -> RequestOutput:
-    engine.add_request(engine.create_request("beams", prompt, params))
+    engine.add_request(create_request(engine, "beams", prompt, params))
     while engine.has_work:
         outputs = engine.step()
         engine.scheduler.check_integrity()
@@ -116,7 +116,7 @@ def test_one_beam_is_greedy() -> None:
     engine = tiny_engine()
     beam = search(engine, [1, 5, 9], BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True)).outputs[0]
     engine.add_request(
-        engine.create_request("greedy", [1, 5, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
+        create_request(engine, "greedy", [1, 5, 9], SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))
     )
     while engine.has_work:
         outputs = engine.step()
@@ -126,7 +126,7 @@ def test_one_beam_is_greedy() -> None:
 
 def test_beams_share_blocks_and_give_them_back() -> None:
     engine = fake_engine(num_blocks=64, block_size=4, max_num_batched_tokens=64)
-    request = engine.create_request("beams", [5] * 30, BeamSearchParams(beam_width=4, max_tokens=6))
+    request = create_request(engine, "beams", [5] * 30, BeamSearchParams(beam_width=4, max_tokens=6))
     engine.add_request(request)
     for _ in range(3):
         engine.step()
@@ -142,12 +142,12 @@ def test_preempted_beams_go_on_where_they_were() -> None:
     params = BeamSearchParams(beam_width=3, max_tokens=12)
     expected = search(fake_engine(num_blocks=200), [5, 6, 7, 8, 9], params)
     engine = fake_engine(num_blocks=14, block_size=4, max_model_len=40, max_num_batched_tokens=10, max_num_seqs=4)
-    request = engine.create_request("beams", [5, 6, 7, 8, 9], params, priority=1)
+    request = create_request(engine, "beams", [5, 6, 7, 8, 9], params, priority=1)
     engine.add_request(request)
     for _ in range(6):
         engine.step()
     urgent = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    engine.add_request(engine.create_request("urgent", [9] * 30, urgent, priority=0))
+    engine.add_request(create_request(engine, "urgent", [9] * 30, urgent, priority=0))
     found = None
     while engine.has_work:
         for output in engine.step():
@@ -160,7 +160,7 @@ def test_preempted_beams_go_on_where_they_were() -> None:
 
 def test_an_aborted_search_gives_everything_back() -> None:
     engine = fake_engine()
-    engine.add_request(engine.create_request("beams", [5, 6], BeamSearchParams(beam_width=3, max_tokens=12, n=2)))
+    engine.add_request(create_request(engine, "beams", [5, 6], BeamSearchParams(beam_width=3, max_tokens=12, n=2)))
     for _ in range(4):
         engine.step()
     output = engine.abort("beams")

@@ -18,7 +18,7 @@ from octavo.errors import UsageError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support import fake_executor
-from tests.support.fake_executor import FakeExecutor, FakeTokenizer, fake_logits
+from tests.support.fake_executor import FakeExecutor, FakeTokenizer, create_request, fake_logits
 
 NUM_TOKENS, NUM_COLUMNS = 259, 263
 SCHEMA = {
@@ -75,7 +75,7 @@ def run_all(engine: Engine) -> dict[str, RequestOutput | RequestFailure]:
 def answers(engine: Engine, constraint: dict[str, Any], **params: Any) -> list[CompletionOutput]:
     arguments: dict[str, Any] = {"max_tokens": 200, "seed": 5, **params}
     sampling = SamplingParams(structured_outputs=StructuredOutputsParams(**constraint), **arguments)
-    engine.add_request(engine.create_request("r", [5, 6], sampling))
+    engine.add_request(create_request(engine, "r", [5, 6], sampling))
     output = run_all(engine)["r"]
     assert isinstance(output, RequestOutput), output
     return output.outputs
@@ -162,7 +162,7 @@ def test_deltas_join_to_the_answer() -> None:
         seed=5,
         output_kind=RequestOutputKind.DELTA,
     )
-    engine.add_request(engine.create_request("r", [5, 6], params))
+    engine.add_request(create_request(engine, "r", [5, 6], params))
     text = ""
     while engine.has_work:
         for output in engine.step():
@@ -177,7 +177,7 @@ def test_an_answer_is_the_same_alone_in_a_crowd_and_after_preemptions() -> None:
     crowd = make_engine(num_blocks=24, max_num_seqs=6)
     for i in range(4):
         params = SamplingParams(max_tokens=30, ignore_eos=True, allowed_token_ids=range(2, NUM_TOKENS))
-        crowd.add_request(crowd.create_request(f"other{i}", [9, i + 2], params))
+        crowd.add_request(create_request(crowd, f"other{i}", [9, i + 2], params))
     crowded = answers(crowd, {"json": SCHEMA}, n=3, max_tokens=60)
     assert [choice.token_ids for choice in crowded] == [tokens[:60] for tokens in alone]
     assert crowd.metrics.num_preemptions_total > 0
@@ -186,7 +186,7 @@ def test_an_answer_is_the_same_alone_in_a_crowd_and_after_preemptions() -> None:
 def test_unconstrained_steps_have_no_mask_and_others_keep_their_answers() -> None:
     engine = make_engine()
     free = SamplingParams(max_tokens=12, seed=3, allowed_token_ids=None)
-    engine.add_request(engine.create_request("free", [5], free))
+    engine.add_request(create_request(engine, "free", [5], free))
     engine.step()
     schedule = engine.scheduler.schedule()
     batch = engine._model_runner._batch_builder.build(list(schedule.scheduled.values()))
@@ -202,7 +202,7 @@ def test_a_grammar_that_gets_stuck_ends_only_its_own_request() -> None:
     contradiction = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), allowed_token_ids=[2])
     good = SamplingParams(structured_outputs=StructuredOutputsParams(regex="[a-z]{9}"), seed=1)
     for name, params in (("stuck", stuck), ("contradiction", contradiction), ("good", good)):
-        engine.add_request(engine.create_request(name, [5, 6], params))
+        engine.add_request(create_request(engine, name, [5, 6], params))
     seen = run_all(engine)
     for name in ("stuck", "contradiction"):
         failure = seen[name]
@@ -315,7 +315,7 @@ def test_the_state_of_a_grammar_is_free_when_its_answer_ends_and_waits_for_no_co
     gc.disable()
     try:
         params = SamplingParams(max_tokens=9, structured_outputs=StructuredOutputsParams(regex=regex), **forbidden)
-        request = engine.create_request("r", [5, 6], params)
+        request = create_request(engine, "r", [5, 6], params)
         states = [weakref.ref(sequence.grammar) for sequence in request.sequences if sequence.grammar is not None]
         engine.add_request(request)
         del request
@@ -325,7 +325,7 @@ def test_the_state_of_a_grammar_is_free_when_its_answer_ends_and_waits_for_no_co
             engine.abort("r")
         run_all(engine)
         # Arrays of the last step may be kept for the next one.
-        engine.add_request(engine.create_request("next", [5, 6], SamplingParams(max_tokens=2)))
+        engine.add_request(create_request(engine, "next", [5, 6], SamplingParams(max_tokens=2)))
         run_all(engine)
         assert [state() for state in states] == [None]
     finally:

@@ -15,7 +15,15 @@ from octavo.errors import NumericalError, UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from tests.support import fake_executor
-from tests.support.fake_executor import EOS_ID, VOCAB_SIZE, FakeExecutor, FakeTokenizer, fake_engine, fake_logits
+from tests.support.fake_executor import (
+    EOS_ID,
+    VOCAB_SIZE,
+    FakeExecutor,
+    FakeTokenizer,
+    create_request,
+    fake_engine,
+    fake_logits,
+)
 
 TOKENIZER = FakeTokenizer()
 
@@ -25,7 +33,7 @@ def ids(text: str) -> list[int]:
 
 
 def run(engine: Engine, prompt: list[int], params: SamplingParams, name: str = "r") -> list[RequestOutput]:
-    engine.add_request(engine.create_request(name, prompt, params))
+    engine.add_request(create_request(engine, name, prompt, params))
     outputs = []
     while engine.has_work:
         for output in engine.step():
@@ -198,7 +206,7 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_batch_and_in_every_choice_order
     assert len({tuple(choice.token_ids) for choice in alone}) == 3
     crowd = fake_engine(num_blocks=40, max_num_seqs=6)
     for i in range(6):
-        crowd.add_request(crowd.create_request(f"other{i}", [9, i + 2], SamplingParams(n=2, max_tokens=9)))
+        crowd.add_request(create_request(crowd, f"other{i}", [9, i + 2], SamplingParams(n=2, max_tokens=9)))
     outputs = run(crowd, [5, 6, 7], params)
     assert next(output for output in outputs if output.request_id == "r").outputs == alone
     single = SamplingParams(seed=11, max_tokens=8, ignore_eos=True)
@@ -221,7 +229,7 @@ def test_requests_share_cached_blocks_only_under_the_same_salt() -> None:
     cached = []
     for i, salt in enumerate(("", "a", "a", "/\0é", "", "/\0é", "b")):
         engine.add_request(
-            engine.create_request(str(i), prompt, SamplingParams(max_tokens=2, ignore_eos=True), cache_salt=salt)
+            create_request(engine, str(i), prompt, SamplingParams(max_tokens=2, ignore_eos=True), cache_salt=salt)
         )
         while engine.has_work:
             cached.extend(output.num_cached_tokens for output in engine.step() if output.finished)
@@ -231,9 +239,9 @@ def test_requests_share_cached_blocks_only_under_the_same_salt() -> None:
 def test_a_request_that_may_choose_nothing_fails_alone() -> None:
     engine = fake_engine()
     good = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
-    engine.add_request(engine.create_request("good", [7, 8], good))
-    engine.add_request(engine.create_request("bad", [9], SamplingParams(allowed_token_ids=[EOS_ID], min_tokens=2)))
-    engine.add_request(engine.create_request("many", [3, 4, 5], SamplingParams(n=3, seed=1, max_tokens=4)))
+    engine.add_request(create_request(engine, "good", [7, 8], good))
+    engine.add_request(create_request(engine, "bad", [9], SamplingParams(allowed_token_ids=[EOS_ID], min_tokens=2)))
+    engine.add_request(create_request(engine, "many", [3, 4, 5], SamplingParams(n=3, seed=1, max_tokens=4)))
     seen: dict[str, RequestOutput | RequestFailure] = {}
     while engine.has_work:
         seen.update({item.request_id: item for item in engine.step()})
@@ -268,8 +276,8 @@ def test_damaged_numbers_end_their_request_and_leave_the_cache(
     }
     good = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     for _ in range(2):  # the second time the good prompt is cached, and nothing of the bad one
-        engine.add_request(engine.create_request("bad", [9, *range(10, 26)], params[kind]))
-        engine.add_request(engine.create_request("good", list(range(7, 23)), good))
+        engine.add_request(create_request(engine, "bad", [9, *range(10, 26)], params[kind]))
+        engine.add_request(create_request(engine, "good", list(range(7, 23)), good))
         seen: dict[str, RequestOutput | RequestFailure] = {}
         while engine.has_work:
             seen.update({item.request_id: item for item in engine.step()})
@@ -290,7 +298,7 @@ def test_all_requests_may_be_damaged_at_once(monkeypatch: pytest.MonkeyPatch, ca
     monkeypatch.setattr(fake_executor, "fake_logits", lambda _: np.full(VOCAB_SIZE, np.nan, np.float32))
     engine = fake_engine()
     for name in ("one", "two"):
-        engine.add_request(engine.create_request(name, [7, 8], SamplingParams(n=2)))
+        engine.add_request(create_request(engine, name, [7, 8], SamplingParams(n=2)))
     failures = engine.step()
     assert [failure.request_id for failure in failures] == ["one", "two"]
     assert "one failed: the model's logits contain NaN" in str(failures[0].error)  # type: ignore[union-attr]
@@ -310,7 +318,7 @@ def test_metrics_count_aborted_requests() -> None:
     engine = fake_engine(max_num_seqs=1)
     params = SamplingParams(max_tokens=20, ignore_eos=True)
     for name in ("first", "second", "third"):
-        engine.add_request(engine.create_request(name, [5, 6], params))
+        engine.add_request(create_request(engine, name, [5, 6], params))
     engine.step()
     engine.step()
     assert engine.metrics.num_waiting == 2
@@ -353,7 +361,7 @@ def test_waste_of_the_paged_cache_is_small_on_a_mixed_load(record_property: Call
     for i in range(24):
         prompt = [2 + (i * 7 + j * (i + 1)) % 60 for j in range(20 + (i * 97) % 700)]
         params = SamplingParams(max_tokens=8 + i % 20, ignore_eos=True, output_kind=RequestOutputKind.FINAL_ONLY)
-        engine.add_request(engine.create_request(str(i), prompt, params))
+        engine.add_request(create_request(engine, str(i), prompt, params))
     while engine.has_work:
         engine.step()
     record_property("kv_waste", f"{engine.metrics.kv_waste:.2%}")
@@ -372,7 +380,7 @@ def test_the_executor_sees_each_step_once_and_no_token_twice() -> None:
 
 def test_metrics_show_the_state_after_an_abort_between_steps() -> None:
     engine = fake_engine()
-    engine.add_request(engine.create_request("r", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True)))
+    engine.add_request(create_request(engine, "r", [5, 6, 7], SamplingParams(max_tokens=20, ignore_eos=True)))
     engine.step()
     assert engine.metrics.num_running == 1
     assert engine.metrics.num_used_blocks > 0
@@ -387,7 +395,7 @@ def test_metrics_describe_each_request_by_phase_and_size() -> None:
     last(prompt, engine, max_tokens=3, n=2, seed=1, ignore_eos=True)
     stops = range(2, VOCAB_SIZE)
     last(prompt, engine, max_tokens=None, min_tokens=2, stop_token_ids=stops, seed=1, ignore_eos=True)
-    engine.add_request(engine.create_request("waits", [5], SamplingParams()))
+    engine.add_request(create_request(engine, "waits", [5], SamplingParams()))
     engine.abort("waits")
     metrics = engine.metrics
     assert (metrics.num_prefix_queries_total, metrics.num_prefix_hits_total) == (26, 12)
@@ -424,10 +432,10 @@ def test_an_abort_frees_all_blocks_in_every_phase(
 ) -> None:
     engine = fake_engine(num_blocks=19 if status == "preempted" else 64, max_num_seqs=6, max_num_batched_tokens=12)
     good = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
-    engine.add_request(engine.create_request("good", [7, 8], good))
+    engine.add_request(create_request(engine, "good", [7, 8], good))
     for _ in range(12 if status == "preempted" else 0):
         engine.step()
-    request = engine.create_request("left", list(range(10, 40)), params, priority=1)
+    request = create_request(engine, "left", list(range(10, 40)), params, priority=1)
     engine.add_request(request)
     for _ in range(num_steps):
         engine.step()

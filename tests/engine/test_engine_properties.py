@@ -22,7 +22,7 @@ from octavo.engine.step_budget import MIN_PREFILL_TOKENS, StepBudget
 from octavo.errors import UsageError
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from tests.support.fake_executor import fake_engine
+from tests.support.fake_executor import create_request, fake_engine
 
 MAX_MODEL_LEN = 40
 Spec = tuple[tuple[int, ...], str, int, int, int]  # prompt, kind, width or n, max_tokens, seed
@@ -49,7 +49,7 @@ def make_params(spec: Spec) -> SamplingParams | BeamSearchParams:
 def alone(spec: Spec) -> RequestOutput:
     """The same request with all the room in the world."""
     engine = fake_engine(num_blocks=512, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=512, max_num_seqs=64)
-    engine.add_request(engine.create_request("alone", spec[0], make_params(spec)))
+    engine.add_request(create_request(engine, "alone", spec[0], make_params(spec)))
     while engine.has_work:
         for output in engine.step():
             last = output
@@ -134,7 +134,7 @@ class EngineMachine(RuleBasedStateMachine):
         spec = (shared + tuple(tail), kind, count, max_tokens, seed)
         self.count += 1
         try:
-            request = self.engine.create_request(f"r{self.count}", spec[0], make_params(spec), priority=priority)
+            request = create_request(self.engine, f"r{self.count}", spec[0], make_params(spec), priority=priority)
         except UsageError:
             event("refused")
             return

@@ -11,7 +11,7 @@ import pytest
 from octavo.batch import Batch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.sampling_params import RequestOutputKind, SamplingParams
-from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer
+from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer, create_request
 
 
 class FreeExecutor(FakeExecutor):
@@ -38,7 +38,7 @@ def test_a_decode_step_costs_the_host_little(num_seqs: int, limit_ms: float, kin
     engine = Engine(executor, FakeTokenizer(), EngineLimits(4096, 64, 512, 80, 16, 4096, VOCAB_SIZE))
     params = SamplingParams(max_tokens=400, ignore_eos=True, output_kind=kind)
     for i in range(num_seqs):
-        engine.add_request(engine.create_request(str(i), [5] * 200, params))
+        engine.add_request(create_request(engine, str(i), [5] * 200, params))
     for _ in range(60):
         engine.step()
     times = []

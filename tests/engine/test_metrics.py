@@ -11,7 +11,7 @@ import pytest
 from octavo.core.loaded import plain_metrics
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.sampling_params import SamplingParams
-from tests.support.fake_executor import fake_engine
+from tests.support.fake_executor import create_request, fake_engine
 
 
 def test_a_histogram_counts_by_inclusive_upper_bound() -> None:
@@ -40,7 +40,7 @@ def test_counters_do_not_wrap(start: int) -> None:
     scheduler = engine.scheduler
     scheduler.num_preemptions = scheduler.num_prefix_queries = scheduler.num_prefix_hits = start
     for i in range(4):
-        engine.add_request(engine.create_request(f"r{i}", [5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)))
+        engine.add_request(create_request(engine, f"r{i}", [5, 6, 7], SamplingParams(max_tokens=3, ignore_eos=True)))
     finished = []
     while engine.has_work:
         finished += [output.request_id for output in engine.step() if output.finished]

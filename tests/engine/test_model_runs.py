@@ -11,7 +11,7 @@ from octavo.engine.engine import Engine, EngineLimits
 from octavo.graph.passes import optimize
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
-from tests.support.fake_executor import FakeTokenizer
+from tests.support.fake_executor import FakeTokenizer, create_request
 from tests.support.tiny_models import tiny_graph, tiny_model
 
 VOCAB_SIZE = 96
@@ -38,7 +38,7 @@ def tiny_engine(name: str, *, num_blocks: int = 64, max_num_batched_tokens: int 
 def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[list[int]]]:
     """Token ids of each choice of each prompt, all handed in at once."""
     for i, prompt in enumerate(prompts):
-        engine.add_request(engine.create_request(str(i), prompt, params))
+        engine.add_request(create_request(engine, str(i), prompt, params))
     found: dict[str, RequestOutput] = {}
     while engine.has_work:
         for output in engine.step():

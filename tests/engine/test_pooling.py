@@ -12,13 +12,14 @@ from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.cpu.passes import PASSES
 from octavo.batch import Float32
 from octavo.engine.async_engine import AsyncEngine
-from octavo.engine.engine import Engine, EngineLimits
-from octavo.engine.pooling import Embedding, Pooling
+from octavo.engine.engine import Engine, EngineLimits, RequestFailure
 from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.generation_request import Pooling, PoolingParams
 from octavo.graph.passes import optimize
+from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
 from tests.support import tiny_models
-from tests.support.fake_executor import FakeTokenizer
+from tests.support.fake_executor import FakeTokenizer, create_request
 
 VOCAB = 96
 PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enumerate([5, 40, 1, 17, 90, 33])]
@@ -34,12 +35,11 @@ def engine(name: str = "llama", backend: str = "cpu", *, num_blocks: int = 24, m
 
 def embed(engine: Engine, prompts: list[list[int]], pooling: Pooling) -> list[Float32]:
     for i, prompt in enumerate(prompts):
-        engine.add_pooling_request(engine.create_pooling_request(f"e{i}", prompt, pooling))
+        engine.add_request(create_request(engine, f"e{i}", prompt, PoolingParams(pooling=pooling)))
     vectors: dict[str, Float32] = {}
     while engine.has_work:
         for item in engine.step():
-            if isinstance(item, Embedding):
-                assert item.vector is not None
+            if isinstance(item, PoolingOutput):
                 vectors[item.request_id] = item.vector
         engine.scheduler.kv_cache.pool.check_integrity(
             [s.block_table for s in engine.scheduler.running] + engine._pooling.block_tables()
@@ -66,7 +66,7 @@ def test_together_alone_and_beside_generation(pooling: Pooling) -> None:
     together = embed(engine(), PROMPTS, pooling)
     busy = engine()
     for i in range(3):
-        busy.add_request(busy.create_request(f"g{i}", PROMPTS[i], SamplingParams(max_tokens=20, temperature=0)))
+        busy.add_request(create_request(busy, f"g{i}", PROMPTS[i], SamplingParams(max_tokens=20, temperature=0)))
     beside = embed(busy, PROMPTS, pooling)
     for a, b, c in zip(alone, together, beside, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=2e-6)  # the order of a float64 sum
@@ -79,14 +79,14 @@ def test_generation_is_the_same_beside_embeddings() -> None:
         subject = engine(num_blocks=20)  # too few for all at once
         for i in range(4):
             params = SamplingParams(max_tokens=24, temperature=0, ignore_eos=True)
-            subject.add_request(subject.create_request(f"g{i}", PROMPTS[i], params))
+            subject.add_request(create_request(subject, f"g{i}", PROMPTS[i], params))
         tokens: dict[str, list[int]] = {}
         if with_embeddings:
             for i, prompt in enumerate(PROMPTS):
-                subject.add_pooling_request(subject.create_pooling_request(f"e{i}", prompt, "mean"))
+                subject.add_request(create_request(subject, f"e{i}", prompt, PoolingParams(pooling="mean")))
         while subject.has_work:
             for item in subject.step():
-                if not isinstance(item, Embedding):
+                if isinstance(item, RequestOutput):
                     tokens[item.request_id] = item.outputs[0].token_ids
         return [tokens[f"g{i}"] for i in range(4)]
 
@@ -97,7 +97,7 @@ def test_refusals() -> None:
     subject = engine(num_blocks=4, max_model_len=64)
     for prompt, code in (([], "empty_array"), ([VOCAB], "token_out_of_range"), ([1] * 33, "context_length_exceeded")):
         with pytest.raises(UsageError) as caught:
-            subject.create_pooling_request("e", prompt, "mean")
+            create_request(subject, "e", prompt, PoolingParams(pooling="mean"))
         assert caught.value.code == code
     assert len(embed(subject, [[1] * 32], "mean")[0]) == embed(subject, [[1]], "last")[0].size
 
@@ -108,24 +108,24 @@ def test_a_prompt_may_fill_the_context(pooling: Pooling) -> None:
     subject = engine(num_blocks=8, max_model_len=64)
     assert len(embed(subject, [[1] * 64], pooling)) == 1
     with pytest.raises(UsageError, match=r"65 tokens; with a context of 64 tokens it can have at most 64\."):
-        subject.create_pooling_request("e", [1] * 65, pooling)
+        create_request(subject, "e", [1] * 65, PoolingParams(pooling=pooling))
 
 
 def test_abort_and_close() -> None:
-    items: queue.SimpleQueue[Float32 | OctavoError] = queue.SimpleQueue()
+    items: queue.SimpleQueue[PoolingOutput | OctavoError] = queue.SimpleQueue()
     subject = engine()
-    first = subject.create_pooling_request("a", PROMPTS[4], "mean")
-    subject.add_pooling_request(first)
+    first = create_request(subject, "a", PROMPTS[4], PoolingParams(pooling="mean"))
+    subject.add_request(first)
     subject.step()
     assert subject.scheduler.kv_cache.pool.num_used_blocks > 0
     aborted = subject.abort("a")
-    assert isinstance(aborted, Embedding)
+    assert isinstance(aborted, RequestFailure)
     assert isinstance(aborted.error, OctavoError)
     assert subject.scheduler.kv_cache.pool.num_used_blocks == 0
     assert not subject.has_work
     thread = AsyncEngine(subject)
-    thread.submit_pooling(subject.create_pooling_request("b", PROMPTS[0], "last"), items.put)
-    assert isinstance(items.get(timeout=10), np.ndarray)
+    thread.submit(create_request(subject, "b", PROMPTS[0], PoolingParams(pooling="last")), items.put)
+    assert isinstance(items.get(timeout=10), PoolingOutput)
     thread.close()
     with pytest.raises(EngineDeadError):
-        thread.submit_pooling(subject.create_pooling_request("c", PROMPTS[0], "last"), items.put)
+        thread.submit(create_request(subject, "c", PROMPTS[0], PoolingParams(pooling="last")), items.put)

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
-from tests.support.fake_executor import VOCAB_SIZE, FakeTokenizer, fake_engine
+from tests.support.fake_executor import VOCAB_SIZE, FakeTokenizer, create_request, fake_engine
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ from tests.support.fake_executor import VOCAB_SIZE, FakeTokenizer, fake_engine
 )
 def test_wrong_prompts_are_refused_with_the_numbers(prompt: list[int], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        fake_engine().create_request("r", prompt, SamplingParams())
+        create_request(fake_engine(), "r", prompt, SamplingParams())
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_wrong_prompts_are_refused_with_the_numbers(prompt: list[int], message: 
 )
 def test_wrong_prompts_have_a_code(prompt: list[int], text: str | None, code: str) -> None:
     with pytest.raises(UsageError) as caught:
-        fake_engine().create_request("r", prompt, SamplingParams(), prompt=text)
+        create_request(fake_engine(), "r", prompt, SamplingParams(), text=text)
     assert (caught.value.param, caught.value.code) == ("prompt", code)
 
 
@@ -71,7 +71,7 @@ def test_what_only_the_model_can_refuse_has_a_field_and_a_code(
     params: SamplingParams | BeamSearchParams, options: dict[str, Any], param: str, code: str
 ) -> None:
     with pytest.raises(UsageError) as caught:
-        fake_engine().create_request("r", [5, 6], params, **options)
+        create_request(fake_engine(), "r", [5, 6], params, **options)
     assert (caught.value.param, caught.value.code) == (param, code)
 
 
@@ -79,7 +79,7 @@ def test_ids_in_the_padding_of_the_logits_are_no_tokens(monkeypatch: pytest.Monk
     monkeypatch.setattr(FakeTokenizer, "vocab_size", VOCAB_SIZE - 2)
     for prompt, params in (([62], SamplingParams()), ([5], SamplingParams(allowed_token_ids=[63]))):
         with pytest.raises(UsageError, match="ids 0 to 61"):
-            fake_engine().create_request("r", prompt, params)
+            create_request(fake_engine(), "r", prompt, params)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ def test_ids_in_the_padding_of_the_logits_are_no_tokens(monkeypatch: pytest.Monk
 )
 def test_token_ids_beyond_the_vocabulary_are_refused(params: SamplingParams) -> None:
     with pytest.raises(UsageError, match="this model has ids 0 to 63"):
-        fake_engine().create_request("r", [5], params)
+        create_request(fake_engine(), "r", [5], params)
 
 
 def test_a_request_id_in_use_is_refused() -> None:
     engine = fake_engine()
-    engine.add_request(engine.create_request("r", [5], SamplingParams()))
+    engine.add_request(create_request(engine, "r", [5], SamplingParams()))
     with pytest.raises(UsageError, match="request id 'r' is in use"):
-        engine.add_request(engine.create_request("r", [5], SamplingParams()))
+        engine.add_request(create_request(engine, "r", [5], SamplingParams()))

@@ -9,7 +9,7 @@ from octavo.engine.request import Request, RequestStatus
 from octavo.engine.scheduler import Schedule
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
-from tests.support.fake_executor import fake_engine
+from tests.support.fake_executor import create_request, fake_engine
 
 
 def add(engine: Engine, name: str, num_tokens: int, *, priority: int = 0, max_tokens: int = 8, n: int = 1) -> Request:
@@ -17,7 +17,7 @@ def add(engine: Engine, name: str, num_tokens: int, *, priority: int = 0, max_to
     start = sum(name.encode()) % 50
     prompt = [2 + (start + i * (3 + start)) % 60 for i in range(num_tokens)]
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0, n=n)
-    request = engine.create_request(name, prompt, params, priority=priority)
+    request = create_request(engine, name, prompt, params, priority=priority)
     engine.add_request(request)
     return request
 
@@ -116,9 +116,9 @@ def test_a_waiting_request_does_not_take_the_blocks_promised_to_a_running_one() 
 def test_a_beam_search_that_can_never_fit_is_refused_with_the_arithmetic() -> None:
     engine = fake_engine(num_blocks=10, block_size=4, max_model_len=40)
     with pytest.raises(UsageError, match=r"10 prompt tokens and up to 24 new ones in 4 sequence\(s\) needs 30 cache"):
-        engine.create_request("beams", [5] * 10, BeamSearchParams(beam_width=4, max_tokens=24))
+        create_request(engine, "beams", [5] * 10, BeamSearchParams(beam_width=4, max_tokens=24))
     with pytest.raises(UsageError, match="beam_width is 9, but only 8 sequences run at once"):
-        engine.create_request("beams", [5], BeamSearchParams(beam_width=9, max_tokens=2))
+        create_request(engine, "beams", [5], BeamSearchParams(beam_width=9, max_tokens=2))
 
 
 def test_choices_share_the_computation_of_their_prompt() -> None:

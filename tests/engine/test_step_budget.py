@@ -13,9 +13,10 @@ from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.request import Sequence
 from octavo.engine.scheduler import Schedule
 from octavo.engine.step_budget import MAX_TOKENS_BEHIND, MIN_PREFILL_TOKENS, QUIET_STEP_S, StepBudget
+from octavo.generation_request import PoolingParams
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer
+from tests.support.fake_executor import VOCAB_SIZE, FakeExecutor, FakeTokenizer, create_request
 
 
 class SlowExecutor(FakeExecutor):
@@ -45,11 +46,11 @@ def watch(engine: Engine, prompt_len: int) -> tuple[list[float], dict[str, Reque
     """Times between the tokens of four streams while a long prompt is computed; and all answers."""
     stream = SamplingParams(max_tokens=100, ignore_eos=True, seed=1)
     for i in range(4):
-        engine.add_request(engine.create_request(f"stream{i}", [5, 6, 7 + i], stream))
+        engine.add_request(create_request(engine, f"stream{i}", [5, 6, 7 + i], stream))
     for _ in range(10):
         engine.step()
     late = SamplingParams(max_tokens=2, ignore_eos=True, seed=1, output_kind=RequestOutputKind.FINAL_ONLY)
-    engine.add_request(engine.create_request("late", [5 + i % 50 for i in range(prompt_len)], late))
+    engine.add_request(create_request(engine, "late", [5 + i % 50 for i in range(prompt_len)], late))
     gaps, answers, last = [], {}, SlowExecutor.now_s
     while engine.has_work:
         for output in engine.step():
@@ -83,7 +84,7 @@ def test_even_where_nothing_fits_prompts_progress(monkeypatch: pytest.MonkeyPatc
 
 def test_without_streams_steps_stay_below_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(monkeypatch, 0.2)
-    engine.add_request(engine.create_request("r", [5] * 3000, SamplingParams(max_tokens=1)))
+    engine.add_request(create_request(engine, "r", [5] * 3000, SamplingParams(max_tokens=1)))
     times = []
     while engine.has_work:
         before = SlowExecutor.now_s
@@ -230,7 +231,7 @@ def num_missing(sequence: Sequence) -> int:
 
 def add(engine: Engine, name: str, prompt: list[int], *, priority: int = 0, max_tokens: int = 200) -> None:
     params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=1)
-    engine.add_request(engine.create_request(name, prompt, params, priority=priority))
+    engine.add_request(create_request(engine, name, prompt, params, priority=priority))
 
 
 def text_of(num_tokens: int, salt: int) -> list[int]:
@@ -371,7 +372,7 @@ def test_choices_and_beams_keep_to_the_pace(
     engine = make_engine(monkeypatch, 0.2)
     add(engine, "stream", [5, 6, 7])
     run(engine, 10)
-    engine.add_request(engine.create_request("several", text_of(150, 1), params))
+    engine.add_request(create_request(engine, "several", text_of(150, 1), params))
     add(engine, "late", text_of(150, 2))
     elapsed = [elapsed for _, elapsed in run(engine, 40)]
     assert 0.4 < max(elapsed) < 1.1 * QUIET_STEP_S
@@ -394,7 +395,7 @@ class SlowEmbedder(SlowExecutor):
 def test_texts_to_embed_do_not_stop_the_streams_either(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(monkeypatch, 0.2, SlowEmbedder())
     for i in range(20):
-        engine.add_pooling_request(engine.create_pooling_request(f"text{i}", text_of(150, i), "last"))
+        engine.add_request(create_request(engine, f"text{i}", text_of(150, i), PoolingParams(pooling="last")))
     alone = [elapsed for _, elapsed in run(engine, 8)]
     assert 0.7 * QUIET_STEP_S < max(alone) < 1.2 * QUIET_STEP_S
     add(engine, "stream", [5, 6, 7])

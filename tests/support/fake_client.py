@@ -151,7 +151,7 @@ class FakeStream:
 
     async def _play(self, script: Script) -> AsyncIterator[RequestOutput]:
         params = self._request.params
-        num_choices = params.n if isinstance(params, SamplingParams) else params.num_returned
+        num_choices = params.num_choices
         steps, finish_reason = self._steps(script)
         num_generated = 0
         for step, (text, token_ids) in enumerate(steps):

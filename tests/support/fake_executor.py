@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import numpy as np
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.request import Request
+from octavo.generation_request import GenerationRequest, Params, RequestOptions
 
 VOCAB_SIZE = 64
 EOS_ID = 1
@@ -148,3 +151,13 @@ def fake_engine(
         enable_prefix_caching=enable_prefix_caching,
     )
     return Engine(executor, FakeTokenizer(), limits)
+
+
+def create_request(
+    engine: Engine, name: str, prompt: Sequence[int], params: Params, *, text: str | None = None, **options: Any
+) -> Request:
+    """A request of an engine, not yet added. text: what the prompt stands for. options: those of `RequestOptions`."""
+    generation = GenerationRequest(
+        prompt_token_ids=prompt, params=params, prompt=text, options=RequestOptions(**options)
+    )
+    return engine.create_request(name, generation)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from octavo.config import EngineConfig, KVDtype
 from octavo.core.client import GenerateRequest, ModelInfo
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.engine.request import Request
 from octavo.engine.session import Session
-from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.generation_request import GenerationRequest, Pooling, PoolingParams, RequestOptions
+from octavo.sampling_params import RequestOutputKind
 
 Progress = Callable[[int, int], None]
 
@@ -81,17 +82,21 @@ def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, flo
 
 def create_request(session: Session, request_id: str, request: GenerateRequest) -> Request:
     """The request, checked, as a stream of deltas. Raises UsageError with param and code."""
-    params = request.params
-    if isinstance(params, SamplingParams):
-        params = dataclasses.replace(params, output_kind=RequestOutputKind.DELTA)
-    return session.model().engine.create_request(
-        request_id,
-        request.prompt_token_ids,
-        params,
+    generation = GenerationRequest(
+        prompt_token_ids=request.prompt_token_ids,
+        params=request.params.with_output_kind(RequestOutputKind.DELTA),
         prompt=request.prompt,
-        priority=request.priority,
-        cache_salt=request.cache_salt,
+        options=RequestOptions(priority=request.priority, cache_salt=request.cache_salt),
     )
+    return session.model().engine.create_request(request_id, generation)
+
+
+def create_pooling_request(
+    session: Session, request_id: str, prompt_token_ids: Sequence[int], pooling: Pooling
+) -> Request:
+    """The request for one vector, checked. Raises UsageError with param and code."""
+    generation = GenerationRequest(prompt_token_ids=prompt_token_ids, params=PoolingParams(pooling=pooling))
+    return session.model().engine.create_request(request_id, generation)
 
 
 def plain_metrics(metrics: EngineMetrics) -> dict[str, object]:

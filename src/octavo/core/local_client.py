@@ -12,12 +12,12 @@ from typing import Literal
 from octavo.batch import Float32
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
-from octavo.core.loaded import SLOW_STEP_S, Progress, create_request, load, plain_metrics
+from octavo.core.loaded import SLOW_STEP_S, Progress, create_pooling_request, create_request, load, plain_metrics
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.outputs import RequestOutput
+from octavo.outputs import PoolingOutput, RequestOutput
 
 
 class LocalClient:
@@ -84,22 +84,22 @@ class LocalClient:
         session = self._ready_session()
         answers: dict[str, asyncio.Future[Float32]] = {}
 
-        def deliver(answer: asyncio.Future[Float32], item: Float32 | OctavoError) -> None:
+        def deliver(answer: asyncio.Future[Float32], item: PoolingOutput | OctavoError) -> None:
             if answer.done():
                 return
             if isinstance(item, OctavoError):
                 answer.set_exception(item)
             else:
-                answer.set_result(item)
+                answer.set_result(item.vector)
 
-        def hand_over(answer: asyncio.Future[Float32], item: Float32 | OctavoError) -> None:
+        def hand_over(answer: asyncio.Future[Float32], item: PoolingOutput | OctavoError) -> None:
             self._loop.call_soon_threadsafe(deliver, answer, item)
 
         try:
             for prompt in prompts:
                 request_id = f"embedding-{next(self._ids)}"
                 answers[request_id] = answer = self._loop.create_future()
-                session.submit_pooling(request_id, prompt, pooling, partial(hand_over, answer))
+                session.submit(create_pooling_request(session, request_id, prompt, pooling), partial(hand_over, answer))
             return list(await asyncio.gather(*answers.values()))
         finally:
             for request_id, answer in answers.items():

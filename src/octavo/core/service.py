@@ -13,11 +13,10 @@ from dataclasses import replace
 
 import zmq
 
-from octavo.batch import Float32
 from octavo.config import EngineConfig
 from octavo.core.cpu_meter import CpuMeter
 from octavo.core.faults import Faults
-from octavo.core.loaded import create_request, load, plain_metrics
+from octavo.core.loaded import create_pooling_request, create_request, load, plain_metrics
 from octavo.core.messages import (
     Abort,
     Accepted,
@@ -47,7 +46,7 @@ from octavo.core.messages import (
 from octavo.core.outbox import Outbox
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.outputs import RequestMetrics, RequestOutput
+from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -229,16 +228,19 @@ class EngineService:
         self._session.submit(request, _Reporter(request_id, self._news, self._failures))
 
     def _embed(self, message: Embed) -> None:
-        def answer(item: Float32 | OctavoError) -> None:
+        def answer(item: PoolingOutput | OctavoError) -> None:
             if isinstance(item, OctavoError):
                 self._outbox.send(Embedded(message.request_id, problem=to_problem(item)))
             else:
-                self._outbox.send(Embedded(message.request_id, item.tobytes()))
+                self._outbox.send(Embedded(message.request_id, item.vector.tobytes()))
 
         try:
             if self._session is None:
                 raise EngineDeadError("the model is not loaded")
-            self._session.submit_pooling(message.request_id, decode_prompt(message), message.pooling, answer)
+            prompt = decode_prompt(message)
+            self._session.submit(
+                create_pooling_request(self._session, message.request_id, prompt, message.pooling), answer
+            )
         except OctavoError as error:
             answer(error)
         except MalformedMessageError as error:

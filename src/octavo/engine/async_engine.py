@@ -9,12 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from octavo.batch import Float32
 from octavo.engine.engine import Engine, RequestFailure
-from octavo.engine.pooling import Embedding, PoolingRequest
 from octavo.engine.request import Request
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.outputs import RequestOutput
+from octavo.outputs import PoolingOutput, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -23,10 +21,9 @@ logger = logging.getLogger(__name__)
 _FOLLOW_UP_S = 0.008
 _LONG_STEP_S = 10 * _FOLLOW_UP_S
 
-# Called on the engine's thread; it must only hand the item on. An exception is the last item of its request.
-Sink: TypeAlias = Callable[["RequestOutput | OctavoError"], None]
-# The same for a prompt to embed; it gets one item.
-EmbeddingSink: TypeAlias = Callable[["Float32 | OctavoError"], None]
+# Takes the items of one request on the engine's thread, and must only hand them on: `PoolingOutput` for PoolingParams,
+# else `RequestOutput`, or an `OctavoError` as the last item.
+Sink: TypeAlias = Callable[[Any], None]
 
 
 class AsyncEngine:
@@ -40,9 +37,7 @@ class AsyncEngine:
         self._wake = threading.Condition()
         self._added: deque[tuple[Request, Sink]] = deque()
         self._aborted: deque[str] = deque()
-        self._sinks: dict[str, Sink] = {}  # only the engine's thread touches these two
-        self._added_pooling: deque[tuple[PoolingRequest, EmbeddingSink]] = deque()
-        self._embedding_sinks: dict[str, EmbeddingSink] = {}
+        self._sinks: dict[str, Sink] = {}  # only the engine's thread touches it
         self._is_closing = False
         self._failure: OctavoError | None = None
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
@@ -61,13 +56,6 @@ class AsyncEngine:
         with self._wake:
             self._check_alive()
             self._added.append((request, sink))
-            self._wake.notify()
-
-    def submit_pooling(self, request: PoolingRequest, sink: EmbeddingSink) -> None:
-        """Queues a request of `Engine.create_pooling_request`. Raises as `submit`."""
-        with self._wake:
-            self._check_alive()
-            self._added_pooling.append((request, sink))
             self._wake.notify()
 
     def abort(self, request_id: str) -> None:
@@ -109,10 +97,9 @@ class AsyncEngine:
             failure.__cause__ = error
         with self._wake:
             self._failure = failure
-            sinks: list[Sink | EmbeddingSink] = [*self._sinks.values(), *(sink for _, sink in self._added)]
-            sinks += [*self._embedding_sinks.values(), *(sink for _, sink in self._added_pooling)]
-            for waiting in (self._sinks, self._added, self._embedding_sinks, self._added_pooling):
-                waiting.clear()
+            sinks = [*self._sinks.values(), *(sink for _, sink in self._added)]
+            self._sinks.clear()
+            self._added.clear()
         for sink in sinks:
             self._hand_over(sink, failure)
         if self._on_round_end is not None:
@@ -121,19 +108,15 @@ class AsyncEngine:
     def _take_commands(self) -> bool:
         """Waits for work, then queues and aborts what callers asked for. False: it is time to end."""
         with self._wake:
-            while not (self._added or self._added_pooling or self._aborted or self._is_closing or self.engine.has_work):
+            while not (self._added or self._aborted or self._is_closing or self.engine.has_work):
                 self._wake.wait()
             if self._is_closing:
                 return False
             self.last_round_at = time.monotonic()
             added, self._added = self._added, deque()
-            added_pooling, self._added_pooling = self._added_pooling, deque()
             aborted, self._aborted = self._aborted, deque()
         for request, sink in added:
             self._add(request, sink)
-        for pooling_request, embedding_sink in added_pooling:
-            self._embedding_sinks[pooling_request.request_id] = embedding_sink
-            self.engine.add_pooling_request(pooling_request)
         for request_id in aborted:
             output = self.engine.abort(request_id)
             if output is not None:
@@ -153,12 +136,7 @@ class AsyncEngine:
         else:
             self._sinks[request.request_id] = sink
 
-    def _deliver(self, output: RequestOutput | RequestFailure | Embedding) -> None:
-        if isinstance(output, Embedding):
-            item = output.vector if output.vector is not None else output.error
-            assert item is not None
-            self._hand_over(self._embedding_sinks.pop(output.request_id), item)
-            return
+    def _deliver(self, output: RequestOutput | PoolingOutput | RequestFailure) -> None:
         sink = self._sinks[output.request_id]
         if isinstance(output, RequestFailure):
             is_last = True
@@ -170,7 +148,7 @@ class AsyncEngine:
             self.engine.abort(output.request_id)
 
     @staticmethod
-    def _hand_over(sink: Callable[[Any], None], item: RequestOutput | Float32 | OctavoError) -> bool:
+    def _hand_over(sink: Sink, item: RequestOutput | PoolingOutput | OctavoError) -> bool:
         """Whether the caller took the item. One whose event loop is gone must not take the others with it."""
         try:
             sink(item)

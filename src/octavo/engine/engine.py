@@ -7,7 +7,6 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,7 +19,7 @@ from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.model_runner import ModelRunner
 from octavo.engine.output_builder import OutputBuilder
-from octavo.engine.pooling import Embedding, Pooling, PoolingQueue, PoolingRequest
+from octavo.engine.pooling import PoolingQueue
 from octavo.engine.request import FinishReason, Request, Sequence, derive_seed
 from octavo.engine.request_checks import (
     check_cache_salt,
@@ -33,8 +32,9 @@ from octavo.engine.scheduler import Schedule, Scheduler
 from octavo.engine.step_budget import StepBudget
 from octavo.engine.text_stream import TextStream
 from octavo.errors import NumericalError, OctavoError, UsageError
-from octavo.outputs import RequestOutput
-from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.generation_request import GenerationRequest
+from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind
 from octavo.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -98,24 +98,23 @@ class Engine:
 
     # --- requests ---
 
-    def create_request(
-        self,
-        request_id: str,
-        prompt_token_ids: Sequence_[int],
-        params: SamplingParams | BeamSearchParams,
-        *,
-        prompt: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
-    ) -> Request:
+    def create_request(self, request_id: str, generation: GenerationRequest) -> Request:
         """A checked request, not yet queued. Safe to call from any thread.
 
-        priority: lower goes first. cache_salt: only requests with the same salt share blocks of the prefix cache.
         Raises UsageError with the numbers if it is wrong or could never fit.
         """
-        limits = self.limits
+        limits, params, options = self.limits, generation.params, generation.options
         num_tokens = min(limits.vocab_size, self.tokenizer.vocab_size)  # either may be padded
-        token_ids = check_prompt(prompt_token_ids, num_tokens, limits.max_model_len, is_text=prompt is not None)
+        longest = limits.max_model_len
+        if not params.is_answered:
+            longest = min(longest, limits.num_blocks * limits.block_size)
+        token_ids = check_prompt(
+            generation.prompt_token_ids,
+            num_tokens,
+            longest,
+            is_text=generation.prompt is not None,
+            is_answered=params.is_answered,
+        )
         room = limits.max_model_len - len(token_ids)
         check_params(params, num_tokens, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -126,37 +125,22 @@ class Engine:
             arrival=next(self._arrivals),
             max_total_tokens=len(token_ids) + max_tokens,
             eos_token_ids=frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids,
-            prompt=prompt,
-            priority=check_priority(priority),
-            cache_salt=check_cache_salt(cache_salt),
-            bad_words_ids=find_bad_words(params, self.tokenizer, num_tokens),
+            prompt=generation.prompt,
+            priority=check_priority(options.priority),
+            cache_salt=check_cache_salt(options.cache_salt),
+            bad_words_ids=find_bad_words(params.sampling, self.tokenizer, num_tokens),
             arrival_time=time.perf_counter(),
         )
+        if not params.is_answered:
+            return request
         self.scheduler.check_fits(request)
         self._create_sequences(request, max_tokens)
-        if isinstance(params, SamplingParams) and params.structured_outputs is not None:
+        if params.structured_outputs is not None:
             grammar = self._grammars().compile(params.structured_outputs)
             self.metrics.grammar_cache_bytes = self._grammars().cached_bytes
             for sequence in request.sequences:
                 sequence.grammar = grammar.start()
         return request
-
-    def create_pooling_request(
-        self, request_id: str, prompt_token_ids: Sequence_[int], pooling: Pooling
-    ) -> PoolingRequest:
-        """A checked prompt to embed, not yet queued. Safe to call from any thread.
-
-        Raises UsageError with the numbers.
-        """
-        limits = self.limits
-        longest = min(limits.max_model_len, limits.num_blocks * limits.block_size)
-        num_tokens = min(limits.vocab_size, self.tokenizer.vocab_size)
-        token_ids = check_prompt(prompt_token_ids, num_tokens, longest, is_text=False, is_answered=False)
-        return PoolingRequest(request_id, token_ids, pooling)
-
-    def add_pooling_request(self, request: PoolingRequest) -> None:
-        """Queues a request; its `Embedding` comes out of a later step."""
-        self._pooling.add(request)
 
     def prepare_structured_outputs(self) -> None:
         """Does ahead of the first structured output what takes half a second. Safe to call from any thread.
@@ -175,9 +159,9 @@ class Engine:
             return self._grammar_compiler
 
     def _create_sequences(self, request: Request, max_tokens: int) -> None:
-        params = request.params
-        if isinstance(params, BeamSearchParams):
-            request.beam_search = BeamSearch(params, max_tokens, request.eos_token_ids)
+        params = request.params.sampling
+        if isinstance(request.params, BeamSearchParams):
+            request.beam_search = BeamSearch(request.params, max_tokens, request.eos_token_ids)
             request.sequences = [Sequence(request, 0, list(request.prompt_token_ids))]
             return
         seed = secrets.randbits(64) if params.seed is None else params.seed
@@ -189,11 +173,14 @@ class Engine:
                 seed=derive_seed(seed, index),
                 text_stream=TextStream(self.tokenizer, params) if params.detokenize else None,
             )
-            for index in range(params.n)
+            for index in range(params.num_choices)
         ]
 
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises UsageError if its id is in use."""
+        if not request.params.is_answered:
+            self._pooling.add(request)
+            return
         if request.request_id in self._requests:
             raise UsageError(
                 f"request id {request.request_id!r} is in use; give each running request its own",
@@ -205,34 +192,35 @@ class Engine:
         self.metrics.num_requests_total += 1
         self.metrics.num_prompt_tokens_total += request.num_prompt_tokens
 
-    def abort(self, request_id: str) -> RequestOutput | Embedding | None:
+    def abort(self, request_id: str) -> RequestOutput | RequestFailure | None:
         """Ends a request at once; returns what it had, with finish_reason `abort`. None: it is not here."""
         request = self._requests.pop(request_id, None)
         if request is None:
-            embedding = self._pooling.abort(request_id)
+            was_here = self._pooling.abort(request_id)
             self._measure_state()
-            return embedding
+            return RequestFailure(request_id, OctavoError(f"{request_id} was aborted")) if was_here else None
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 self._note_end(sequence, FinishReason.ABORT)
         self.scheduler.finish_request(request)
         self._measure_request(request)
         self._measure_state()
-        output = self._output_builder.build(request, _output_kind(request), finished=True)
+        output = self._output_builder.build(request, request.params.output_kind, finished=True)
         request.release()
         return output
 
     # --- a step ---
 
-    def step(self) -> list[RequestOutput | RequestFailure | Embedding]:
+    def step(self) -> list[RequestOutput | PoolingOutput | RequestFailure]:
         """One step for all; returns what the requests that have news are to show.
 
         Prompts to embed have a step of their own after that of the others.
         """
         embedded, start = len(self._pooling) > 0, time.perf_counter()
-        outputs: list[RequestOutput | RequestFailure | Embedding] = [*self._generate()]
+        outputs: list[RequestOutput | PoolingOutput | RequestFailure] = [*self._generate()]
         if embedded:
-            outputs += self._pooling.step(len(self.scheduler.running), time.perf_counter() - start)
+            pooled = self._pooling.step(len(self.scheduler.running), time.perf_counter() - start)
+            outputs += [item if isinstance(item, PoolingOutput) else RequestFailure(*item) for item in pooled]
             self._measure_state()
         return outputs
 
@@ -293,7 +281,7 @@ class Engine:
                     param="structured_outputs",
                     code="invalid_grammar",
                 )
-        if row_error.kind is UsageError and not (isinstance(params, SamplingParams) and params.forbids_tokens):
+        if row_error.kind is UsageError and not params.sampling.forbids_tokens:
             return NumericalError(f"{name} failed: the model finds every token impossible (all logits are -inf)")
         return row_error.kind(f"{name} failed: {row_error.reason}")
 
@@ -333,11 +321,11 @@ class Engine:
 
     def _accept(self, sequence: Sequence, token_id: int, output: StepOutput, row: int) -> None:
         """One more token of a plain sequence, and perhaps its end."""
-        params = sequence.request.params
+        params = sequence.request.params.sampling
         sequence.token_ids.append(token_id)
         if sequence.grammar is not None:
             sequence.grammar.accept(token_id)
-        if isinstance(params, SamplingParams) and params.logprobs is not None:
+        if params.logprobs is not None:
             logprobs = self._output_builder.logprobs(output, row, params.logprobs)
             sequence.logprobs.append(logprobs)
             sequence.cumulative_logprob += logprobs[token_id].logprob
@@ -347,8 +335,7 @@ class Engine:
             self.scheduler.finish(sequence)
 
     def _find_end(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        request, params, stream = sequence.request, sequence.request.params, sequence.text_stream
-        assert isinstance(params, SamplingParams)
+        request, params, stream = sequence.request, sequence.request.params.sampling, sequence.text_stream
         if token_id in params.stop_token_ids:
             sequence.stop_reason = token_id
             return FinishReason.STOP
@@ -367,11 +354,11 @@ class Engine:
         sequence.finish_reason = reason
         key = reason.value
         self.metrics.num_finished_total[key] = self.metrics.num_finished_total.get(key, 0) + 1
-        stream, params = sequence.text_stream, sequence.request.params
+        stream, params = sequence.text_stream, sequence.request.params.sampling
         if stream is None:
             return
         token_ids = _unseen(sequence)
-        hides_stop = isinstance(params, SamplingParams) and not params.include_stop_str_in_output
+        hides_stop = not params.include_stop_str_in_output
         if reason is FinishReason.STOP and hides_stop and token_ids:
             ends_by_token = token_ids[-1] in (*sequence.request.eos_token_ids, sequence.stop_reason)
             token_ids = token_ids[:-1] if ends_by_token else token_ids
@@ -405,7 +392,7 @@ class Engine:
     def _collect_outputs(self, requests: list[Request]) -> list[RequestOutput | RequestFailure]:
         outputs: list[RequestOutput | RequestFailure] = []
         for request in requests:
-            kind = _output_kind(request)
+            kind = request.params.output_kind
             finished = request.is_finished
             if finished:
                 del self._requests[request.request_id]
@@ -460,7 +447,7 @@ class Engine:
         metrics.e2e_s.observe(now - request.arrival_time)
         metrics.prompt_tokens.observe(request.num_prompt_tokens)
         metrics.generated_tokens.observe(request.num_generated_tokens)
-        metrics.params_n.observe(request.params.n or request.num_seats)
+        metrics.params_n.observe(request.params.num_choices)
         if request.params.max_tokens is not None:
             metrics.params_max_tokens.observe(request.params.max_tokens)
         if scheduled:
@@ -473,10 +460,6 @@ class Engine:
         steps_after_first = request.num_generated_tokens / len(request.sequences) - 1
         if steps_after_first > 0:
             metrics.time_per_output_token_s.observe((last - first) / steps_after_first)
-
-
-def _output_kind(request: Request) -> RequestOutputKind:
-    return request.params.output_kind if isinstance(request.params, SamplingParams) else RequestOutputKind.FINAL_ONLY
 
 
 def _unseen(sequence: Sequence) -> list[int]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from octavo.batch import StepOutput
+from octavo.engine.beam_search import BeamSearch
 from octavo.engine.request import FinishReason, Request, Sequence
 from octavo.engine.text_stream import TextStream
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from octavo.sampling_params import BeamSearchParams, RequestOutputKind
+from octavo.sampling_params import RequestOutputKind
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -18,8 +19,8 @@ class OutputBuilder:
 
     def build(self, request: Request, kind: RequestOutputKind, finished: bool) -> RequestOutput:
         """All that there is now, or with DELTA what has come since the last time."""
-        if isinstance(request.params, BeamSearchParams):
-            outputs = self._beams(request, request.params)
+        if request.beam_search is not None:
+            outputs = self._beams(request, request.beam_search)
         elif kind is RequestOutputKind.DELTA:
             outputs = [self._delta(sequence) for sequence in request.sequences if _has_news(sequence)]
         else:
@@ -53,7 +54,7 @@ class OutputBuilder:
     def _completion(
         self, sequence: Sequence, text: str, token_ids: list[int], logprobs: list[dict[int, Logprob]]
     ) -> CompletionOutput:
-        wanted = not isinstance(sequence.request.params, BeamSearchParams) and sequence.request.params.logprobs
+        wanted = sequence.request.params.sampling.logprobs
         return CompletionOutput(
             index=sequence.index,
             text=text,
@@ -79,19 +80,19 @@ class OutputBuilder:
         text = self._tokenizer.token_bytes(token_id).decode("utf-8", "replace") if is_known else ""
         return Logprob(logprob, rank, text)
 
-    def _beams(self, request: Request, params: BeamSearchParams) -> list[CompletionOutput]:
+    def _beams(self, request: Request, search: BeamSearch) -> list[CompletionOutput]:
         """The finished hypotheses, best first; while the search runs there is nothing to show."""
-        search = request.beam_search
-        if search is None or not search.is_finished:
+        num_choices = request.params.num_choices
+        if not search.is_finished:
             return [
                 CompletionOutput(index=i, text="", token_ids=[], finish_reason=FinishReason.ABORT.value)
-                for i in range(params.num_returned)
+                for i in range(num_choices)
                 if request.sequences[0].finish_reason is FinishReason.ABORT
             ]
         outputs = []
-        for index, hypothesis in enumerate(search.hypotheses[: params.num_returned]):
+        for index, hypothesis in enumerate(search.hypotheses[:num_choices]):
             token_ids = hypothesis.output_token_ids
-            stream = TextStream(self._tokenizer, params)
+            stream = TextStream(self._tokenizer, request.params.sampling)
             stream.push(token_ids[:-1] if hypothesis.finish_reason is FinishReason.STOP else token_ids)
             stream.flush()
             outputs.append(

@@ -8,33 +8,26 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends import Executor
-from octavo.batch import Batch, Float32
+from octavo.batch import Batch
 from octavo.engine.block_pool import BlockPool
+from octavo.engine.request import Request
 from octavo.engine.step_budget import StepBudget
-from octavo.errors import NumericalError, OctavoError
+from octavo.errors import NumericalError
+from octavo.generation_request import Pooling, PoolingParams
+from octavo.outputs import PoolingOutput
 
 if TYPE_CHECKING:
     from octavo.engine.engine import EngineLimits
 
-Pooling: TypeAlias = Literal["mean", "last"]
-
-
-class Embedding(NamedTuple):
-    """The vector of one prompt, [hidden_size], not normalised; or why there is none."""
-
-    request_id: str
-    vector: Float32 | None
-    error: OctavoError | None = None
-
 
 @dataclass(slots=True, eq=False)
-class PoolingRequest:
+class _Prompt:
     """A prompt through its life. Its blocks are all there from its first step on, so it always comes to its end."""
 
     request_id: str
@@ -58,24 +51,24 @@ class PoolingQueue:
         self._pool = pool
         self._limits = limits
         self._step_budget = step_budget
-        self._requests: deque[PoolingRequest] = deque()
+        self._requests: deque[_Prompt] = deque()
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def add(self, request: PoolingRequest) -> None:
+    def add(self, request: Request) -> None:
         """Queues a request whose prompt has been checked, and is no longer than the cache."""
-        self._requests.append(request)
+        assert isinstance(request.params, PoolingParams)
+        self._requests.append(_Prompt(request.request_id, request.prompt_token_ids, request.params.pooling))
 
-    def abort(self, request_id: str) -> Embedding | None:
-        """Ends a request. None: it is not here."""
+    def abort(self, request_id: str) -> bool:
+        """Ends a request. False: it is not here."""
         request = next((item for item in self._requests if item.request_id == request_id), None)
-        if request is None:
-            return None
-        self._end(request)
-        return Embedding(request_id, None, OctavoError(f"{request_id} was aborted"))
+        if request is not None:
+            self._end(request)
+        return request is not None
 
-    def step(self, num_streams: int = 0, elapsed_s: float = 0.0) -> list[Embedding]:
+    def step(self, num_streams: int = 0, elapsed_s: float = 0.0) -> list[PoolingOutput | tuple[str, NumericalError]]:
         """One step over the first requests; the vectors of those that are complete. Empty if no blocks are free.
 
         num_streams: sequences that wait for its end; elapsed_s: for how long they have been waiting.
@@ -92,7 +85,7 @@ class PoolingQueue:
         assert hidden_states is not None
         if budget is not None:
             budget.observe_pooled(sum(count for _, count in chunks), context, time.perf_counter() - start)
-        embeddings = []
+        embeddings: list[PoolingOutput | tuple[str, NumericalError]] = []
         row = 0
         for request, num_tokens in chunks:
             num_rows = self._num_rows(request, num_tokens)
@@ -109,10 +102,10 @@ class PoolingQueue:
         """Of all requests, for integrity checks."""
         return [request.block_table for request in self._requests]
 
-    def _schedule(self, num_tokens: int) -> list[tuple[PoolingRequest, int]]:
+    def _schedule(self, num_tokens: int) -> list[tuple[_Prompt, int]]:
         """Who computes how many tokens: first come, first served, within all limits of a step."""
         limits = self._limits
-        chunks: list[tuple[PoolingRequest, int]] = []
+        chunks: list[tuple[_Prompt, int]] = []
         num_rows = limits.max_num_outputs
         for request in self._requests:
             if len(chunks) == limits.max_num_seqs or not self._has_blocks(request):
@@ -129,7 +122,7 @@ class PoolingQueue:
             num_rows -= self._num_rows(request, count)
         return chunks
 
-    def _has_blocks(self, request: PoolingRequest) -> bool:
+    def _has_blocks(self, request: _Prompt) -> bool:
         """Takes the blocks of the whole prompt at once, or waits."""
         if not request.block_table:
             needed = -(-len(request.token_ids) // self._limits.block_size)
@@ -139,13 +132,13 @@ class PoolingQueue:
         return True
 
     @staticmethod
-    def _num_rows(request: PoolingRequest, num_tokens: int) -> int:
+    def _num_rows(request: _Prompt, num_tokens: int) -> int:
         """Hidden states that a chunk asks for."""
         if request.pooling == "mean":
             return num_tokens
         return int(request.num_computed_tokens + num_tokens == len(request.token_ids))
 
-    def _batch(self, chunks: list[tuple[PoolingRequest, int]]) -> Batch:
+    def _batch(self, chunks: list[tuple[_Prompt, int]]) -> Batch:
         size = self._limits.block_size
         widest = max(len(request.block_table) for request, _ in chunks)
         tables = np.zeros((len(chunks), widest), np.int32)
@@ -175,22 +168,22 @@ class PoolingQueue:
         )
 
     @staticmethod
-    def _pool_rows(request: PoolingRequest, rows: NDArray[np.floating]) -> None:
+    def _pool_rows(request: _Prompt, rows: NDArray[np.floating]) -> None:
         added = rows.sum(axis=0, dtype=np.float64)
         request.total = added if request.total is None else request.total + added
 
-    def _end(self, request: PoolingRequest) -> None:
+    def _end(self, request: _Prompt) -> None:
         self._requests.remove(request)
         for block_id in request.block_table:
             self._pool.free(block_id)
         request.block_table = []
 
     @staticmethod
-    def _embedding(request: PoolingRequest) -> Embedding:
+    def _embedding(request: _Prompt) -> PoolingOutput | tuple[str, NumericalError]:
         assert request.total is not None
         num_rows = len(request.token_ids) if request.pooling == "mean" else 1
         vector = (request.total / num_rows).astype(np.float32)
         if not np.isfinite(vector).all():
             name = request.request_id
-            return Embedding(name, None, NumericalError(f"{name} failed: its hidden states are not finite"))
-        return Embedding(request.request_id, vector)
+            return name, NumericalError(f"{name} failed: its hidden states are not finite")
+        return PoolingOutput(request.request_id, vector, len(request.token_ids))

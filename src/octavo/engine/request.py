@@ -7,8 +7,8 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from octavo.generation_request import Params
 from octavo.outputs import Logprob, RequestMetrics
-from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from octavo.engine.beam_search import BeamSearch
@@ -85,7 +85,7 @@ class Request:
 
     request_id: str
     prompt_token_ids: list[int]
-    params: SamplingParams | BeamSearchParams
+    params: Params
     arrival: int
     max_total_tokens: int
     eos_token_ids: frozenset[int]  # empty if ignore_eos
@@ -113,11 +113,11 @@ class Request:
     @property
     def num_seats(self) -> int:
         """How many sequences one admission brings: a beam search runs its beams in lockstep, choices run alone."""
-        return self.params.beam_width if isinstance(self.params, BeamSearchParams) else 1
+        return self.params.num_seats
 
     @property
     def num_prompt_logprobs(self) -> int | None:
-        return self.params.prompt_logprobs if isinstance(self.params, SamplingParams) else None
+        return self.params.prompt_logprobs
 
     @property
     def needs_prompt_logprobs(self) -> bool:

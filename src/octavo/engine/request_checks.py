@@ -6,7 +6,8 @@ import numbers
 from collections.abc import Iterable, Sequence
 
 from octavo.errors import UsageError
-from octavo.sampling_params import MAX_CACHE_SALT_CHARS, BeamSearchParams, SamplingParams
+from octavo.generation_request import Params
+from octavo.sampling_params import MAX_CACHE_SALT_CHARS, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -39,27 +40,27 @@ def check_prompt(
     return token_ids
 
 
-def check_params(params: SamplingParams | BeamSearchParams, vocab_size: int, room: int) -> None:
+def check_params(params: Params, vocab_size: int, room: int) -> None:
     """Raises UsageError if the parameters name a token that the model does not have, or more than it can do.
 
     vocab_size: ids that stand for a token. room: tokens of an answer that the context has left.
     """
-    if isinstance(params, BeamSearchParams):
-        if params.beam_width > vocab_size:
-            raise UsageError(
-                f"beam_width is {params.beam_width}; the model has only {vocab_size} tokens",
-                param="beam_width",
-                code="integer_above_max_value",
-            )
-        return
-    if params.min_tokens > room:
+    if params.num_seats > vocab_size:
         raise UsageError(
-            f"min_tokens is {params.min_tokens}, but the context has room for only {room} after this prompt; lower it",
+            f"beam_width is {params.num_seats}; the model has only {vocab_size} tokens",
+            param="beam_width",
+            code="integer_above_max_value",
+        )
+    sampling = params.sampling
+    if sampling.min_tokens > room:
+        raise UsageError(
+            f"min_tokens is {sampling.min_tokens}, but the context has room for only {room} after this prompt; "
+            "lower it",
             param="min_tokens",
             code="integer_above_max_value",
         )
     for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
-        _check_range(name, getattr(params, name) or (), vocab_size)
+        _check_range(name, getattr(sampling, name) or (), vocab_size)
 
 
 def check_priority(priority: object) -> int:
@@ -95,12 +96,8 @@ def check_cache_salt(salt: object) -> str:
     return salt
 
 
-def find_bad_words(
-    params: SamplingParams | BeamSearchParams, tokenizer: Tokenizer, vocab_size: int
-) -> tuple[tuple[int, ...], ...]:
+def find_bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
     """The token sequences of the bad words, each at the start of a text and after a space."""
-    if isinstance(params, BeamSearchParams):
-        return ()
     spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
     encoded = [tuple(tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings]
     for token_ids in encoded:

@@ -9,10 +9,6 @@ from numpy.typing import NDArray
 
 from octavo.batch import Float32, Int32
 from octavo.engine.request import Sequence
-from octavo.sampling_params import BeamSearchParams, SamplingParams
-
-# Beams are ranked by the log-probabilities that come beside a greedy token.
-_BEAM_SAMPLING = SamplingParams(temperature=0.0, max_tokens=None)
 
 
 class SamplingState:
@@ -25,7 +21,7 @@ class SamplingState:
         request = sequence.request
         self._sequence = sequence
         self._vocab_size = vocab_size
-        self._params = request.params if isinstance(request.params, SamplingParams) else _BEAM_SAMPLING
+        self._params = request.params.sampling
         self.has_penalties = self._params.has_penalties
         self._static_bias = dict(self._params.logit_bias or {})
         self.has_bias = bool(self._static_bias or request.bad_words_ids or self._params.min_tokens)
@@ -52,9 +48,9 @@ class SamplingState:
     def ints(self) -> tuple[int, int]:
         """top_k and num_logprobs, within the vocabulary."""
         sequence = self._sequence
-        wanted = sequence.request.params
-        if isinstance(wanted, BeamSearchParams):
-            return 0, min(wanted.beam_width + len(sequence.request.eos_token_ids), self._vocab_size)
+        wanted = self._params
+        if sequence.request.beam_search is not None:
+            return 0, min(sequence.request.num_seats + len(sequence.request.eos_token_ids), self._vocab_size)
         num_logprobs = -1 if wanted.logprobs is None else min(wanted.logprobs, self._vocab_size)
         return min(max(wanted.top_k, 0), self._vocab_size), num_logprobs
 

@@ -7,23 +7,20 @@ import itertools
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 from octavo.backends import Executor
 from octavo.config import EngineConfig
-from octavo.engine.async_engine import AsyncEngine, EmbeddingSink, Sink
+from octavo.engine.async_engine import AsyncEngine, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.pooling import Pooling
 from octavo.engine.prompts import Message, Prompt, PromptEncoder
 from octavo.engine.request import Request
 from octavo.errors import OctavoError, UsageError
+from octavo.generation_request import GenerationRequest, Params, RequestOptions
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.template_process import TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
-
-Params: TypeAlias = "SamplingParams | BeamSearchParams"
 
 
 class Session:
@@ -86,15 +83,14 @@ class Session:
                 param="sampling_params",
                 code="invalid_type",
             )
-        if output_kind is not None and isinstance(params, SamplingParams):
-            params = replace(params, output_kind=output_kind)
-        return self.model().engine.create_request(
-            request_id if request_id is not None else f"request-{next(self._ids)}",
-            self.encode(prompt),
-            params,
+        generation = GenerationRequest(
+            prompt_token_ids=self.encode(prompt),
+            params=params if output_kind is None else params.with_output_kind(output_kind),
             prompt=prompt if isinstance(prompt, str) else None,
-            priority=priority,
-            cache_salt=cache_salt,
+            options=RequestOptions(priority=priority, cache_salt=cache_salt),
+        )
+        return self.model().engine.create_request(
+            request_id if request_id is not None else f"request-{next(self._ids)}", generation
         )
 
     def submit(self, request: Request, sink: Sink) -> None:
@@ -115,13 +111,6 @@ class Session:
     def last_round_age_s(self) -> float:
         """Since the engine's thread last looked for something to do, which it does before every step."""
         return time.monotonic() - self._engine.last_round_at
-
-    def submit_pooling(
-        self, request_id: str, prompt_token_ids: Sequence[int], pooling: Pooling, sink: EmbeddingSink
-    ) -> None:
-        """Embeds a prompt: the sink gets its vector. Raises UsageError for a wrong prompt, otherwise as `submit`."""
-        request = self.model().engine.create_pooling_request(request_id, prompt_token_ids, pooling)
-        self._engine.submit_pooling(request, sink)
 
     def prepare_structured_outputs(self) -> None:
         """See `Engine.prepare_structured_outputs`."""

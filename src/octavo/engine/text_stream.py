@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.stop_strings import StopStrings
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -11,17 +11,15 @@ from octavo.tokenizer.tokenizer import Tokenizer
 class TextStream:
     """Tokens in, text out. `take` gives each character once; all of them together are `text`."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams | BeamSearchParams) -> None:
-        stops = params.stop_strings if isinstance(params, SamplingParams) else ()
-        include_stop = isinstance(params, SamplingParams) and params.include_stop_str_in_output
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
         # A model may have more rows of logits than the tokenizer has tokens; those have no text.
         self._num_tokens = tokenizer.vocab_size
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
-        self._stop_strings = StopStrings(stops, include_stop)
+        self._stop_strings = StopStrings(params.stop_strings, params.include_stop_str_in_output)
         self._pieces: list[str] = []
         self._num_taken = 0
         self.num_tokens_pushed = 0
-        self.watches_text = bool(stops)
+        self.watches_text = bool(params.stop_strings)
 
     @property
     def text(self) -> str:

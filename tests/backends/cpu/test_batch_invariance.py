@@ -24,7 +24,7 @@ from octavo.outputs import RequestOutput
 from octavo.quantization.packed import DenseWeight, Weight
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.backends.cpu.conftest import available_isas
-from tests.support.fake_executor import FakeTokenizer
+from tests.support.fake_executor import FakeTokenizer, create_request
 from tests.support.quantize import quantized
 
 VOCAB_SIZE, WIDTH, HIDDEN, LAYERS = 190, 256, 256, 1
@@ -154,7 +154,7 @@ def alone(machine: Machine, cases: list[Case]) -> list[Answer]:
     engine = make_engine(machine, num_blocks=16, max_num_batched_tokens=128, max_num_seqs=1)
     answers = []
     for i, case in enumerate(cases):
-        engine.add_request(engine.create_request(str(i), case.prompt, case.params, cache_salt=str(i)))
+        engine.add_request(create_request(engine, str(i), case.prompt, case.params, cache_salt=str(i)))
         [output] = [output for _ in iter(lambda: engine.has_work, False) for output in engine.step()]
         assert isinstance(output, RequestOutput)
         answers.append(answer_of(output))
@@ -172,10 +172,10 @@ def together(machine: Machine, cases: list[Case], seed: int) -> tuple[list[Answe
         for _ in range(rng.choice([0, 0, 1, 3])):
             if waiting:
                 i = waiting.pop()
-                engine.add_request(engine.create_request(str(i), cases[i].prompt, cases[i].params))
+                engine.add_request(create_request(engine, str(i), cases[i].prompt, cases[i].params))
         if rng.random() < 0.1:
             strangers.append(f"stranger {len(strangers)}")
-            engine.add_request(engine.create_request(strangers[-1], rng.choice(cases).prompt, cases[0].params))
+            engine.add_request(create_request(engine, strangers[-1], rng.choice(cases).prompt, cases[0].params))
         if strangers and rng.random() < 0.1:
             engine.abort(strangers.pop())
         for output in engine.step():

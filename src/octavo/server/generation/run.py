@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from octavo.core.client import GenerateRequest, OutputStream
-from octavo.sampling_params import SamplingParams
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
@@ -52,7 +51,7 @@ async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, req
 
 def num_choices(spec: Common) -> int:
     """Of each prompt."""
-    return spec.params.n if isinstance(spec.params, SamplingParams) else spec.params.num_returned
+    return spec.params.num_choices
 
 
 @contextmanager
