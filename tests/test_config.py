@@ -50,7 +50,8 @@ def test_wrong_options_are_refused(options: dict[str, object], message: str) -> 
 
 
 def test_sizes_of_the_configuration_are_bytes() -> None:
-    assert EngineConfig(kv_cache_memory="1MiB").kv_cache_memory == 2**20
+    assert EngineConfig(kv_cache_memory="1MiB", pack_cache_size="2 kB").kv_cache_bytes == 2**20
+    assert EngineConfig(kv_cache_memory="1MiB", pack_cache_size="2 kB").pack_cache_bytes == 2000
 
 
 def test_every_field_says_what_it_is_for() -> None:

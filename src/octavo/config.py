@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from octavo.errors import UsageError
 
 KVDtype = Literal["float16", "int8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
+# Called with (bytes done, bytes in all) while a model is loaded.
+LoadProgress: TypeAlias = Callable[[int, int], None]
 
 _SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -53,7 +56,7 @@ class EngineConfig:
         for name in ("enable_prefix_caching", "pack_cache"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
-        object.__setattr__(self, "pack_cache_size", parse_bytes("pack_cache_size", self.pack_cache_size))
+        parse_bytes("pack_cache_size", self.pack_cache_size)
         _check_kv_dtype(self.kv_dtype)
         _check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
         _check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
@@ -68,7 +71,17 @@ class EngineConfig:
                 "a step must have room for one token of every sequence: raise the first or lower the second"
             )
         if self.kv_cache_memory is not None:
-            object.__setattr__(self, "kv_cache_memory", parse_bytes("kv_cache_memory", self.kv_cache_memory))
+            parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def kv_cache_bytes(self) -> int | None:
+        """`kv_cache_memory` as a number."""
+        return None if self.kv_cache_memory is None else parse_bytes("kv_cache_memory", self.kv_cache_memory)
+
+    @property
+    def pack_cache_bytes(self) -> int:
+        """`pack_cache_size` as a number."""
+        return parse_bytes("pack_cache_size", self.pack_cache_size)
 
     @classmethod
     def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:

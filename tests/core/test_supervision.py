@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineState, OutputStream
+from octavo.core.client import AnswerStream, EngineState
 from octavo.core.process_client import ProcessClient
 from octavo.core.supervisor import MAX_RESTARTS
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError
@@ -35,7 +35,7 @@ def pid_of(client: ProcessClient) -> int:
     return pid
 
 
-async def ends_with_dead_engine(stream: OutputStream) -> float:
+async def ends_with_dead_engine(stream: AnswerStream) -> float:
     """Reads to the error; returns how long it took."""
     start = time.monotonic()
     with pytest.raises(EngineDeadError):

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineState, GenerateRequest, OutputStream
+from octavo.core.client import AnswerStream, EngineState, GenerateRequest
 from octavo.core.local_client import LocalClient
 from octavo.core.process_client import ProcessClient
 from octavo.outputs import RequestOutput
@@ -47,7 +47,7 @@ def request(token_ids: list[int], params: SamplingParams | None = None, **option
     return GenerateRequest(prompt_token_ids=token_ids, params=params or ENDLESS, **options)
 
 
-async def collect(stream: OutputStream) -> list[RequestOutput]:
+async def collect(stream: AnswerStream) -> list[RequestOutput]:
     """All outputs to the end."""
     return [output async for output in stream]
 

@@ -124,7 +124,7 @@ class FakeClient:
 
 
 class FakeStream:
-    """Implements `octavo.core.client.OutputStream`. `was_aborted`: it was closed before its end."""
+    """Implements `octavo.core.client.AnswerStream`. `was_aborted`: it was closed before its end."""
 
     def __init__(self, request_id: str, request: GenerateRequest, script: Script, tokenizer: Tokenizer) -> None:
         self.request_id = request_id

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, get_args, get_origin, get_type_hints
+from collections.abc import Callable, Iterable, Sequence
+from types import GenericAlias, NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import click
 
@@ -17,41 +18,28 @@ DEFAULT_MODEL = "smollm2"
 
 Options = dict[str, Any]
 """What was given on the command line, by field name."""
+_Flag = tuple[Any, str, Any]  # type, help, default
 
-_ENGINE_TYPES: dict[str, Any] = {
-    "backend": str,
-    "max_model_len": int,
-    "max_num_seqs": int,
-    "max_num_batched_tokens": int,
-    "max_itl": int,
-    "kv_cache_memory": str,
-    "kv_dtype": str,
-    "block_size": int,
-    "enable_prefix_caching": bool,
-    "pack_cache": bool,
-    "pack_cache_size": str,
-    "num_threads": int,
-}
-_SAMPLING: dict[str, tuple[Any, str]] = {
-    "temperature": (float, "how freely tokens are chosen; 0: always the most likely"),
-    "top_p": (float, "choose among the most likely tokens that make up this probability"),
-    "top_k": (int, "choose among so many most likely tokens; 0: all"),
-    "min_p": (float, "leave out tokens below this fraction of the most likely one"),
-    "typical_p": (float, "choose among the most typical tokens that make up this probability"),
-    "repetition_penalty": (float, "above 1: rather not what stands in prompt or answer already"),
-    "presence_penalty": (float, "above 0: rather not what stands in the answer already"),
-    "frequency_penalty": (float, "above 0: the less, the more often it stands in the answer already"),
-    "seed": (int, "the same seed gives the same answer"),
-    "stop": (list[str], "end the answer before this text; may be given several times"),
-    "stop_token_ids": (list[int], "end the answer at this token; may be given several times"),
-    "bad_words": (list[str], "a text that must not appear; may be given several times"),
-    "allowed_token_ids": (list[int], "choose only among these tokens; may be given several times"),
-    "include_stop_str_in_output": (bool, "keep the text that ended the answer"),
-    "ignore_eos": (bool, "go on after the end of the answer, up to max-tokens"),
-    "min_tokens": (int, "shortest answer, in tokens"),
-    "max_tokens": (int, "longest answer, in tokens; default: up to the end of the context"),
-    "logprobs": (int, "with --json: log-probabilities of each token and of so many most likely ones"),
-    "skip_special_tokens": (bool, "leave control tokens out of the text"),
+_SAMPLING_HELP: dict[str, str] = {
+    "temperature": "how freely tokens are chosen; 0: always the most likely",
+    "top_p": "choose among the most likely tokens that make up this probability",
+    "top_k": "choose among so many most likely tokens; 0: all",
+    "min_p": "leave out tokens below this fraction of the most likely one",
+    "typical_p": "choose among the most typical tokens that make up this probability",
+    "repetition_penalty": "above 1: rather not what stands in prompt or answer already",
+    "presence_penalty": "above 0: rather not what stands in the answer already",
+    "frequency_penalty": "above 0: the less, the more often it stands in the answer already",
+    "seed": "the same seed gives the same answer",
+    "stop": "end the answer before this text; may be given several times",
+    "stop_token_ids": "end the answer at this token; may be given several times",
+    "bad_words": "a text that must not appear; may be given several times",
+    "allowed_token_ids": "choose only among these tokens; may be given several times",
+    "include_stop_str_in_output": "keep the text that ended the answer",
+    "ignore_eos": "go on after the end of the answer, up to max-tokens",
+    "min_tokens": "shortest answer, in tokens",
+    "max_tokens": "longest answer, in tokens; default: up to the end of the context",
+    "logprobs": "with --json: log-probabilities of each token and of so many most likely ones",
+    "skip_special_tokens": "leave control tokens out of the text",
 }
 # An answer for people rather than for an experiment: no length limit, and little of the unlikely.
 _ANSWER_DEFAULTS: Options = {"temperature": 0.2, "top_p": 0.9, "max_tokens": None}
@@ -59,9 +47,8 @@ _ANSWER_DEFAULTS: Options = {"temperature": 0.2, "top_p": 0.9, "max_tokens": Non
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each field of `EngineConfig`; the command gets those given as `engine_options`."""
-    helps = {field.name: field.metadata["help"] for field in dataclasses.fields(EngineConfig)}
-    defaults = {field.name: field.default for field in dataclasses.fields(EngineConfig)}
-    options = {name: (kind, helps[name], defaults[name]) for name, kind in _ENGINE_TYPES.items()}
+    options = _options_of(EngineConfig)
+    del options["model"]  # the command's argument
     return _with_options(command, "engine_options", options)
 
 
@@ -70,20 +57,20 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
 
     Durations are texts there (`30s`), repeated options lists: `ServerConfig.from_options` reads both.
     """
-    kinds = {float: str, tuple[str, ...]: list[str], str | None: str, int | None: int}
-    hints = get_type_hints(ServerConfig)
-    options = {}
-    for field in dataclasses.fields(ServerConfig):
-        hint = hints[field.name]
-        default = f"{field.default:g}s" if hint is float else field.default
-        options[field.name] = (kinds.get(hint, hint), field.metadata["help"], default)
+    options = {
+        name: (str, text, f"{default:g}s") if kind is float else (kind, text, default)
+        for name, (kind, text, default) in _options_of(ServerConfig).items()
+    }
     return _with_options(command, "server_options", options)
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each field of `SamplingParams` that suits one answer, as `sampling_options`."""
-    defaults = {field.name: field.default for field in dataclasses.fields(SamplingParams)} | _ANSWER_DEFAULTS
-    options = {name: (kind, text, defaults[name]) for name, (kind, text) in _SAMPLING.items()}
+    known = _options_of(SamplingParams)
+    options = {
+        name: (known[name][0], text, _ANSWER_DEFAULTS.get(name, known[name][2]))
+        for name, text in _SAMPLING_HELP.items()
+    }
     return _with_options(command, "sampling_options", options)
 
 
@@ -95,13 +82,33 @@ def sampling_params(options: Options) -> SamplingParams:
 def in_flags(message: str) -> str:
     """The message of a wrong value as the command line knows it: `--max-queue is -1` for `max_queue is -1`."""
     name, separator, rest = message.partition(" is ")
-    fields = {*_ENGINE_TYPES, *_SAMPLING, *(field.name for field in dataclasses.fields(ServerConfig))}
+    fields = {*_options_of(EngineConfig), *_options_of(ServerConfig), *_SAMPLING_HELP} - {"model"}
     return f"--{name.replace('_', '-')}{separator}{rest}" if name in fields else message
 
 
-def _with_options(
-    command: Callable[..., None], target: str, options: dict[str, tuple[Any, str, Any]]
-) -> Callable[..., None]:
+def _options_of(config: type[Any]) -> dict[str, _Flag]:
+    """An option for each field of a dataclass: its type from the annotation, its help from the metadata."""
+    hints = get_type_hints(config)
+    return {
+        field.name: (_flag_type(hints[field.name]), field.metadata.get("help", ""), field.default)
+        for field in dataclasses.fields(config)
+    }
+
+
+def _flag_type(hint: Any) -> Any:
+    """The type of one value on the command line; a list of it if the option may be given several times.
+
+    Where a field takes texts beside numbers, such as "2GiB", or one text beside several, the command line takes the
+    more general kind.
+    """
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if isinstance(hint, UnionType) else [hint]
+    for kind in kinds:
+        if get_origin(kind) in (tuple, Iterable, Sequence):
+            return GenericAlias(list, get_args(kind)[:1])
+    return str if str in kinds or get_origin(kinds[0]) is Literal else kinds[0]
+
+
+def _with_options(command: Callable[..., None], target: str, options: dict[str, _Flag]) -> Callable[..., None]:
     """The command with one option for each of `options`; it gets those that were given as `target`."""
 
     @functools.wraps(command)

@@ -61,7 +61,7 @@ class GenerateRequest:
     cache_salt: str = ""
 
 
-class OutputStream(Protocol):
+class AnswerStream(Protocol):
     """The answer to one request as it comes: `RequestOutput`s with what is new, the last one `finished`.
 
     Raises, instead of a further output, the OctavoError that ended the request: UsageError or NumericalError if
@@ -112,7 +112,7 @@ class EngineClient(Protocol):
     async def wait_ready(self) -> None:
         """Returns when the engine is READY; raises what kept it from loading."""
 
-    async def generate(self, request: GenerateRequest) -> OutputStream:
+    async def generate(self, request: GenerateRequest) -> AnswerStream:
         """Hands a request in; returns when the engine has checked and taken it.
 
         Raises UsageError (with param and code) if it is wrong or could never fit, OverloadedError if the

@@ -6,15 +6,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Sequence
 
-from octavo.config import EngineConfig, KVDtype
+from octavo.config import EngineConfig, KVDtype, LoadProgress
 from octavo.core.client import GenerateRequest, ModelInfo
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.generation_request import GenerationRequest, Pooling, PoolingParams, RequestOptions
 from octavo.sampling_params import RequestOutputKind
-
-Progress = Callable[[int, int], None]
 
 # No sign of life for so long is a stall, and so is no step while work waits and nothing computes.
 STALL_S = 1.5
@@ -26,7 +24,7 @@ SLOW_STEP_S = 10.0
 class LoadClock:
     """Measures the phases of a load by its progress: open (find and read the files), weights, cache."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: LoadProgress) -> None:
         self._progress = progress
         self._start = time.monotonic()
         self._first: float | None = None
@@ -49,7 +47,7 @@ class LoadClock:
 
 
 def load(
-    config: EngineConfig, progress: Progress, on_round_end: Callable[[], None] | None = None
+    config: EngineConfig, progress: LoadProgress, on_round_end: Callable[[], None] | None = None
 ) -> tuple[Session, ModelInfo]:
     """A session and what there is to say of it. Raises what `load_engine` raises."""
     clock = LoadClock(progress)

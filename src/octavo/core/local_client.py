@@ -10,9 +10,9 @@ from functools import partial
 from typing import Literal
 
 from octavo.batch import Float32
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
-from octavo.core.loaded import SLOW_STEP_S, Progress, create_pooling_request, create_request, load, plain_metrics
+from octavo.core.loaded import SLOW_STEP_S, create_pooling_request, create_request, load, plain_metrics
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.engine.session import Session
@@ -23,7 +23,7 @@ from octavo.outputs import PoolingOutput, RequestOutput
 class LocalClient:
     """Implements `octavo.core.client.EngineClient` over a `Session`. An engine that fails here stays dead."""
 
-    def __init__(self, config: EngineConfig, on_progress: Progress | None = None) -> None:
+    def __init__(self, config: EngineConfig, on_progress: LoadProgress | None = None) -> None:
         """Begins to load, in a thread. on_progress: called there with (bytes loaded, bytes in all)."""
         self._on_progress = on_progress
         self._load_progress = 0.0

@@ -10,9 +10,8 @@ from typing import Any, Literal
 import numpy as np
 
 from octavo.batch import Float32
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
-from octavo.core.loaded import Progress
 from octavo.core.messages import (
     Abort,
     Accepted,
@@ -51,7 +50,9 @@ class _Running:
 class ProcessClient:
     """Implements `octavo.core.client.EngineClient`."""
 
-    def __init__(self, config: EngineConfig, *, stall_timeout_s: float, on_progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: EngineConfig, *, stall_timeout_s: float, on_progress: LoadProgress | None = None
+    ) -> None:
         """Spawns the engine's process; see `start.start_client`."""
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)

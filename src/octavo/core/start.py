@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
-from octavo.core.loaded import Progress
 from octavo.core.local_client import LocalClient
 from octavo.core.process_client import ProcessClient
 
 
 def start_client(
-    config: EngineConfig, *, in_process: bool, stall_timeout_s: float, on_progress: Progress | None = None
+    config: EngineConfig, *, in_process: bool, stall_timeout_s: float, on_progress: LoadProgress | None = None
 ) -> EngineClient:
     """Begins to load a model; `EngineClient.wait_ready` says when it is there. Call it from a running event loop.
 

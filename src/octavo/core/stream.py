@@ -11,7 +11,7 @@ from octavo.outputs import CompletionOutput, RequestOutput
 
 
 class MergedStream:
-    """Implements `octavo.core.client.OutputStream`. Belongs to one event loop.
+    """Implements `octavo.core.client.AnswerStream`. Belongs to one event loop.
 
     It never holds more than one output: a slow reader costs the memory of its answer's text, not of its steps.
     """

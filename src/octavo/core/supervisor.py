@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import zmq
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
-from octavo.core.loaded import SLOW_STEP_S, STALL_S, Progress
+from octavo.core.loaded import SLOW_STEP_S, STALL_S
 from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
 from octavo.core.run_queue import RunQueue
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
@@ -41,7 +41,7 @@ class Supervisor:
         stall_timeout_s: float,
         on_message: Callable[[FromEngine], None],
         on_down: Callable[[], None],
-        on_progress: Progress | None = None,
+        on_progress: LoadProgress | None = None,
     ) -> None:
         """Spawns the first process. on_message: called with messages that concern requests.
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_backend
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.memory import available_memory_bytes, headroom_bytes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
@@ -20,7 +19,6 @@ from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
 
 # Rows of logits beside those of the running sequences, for prompt log-probabilities.
 _EXTRA_OUTPUTS = 16
@@ -49,7 +47,7 @@ class LoadedModel:
     hidden_size: int
 
 
-def load_engine(config: EngineConfig, progress: Progress | None = None) -> LoadedModel:
+def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> LoadedModel:
     """Finds, opens and compiles the model, and gives it a cache.
 
     progress: called with (bytes loaded, bytes in all) while weights are packed.
@@ -65,7 +63,7 @@ def load_engine(config: EngineConfig, progress: Progress | None = None) -> Loade
 
 
 def _load(
-    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Future[Tokenizer], progress: Progress | None
+    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Future[Tokenizer], progress: LoadProgress | None
 ) -> LoadedModel:
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
@@ -125,7 +123,7 @@ def _engine_limits(
 
 
 def _compile(
-    config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: Progress | None
+    config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: LoadProgress | None
 ) -> Executor:
     try:
         graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
@@ -158,7 +156,7 @@ def _pack_cache(config: EngineConfig, checkpoint: Checkpoint) -> PackCacheOption
     if identity is None:
         logger.info("%s changed just now: its packed weights are kept from a later start on", checkpoint.path)
         return None
-    return PackCacheOptions(identity, int(config.pack_cache_size))
+    return PackCacheOptions(identity, config.pack_cache_bytes)
 
 
 def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, available_bytes: int) -> CachePlan:
@@ -172,8 +170,8 @@ def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, av
     block_bytes = max(kv_bytes_per_token, 1) * config.block_size
     blocks_per_request = -(-model_len // config.block_size)
     usable = max(available_bytes - headroom_bytes(available_bytes), 0)
-    if config.kv_cache_memory is not None:
-        budget = int(config.kv_cache_memory)
+    if config.kv_cache_bytes is not None:
+        budget = config.kv_cache_bytes
         if budget > usable:
             raise InsufficientMemoryError(
                 f"kv_cache_memory is {_gib(budget)}, but of the {_gib(available_bytes)} that are free after loading "

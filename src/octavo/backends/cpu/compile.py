@@ -15,7 +15,7 @@ from octavo.backends.cpu.lowering import Operands, WeightOperand, lower
 from octavo.backends.cpu.passes import PASSES
 from octavo.backends.cpu.sizes import ELEMENT_BYTES, largest_rows
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
-from octavo.backends.cpu.weights import Progress, load_matrices, plain_weight
+from octavo.backends.cpu.weights import load_matrices, plain_weight
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.layer_formats import LayerFormat, layer_formats
@@ -26,7 +26,7 @@ from octavo.graph.values import Parameter, Rows, Value
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits, PackCacheOptions
-    from octavo.config import KVDtype
+    from octavo.config import KVDtype, LoadProgress
     from octavo.quantization.packed import Weight
 
 _ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1}
@@ -52,7 +52,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     limits: ExecutorLimits,
     *,
     num_threads: int = 0,
-    progress: Progress | None = None,
+    progress: LoadProgress | None = None,
     pack_cache: PackCacheOptions | None = None,
     kv_dtype: KVDtype = "float16",
     options: CompileOptions = CompileOptions(),
@@ -108,7 +108,7 @@ class _Compiler:
         self._formats: dict[int, LayerFormat] = {}
         self._program = self._make_program(limits, options)
 
-    def run(self, progress: Progress | None, pack_cache: PackCacheOptions | None, kv_dtype: KVDtype) -> CpuExecutor:
+    def run(self, progress: LoadProgress | None, pack_cache: PackCacheOptions | None, kv_dtype: KVDtype) -> CpuExecutor:
         self._formats = layer_formats(self._graph, lambda p: plain_weight(self._weights, p), kv_dtype)
         lowered = [(node, self._lower(node)) for node in self._graph.nodes]
         matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]

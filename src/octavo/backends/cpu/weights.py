@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.pack_cache import Matrix, PackCache
+from octavo.config import LoadProgress
 from octavo.errors import GraphError
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Progress = Callable[[int, int], None]
 
 _LARGEST_F16 = 65504.0
 
@@ -38,7 +38,7 @@ class ReleasesPages(Protocol):
 class _Meter:
     """Tells `progress` of bytes that any thread is done with, one at a time."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: LoadProgress | None) -> None:
         self._total = total
         self._progress = progress
         self._done = 0
@@ -55,7 +55,7 @@ def load_matrices(
     weights: Mapping[str, Weight],
     matrices: Iterable[Parameter],
     num_threads: int,
-    progress: Progress | None,
+    progress: LoadProgress | None,
     pack_cache: PackCacheOptions | None,
 ) -> dict[str, _native.PackedWeight]:
     """Each of `matrices` once, packed. With a pack cache they are mapped from it, and kept there if they were not.
@@ -78,7 +78,7 @@ def load_matrices(
 
 
 def _pack_all(
-    weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, progress: Progress | None
+    weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, progress: LoadProgress | None
 ) -> dict[str, _native.PackedWeight]:
     """Packs in the order given, the largest first so that the threads end together. Gives source pages back."""
     meter = _Meter(sum(weights[p.name].nbytes for p in parameters), progress)

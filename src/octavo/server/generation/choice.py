@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterable
-from typing import cast
 
 from octavo.errors import EngineDeadError
 from octavo.outputs import CompletionOutput
 from octavo.server.generation.events import (
     ChoiceEnd,
     Event,
-    FinishReason,
     ReasoningDelta,
     TextDelta,
     TokenLogprobs,
@@ -128,4 +126,4 @@ class ChoiceReader:
             events.append(self._text(""))
         if self._num_calls and finish_reason == "stop":
             finish_reason = "tool_calls"
-        events.append(ChoiceEnd(self._index, cast(FinishReason, finish_reason), stop_reason))
+        events.append(ChoiceEnd(self._index, finish_reason, stop_reason))

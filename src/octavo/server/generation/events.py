@@ -6,11 +6,9 @@ The answer that is not streamed is the fold of the same events, so the two can n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from octavo.outputs import Logprob, RequestMetrics
-
-FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +58,7 @@ class ChoiceEnd:
     """The last event of a choice. stop_reason: the stop string or token id; None: the model's own end."""
 
     index: int
-    finish_reason: FinishReason
+    finish_reason: str  # stop, length or tool_calls
     stop_reason: int | str | None = None
 
 

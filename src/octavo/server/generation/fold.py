@@ -8,7 +8,6 @@ from octavo.server.generation.events import (
     ChoiceEnd,
     ChoiceEvent,
     Event,
-    FinishReason,
     ReasoningDelta,
     TextDelta,
     TokenLogprobs,
@@ -32,7 +31,7 @@ class Choice:
     text: str | None = None
     reasoning: str | None = None
     tool_calls: list[ToolCall] = field(default_factory=list)
-    finish_reason: FinishReason = "stop"
+    finish_reason: str = "stop"
     stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)

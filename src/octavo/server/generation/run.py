@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from octavo.core.client import GenerateRequest, OutputStream
+from octavo.core.client import AnswerStream, GenerateRequest
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
@@ -85,7 +85,7 @@ async def _start(
     params = fit_max_tokens(model, spec, params, prompts)
     ticket.add_prompt_tokens(prompts.num_tokens)
     salt = cache_salt(spec.tenant, spec.cache_salt)
-    streams: list[OutputStream] = []
+    streams: list[AnswerStream] = []
 
     async def submit() -> None:
         for token_ids in prompts.token_ids:

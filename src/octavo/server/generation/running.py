@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.client import OutputStream
+from octavo.core.client import AnswerStream
 from octavo.errors import EngineDeadError
 from octavo.outputs import RequestMetrics, RequestOutput
 from octavo.server.generation.choice import ChoiceReader
@@ -32,7 +32,7 @@ class RunningGeneration:
         self,
         ticket: Ticket,
         prompts: PreparedPrompts,
-        streams: Sequence[OutputStream],
+        streams: Sequence[AnswerStream],
         readers: Sequence[ChoiceReader],
     ) -> None:
         """streams: one a prompt. readers: one a choice; those of prompt i are i * n to i * n + n - 1."""
@@ -88,7 +88,7 @@ class RunningGeneration:
             for stream in self._streams:
                 await stream.aclose()
 
-    async def _fetch(self, prompt: int, stream: OutputStream) -> None:
+    async def _fetch(self, prompt: int, stream: AnswerStream) -> None:
         async def forward() -> None:
             async for output in stream:
                 await self._outputs.put((prompt, output))

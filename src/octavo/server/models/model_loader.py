@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from octavo.config import EngineConfig, parse_bytes
+from octavo.config import EngineConfig
 from octavo.core.client import EngineClient, GenerateRequest
 from octavo.core.start import start_client
 from octavo.engine.load import MIN_MODEL_LEN
@@ -143,9 +143,8 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     finally:
         checkpoint.close()
     fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
-    if config.kv_cache_memory is not None:
-        kv_cache_bytes = parse_bytes("kv_cache_memory", config.kv_cache_memory)
-        return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
+    if config.kv_cache_bytes is not None:
+        return _Plan(fixed_bytes + config.kv_cache_bytes, config.kv_cache_bytes)
     request_bytes = -(-context // config.block_size) * config.block_size * sizes.kv_bytes_per_token
     wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
     # At least a short request's, so that the sum shows what a model needs that does not fit even alone.

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Literal
 
 from octavo.batch import Float32
-from octavo.core.client import EngineClient, EngineStatus, GenerateRequest, ModelInfo, OutputStream
+from octavo.core.client import AnswerStream, EngineClient, EngineStatus, GenerateRequest, ModelInfo
 from octavo.errors import OctavoError
 from octavo.outputs import RequestOutput
 from octavo.server.observability.metrics import RequestMeter, ServerMetrics
@@ -36,7 +36,7 @@ class ObservedClient:
     async def wait_ready(self) -> None:
         await self._client.wait_ready()
 
-    async def generate(self, request: GenerateRequest) -> OutputStream:
+    async def generate(self, request: GenerateRequest) -> AnswerStream:
         meter = self._metrics.request_started(self._model_name, request)
         tracer = self._metrics.tracer
         span = tracer.begin(self._model_name, request) if tracer is not None else None
@@ -66,7 +66,7 @@ class ObservedClient:
 class ObservedStream:
     """An answer on its way to the user."""
 
-    def __init__(self, stream: OutputStream, meter: RequestMeter, span: RequestSpan | None) -> None:
+    def __init__(self, stream: AnswerStream, meter: RequestMeter, span: RequestSpan | None) -> None:
         self._stream = stream
         self._meter = meter
         self._span = span
