@@ -28,7 +28,7 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
     ("options", "message"),
     [
         ({"max_num_seq": 4}, "there is no option 'max_num_seq'; did you mean max_num_seqs"),
-        ({"zebra": 4}, "there is no option 'zebra'; known are model, backend"),
+        ({"zebra": 4}, "there is no option 'zebra'; the options are model, backend"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be from 1 to 4096"),
         ({"max_num_seqs": "4"}, "max_num_seqs must be an integer, not '4'"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "32, less than max_num_seqs 64"),

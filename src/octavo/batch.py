@@ -1,4 +1,4 @@
-"""The arrays of one step: what the engine hands to an executor, and what comes back."""
+"""The arrays of one step: the engine's input to an executor, and the executor's output."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Float32 = NDArray[np.float32]
 
 @dataclass(slots=True)
 class SamplingBatch:
-    """How each output row becomes a token. R = rows, in the order of `Batch.logits_indices`.
+    """The sampling parameters of each output row. R = rows, in the order of `Batch.logits_indices`.
 
-    The meaning is `octavo.backends.sampling`; the order of the stages is written there.
+    `octavo.backends.sampling` defines their meaning and the order of the stages.
     """
 
     temperature: Float32  # [R]; 0: greedy
@@ -59,9 +59,9 @@ class Batch:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step gives back, in the order of `Batch.logits_indices`.
+    """The results of a step, in the order of `Batch.logits_indices`.
 
-    Log-probabilities are those of the model itself: before bias, penalties and temperature.
+    Log-probabilities are the model's own: before bias, penalties and temperature.
     """
 
     token_ids: Int32  # [R]; the sampled token, or the target

@@ -1,4 +1,4 @@
-"""What an engine is built from. Flags and documentation are made from these fields."""
+"""The engine's options. Flags and documentation are made from these fields."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ def _option(default: Any, help: str) -> Any:  # noqa: A002 - the word that comma
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How to run a model. Every field is checked when the object is made; a wrong one raises UsageError."""
+    """The options of an engine. Every field is checked on construction; an invalid one raises UsageError."""
 
     model: str = _option("smollm2", "path, hub id (org/name or org/name:Q4_K_M) or short name of the model")
-    backend: str = _option("cpu", "what computes: cpu, or reference (numpy, slow, the specification)")
+    backend: str = _option("cpu", "compute backend: cpu, or reference (numpy: slow, but defines the results)")
     max_model_len: int | None = _option(
-        None, "most tokens of prompt and answer of one request; default: the model's own, or what the memory holds"
+        None, "maximum tokens of a request, prompt and answer; default: the model's limit, or as many as fit in memory"
     )
-    max_num_seqs: int = _option(64, "most sequences that run at once")
-    max_num_batched_tokens: int = _option(512, "most tokens computed in one step: smaller steps answer more evenly")
+    max_num_seqs: int = _option(64, "maximum sequences that run at the same time")
+    max_num_batched_tokens: int = _option(512, "maximum tokens computed in one step; fewer make streams smoother")
     max_itl: int = _option(
-        200, "milliseconds between two tokens that streams are kept to beside long prompts, and on average; 0: no limit"
+        200,
+        "milliseconds between two tokens of a stream: the maximum beside long prompts, else the average; 0: no limit",
     )
     kv_cache_memory: int | str | None = _option(
-        None, "memory of the KV cache, in bytes or as '2GiB'; default: by the free memory, half of it at most"
+        None, "memory of the KV cache, in bytes or as '2GiB'; default: at most half of the free memory"
     )
     kv_dtype: KVDtype = _option(  # noqa: RUF009 - a literal cannot change
-        "float16", "how the KV cache holds numbers: float16, or int8 (1.9 times the tokens in the same memory)"
+        "float16", "number type of the KV cache: float16, or int8 (1.9 times the tokens in the same memory)"
     )
-    block_size: int = _option(16, "tokens of one block of the KV cache")
-    enable_prefix_caching: bool = _option(True, "keep the KV cache of finished requests for prompts that begin alike")
-    pack_cache: bool = _option(False, "keep packed weights on disk; the next start maps them and shares their memory")
-    pack_cache_size: int | str = _option("32GiB", "what packed weights of all models may take on disk")
-    num_threads: int = _option(0, "compute threads; 0: as many as this process may use cores")
+    block_size: int = _option(16, "tokens in one block of the KV cache")
+    enable_prefix_caching: bool = _option(True, "reuse the KV cache of earlier prompts with the same beginning")
+    pack_cache: bool = _option(False, "keep packed weights on disk; later starts map them and share their memory")
+    pack_cache_size: int | str = _option("32GiB", "maximum disk space for the packed weights of all models")
+    num_threads: int = _option(0, "compute threads; 0: one for each core that this process may use")
 
     def __post_init__(self) -> None:
         for name in ("model", "backend"):
@@ -85,12 +86,12 @@ class EngineConfig:
 
     @classmethod
     def resolve(cls, model: str, options: dict[str, Any]) -> EngineConfig:
-        """A configuration from keyword arguments. Raises UsageError for an unknown one, with the nearest known."""
+        """A configuration from keyword arguments. Raises UsageError for an unknown one and suggests the nearest."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, 1)
-                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+                hint = f"; did you mean {near[0]}?" if near else f"; the options are {', '.join(known)}"
                 raise UsageError(f"there is no option {name!r}{hint}")
         return cls(model=model, **options)
 

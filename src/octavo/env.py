@@ -1,4 +1,4 @@
-"""The environment variables that Octavo reads, all of them; nothing else looks at `os.environ`.
+"""All environment variables that Octavo reads; no other module uses `os.environ`.
 
 | variable             | meaning                                                                                  |
 |----------------------|------------------------------------------------------------------------------------------|
@@ -6,8 +6,8 @@
 | `OCTAVO_OFFLINE`     | 1: never touch the network (`HF_HUB_OFFLINE=1` means the same)                           |
 | `OCTAVO_ISA`         | widest instruction set to use: `scalar`; on x86 `avx2`, `avx512`, `avx512vnni`, `amx`;   |
 |                      | on ARM `neon`, `dotprod`, `i8mm`                                                         |
-| `OCTAVO_NUM_THREADS` | compute threads; default: as many as the machine gives this process                      |
-| `OCTAVO_FAULT`       | for tests of Octavo only: makes an engine's process fail; see `core/faults.py`           |
+| `OCTAVO_NUM_THREADS` | compute threads; default: one for each core that this process may use                    |
+| `OCTAVO_FAULT`       | only for tests of Octavo: injects a fault into an engine's process; see `core/faults.py` |
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INSTRUCTION_SETS = ("scalar", "avx2", "avx512", "avx512vnni", "amx", "neon", "d
 
 
 def cache_dir() -> Path:
-    """Folder of downloaded models (not made here). An empty variable counts as unset."""
+    """Folder of downloaded models; this call does not create it. An empty variable counts as unset."""
     if chosen := os.environ.get("OCTAVO_CACHE"):
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -32,17 +32,17 @@ def cache_dir() -> Path:
 
 
 def pack_cache_dir() -> Path:
-    """Folder of packed weights (not made here)."""
+    """Folder of packed weights; this call does not create it."""
     return cache_dir() / "packed"
 
 
 def is_offline() -> bool:
-    """Whether the network is off by `OCTAVO_OFFLINE` or the hub's own `HF_HUB_OFFLINE`."""
+    """True if `OCTAVO_OFFLINE`, or the hub's own `HF_HUB_OFFLINE`, forbids the network."""
     return _flag("OCTAVO_OFFLINE") or _flag("HF_HUB_OFFLINE")
 
 
 def max_instruction_set() -> str | None:
-    """Cap on the instruction set of the native kernels; None: the widest that the machine has."""
+    """The widest instruction set that native kernels may use; None: no limit. Raises UsageError."""
     value = os.environ.get("OCTAVO_ISA", "").strip().lower()
     if not value:
         return None
@@ -52,7 +52,7 @@ def max_instruction_set() -> str | None:
 
 
 def num_threads() -> int:
-    """Compute threads; 0: as many as the machine gives this process."""
+    """Number of compute threads; 0: one for each core that this process may use. Raises UsageError."""
     value = os.environ.get("OCTAVO_NUM_THREADS", "").strip()
     if not value:
         return 0
@@ -62,12 +62,12 @@ def num_threads() -> int:
 
 
 def fault() -> str | None:
-    """The fault that an engine's process shall make, for tests."""
+    """The fault to inject into an engine's process, for tests."""
     return os.environ.get("OCTAVO_FAULT") or None
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:
-    """This process's environment with `changes`, for a child process."""
+    """A copy of this process's environment with `changes`, for a child process."""
     return {**os.environ, **changes}
 
 

@@ -1,19 +1,19 @@
-"""The errors a user can meet, each with the exit code that the command line gives it."""
+"""The errors a user can meet, each with its exit code for the command line."""
 
 from __future__ import annotations
 
 
 class OctavoError(Exception):
-    """Base of every error that Octavo raises on purpose: one clear line, no traceback needed."""
+    """Base class of every error that Octavo raises on purpose: one clear line, no traceback needed."""
 
     exit_code = 1
 
 
 class UsageError(OctavoError, ValueError):
-    """The request or the command is wrong: the message names the value, the limit and the remedy.
+    """The request or the command is invalid: the message names the value, the limit and the remedy.
 
-    param: the field that is wrong, by its name in the request, as far as it is one field.
-    code: what is wrong with it in one word that programs can rely on, such as `decimal_above_max_value`.
+    param: name of the invalid field in the request, if it is a single field.
+    code: the reason as a stable identifier for programs, such as `decimal_above_max_value`.
     """
 
     exit_code = 2
@@ -31,26 +31,26 @@ class GraphError(OctavoError):
 
 
 class ModelLoadError(OctavoError):
-    """A model is missing, is no model, is damaged or unsupported: names file, offset and reason."""
+    """A model is missing, damaged, unsupported or not a model: the message names file, offset and reason."""
 
     exit_code = 3
 
 
 class InsufficientMemoryError(OctavoError):
-    """A model or one request does not fit: the message shows the arithmetic."""
+    """A model or a request does not fit into memory: the message shows the arithmetic."""
 
     exit_code = 3
 
 
 class EngineDeadError(OctavoError):
-    """The engine failed or was closed; every request that waited for it gets this."""
+    """The engine failed or was closed; every pending request gets this error."""
 
 
 class OverloadedError(OctavoError):
-    """There is no room for this request now; the same request may succeed later.
+    """There is no capacity for this request now; the same request may succeed later.
 
     code: `server_overloaded`, `queue_timeout`, `server_shutting_down`, `engine_restarting`, `engine_stalled` or
-    `model_loading`. retry_after_s: when it is worth another try.
+    `model_loading`. retry_after_s: seconds to wait before the next attempt.
     """
 
     def __init__(self, message: str, *, code: str, retry_after_s: float = 1.0) -> None:
@@ -60,8 +60,8 @@ class OverloadedError(OctavoError):
 
 
 class GenerationTimeoutError(OctavoError):
-    """A request ran longer than it was allowed to; what it had generated is lost to a caller that does not stream."""
+    """A request exceeded its time limit. A caller that does not stream loses the text generated so far."""
 
 
 class NumericalError(OctavoError):
-    """The model's logits for this request hold a NaN or an infinity; nobody else is affected."""
+    """The model's logits for this request contain a NaN or an infinity; other requests are not affected."""

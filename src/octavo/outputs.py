@@ -1,4 +1,4 @@
-"""What leaves the engine: `RequestOutput` and its parts, in vLLM's shape."""
+"""The engine's outputs: `RequestOutput` and its parts, in vLLM's shape."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """One token's log-probability under the model itself, before bias, penalties and temperature."""
+    """One token's log-probability under the model, before bias, penalties and temperature."""
 
     logprob: float
     rank: int  # 1 = most likely
@@ -22,22 +22,22 @@ class Logprob:
 
 @dataclass(frozen=True, slots=True)
 class CompletionOutput:
-    """One choice. In a stream of deltas `text`, `token_ids` and `logprobs` hold only what is new."""
+    """One choice. In a stream of deltas `text`, `token_ids` and `logprobs` hold only the new part."""
 
     index: int
     text: str
     token_ids: list[int]
-    cumulative_logprob: float | None = None  # of all tokens so far; None unless logprobs were asked for
+    cumulative_logprob: float | None = None  # of all tokens so far; None unless logprobs were requested
     logprobs: list[dict[int, Logprob]] | None = None  # one entry a token of token_ids
-    finish_reason: str | None = None  # None while it runs; stop, length or abort
+    finish_reason: str | None = None  # None while the choice runs; then stop, length or abort
     stop_reason: int | str | None = None  # the stop token id or stop string; None for the model's own end of text
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """Where a request's time went, in seconds, and how much of its prompt was already in the cache.
+    """The times of a request, in seconds, and the number of its prompt tokens that were in the cache.
 
-    In a stream all outputs but the last carry the figures as of the first token.
+    In a stream, all outputs but the last have the figures as of the first token.
     """
 
     queue_s: float = 0.0  # arrival to first being scheduled
@@ -52,7 +52,7 @@ class RequestMetrics:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """A request's answer, or the part of it that a stream delivers."""
+    """The answer to a request, or the part of it that one item of a stream delivers."""
 
     request_id: str
     prompt: str | None
@@ -79,9 +79,9 @@ class PoolingOutput:
 
 
 class RejectedPromptsError(UsageError):
-    """Some prompts of one call were refused or failed; all others were answered and are here.
+    """Some prompts of a call were refused or failed; the answers to all others are attached.
 
-    outputs: one entry a prompt, None where there is no answer. errors: index of the prompt -> why.
+    outputs: one entry per prompt, None if it has no answer. errors: index of the prompt -> its error.
     """
 
     def __init__(self, outputs: list[RequestOutput | None], errors: dict[int, OctavoError]) -> None:

@@ -1,12 +1,12 @@
-"""How a request becomes tokens: `SamplingParams` and `BeamSearchParams`, checked when they are made.
+"""The sampling parameters of a request: `SamplingParams` and `BeamSearchParams`, validated on construction.
 
-Names and defaults are those of vLLM, so that a script moves over unchanged.
+Names and defaults are those of vLLM, so that a script for vLLM runs unchanged.
 
-These two classes and `PoolingParams` share members that spare their users a test of the class:
-is_answered: tokens follow the prompt. num_choices: answers of one request. num_seats: sequences that run in lockstep
-from the first step on. output_kind: items of a stream. sampling: rules that make tokens of the rows of one sequence.
-with_output_kind(kind): the same parameters for another kind of stream. Also max_tokens, ignore_eos,
-skip_special_tokens, structured_outputs and prompt_logprobs, which are None where the kind of request has none.
+These two classes and `PoolingParams` share members, so that callers need not test the class:
+is_answered: tokens follow the prompt. num_choices: number of answers to a request. num_seats: sequences that run in
+lockstep from the first step on. output_kind: content of the items of a stream. sampling: the rules that sample each
+sequence. with_output_kind(kind): the same parameters for another kind of stream. Also max_tokens, ignore_eos,
+skip_special_tokens, structured_outputs and prompt_logprobs, which are None where they do not apply.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ MAX_SCHEMA_CHARS = 2**19  # sixty tools with their parameters take a fifth of it
 MAX_GRAMMAR_CHARS = 2**18
 MAX_REGEX_CHARS = 2**15
 MAX_CACHE_SALT_CHARS = 1024
-# Below this a division of the logits overflows float32 for some models; the limit of the softmax is greedy anyway.
+# Below this, dividing the logits overflows float32 for some models; the limit of the softmax is greedy anyway.
 GREEDY_TEMPERATURE = 1e-5
 
 _INT32_MAX = 2**31 - 1
 
 
 class RequestOutputKind(enum.Enum):
-    """What each item of a stream carries: everything so far, only what is new, or only the end."""
+    """The content of each item of a stream: the whole answer so far, only the new part, or one item at the end."""
 
     CUMULATIVE = "cumulative"
     DELTA = "delta"
@@ -48,11 +48,12 @@ class RequestOutputKind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class StructuredOutputsParams:
-    """What the text of an answer must look like; exactly one of these, with vLLM's names.
+    """A constraint on the text of an answer; exactly one of these, with vLLM's names.
 
-    json: a JSON schema, as its text or as a dict; kept as text. regex: a regular expression that matches the whole
+    json: a JSON schema, as text or as a dict; stored as text. regex: a regular expression that matches the whole
     answer. choice: the answer is one of these. grammar: a Lark grammar in llguidance's dialect. json_object: any
-    JSON object. What cannot be enforced is refused when the model sees the request; see `engine.constrained`.
+    JSON object. A constraint that cannot be enforced is refused when the request is submitted; see
+    `engine.constrained`.
     """
 
     json: str | Mapping[str, object] | None = None
@@ -83,19 +84,20 @@ class StructuredOutputsParams:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    """One request's sampling. Every field is checked; a wrong one raises `UsageError`.
+    """The sampling of one request. Every field is checked; an invalid one raises `UsageError`.
 
-    n: choices to generate from one prompt, which is computed once.
+    n: number of choices for one prompt, which is computed only once.
     temperature: 0 is greedy. top_k: 0 or -1 is off. top_p, typical_p: 1 is off. min_p: 0 is off.
     repetition_penalty: over prompt and output, 1 is off (Keskar et al. 2019).
     presence_penalty, frequency_penalty: over the output only, 0 is off (OpenAI).
     logit_bias: token id -> value added to its logit, -100 to 100.
-    allowed_token_ids: nothing else can be chosen. bad_words: strings that are never completed.
-    seed: with the number of the choice and of the token it fixes all randomness; None: drawn per request.
-    stop: strings that end the text and are cut off it, unless include_stop_str_in_output.
-    stop_token_ids: ids that end the sequence, beside the model's own unless ignore_eos.
-    min_tokens: no end-of-text and no stop token before. max_tokens: None is the end of the context. Where the
-        context ends before max_tokens, so does the answer, with finish_reason "length"; that is no error.
+    allowed_token_ids: the only tokens that can be chosen. bad_words: strings that are not generated.
+    seed: determines all randomness, together with the index of the choice and of the token; None: a random seed.
+    stop: strings that end the text. They are removed from it, unless include_stop_str_in_output.
+    stop_token_ids: ids that end the sequence, in addition to the model's own unless ignore_eos.
+    min_tokens: number of tokens before which neither end-of-text nor a stop token is chosen.
+    max_tokens: None is the end of the context. If the context ends first, the answer ends there with finish_reason
+        "length"; that is not an error.
     logprobs, prompt_logprobs: number of most likely tokens reported beside the chosen one; 0 is only the chosen one.
     detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
     """
@@ -222,7 +224,7 @@ class SamplingParams:
 
     @property
     def forbids_tokens(self) -> bool:
-        """Some token may be impossible to choose whatever the model thinks of it."""
+        """True if some token may be excluded, whatever its logit."""
         named = self.logit_bias or self.bad_words or self.min_tokens or self.structured_outputs
         return bool(named) or self.allowed_token_ids is not None
 
@@ -235,9 +237,9 @@ class SamplingParams:
 class BeamSearchParams:
     """Beam search: the `beam_width` best sequences by log-probability / length ** length_penalty.
 
-    early_stopping, as in transformers: True ends when beam_width sequences are finished, False when no running
-    beam can be expected to win any more, "never" when none can win even at full length.
-    n: how many of the finished sequences are returned; None: all beam_width.
+    early_stopping, as in transformers: True ends the search when beam_width sequences are finished, False when no
+    running beam is likely to win any more, "never" when none can win even at full length.
+    n: number of finished sequences to return; None: all beam_width.
     """
 
     beam_width: int
@@ -304,7 +306,7 @@ def _schema_text(schema: object) -> str:
 
 
 def _refusal(name: str, problem: str, code: str) -> UsageError:
-    """The error about a field, or about an item of it such as `stop[3]`; `param` names the field alone."""
+    """The error about a field, or about one of its items such as `stop[3]`; `param` names only the field."""
     return UsageError(f"{name} {problem}", param=name.partition("[")[0], code=code)
 
 
@@ -320,13 +322,13 @@ def _integer(name: str, value: object, low: int, high: int | None) -> int:
 
 
 def _shown(number: int) -> str:
-    """The number in digits, or its length: Python refuses to write thousands of them."""
+    """The number in digits, or its length in bits: Python refuses to print thousands of digits."""
     bits = number.bit_length()
     return str(number) if bits <= 256 else f"a number of {bits} bits"
 
 
 def _number(name: str, value: object, low: float, high: float, above: bool = False) -> float:
-    """The value as float, within [low, high], or (low, high] with `above`."""
+    """The value as a float within [low, high], or within (low, high] if `above`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise _refusal(name, f"must be a number, not {value!r:.80}", "invalid_type")
     try:

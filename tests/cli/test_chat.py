@@ -25,9 +25,9 @@ def test_commands(smollm2_path: Path) -> None:
     result = octavo("chat", smollm2_path, *GREEDY, stdin=lines)
     assert result.returncode == 0
     assert "/reset " in result.stdout
-    assert "begins again with this system message" in result.stdout
-    assert "There is no /nonsense" in result.stdout
-    assert result.stdout.splitlines()[-1] == "No system message."
+    assert "New conversation with this system message" in result.stdout
+    assert "There is no command /nonsense" in result.stdout
+    assert result.stdout.splitlines()[-1] == "New conversation without a system message."
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None:
@@ -39,10 +39,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None
         terminal.type("\x03")
         terminal.wait_for(">>> ")
         terminal.type("\x03")
-        terminal.wait_for("(Ctrl-D or /exit leaves)")
+        terminal.wait_for("(Ctrl-D or /exit to exit)")
         terminal.wait_for(">>> ")
         terminal.type("/reset\n")
-        terminal.wait_for("begins again")
+        terminal.wait_for("New conversation.")
         terminal.wait_for(">>> ")
         terminal.type("\x04")
         assert terminal.wait() == 0
@@ -53,7 +53,7 @@ def test_a_conversation_beyond_the_context_goes_on_after_reset(smollm2_path: Pat
     lines = "word " * 300 + "\n/reset\nSay hi.\n"
     result = octavo("chat", smollm2_path, *GREEDY, "--max-model-len", "128", stdin=lines)
     assert result.returncode == 0
-    assert "/reset begins again" in result.stderr
+    assert "/reset starts a new conversation" in result.stderr
     assert result.stderr.count("\n") == 1
     assert len(result.stdout.splitlines()[-1]) > 1
 

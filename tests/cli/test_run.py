@@ -82,7 +82,7 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("x", "--temperature", "warm"), 2, "Invalid value for '--temperature'"),
         (("x", "--max-tokens", "0"), 2, "--max-tokens is 0"),
         (("x", "--no-such-flag"), 2, "No such option"),
-        (("x", "--logprobs", "3"), 2, "only with --json"),
+        (("x", "--logprobs", "3"), 2, "--logprobs needs --json"),
         (("x", "--raw", "--system", "y"), 2, "--system needs the chat template"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "--kv-cache-memory is 'much'"),
         (("MODEL", "ab"), 2, "no chat template"),
@@ -123,7 +123,7 @@ def test_debug_shows_the_traceback() -> None:
 
 def test_the_prompt_is_missing_at_a_terminal() -> None:
     with Terminal("run") as terminal:
-        assert "octavo run [MODEL] PROMPT" in terminal.wait_for("`octavo chat` talks")
+        assert "octavo run [MODEL] PROMPT" in terminal.wait_for("for a conversation: octavo chat")
         assert terminal.wait() == 2
     with Terminal("run", "smollm2") as terminal:
         terminal.wait_for("smollm2 is a model, and the prompt is missing")

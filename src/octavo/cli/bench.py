@@ -1,4 +1,4 @@
-"""`octavo bench`: how fast a model is on this machine."""
+"""`octavo bench`: the speed of a model on this machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Commands(click.Group):
-    """`octavo bench --profile MODEL` is the command profile."""
+    """The commands of `octavo bench`; `octavo bench --profile MODEL` is the command `profile`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["profile", *args[1:]] if args[:1] == ["--profile"] else args)
@@ -39,7 +39,7 @@ def _number(flag: str, default: int | tuple[int, ...], text: str) -> Callable[[_
 _model = click.argument("model", default=DEFAULT_MODEL)
 _as_json = click.option("--json", "as_json", is_flag=True, help="as JSON")
 _WARMUP = 1
-# What the header of a step's table says of its ceilings, in units of 10^9 a second.
+# The ceilings in the header of a step's table, in units of 10^9 a second.
 _CEILINGS = {
     "read from memory": "{:.1f} GB/s from memory",
     "read from L2": "{:.0f} GB/s from L2",
@@ -52,7 +52,7 @@ _Report = TypeVar("_Report")
 @click.group(cls=_Commands, invoke_without_command=True)
 @click.pass_context
 def bench(context: click.Context) -> None:
-    """Measure how fast a model is on this machine."""
+    """Measure the speed of a model on this machine."""
     show_help_without_command(context)
 
 
@@ -60,7 +60,7 @@ def bench(context: click.Context) -> None:
 @_model
 @_number("--input-len", 32, "tokens of each prompt")
 @_number("--output-len", 128, "tokens of each answer")
-@_number("--batch-size", 1, "requests at the same time")
+@_number("--batch-size", 1, "concurrent requests")
 @_number("--iterations", 10, "runs that count")
 @_as_json
 @with_engine_options
@@ -74,7 +74,7 @@ def latency(
     as_json: bool,
     engine_options: Options,
 ) -> None:
-    """Measure how long one batch of requests takes."""
+    """Measure the latency of one batch of requests."""
     from octavo.bench import latency as measure
 
     load = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
@@ -85,7 +85,7 @@ def latency(
 @_model
 @_number("--input-len", 128, "tokens of each prompt")
 @_number("--output-len", 128, "tokens of each answer")
-@_number("--num-prompts", 64, "requests handed in at once")
+@_number("--num-prompts", 64, "requests submitted at once")
 @_number("--iterations", 3, "runs that count")
 @_as_json
 @with_engine_options
@@ -99,7 +99,7 @@ def throughput(
     as_json: bool,
     engine_options: Options,
 ) -> None:
-    """Measure how much a model does when there is always more to do."""
+    """Measure the throughput of many requests submitted at once."""
     from octavo.bench import throughput as measure
 
     load = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
@@ -124,7 +124,10 @@ def profile(
     as_json: bool,
     engine_options: Options,
 ) -> None:
-    """Show where the time of a step goes, beside what this machine can do at best. Also: octavo bench --profile."""
+    """Show the time of each operation in a step, beside the best possible on this machine.
+
+    Also available as: octavo bench --profile.
+    """
     from octavo.bench import profile as measure
     from octavo.engine.progress import ProgressBar
 
@@ -156,14 +159,14 @@ def _write_profile(report: ProfileReport) -> None:
     for step in report.steps:
         write("\n" + "\n".join(_step_lines(step)) + "\n")
     write(
-        "\nms: of one step, mean of the fastest quarter of the steps. ceiling: the least time that bytes and FLOPs\n"
-        "need by the measured ceilings, divided by the time. lost: time beyond that. wait: share of the threads' time\n"
-        "spent waiting for the slowest.\n"
+        "\nms: time in one step, mean of the fastest quarter of the steps. ceiling: the least possible time for the\n"
+        "bytes and FLOPs by the measured ceilings, divided by the time. lost: time beyond the least possible.\n"
+        "wait: share of the threads' time spent waiting for the slowest thread.\n"
     )
 
 
 def _step_lines(step: StepProfile) -> list[str]:
-    """A table of one step, the operation with the most to gain first."""
+    """The table of one step, sorted by the time lost."""
     ceilings = step.ceilings
     rates = {name: ceilings.value(name) / 1e9 for name in _CEILINGS}
     lines = [
@@ -185,7 +188,7 @@ def _step_lines(step: StepProfile) -> list[str]:
 
 
 def _run(measure: Callable[..., _Report], model: str, iterations: int, options: Options) -> _Report:
-    """The report of a benchmark, with a bar over its runs."""
+    """Runs a benchmark with a progress bar over its runs."""
     from octavo.engine.progress import ProgressBar
 
     path = str(find_model(model))

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.sampling_params import SamplingParams
 
-_HELP = """/reset          forget the conversation
-/system TEXT    begin again with this system message; without TEXT: with none
-/help           this list
-/exit           leave (or Ctrl-D)
+_HELP = """/reset          start a new conversation
+/system TEXT    start a new conversation with this system message; without TEXT: with none
+/help           show this list
+/exit           exit (or Ctrl-D)
 Ctrl-C          stop the answer
 """
 
@@ -36,7 +36,7 @@ Ctrl-C          stop the answer
 @with_engine_options
 @with_sampling_options
 def chat(*, model: str, system: str | None, engine_options: Options, sampling_options: Options) -> None:
-    """Talk with a model. /help lists what else can be typed.
+    """Chat with a model. /help lists the commands of the conversation.
 
     MODEL is a path, a hub id or a short name [default: smollm2].
     """
@@ -45,9 +45,9 @@ def chat(*, model: str, system: str | None, engine_options: Options, sampling_op
         import readline  # noqa: F401 - gives `input` history and editing
     with load_model(model, engine_options, will_chat=True) as llm:
         if sys.stdin.isatty():
-            write("/help for help, Ctrl-D to leave\n")
+            write("/help for help, Ctrl-D to exit\n")
         conversation = _Conversation(llm, params, system)
-        conversation.encode()  # a model without chat template says so before anybody types
+        conversation.encode()  # a model without a chat template is refused before the first question
         while (line := _read_line()) is not None:
             if not conversation.take(line):
                 break
@@ -62,12 +62,12 @@ class _Conversation:
         self._reset()
 
     def encode(self) -> list[int]:
-        """Token ids of the conversation; of a greeting while there is none."""
+        """Token ids of the conversation, or of a greeting while it has no question."""
         messages = self._messages if self._has_question() else [*self._messages, {"role": "user", "content": "Hi"}]
         return self._llm.encode_chat(messages)
 
     def take(self, line: str) -> bool:
-        """Does what a typed line says. False: the user leaves."""
+        """Executes a command or answers a question. False: the user exits."""
         command, _, rest = line.strip().partition(" ")
         if not command:
             return True
@@ -77,15 +77,13 @@ class _Conversation:
             write(_HELP)
         elif command == "/reset":
             self._reset()
-            write("The conversation begins again.\n")
+            write("New conversation.\n")
         elif command == "/system":
             self._system = rest.strip() or None
             self._reset()
-            write(
-                "The conversation begins again with this system message.\n" if self._system else "No system message.\n"
-            )
+            write(f"New conversation {'with this' if self._system else 'without a'} system message.\n")
         elif command.startswith("/") and command[1:].isalpha():
-            write(f"There is no {command}; /help lists what there is.\n")
+            write(f"There is no command {command}; /help lists all commands.\n")
         else:
             self._answer(line.strip())
         return True
@@ -104,20 +102,20 @@ class _Conversation:
                 for part in stream:
                     pieces.append(part.outputs[0].text)
                     write(pieces[-1])
-        except KeyboardInterrupt:  # the answer as far as it came belongs to the conversation
+        except KeyboardInterrupt:  # the partial answer stays in the conversation
             pass
         except EngineDeadError:
             raise
         except OctavoError as error:  # for example, the conversation outgrew the context
             self._messages.pop()
-            click.echo(f"octavo: {error} (/reset begins again)", err=True)
+            click.echo(f"octavo: {error} (/reset starts a new conversation)", err=True)
             return
         write("\n")
         self._messages.append({"role": "assistant", "content": "".join(pieces)})
 
 
 def _read_line() -> str | None:
-    """What the user types next; None at the end."""
+    """The next line that the user types; None at the end of the input."""
     is_terminal = sys.stdin.isatty()
     try:
         return input(">>> " if is_terminal else "")
@@ -128,5 +126,5 @@ def _read_line() -> str | None:
     except KeyboardInterrupt:
         if not is_terminal:
             raise
-        write("\n(Ctrl-D or /exit leaves)\n")
+        write("\n(Ctrl-D or /exit to exit)\n")
         return ""

@@ -1,4 +1,4 @@
-"""`octavo doctor`: what Octavo finds on this machine, and what it makes of it."""
+"""`octavo doctor`: the properties of this machine, and the settings that follow from them."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def doctor(*, as_json: bool) -> None:
         {
             "octavo": f"{findings['version']}, Python {findings['python']}, {findings['system']}",
             "processor": findings["processor"],
-            "instruction sets": ", ".join(findings["cpu_flags"]) or "none of interest",
+            "instruction sets": ", ".join(findings["cpu_flags"]) or "none that matter",
             "kernels": f"{findings['isa']}: {findings['isa_reason']}",
             "threads": f"{findings['threads']}: {'; '.join(findings['thread_reasons'])}",
-            "memory": f"{size(findings['available_bytes'])} can be used",
-            "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s, measured for a moment",
+            "memory": f"{size(findings['available_bytes'])} available",
+            "read bandwidth": f"{findings['read_bytes_per_s'] / 1e9:.1f} GB/s, from a short measurement",
             "models": f"{findings['cache_dir']}, {size(findings['cache_bytes'])}; {findings['network']}",
             "packed weights": f"{findings['pack_cache_dir']}, {size(findings['pack_cache_bytes'])} of these",
             "dependencies": ", ".join(f"{name} {version}" for name, version in findings["dependencies"].items()),
@@ -48,7 +48,7 @@ def doctor(*, as_json: bool) -> None:
 
 
 def examine() -> dict[str, Any]:
-    """The findings, with names as JSON has them. What cannot be found out is among the problems."""
+    """The findings under their names in the JSON output. Failed checks are listed under `problems`."""
     from octavo import env
     from octavo.backends.cpu.threads import plan_threads
     from octavo.engine.memory import available_memory_bytes
@@ -75,7 +75,7 @@ def examine() -> dict[str, Any]:
         "cache_bytes": _folder_bytes(cache),
         "pack_cache_dir": str(env.pack_cache_dir()),
         "pack_cache_bytes": _folder_bytes(env.pack_cache_dir()),
-        "network": "the network is off" if env.is_offline() else "the network may be used",
+        "network": "network disabled" if env.is_offline() else "network allowed",
         "dependencies": dependencies,
         "problems": problems,
     }
@@ -86,7 +86,7 @@ def _folder_bytes(folder: Path) -> int:
 
 
 def _processor() -> tuple[str, list[str]]:
-    """Its name, and those of its flags that matter here."""
+    """The processor's name, and its flags that matter to the kernels."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -97,7 +97,7 @@ def _processor() -> tuple[str, list[str]]:
 
 
 def _instruction_set(problems: list[str]) -> tuple[str, str]:
-    """The level that kernels run on, and why it is that."""
+    """The instruction set of the kernels, and the reason for it."""
     try:
         from octavo import env
         from octavo.backends.cpu import _native, choose_isa
@@ -110,8 +110,8 @@ def _instruction_set(problems: list[str]) -> tuple[str, str]:
         problems.append(str(error))
         return "none", str(error)
     if chosen != detected:
-        return chosen, f"OCTAVO_ISA={cap} caps what processor, system and this build have, {detected}"
-    return chosen, f"the widest that processor, system and this build have (of {', '.join(_native.known_isas())})"
+        return chosen, f"limited by OCTAVO_ISA={cap}; processor, system and this build support {detected}"
+    return chosen, f"the widest that processor, system and this build support (of {', '.join(_native.known_isas())})"
 
 
 def _version(name: str, problems: list[str]) -> str:
@@ -125,7 +125,7 @@ def _version(name: str, problems: list[str]) -> str:
 
 
 def _read_bandwidth(num_threads: int) -> float:
-    """Bytes per second that all threads together read from memory, at best of a few tries."""
+    """Bytes per second that all threads together read from memory, the best of a few measurements."""
     from concurrent.futures import ThreadPoolExecutor
 
     import numpy as np

@@ -1,7 +1,7 @@
-"""`octavo`: the commands, and what becomes of errors.
+"""`octavo`: the commands, and the handling of errors.
 
-Exit codes: 0; 1 for a fault of Octavo's own; 2 for the command; 3 for the model; 4 for a port or memory that a server
-lacks; 5 for an engine that died too often; 130 after Ctrl-C; 141 when the reader of the output is gone.
+Exit codes: 0 success; 1 internal error; 2 invalid command; 3 model cannot be loaded; 4 the server's port or memory is
+not available; 5 the engine died too often; 130 Ctrl-C; 141 the reader of the output has closed it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _COMMANDS = ("run", "chat", "serve", "show", "plan", "doctor", "bench")
 
 
 class _Commands(click.Group):
-    """Each command is the object of its name in the module of its name; only what is asked for is imported."""
+    """A command `name` is the object `name` in the module `name`; only the requested command is imported."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(_COMMANDS)
@@ -36,22 +36,22 @@ class _Commands(click.Group):
 
 
 @click.group("octavo", cls=_Commands, invoke_without_command=True)
-@click.version_option(__version__, message="octavo %(version)s", help="Show the version and leave.")
+@click.version_option(__version__, message="octavo %(version)s", help="Show the version and exit.")
 @click.pass_context
 def octavo(context: click.Context) -> None:
-    """Runs large language models on this machine. Add --debug to any command for a traceback."""
+    """Run large language models on this machine. Add --debug to any command for a traceback."""
     show_help_without_command(context)
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line and leaves the process with its exit code."""
+    """Runs the command line and exits the process with its exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     is_debug = "--debug" in arguments
     if is_debug:
         arguments.remove("--debug")
     logging.basicConfig(level=logging.DEBUG if is_debug else logging.WARNING, format="octavo: %(message)s")
     for stream in (sys.stdin, sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a byte that is no text, or a letter that the terminal lacks
+        if isinstance(stream, io.TextIOWrapper):  # invalid bytes, or characters that the terminal lacks
             stream.reconfigure(errors="replace")
     sys.exit(_run(arguments, is_debug))
 
@@ -74,7 +74,7 @@ def _run(arguments: list[str], is_debug: bool) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except ReaderGoneError:
-        # What is still buffered goes nowhere, so that the interpreter does not complain about it at the end.
+        # Discard what is still buffered, or the interpreter complains when it flushes it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except Exception as error:
@@ -95,6 +95,5 @@ def _one_line(error: BaseException) -> str:
 def _fail(code: int, message: str, is_debug: bool) -> int:
     if is_debug:
         traceback.print_exc()
-    # A message of several lines is a list; a terminal shows it as it is.
     click.echo(f"octavo: {message}", err=True)
     return code

@@ -17,45 +17,45 @@ from octavo.server.config import ServerConfig
 DEFAULT_MODEL = "smollm2"
 
 Options = dict[str, Any]
-"""What was given on the command line, by field name."""
+"""The options given on the command line, by field name."""
 _Flag = tuple[Any, str, Any]  # type, help, default
 
 _SAMPLING_HELP: dict[str, str] = {
-    "temperature": "how freely tokens are chosen; 0: always the most likely",
-    "top_p": "choose among the most likely tokens that make up this probability",
-    "top_k": "choose among so many most likely tokens; 0: all",
-    "min_p": "leave out tokens below this fraction of the most likely one",
-    "typical_p": "choose among the most typical tokens that make up this probability",
-    "repetition_penalty": "above 1: rather not what stands in prompt or answer already",
-    "presence_penalty": "above 0: rather not what stands in the answer already",
-    "frequency_penalty": "above 0: the less, the more often it stands in the answer already",
-    "seed": "the same seed gives the same answer",
-    "stop": "end the answer before this text; may be given several times",
-    "stop_token_ids": "end the answer at this token; may be given several times",
-    "bad_words": "a text that must not appear; may be given several times",
-    "allowed_token_ids": "choose only among these tokens; may be given several times",
-    "include_stop_str_in_output": "keep the text that ended the answer",
-    "ignore_eos": "go on after the end of the answer, up to max-tokens",
-    "min_tokens": "shortest answer, in tokens",
-    "max_tokens": "longest answer, in tokens; default: up to the end of the context",
-    "logprobs": "with --json: log-probabilities of each token and of so many most likely ones",
+    "temperature": "randomness of the choice of tokens; 0: always the most likely token",
+    "top_p": "sample from the most likely tokens whose probabilities add up to this",
+    "top_k": "sample from this many most likely tokens; 0: from all",
+    "min_p": "leave out tokens less likely than this fraction of the most likely one",
+    "typical_p": "sample from the most typical tokens whose probabilities add up to this",
+    "repetition_penalty": "above 1: tokens of the prompt and the answer become less likely",
+    "presence_penalty": "above 0: tokens that are already in the answer become less likely",
+    "frequency_penalty": "above 0: a token becomes less likely each time it appears in the answer",
+    "seed": "seed of the random numbers; the same seed gives the same answer",
+    "stop": "stop before this text; may be given several times",
+    "stop_token_ids": "stop at this token id; may be given several times",
+    "bad_words": "text that must not appear in the answer; may be given several times",
+    "allowed_token_ids": "sample only from these token ids; may be given several times",
+    "include_stop_str_in_output": "keep the stop text in the answer",
+    "ignore_eos": "continue after the end-of-text token, up to --max-tokens",
+    "min_tokens": "minimum length of the answer, in tokens",
+    "max_tokens": "maximum length of the answer, in tokens; default: up to the end of the context",
+    "logprobs": "with --json: log-probabilities of each token and of this many most likely ones",
     "skip_special_tokens": "leave control tokens out of the text",
 }
-# An answer for people rather than for an experiment: no length limit, and little of the unlikely.
+# Defaults for readable answers: no limit on the length, and few unlikely tokens.
 _ANSWER_DEFAULTS: Options = {"temperature": 0.2, "top_p": 0.9, "max_tokens": None}
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of `EngineConfig`; the command gets those given as `engine_options`."""
+    """Adds an option for each field of `EngineConfig`; the command receives the given ones as `engine_options`."""
     options = _options_of(EngineConfig)
     del options["model"]  # the command's argument
     return _with_options(command, "engine_options", options)
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of `ServerConfig`; the command gets those given as `server_options`.
+    """Adds an option for each field of `ServerConfig`; the command receives the given ones as `server_options`.
 
-    Durations are texts there (`30s`), repeated options lists: `ServerConfig.from_options` reads both.
+    Durations are strings (`30s`) and repeated options are lists: `ServerConfig.from_options` reads both.
     """
     options = {
         name: (str, text, f"{default:g}s") if kind is float else (kind, text, default)
@@ -65,7 +65,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds an option for each field of `SamplingParams` that suits one answer, as `sampling_options`."""
+    """Adds an option for each field of `SamplingParams` that applies to a single answer, as `sampling_options`."""
     known = _options_of(SamplingParams)
     options = {
         name: (known[name][0], text, _ANSWER_DEFAULTS.get(name, known[name][2]))
@@ -80,7 +80,7 @@ def sampling_params(options: Options) -> SamplingParams:
 
 
 def in_flags(message: str) -> str:
-    """The message of a wrong value as the command line knows it: `--max-queue is -1` for `max_queue is -1`."""
+    """The message with the field's name as a flag: `--max-queue is -1` for `max_queue is -1`."""
     name, separator, rest = message.partition(" is ")
     fields = {*_options_of(EngineConfig), *_options_of(ServerConfig), *_SAMPLING_HELP} - {"model"}
     return f"--{name.replace('_', '-')}{separator}{rest}" if name in fields else message
@@ -98,8 +98,8 @@ def _options_of(config: type[Any]) -> dict[str, _Flag]:
 def _flag_type(hint: Any) -> Any:
     """The type of one value on the command line; a list of it if the option may be given several times.
 
-    Where a field takes texts beside numbers, such as "2GiB", or one text beside several, the command line takes the
-    more general kind.
+    If a field takes strings as well as numbers, such as "2GiB", or several strings as well as one, the flag has the
+    more general type.
     """
     kinds = [kind for kind in get_args(hint) if kind is not NoneType] if isinstance(hint, UnionType) else [hint]
     for kind in kinds:
@@ -109,7 +109,7 @@ def _flag_type(hint: Any) -> Any:
 
 
 def _with_options(command: Callable[..., None], target: str, options: dict[str, _Flag]) -> Callable[..., None]:
-    """The command with one option for each of `options`; it gets those that were given as `target`."""
+    """The command with one option for each of `options`; it receives the given ones as the argument `target`."""
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:

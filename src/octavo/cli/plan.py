@@ -1,4 +1,4 @@
-"""`octavo plan`: what a model takes of this machine's memory, before it is loaded."""
+"""`octavo plan`: the memory that a model needs, and the options that fit this machine, without loading it."""
 
 from __future__ import annotations
 
@@ -35,25 +35,23 @@ class MemoryNeeds:
     fits: bool
     largest_context: int  # of each of the users; 0: not even the weights fit
     largest_users: int  # with that context
-    bytes_read_per_token: int  # while all users' answers grow at that context: weights are read once for all of them
+    bytes_read_per_token: int  # in a decode step of all users at that context, which reads the weights only once
     flops_per_token: int
 
 
 @click.command()
 @click.argument("model")
 @click.option(
-    "--ctx", type=click.IntRange(min=1), help="tokens of prompt and answer of each user [default: the model's own]"
+    "--ctx", type=click.IntRange(min=1), help="tokens of prompt and answer per user [default: the model's context]"
 )
-@click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="requests at the same time")
-@click.option(
-    "--kv-dtype", default="float16", show_default=True, help="how the KV cache holds numbers: float16 or int8"
-)
+@click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="concurrent requests")
+@click.option("--kv-dtype", default="float16", show_default=True, help="number type of the KV cache: float16 or int8")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
 def plan(*, model: str, ctx: int | None, users: int, kv_dtype: str, as_json: bool) -> None:
-    """Show what a model takes of this machine's memory, and what fits. Loads nothing.
+    """Show how much memory a model needs, and how much context fits this machine. Reads only the headers.
 
     MODEL is a path, a hub id or a short name.
-    Exit code 3 if it does not fit: with --ctx that context, else not even a short one.
+    The exit code is 3 if the context given by --ctx does not fit or, without --ctx, if no context fits.
     """
     from octavo.engine.memory import available_memory_bytes
     from octavo.loader.checkpoint import open_checkpoint
@@ -82,9 +80,9 @@ def memory_needs(
     available_bytes: int,
     config: EngineConfig | None = None,
 ) -> MemoryNeeds:
-    """The arithmetic, from the graph and the headers. context: None is the model's own.
+    """The memory calculation, from the graph and the headers. context: None is the model's own.
 
-    config: how the engine would be started, but for the number of users.
+    config: options of the engine; max_num_seqs is raised to `users`.
     """
     from octavo.engine.memory import headroom_bytes
     from octavo.engine.sizes import model_sizes
@@ -109,7 +107,7 @@ def memory_needs(
     block = config.block_size
     step_sizes = StepSizes(users, users, users, wanted, sizes.kv_element_bytes)
     step = graph_cost(sizes.graph, step_sizes, sizes.weights)
-    per_request = -(-wanted // block) * block  # the cache is given out in whole blocks
+    per_request = -(-wanted // block) * block  # the cache is allocated in whole blocks
     return MemoryNeeds(
         model=str(checkpoint.path),
         architecture=checkpoint.architecture,
@@ -154,7 +152,7 @@ def _write(needs: MemoryNeeds) -> None:
 
 
 def _options(needs: MemoryNeeds) -> str:
-    """What to start with, so that all of it is there: by itself the cache takes half of the free memory at most."""
+    """Options that reserve the whole cache: by default it gets at most half of the free memory."""
     mebibytes = -(-needs.kv_bytes // (1 << 20))
     kv_dtype = "" if needs.kv_dtype == EngineConfig.kv_dtype else f" --kv-dtype {needs.kv_dtype}"
     return f"--max-model-len {needs.context} --kv-cache-memory {mebibytes}MiB{kv_dtype}"
@@ -167,4 +165,4 @@ def _count(users: int) -> str:
 def _advice(needs: MemoryNeeds) -> str:
     if needs.largest_context:
         return f"{needs.largest_context:,} tokens for {_count(needs.users)} would fit"
-    return "take a smaller model or quantization, fewer users, or free memory"
+    return "use a smaller model or quantization or fewer users, or free memory"

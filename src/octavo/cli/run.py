@@ -1,4 +1,4 @@
-"""`octavo run`: one question, one answer."""
+"""`octavo run`: one prompt, one streamed answer."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("words", nargs=-1, metavar="[MODEL] PROMPT")
-@click.option("--system", help="system message, before the prompt")
-@click.option("--raw", is_flag=True, help="continue the prompt as it is, without chat template")
-@click.option("--json", "as_json", is_flag=True, help="text, token ids and timings as JSON, at the end")
+@click.option("--system", help="system message before the prompt")
+@click.option("--raw", is_flag=True, help="continue the prompt as it is, without the chat template")
+@click.option("--json", "as_json", is_flag=True, help="print text, token ids and timings as JSON at the end")
 @with_engine_options
 @with_sampling_options
 def run(
@@ -43,17 +43,18 @@ def run(
     engine_options: Options,
     sampling_options: Options,
 ) -> None:
-    """Answer a prompt. The answer appears as it is made.
+    """Answer a prompt. The answer is printed as it is generated.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]; a PROMPT of - is read from standard input.
+    MODEL is a path, a hub id or a short name [default: smollm2]. With - as PROMPT, the prompt is read from standard
+    input.
     """
     started = time.monotonic()
     model, prompt = _model_and_prompt(list(words))
     params = sampling_params(sampling_options)
     if raw and system is not None:
-        raise UsageError("--system needs the chat template, which --raw leaves out: give only one of them")
+        raise UsageError("--system needs the chat template, which --raw leaves out: use only one of the two")
     if params.logprobs is not None and not as_json:
-        raise UsageError("--logprobs are shown only with --json")
+        raise UsageError("--logprobs needs --json, which shows them")
     with load_model(model, engine_options, will_chat=not raw) as llm:
         load_s = time.monotonic() - started
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
@@ -63,7 +64,7 @@ def run(
 
 
 def _model_and_prompt(words: list[str]) -> tuple[str, str]:
-    """Raises UsageError where there are too many words, or no prompt."""
+    """Raises UsageError if there are too many words or no prompt."""
     if len(words) > 2:
         raise UsageError(f"run takes a model and a prompt, not {len(words)} words: put quotes around the prompt")
     is_piped = not sys.stdin.isatty()
@@ -75,7 +76,7 @@ def _model_and_prompt(words: list[str]) -> tuple[str, str]:
         model, prompt = DEFAULT_MODEL, words[0] if words else "-"
     if prompt == "-":
         if not words and not is_piped:
-            raise UsageError("the prompt is missing: octavo run [MODEL] PROMPT; `octavo chat` talks")
+            raise UsageError("the prompt is missing: octavo run [MODEL] PROMPT; for a conversation: octavo chat")
         prompt = sys.stdin.read()
     elif len(words) == 1 and _is_model(prompt):
         raise UsageError(f"{prompt} is a model, and the prompt is missing: octavo run {prompt} PROMPT")
@@ -85,7 +86,7 @@ def _model_and_prompt(words: list[str]) -> tuple[str, str]:
 
 
 def _is_model(word: str) -> bool:
-    """Whether a single word is rather a model than a prompt."""
+    """True if a single word names a model and is unlikely to be a prompt."""
     from octavo.loader.aliases import ALIASES
 
     with suppress(OSError, ValueError):  # a prompt can be longer than a path
@@ -109,7 +110,7 @@ def _stream(llm: LLM, prompt_ids: list[int], params: SamplingParams, *, show: bo
                     write(part.outputs[0].text)
         except KeyboardInterrupt:
             if show:
-                write("\n")  # the shell's prompt begins a line
+                write("\n")  # so that the shell's prompt starts on a new line
             raise
     if show:
         write("\n")

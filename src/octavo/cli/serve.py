@@ -1,4 +1,4 @@
-"""`octavo serve`: a model, or several, over HTTP."""
+"""`octavo serve`: one or several models over HTTP."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 @with_server_options
 @with_engine_options
 def serve(*, models: tuple[str, ...], server_options: Options, engine_options: Options) -> None:
-    """Serve a model over HTTP, with the interface of OpenAI and others.
+    """Serve models over HTTP, with the APIs of OpenAI, Anthropic and others.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]; several have names and are loaded when asked for.
+    MODEL is a path, a hub id or a short name [default: smollm2]. Several models need names and are loaded on demand.
 
-    Exit codes: 2 for a wrong option, 3 if the model cannot be loaded, 4 if the port or the memory is taken, 5 if the
-    engine died too often.
+    Exit codes: 2 for an invalid option, 3 if the model cannot be loaded, 4 if the port or the memory is not
+    available, 5 if the engine died too often.
     """
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
     specs = _specs(list(models) or [DEFAULT_MODEL], engine_options)
     _end_at_once_on_signals()
-    # Here, not above: other commands must not wait for a web server to be imported.
+    # Imported here so that other commands do not wait for the web server's modules.
     import anyio
 
     from octavo.server.http.access_log import set_up_logging
@@ -49,9 +49,9 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     is_debug = logging.getLogger().level == logging.DEBUG  # --debug
     set_up_logging(as_json=config.log_json, level=logging.DEBUG if is_debug else logging.INFO)
     check_exposure(config)
-    tls_context(config)  # a wrong certificate is found out now
+    tls_context(config)  # reports an invalid certificate before the model is loaded
     with bind(config) as sock, WorkProgress(announced=True) as progress:
-        sock.listen()  # whoever connects from now on is answered as soon as the web server runs
+        sock.listen()  # connections from now on are answered as soon as the web server runs
         url = url_of(config, sock)
         _say(f"octavo {__version__}: {', '.join(spec.name for spec in specs)} at {url}")
         report = _Report(url, progress, began)
@@ -60,9 +60,9 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
 
 
 def _end_at_once_on_signals() -> None:
-    """Until the server has a better answer to them, when there is nothing to clean up yet.
+    """Exits on SIGTERM and SIGINT while there is nothing to clean up, until the server installs its own handlers.
 
-    An exception would not do: raised in the middle of an import it can become any other.
+    The handlers raise no exception: raised in the middle of an import, it could turn into any other.
     """
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
@@ -81,7 +81,7 @@ class _Report:
         self._progress.update(what, done, total)
 
     def phase(self, name: str, seconds: float) -> None:
-        if not self._is_ready:  # later loads are lines of the log
+        if not self._is_ready:  # later loads are reported in the log
             _say(f"  {name:<10} {seconds:6.2f} s")
 
     def ready(self, model: ServedModel) -> None:
@@ -91,8 +91,8 @@ class _Report:
         cache_bytes = num_tokens * info.kv_bytes_per_token
         _say(f"  {'ready':<10} {time.monotonic() - self._began:6.2f} s  {self._url}")
         _say(
-            f"context: {info.max_model_len:,} tokens a request, {num_tokens:,} tokens of cache shared by up to "
-            f"{info.max_num_seqs} sequences at once"
+            f"context: {info.max_model_len:,} tokens per request, {num_tokens:,} tokens of cache shared by up to "
+            f"{info.max_num_seqs} sequences"
         )
         _say(
             f"memory: weights {size(info.weight_bytes)}, cache {size(cache_bytes)} of {info.kv_dtype}, workspace "
@@ -118,8 +118,8 @@ def _specs(words: list[str], engine_options: Options) -> list[ModelSpec]:
         if not name or not model:
             raise UsageError(f"{word!r} is not NAME=MODEL")
         if len(words) > 1 and not separator:
-            raise UsageError(f"{word!r} needs a name, as there are several models: write NAME={word}")
+            raise UsageError(f"{word!r} needs a name because there are several models: write NAME={word}")
         if name in specs:
-            raise UsageError(f"two models have the name {name!r}; give each its own")
+            raise UsageError(f"two models have the name {name!r}; give each its own name")
         specs[name] = ModelSpec(name, EngineConfig(model=model, **engine_options))
     return list(specs.values())

@@ -1,4 +1,4 @@
-"""`octavo show`: what a model is, from its headers."""
+"""`octavo show`: a description of a model, from its headers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.cli.terminal import find_model, size, write, write_facts, write_json
 if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
 
-# Keys of the metadata that say where a model comes from, and how they are called here.
+# Metadata keys about the origin of a model, and their labels in the output.
 _ORIGIN = {
     "general.name": "name",
     "general.organization": "made by",
@@ -26,7 +26,7 @@ _ORIGIN = {
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
 def show(*, model: str, as_json: bool) -> None:
-    """Show what a model is: architecture, formats, sizes, context, template, licence. Reads only its headers.
+    """Describe a model: architecture, formats, sizes, context, template, licence. Reads only its headers.
 
     MODEL is a path, a hub id or a short name.
     """
@@ -45,7 +45,7 @@ def show(*, model: str, as_json: bool) -> None:
 
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts, with names as JSON has them; sizes in bytes, lengths in tokens."""
+    """The facts under their names in the JSON output; sizes in bytes, lengths in tokens."""
     config = checkpoint.config
     tensors = checkpoint.file.tensors.values()
     formats: dict[str, dict[str, int]] = {}

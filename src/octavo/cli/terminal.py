@@ -1,4 +1,4 @@
-"""What commands share: loading with progress, and text for people."""
+"""Terminal output that commands share: loading with progress, text, JSON and readable sizes."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PATIENCE_S = 1.0
 
 
 class WorkProgress:
-    """Shows on standard error how far a download or a load is, once it has taken longer than a second.
+    """The progress of downloads and loads that take longer than a second, on standard error.
 
-    On a terminal it is a bar. Elsewhere it is nothing or, if announced, one line when it begins to last.
+    On a terminal it is a bar. Elsewhere it is a single line if `announced`, else nothing.
     """
 
     def __init__(self, *, announced: bool) -> None:
@@ -34,7 +34,7 @@ class WorkProgress:
         self._started: dict[str, float] = {}
 
     def update(self, what: str, done: int, total: int) -> None:
-        """done, total: bytes of `what`."""
+        """what: name of the work. done, total: bytes; total 0: unknown."""
         started = self._started.setdefault(what, time.monotonic())
         if what not in self._tasks:
             if time.monotonic() - started < _PATIENCE_S:
@@ -65,7 +65,7 @@ class WorkProgress:
 
 
 def find_model(model: str) -> Path:
-    """The file or directory of a model, downloaded with progress if need be."""
+    """The file or directory of a model, downloaded with progress if needed."""
     from octavo.loader.hub import resolve_model
 
     with WorkProgress(announced=True) as progress:
@@ -75,7 +75,7 @@ def find_model(model: str) -> Path:
 
 
 def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
-    """The model, loaded with progress. options: fields of `EngineConfig`. will_chat: see `LLM`."""
+    """Loads a model with progress. options: fields of `EngineConfig`. will_chat: see `LLM`."""
     from octavo.llm import LLM
 
     path = find_model(model)
@@ -89,17 +89,17 @@ def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
 
 
 def show_help_without_command(context: click.Context) -> None:
-    """What a group of commands does when none of them is named."""
+    """Shows the help of a command group if no subcommand was given."""
     if context.invoked_subcommand is None:
         write(context.get_help() + "\n")
 
 
 class ReaderGoneError(Exception):
-    """Whoever read the output has closed it. Not a BrokenPipeError, which a connection can raise as well."""
+    """The reader of the output has closed it. Not a BrokenPipeError, because connections raise that too."""
 
 
 def write(text: str) -> None:
-    """Text to standard output, at once. Raises ReaderGoneError."""
+    """Writes text to standard output and flushes it. Raises ReaderGoneError."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -108,12 +108,12 @@ def write(text: str) -> None:
 
 
 def write_json(value: object, *, indent: int | None = 2) -> None:
-    """One JSON document to standard output. indent: None is a single line."""
+    """Writes one JSON document to standard output. indent: None is a single line."""
     write(json.dumps(value, ensure_ascii=False, indent=indent) + "\n")
 
 
 def write_facts(facts: dict[str, str]) -> None:
-    """Names and values in two columns."""
+    """Writes names and values in two columns."""
     width = max(map(len, facts))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
 
