@@ -1,11 +1,11 @@
 // The Python module octavo.backends.cpu._native.
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
+#include <memory>
 #include <optional>
 
 #include "bindings_step.h"
@@ -22,7 +22,7 @@ using ValueTuple = std::tuple<size_t, int32_t, int>;                          //
 using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
 using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
-ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<int, int> spin_us,
+ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<int, int, int> spin_us,
                             const LimitsTuple& limits, bool checked) {
     ProgramOptions options;
     options.isa = parse_isa(isa);
@@ -31,7 +31,8 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<
     if (num_threads < 1 || num_threads > 1024)
         throw std::invalid_argument("num_threads is " + std::to_string(num_threads) + ", must be from 1 to 1024");
     options.pool.count = num_threads;
-    std::tie(options.pool.barrier_spin_us, options.pool.idle_spin_us) = spin_us;
+    PoolOptions& pool = options.pool;
+    std::tie(pool.barrier_spin_us, pool.idle_spin_us, pool.handover_spin_us) = spin_us;
     StepLimits& l = options.limits;
     std::tie(l.tokens, l.requests, l.outputs, l.model_len, l.vocab_size) = limits;
     options.checked = checked;
@@ -48,10 +49,89 @@ std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     return values;
 }
 
+// A step in flight and the Python objects whose memory it reads and writes.
+class PyPendingStep {
+  public:
+    // Reads and checks everything but the numbers of the batch, which `Program` has limits for.
+    PyPendingStep(nb::object owner, Program& program, nb::handle batch, int32_t result, nb::handle output,
+                  nb::handle errors, nb::handle copy)
+        : owner_(std::move(owner)),
+          arrays_(batch),
+          output_(nb::borrow(output)),
+          errors_(nb::borrow(errors)),
+          copy_(nb::borrow(copy)) {
+        pending_.step = arrays_.step();
+        pending_.result = result;
+        if (!copy.is_none()) pending_.copy = copy_target(program, result);
+        const nb::object sampling = batch.attr("sampling");
+        if (!sampling.is_none()) read_sampling(program, sampling);
+    }
+    PyPendingStep(const PyPendingStep&) = delete;
+    PyPendingStep& operator=(const PyPendingStep&) = delete;
+    ~PyPendingStep() {
+        try {
+            wait();
+        } catch (const std::runtime_error&) {  // nobody wants to know what became of this step
+        }
+    }
+
+    // Starts the step; waits for one that is in flight.
+    void submit(Program& program) {
+        std::unique_lock<std::mutex> lock = program.try_lock();
+        if (!lock) {
+            const nb::gil_scoped_release release;
+            lock = program.lock();
+        }
+        const std::string error = check_step(pending_.step, program.limits());
+        if (!error.empty()) throw std::invalid_argument(error);
+        program.submit(pending_);
+    }
+
+    void wait() {
+        const nb::gil_scoped_release release;
+        pending_.wait();
+    }
+
+  private:
+    float* copy_target(const Program& program, int32_t result) const {
+        nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> copy;
+        if (!nb::try_cast(copy_, copy, false) || copy.shape(0) != static_cast<size_t>(pending_.step.num_outputs) ||
+            copy.shape(1) != static_cast<size_t>(program.values().at(result).cols))
+            throw nb::value_error("the copy must be contiguous float32 [output rows, columns of the value]");
+        return copy.data();
+    }
+
+    void read_sampling(Program& program, nb::handle sampling) {
+        const ProgramValue& value = program.values().at(pending_.result);
+        if (value.rows != RowSymbol::outputs) throw nb::value_error("only output rows are sampled");
+        const int32_t rows = pending_.step.num_outputs;
+        sampling_.emplace(sampling, rows, value.cols);
+        kernel_ = find_kernel("sample", program.isa())->run;
+        task_ = {program.value_data(pending_.result), rows, value.cols, sampling_->batch(),
+                 read_step_output(output_, errors_, rows)};
+        for (int32_t r = 0; r < rows; ++r)
+            if (task_.batch.num_logprobs[r] > task_.output.num_top)
+                throw nb::value_error("num_logprobs exceeds the columns of top_ids");
+        pending_.finale_context = this;
+        pending_.finale = [](void* context, Worker& worker) {
+            const PyPendingStep& step = *static_cast<PyPendingStep*>(context);
+            sample_rows(step.kernel_, step.task_, worker);
+        };
+    }
+
+    nb::object owner_;
+    StepArrays arrays_;
+    std::optional<SamplingArrays> sampling_;
+    nb::object output_, errors_, copy_;
+    KernelFn kernel_ = nullptr;
+    SamplingTask task_{};
+    Program::PendingStep pending_;
+};
+
 // A program and the Python objects whose memory it reads.
 class PyProgram {
   public:
-    PyProgram(const std::string& isa, int num_threads, std::tuple<int, int> spin_us, const LimitsTuple& limits,
+    PyProgram(const std::string& isa, int num_threads, std::tuple<int, int, int> spin_us, const LimitsTuple& limits,
               const std::vector<ValueTuple>& values, size_t workspace_bytes, bool checked)
         : program_(make_options(isa, num_threads, spin_us, limits, checked), make_values(values), workspace_bytes) {}
 
@@ -81,42 +161,14 @@ class PyProgram {
         program_.add_record(spec);
     }
 
-    // One step: all records that lead to the value `result`, then the sampling of `batch.sampling` from it into
-    // `output`, and a copy of it into `copy` unless that is None.
-    void run(nb::handle batch, int32_t result, nb::handle output, nb::handle errors, nb::handle copy) {
+    // Starts one step: the block copies, all records that lead to the value `result`, the sampling of `batch.sampling`
+    // from it into `output`, and a copy of it into `copy` unless that is None.
+    std::unique_ptr<PyPendingStep> submit(nb::handle batch, int32_t result, nb::handle output, nb::handle errors,
+                                          nb::handle copy) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");
-        const StepArrays arrays(batch);
-        const Step step = arrays.step();
-        std::optional<SamplingArrays> sampling;
-        Finale finale{};
-        const nb::object sampling_batch = batch.attr("sampling");
-        if (!sampling_batch.is_none()) {
-            const ProgramValue& value = program_.values().at(result);
-            if (value.rows != RowSymbol::outputs) throw nb::value_error("only output rows are sampled");
-            const size_t rows = step.num_outputs;
-            sampling.emplace(sampling_batch, rows, value.cols);
-            finale.kernel = find_kernel("sample", program_.isa())->run;
-            finale.task = {program_.value_data(result), step.num_outputs, value.cols, sampling->batch(),
-                           read_step_output(output, errors, rows)};
-            for (size_t r = 0; r < rows; ++r)
-                if (finale.task.batch.num_logprobs[r] > finale.task.output.num_top)
-                    throw nb::value_error("num_logprobs exceeds the columns of top_ids");
-        }
-        float* const target = copy.is_none() ? nullptr : copy_target(copy, step.num_outputs, result);
-        nb::gil_scoped_release release;
-        const auto lock = program_.lock();
-        const std::string error = check_step(step, program_.limits());
-        if (!error.empty()) throw std::invalid_argument(error);
-        program_.run(step, result, sampling ? &Finale::sample : nullptr, &finale);
-        if (target)
-            std::memcpy(target, program_.value_data(result),
-                        sizeof(float) * step.num_outputs * program_.values().at(result).cols);
-    }
-
-    void copy_blocks(const std::vector<std::pair<int32_t, int32_t>>& pairs) {
-        nb::gil_scoped_release release;
-        const auto lock = program_.lock();
-        for (const auto& [source, destination] : pairs) program_.copy_block(source, destination);
+        auto step = std::make_unique<PyPendingStep>(nb::find(this), program_, batch, result, output, errors, copy);
+        step->submit(program_);
+        return step;
     }
 
     // A view of a value in the workspace: what the last run left there. For tests: it dangles after close().
@@ -153,32 +205,15 @@ class PyProgram {
     Program& program() { return program_; }
 
   private:
-    float* copy_target(nb::handle array, int32_t rows, int32_t result) const {
-        nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> copy;
-        if (!nb::try_cast(array, copy, false) || copy.shape(0) != static_cast<size_t>(rows) ||
-            copy.shape(1) != static_cast<size_t>(program_.values().at(result).cols))
-            throw nb::value_error("the copy must be contiguous float32 [output rows, columns of the value]");
-        return copy.data();
-    }
-
-    struct Finale {
-        KernelFn kernel;
-        SamplingTask task;
-
-        static void sample(void* context, Worker& worker) {
-            const Finale& finale = *static_cast<Finale*>(context);
-            sample_rows(finale.kernel, finale.task, worker);
-        }
-    };
-
     Program program_;
     std::vector<nb::object> kept_;
 };
 
 void bind_program(nb::module_& module) {
+    nb::class_<PyPendingStep>(module, "PendingStep").def("wait", &PyPendingStep::wait);
     nb::class_<PyProgram>(module, "Program")
-        .def(nb::init<const std::string&, int, std::tuple<int, int>, const LimitsTuple&, const std::vector<ValueTuple>&,
-                      size_t, bool>(),
+        .def(nb::init<const std::string&, int, std::tuple<int, int, int>, const LimitsTuple&,
+                      const std::vector<ValueTuple>&, size_t, bool>(),
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
              "checked"_a = false)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
@@ -199,8 +234,7 @@ void bind_program(nb::module_& module) {
             "allocate_cache",
             [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
             "num_blocks"_a, "block_size"_a)
-        .def("copy_blocks", &PyProgram::copy_blocks, "pairs"_a)
-        .def("run", &PyProgram::run, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
+        .def("submit", &PyProgram::submit, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
              "copy"_a.none() = nb::none())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("start_profile", &PyProgram::start_profile)

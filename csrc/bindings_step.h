@@ -15,7 +15,7 @@ class StepArrays {
 
   private:
     Array<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, slot_mapping_, logits_indices_;
-    Array<int32_t, 2> block_tables_;
+    Array<int32_t, 2> block_tables_, block_copies_;
 };
 
 // octavo.batch.SamplingBatch, checked in the same way; `rows` is Batch.logits_indices' length.

@@ -27,6 +27,8 @@ struct Step {
     int32_t block_table_stride;
     const int32_t* slot_mapping;    // [num_tokens]
     const int32_t* logits_indices;  // [num_outputs]
+    const int32_t* block_copies;    // [num_block_copies, 2]
+    int32_t num_block_copies;
 };
 
 // A float32 matrix [rows, cols] in the workspace, rows contiguous.

@@ -29,14 +29,6 @@ Step largest_step(const StepLimits& limits) {
 
 }  // namespace
 
-struct Program::RunContext {
-    Program* program;
-    const Step* step;
-    size_t end;  // records to walk
-    ThreadPool::Job finale;
-    void* finale_context;
-};
-
 Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes)
     : options_(options), values_(std::move(values)), workspace_bytes_(workspace_bytes) {
     options_.pool.tiles = uses_tiles(options_.isa);
@@ -49,7 +41,7 @@ Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values
         if (options_.checked) workspace_.emplace_back(bytes, true);
     }
     if (!options_.checked) workspace_.emplace_back(workspace_bytes);
-    pool_ = std::make_unique<ThreadPool>(options_.pool);
+    pool_ = std::make_shared<ThreadPool>(options_.pool);
 }
 
 int32_t Program::add_weight(const Weight& weight) {
@@ -153,19 +145,6 @@ void Program::allocate_cache(int32_t num_blocks, int32_t block_size) {
     options_.limits.block_size = block_size;
 }
 
-void Program::copy_block(int32_t source, int32_t destination) {
-    const int32_t count = options_.limits.num_blocks;
-    if (source < 0 || source >= count || destination < 0 || destination >= count)
-        throw std::invalid_argument("block " + std::to_string(source) + " or " + std::to_string(destination) +
-                                    " is outside the cache of " + std::to_string(count) + " blocks");
-    if (source == destination) return;
-    for (const LayerCache& cache : caches_) {
-        char* const data = static_cast<char*>(cache.data);
-        if (data)
-            std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes, cache.block_bytes);
-    }
-}
-
 void Program::update_rows(const Step& step) {
     for (const auto& record : records_) {
         for (size_t i = 0; i < record->inputs.size(); ++i)
@@ -180,37 +159,84 @@ size_t Program::end_of(int32_t output) const {
     return records_.size();
 }
 
-void Program::run(const Step& step, int32_t output, ThreadPool::Job finale, void* finale_context) {
+std::unique_lock<std::mutex> Program::lock() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (pool_) pool_->wait(pool_->last_job());
+    return lock;
+}
+
+std::unique_lock<std::mutex> Program::try_lock() {
+    std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+    if (lock && pool_ && !pool_->is_idle()) lock.unlock();
+    return lock;
+}
+
+void Program::submit(PendingStep& pending) {
     if (closed()) throw std::runtime_error("the executor is closed");
     if (!caches_.empty() && options_.limits.num_blocks == 0) throw std::runtime_error("no cache was allocated");
-    update_rows(step);
-    RunContext context{this, &step, end_of(output), finale, finale_context};
-    if (options_.checked) {
-        run_checked(step, context.end);
-        if (finale) pool_->run(finale, finale_context);
-        return;
-    }
-    pool_->run(
+    update_rows(pending.step);
+    pending.program_ = this;
+    pending.end_ = end_of(pending.result);
+    pending.job_ = pool_->start(
         [](void* pointer, Worker& worker) {
-            const RunContext& c = *static_cast<RunContext*>(pointer);
-            if (c.program->clocked_.empty())
-                c.program->walk(c, worker);
-            else
-                c.program->walk_timed(c, worker);
+            PendingStep& step = *static_cast<PendingStep*>(pointer);
+            step.program_->run(step, worker);
         },
-        &context);
+        &pending);
+    pending.pool_ = pool_;
 }
 
-void Program::walk(const RunContext& context, Worker& worker) {
-    for (size_t i = 0; i < context.end; ++i) {
-        Record& record = *records_[i];
-        record.kernel->run(record.args, *context.step, worker);
+void Program::PendingStep::wait() {
+    if (pool_) pool_->wait(job_);
+    pool_.reset();
+    if (!error_.empty()) throw std::runtime_error(error_);
+}
+
+void Program::run(PendingStep& pending, Worker& worker) {
+    if (pending.step.num_block_copies > 0) {
+        copy_blocks(pending.step, worker);
         worker.barrier();
     }
-    if (context.finale) context.finale(context.finale_context, worker);
+    if (options_.checked)
+        walk_checked(pending, worker);
+    else if (clocked_.empty())
+        walk(pending, worker);
+    else
+        walk_timed(pending, worker);
+    if (pending.copy) copy_result(pending, worker);
 }
 
-void Program::walk_timed(const RunContext& context, Worker& worker) {
+// Each worker copies within its own layers, in the order of the pairs.
+void Program::copy_blocks(const Step& step, const Worker& worker) {
+    for (size_t layer = worker.index; layer < caches_.size(); layer += worker.count) {
+        const LayerCache& cache = caches_[layer];
+        char* const data = static_cast<char*>(cache.data);
+        for (int32_t i = 0; data && i < step.num_block_copies; ++i) {
+            const int32_t source = step.block_copies[2 * i], destination = step.block_copies[2 * i + 1];
+            if (source != destination)
+                std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes,
+                            cache.block_bytes);
+        }
+    }
+}
+
+void Program::copy_result(const PendingStep& pending, const Worker& worker) const {
+    const size_t cols = values_.at(pending.result).cols, rows = value_rows(pending.result, pending.step);
+    const size_t begin = rows * worker.index / worker.count, end = rows * (worker.index + 1) / worker.count;
+    std::memcpy(pending.copy + begin * cols, value_data(pending.result) + begin * cols,
+                (end - begin) * cols * sizeof(float));
+}
+
+void Program::walk(const PendingStep& pending, Worker& worker) {
+    for (size_t i = 0; i < pending.end_; ++i) {
+        Record& record = *records_[i];
+        record.kernel->run(record.args, pending.step, worker);
+        worker.barrier();
+    }
+    if (pending.finale) pending.finale(pending.finale_context, worker);
+}
+
+void Program::walk_timed(const PendingStep& pending, Worker& worker) {
     std::vector<Clocked>& clocked = clocked_[worker.index];
     auto start = Clock::now();
     const auto timed = [&](size_t i, auto run) {
@@ -223,30 +249,26 @@ void Program::walk_timed(const RunContext& context, Worker& worker) {
         clocked[i].busy_nanoseconds += std::chrono::nanoseconds(done - start).count();
         start = all_done;
     };
-    for (size_t i = 0; i < context.end; ++i) {
+    for (size_t i = 0; i < pending.end_; ++i) {
         Record& record = *records_[i];
-        timed(i, [&] { record.kernel->run(record.args, *context.step, worker); });
+        timed(i, [&] { record.kernel->run(record.args, pending.step, worker); });
     }
-    if (context.finale) timed(records_.size(), [&] { context.finale(context.finale_context, worker); });
+    if (pending.finale) timed(records_.size(), [&] { pending.finale(pending.finale_context, worker); });
 }
 
-void Program::run_checked(const Step& step, size_t end) {
-    struct Single {
-        Record* record;
-        const Step* step;
-    };
-    for (size_t i = 0; i < end; ++i) {
-        Record* const record = records_[i].get();
-        poison(*record);
-        Single single{record, &step};
-        pool_->run(
-            [](void* pointer, Worker& worker) {
-                const Single& s = *static_cast<Single*>(pointer);
-                s.record->kernel->run(s.record->args, *s.step, worker);
-            },
-            &single);
-        check_finite(*record);
+// Worker 0 poisons and looks; the others wait for it. The step ends with the first record that is wrong.
+void Program::walk_checked(PendingStep& pending, Worker& worker) {
+    for (size_t i = 0; i < pending.end_; ++i) {
+        Record& record = *records_[i];
+        if (worker.index == 0) poison(record);
+        worker.barrier();
+        record.kernel->run(record.args, pending.step, worker);
+        worker.barrier();
+        if (worker.index == 0) pending.error_ = check_finite(record);
+        worker.barrier();
+        if (!pending.error_.empty()) return;
     }
+    if (pending.finale) pending.finale(pending.finale_context, worker);
 }
 
 // All bits set is NaN: an element that the kernel forgets to write is found by check_finite.
@@ -255,14 +277,16 @@ void Program::poison(const Record& record) const {
     if (out.data) std::memset(out.data, 0xff, sizeof(float) * out.rows * out.cols);
 }
 
-void Program::check_finite(const Record& record) const {
+// What is wrong with the record's output; empty: nothing.
+std::string Program::check_finite(const Record& record) const {
     const View& out = record.args.output;
     const int64_t size = static_cast<int64_t>(out.rows) * out.cols;
     for (int64_t i = 0; i < size; ++i)
         if (!std::isfinite(out.data[i]))
-            throw std::runtime_error(record.spec.label + " (" + record.spec.kernel + ", " + record.kernel->isa +
-                                     ") gave " + std::to_string(out.data[i]) + " at row " +
-                                     std::to_string(i / out.cols) + ", column " + std::to_string(i % out.cols));
+            return record.spec.label + " (" + record.spec.kernel + ", " + record.kernel->isa + ") gave " +
+                   std::to_string(out.data[i]) + " at row " + std::to_string(i / out.cols) + ", column " +
+                   std::to_string(i % out.cols);
+    return {};
 }
 
 void Program::close() {

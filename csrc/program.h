@@ -56,14 +56,35 @@ class Program {
     // Bytes of one block over all layers.
     size_t cache_block_bytes(int32_t block_size) const;
     void allocate_cache(int32_t num_blocks, int32_t block_size);
-    void copy_block(int32_t source, int32_t destination);
 
-    // Walks the records on all workers, up to the one that makes the value `output` (all, if none does). The step has
-    // been checked. Not reentrant: callers hold `lock()`. `finale` (may be null) runs on all workers after the last of
-    // these records, in the same pass over the pool.
-    void run(const Step& step, int32_t output, ThreadPool::Job finale, void* finale_context);
+    // One step from submit to wait: the block copies, the records up to the one that makes the value `result` (all, if
+    // none does), `finale` on all workers (may be null), and a copy of the result into `copy` (may be null).
+    // It stays where it is, with all memory that it points to, until `wait` has returned.
+    struct PendingStep {
+        Step step{};
+        int32_t result = -1;
+        ThreadPool::Job finale = nullptr;
+        void* finale_context = nullptr;
+        float* copy = nullptr;
 
-    std::unique_lock<std::mutex> lock() { return std::unique_lock<std::mutex>(mutex_); }
+        // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
+        void wait();
+
+      private:
+        friend class Program;
+        Program* program_ = nullptr;
+        size_t end_ = 0;                    // records to walk
+        std::shared_ptr<ThreadPool> pool_;  // null: done, or not submitted
+        uint32_t job_ = 0;
+        std::string error_;
+    };
+    // Starts a step that has been checked, and returns at once. Callers hold `lock()`.
+    void submit(PendingStep& pending);
+
+    // Whoever holds it has the program to himself: no step runs. `lock` waits for a step that does; `try_lock` owns
+    // nothing if it would have to wait.
+    std::unique_lock<std::mutex> lock();
+    std::unique_lock<std::mutex> try_lock();
     void close();
     bool closed() const { return pool_ == nullptr; }
 
@@ -93,17 +114,18 @@ class Program {
         std::vector<Weight> weights;
         Args args{};
     };
-    struct RunContext;
-
     View make_view(int32_t value, int32_t rows) const;
     void bind(Record& record);
     void update_rows(const Step& step);
     size_t end_of(int32_t output) const;
-    void walk(const RunContext& context, Worker& worker);
-    void walk_timed(const RunContext& context, Worker& worker);
-    void run_checked(const Step& step, size_t end);
+    void run(PendingStep& pending, Worker& worker);
+    void walk(const PendingStep& pending, Worker& worker);
+    void walk_timed(const PendingStep& pending, Worker& worker);
+    void walk_checked(PendingStep& pending, Worker& worker);
+    void copy_blocks(const Step& step, const Worker& worker);
+    void copy_result(const PendingStep& pending, const Worker& worker) const;
     void poison(const Record& record) const;
-    void check_finite(const Record& record) const;
+    std::string check_finite(const Record& record) const;
 
     ProgramOptions options_;
     std::vector<ProgramValue> values_;
@@ -120,7 +142,7 @@ class Program {
         int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;
     };
     std::vector<std::vector<Clocked>> clocked_;
-    std::unique_ptr<ThreadPool> pool_;
+    std::shared_ptr<ThreadPool> pool_;  // null: closed
     std::mutex mutex_;
 };
 

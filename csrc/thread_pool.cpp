@@ -77,7 +77,7 @@ ThreadPool::ThreadPool(const PoolOptions& options)
     }
     const BlockedSignals blocked;
     try {
-        for (int i = 1; i < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
+        for (int i = 0; i < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
     } catch (...) {
         stop();
         throw;
@@ -89,6 +89,7 @@ ThreadPool::~ThreadPool() {
         for (std::thread& thread : threads_) thread.detach();
         return;
     }
+    wait(last_job());
     stop();
 }
 
@@ -108,30 +109,44 @@ void ThreadPool::reserve_scratch(size_t bytes_per_worker) {
     }
 }
 
-void ThreadPool::run(Job job, void* context) {
+void ThreadPool::check_process() const {
     if (getpid() != pid_)
         throw std::runtime_error(
             "the model was loaded before a fork and its threads stayed in the parent process; "
             "load it in the process that uses it, or start processes with the spawn method");
+}
+
+uint32_t ThreadPool::start(Job job, void* context) {
+    check_process();
     job_ = job;
     context_ = context;
-    if (options_.tiles) load_tile_configuration();
-    if (options_.count > 1) advance(job_number_);
-    job(context, workers_[0].worker);
-    if (options_.count > 1) barrier(0);
-    taken_ = 0;
-    if (options_.tiles) release_tiles();
+    advance(job_number_);
+    return last_job();
+}
+
+bool ThreadPool::is_idle() const { return finished_.value.load(std::memory_order_acquire) == last_job(); }
+
+void ThreadPool::wait(uint32_t number) {
+    // No spinning: if the workers have all processors, a caller that spins takes the time of one of them.
+    Spin none;
+    for (;;) {
+        const uint32_t finished = finished_.value.load(std::memory_order_acquire);
+        if (static_cast<int32_t>(finished - number) >= 0) return;
+        check_process();
+        wait_for_change(finished_, finished, none, false);
+    }
 }
 
 void ThreadPool::work(int index) {
     pthread_setname_np(pthread_self(), ("octavo-" + std::to_string(index)).c_str());
     if (options_.tiles) load_tile_configuration();
-    Spin idle(options_.idle_spin_us);
+    Spin idle(index == 0 ? options_.handover_spin_us : options_.idle_spin_us);
     for (uint32_t seen = 0;; ++seen) {
         wait_for_change(job_number_, seen, idle, options_.tiles);
         if (stopping_) break;
         job_(context_, workers_[index].worker);
         barrier(index);
+        if (index == 0) advance(finished_);
     }
     if (options_.tiles) release_tiles();
 }

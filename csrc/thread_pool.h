@@ -15,10 +15,11 @@
 namespace octavo {
 
 struct PoolOptions {
-    int count = 1;             // workers, the calling thread included
-    int barrier_spin_us = 50;  // how long a worker spins inside a step before it sleeps
-    int idle_spin_us = 300;    // how long it spins between steps before it sleeps
-    bool tiles = false;        // the kernels use AMX tiles
+    int count = 1;               // workers; the calling thread is none of them
+    int barrier_spin_us = 50;    // how long a worker spins inside a run before it sleeps
+    int idle_spin_us = 300;      // how long it spins between runs before it sleeps
+    int handover_spin_us = 300;  // the same for worker 0, which may have to share a processor with the caller
+    bool tiles = false;          // the kernels use AMX tiles
 };
 
 class ThreadPool {
@@ -27,7 +28,7 @@ class ThreadPool {
 
     // Throws std::system_error if threads cannot be started.
     explicit ThreadPool(const PoolOptions& options);
-    ~ThreadPool();
+    ~ThreadPool();  // waits for a job that is running
     ThreadPool(const ThreadPool&) = delete;
     ThreadPool& operator=(const ThreadPool&) = delete;
 
@@ -36,10 +37,23 @@ class ThreadPool {
     // Gives every worker private scratch of at least this size, aligned to 64 bytes. Not during a run.
     void reserve_scratch(size_t bytes_per_worker);
 
-    // Runs job(context, worker) on all workers, the caller being worker 0, and returns when all are done.
-    // One run at a time. Throws std::runtime_error in a process that was forked after the pool was made:
-    // threads do not survive a fork.
-    void run(Job job, void* context);
+    // Starts job(context, worker) on all workers and returns its number at once. `context` must live until the job is
+    // done. One job at a time: the one before must be done. Throws std::runtime_error in a process that was forked
+    // after the pool was made: threads do not survive a fork.
+    uint32_t start(Job job, void* context);
+
+    // Returns when the job of that number is done. Any thread may wait, for any job. Throws like `start` if the
+    // job was running when the process was forked.
+    void wait(uint32_t number);
+
+    // True unless a job is running.
+    bool is_idle() const;
+
+    // Starts a job and waits for it.
+    void run(Job job, void* context) { wait(start(job, context)); }
+
+    // The number of the job that was started last.
+    uint32_t last_job() const { return job_number_.value.load(std::memory_order_relaxed); }
 
   private:
     // On its own cache line: neighbours are written by other threads.
@@ -58,6 +72,7 @@ class ThreadPool {
         Memory scratch;
     };
 
+    void check_process() const;
     void work(int index);
     void stop();
     void barrier(int index);
@@ -69,7 +84,8 @@ class ThreadPool {
     Job job_ = nullptr;
     void* context_ = nullptr;
     bool stopping_ = false;
-    Signal job_number_;
+    Signal job_number_;  // jobs started
+    Signal finished_;    // jobs done
     Signal generation_;
     alignas(64) std::atomic<uint32_t> arrived_{0};
     alignas(64) int64_t taken_ = 0;  // of Worker::take

@@ -92,14 +92,14 @@ def test_abort_by_id_gives_a_last_output(
     llm: AsyncLLM, executor: FakeExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_aborted = threading.Event()
-    execute = executor.execute
+    compute = executor.compute
 
-    def execute_until_aborted(batch: Batch) -> StepOutput:
+    def compute_until_aborted(batch: Batch) -> StepOutput:
         if executor.num_steps == 1:
             assert is_aborted.wait(60)
-        return execute(batch)
+        return compute(batch)
 
-    monkeypatch.setattr(executor, "execute", execute_until_aborted)
+    monkeypatch.setattr(executor, "compute", compute_until_aborted)
 
     async def run() -> RequestOutput:
         async for output in llm.generate("ab", LONG, "mine"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import statistics
 import time
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from protocol import Generated, LoadOptions, serve
 
 import octavo
+from octavo.backends.cpu import _native
 from octavo.batch import Batch
 from octavo.config import EngineConfig
 from octavo.engine.load import LoadedModel, load_engine
@@ -24,19 +26,37 @@ CACHE_MEMORY = "1GiB"
 
 
 class TimedProgram:
-    """Stands before the native program and adds up the time inside its steps."""
+    """Stands before the native program and adds up the time during which a step is in flight."""
 
-    def __init__(self, program: object) -> None:
+    def __init__(self, program: _native.Program) -> None:
         self._program = program
-        self.seconds = 0.0
+        self._seconds = 0.0
+        self._submitted: float | None = None
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._program, name)
 
-    def run(self, *arguments: object) -> None:
-        start = time.perf_counter()
-        self._program.run(*arguments)
-        self.seconds += time.perf_counter() - start
+    def submit(self, *arguments: Any) -> TimedStep:
+        self._submitted = time.perf_counter()
+        return TimedStep(self, self._program.submit(*arguments))
+
+    def note_end(self) -> None:
+        self._seconds, self._submitted = self.seconds, None
+
+    @property
+    def seconds(self) -> float:
+        """From submit to the end of wait, over all steps until now."""
+        return self._seconds + (0.0 if self._submitted is None else time.perf_counter() - self._submitted)
+
+
+class TimedStep:
+    def __init__(self, program: TimedProgram, step: _native.PendingStep) -> None:
+        self._program = program
+        self._step = step
+
+    def wait(self) -> None:
+        self._step.wait()
+        self._program.note_end()
 
 
 class Octavo:
@@ -92,10 +112,9 @@ class Octavo:
                 engine.step()
             outside = []
             for _ in range(count):
-                timed.seconds = 0.0
-                start = time.perf_counter()
+                start, in_flight = time.perf_counter(), timed.seconds
                 engine.step()
-                outside.append(time.perf_counter() - start - timed.seconds)
+                outside.append(time.perf_counter() - start - (timed.seconds - in_flight))
             while engine.has_work:
                 engine.step()
             return statistics.median(outside)
@@ -152,7 +171,7 @@ class Octavo:
             logits_indices=positions,
             return_logits=True,
         )
-        logits = self._loaded.executor.execute(batch).logits
+        logits = self._loaded.executor.submit(batch).wait().logits
         assert logits is not None
         return logits
 

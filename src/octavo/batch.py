@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,8 @@ class Batch:
     block_tables: Int32  # [N, max_blocks]; entries beyond a sequence's blocks are 0 and not read
     slot_mapping: Int32  # [T], block_id * block_size + offset where each token's K and V are written
     logits_indices: Int32  # [R], index into the T tokens
+    # [copies, 2], source and destination of cache blocks, copied in this order before anything is computed
+    block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
     sampling: SamplingBatch | None = None  # None: no sampling; only logits
     return_logits: bool = False
     return_hidden_states: bool = False  # instead of logits: the step ends before the output head

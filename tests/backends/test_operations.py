@@ -103,7 +103,7 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
         each.allocate_cache(8, BLOCK_SIZE)
         tokens = np.random.default_rng(1).integers(0, 50, 30).tolist()
         scheduled = [(Request(tokens[:19], [3, 5]), 19), (Request(tokens[19:], [6]), 11)]
-        results.append(each.execute(step(scheduled, block_size=BLOCK_SIZE)).logits)
+        results.append(each.submit(step(scheduled, block_size=BLOCK_SIZE)).wait().logits)
         each.close()
     # The cpu backend's cache holds 16-bit numbers.
     tolerance = 5e-3 if graph.attention_layers else 1e-5

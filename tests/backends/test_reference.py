@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -68,7 +70,7 @@ def test_sizes(executor: reference.ReferenceExecutor) -> None:
 def test_samples(executor: reference.ReferenceExecutor) -> None:
     batch = step([(Request(TOKENS, BLOCKS), 22)])
     batch.sampling = greedy(22)
-    output = executor.execute(batch)
+    output = executor.submit(batch).wait()
     assert output.logits is not None
     np.testing.assert_array_equal(output.token_ids, output.logits.argmax(axis=1))
     np.testing.assert_array_equal(output.ranks, 1)
@@ -78,30 +80,30 @@ def test_samples(executor: reference.ReferenceExecutor) -> None:
 def test_without_sampling(executor: reference.ReferenceExecutor) -> None:
     batch = step([(Request(TOKENS, BLOCKS), 22)])
     batch.return_logits = False
-    output = executor.execute(batch)
+    output = executor.submit(batch).wait()
     assert output.logits is None
     assert set(output.token_ids) == {-1}
 
 
 def test_copied_blocks_continue_alike(executor: reference.ReferenceExecutor) -> None:
     first = Request(TOKENS, BLOCKS)
-    executor.execute(step([(first, 18)]))
-    executor.copy_blocks([(1, 9)])
+    executor.submit(step([(first, 18)])).wait()
     copy = Request([*TOKENS[:18], 40, 41, 42, 43], [*BLOCKS[:4], 9, 10], computed=18)
-    again = executor.execute(step([(first, 4), (copy, 4)])).logits
+    both = replace(step([(first, 4), (copy, 4)]), block_copies=np.array([[1, 9]], np.int32))
+    again = executor.submit(both).wait().logits
     other = Request([*TOKENS[:18], 40, 41, 42, 43], [11, 12, 13, 14, 15, 8])
-    alone = executor.execute(step([(other, 22)])).logits
+    alone = executor.submit(step([(other, 22)])).wait().logits
     np.testing.assert_allclose(again[4:], alone[18:], atol=1e-4)
 
 
 def test_unwritten_slots_show(executor: reference.ReferenceExecutor) -> None:
-    output = executor.execute(step([(Request(TOKENS, BLOCKS, computed=8), 4)]))
+    output = executor.submit(step([(Request(TOKENS, BLOCKS, computed=8), 4)])).wait()
     assert np.isnan(output.logits).all()
 
 
 def test_limits(executor: reference.ReferenceExecutor) -> None:
     with pytest.raises(UsageError, match="33 tokens exceeds the executor's limit of 32"):
-        executor.execute(step([(Request(list(range(33)), [*BLOCKS, 8, 9, 10]), 33)]))
+        executor.submit(step([(Request(list(range(33)), [*BLOCKS, 8, 9, 10]), 33)]))
 
 
 def test_precision() -> None:
@@ -110,7 +112,7 @@ def test_precision() -> None:
     for dtype in (np.float32, np.float64):
         executor = reference.compile(graph, weights, LIMITS, dtype=dtype)
         executor.allocate_cache(16, 4)
-        logits[dtype] = executor.execute(step([(Request(TOKENS, BLOCKS), 22)])).logits
+        logits[dtype] = executor.submit(step([(Request(TOKENS, BLOCKS), 22)])).wait().logits
         assert logits[dtype].dtype == dtype
     np.testing.assert_allclose(logits[np.float32], logits[np.float64], atol=1e-4)
 

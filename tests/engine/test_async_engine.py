@@ -130,15 +130,15 @@ def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch
     """Steps of 0.1 s beside a long answer; short ones follow each other."""
     core = fake_engine(num_blocks=256)
     executor = core._model_runner.executor
-    execute = executor.execute
+    compute = executor.compute
     rows: list[int] = []
 
     def slow(batch: Batch) -> StepOutput:
         rows.append(len(batch.seq_lens))
         time.sleep(0.1)
-        return execute(batch)
+        return compute(batch)
 
-    monkeypatch.setattr(executor, "execute", slow)
+    monkeypatch.setattr(executor, "compute", slow)
     engine = AsyncEngine(core)
     try:
         long = submit(engine, "long")

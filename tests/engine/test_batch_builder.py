@@ -19,9 +19,9 @@ class Recorder(FakeExecutor):
         super().__init__()
         self.batches: list[Batch] = []
 
-    def execute(self, batch: Batch):  # type: ignore[no-untyped-def]
+    def compute(self, batch: Batch):  # type: ignore[no-untyped-def]
         self.batches.append(batch)
-        return super().execute(batch)
+        return super().compute(batch)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ class FreeExecutor(FakeExecutor):
 
     spent_s = 0.0
 
-    def execute(self, batch: Batch) -> StepOutput:
+    def compute(self, batch: Batch) -> StepOutput:
         start = time.thread_time()
         rows = len(batch.logits_indices)
         none = np.zeros((rows, 0), np.int32)

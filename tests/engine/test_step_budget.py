@@ -25,13 +25,13 @@ class SlowExecutor(FakeExecutor):
     now_s = 0.0
     fixed_s, sequence_s, token_s, seen_s = 0.03, 0.002, 0.004, 1e-6
 
-    def execute(self, batch: Batch) -> StepOutput:
+    def compute(self, batch: Batch) -> StepOutput:
         tokens = len(batch.token_ids)
         noise = 1.0 + 0.1 * random.Random(self.num_steps).random()
         cost = self.fixed_s + self.sequence_s * len(batch.seq_lens)
         cost += self.token_s * (tokens - len(batch.seq_lens)) + self.seen_s * float(batch.positions.sum())
         SlowExecutor.now_s += cost * noise
-        return super().execute(batch)
+        return super().compute(batch)
 
 
 def make_engine(monkeypatch: pytest.MonkeyPatch, max_itl_s: float, executor: SlowExecutor | None = None) -> Engine:
@@ -383,9 +383,9 @@ def test_choices_and_beams_keep_to_the_pace(
 
 
 class SlowEmbedder(SlowExecutor):
-    def execute(self, batch: Batch) -> StepOutput:
+    def compute(self, batch: Batch) -> StepOutput:
         if not batch.return_hidden_states:
-            return super().execute(batch)
+            return super().compute(batch)
         SlowExecutor.now_s += self.fixed_s + self.token_s * len(batch.token_ids)
         floats, ids = np.zeros(0, np.float32), np.zeros(0, np.int32)
         hidden_states = np.ones((len(batch.logits_indices), 4), np.float32)

@@ -31,7 +31,7 @@ def run(graph: Graph, weights: dict[str, DenseWeight], *, all_logits: bool = Tru
     first = Request(rng.integers(0, VOCAB, 9).tolist(), [3, 1, 6])
     second = Request(rng.integers(0, VOCAB, 6).tolist(), [2, 4])
     steps = [[(first, 5), (second, 6)], [(first, 4)]]
-    return [executor.execute(step(scheduled, all_logits=all_logits)).logits for scheduled in steps]
+    return [executor.submit(step(scheduled, all_logits=all_logits)).wait().logits for scheduled in steps]
 
 
 def assert_same_meaning(graph: Graph, weights: dict[str, DenseWeight]) -> None:

@@ -49,7 +49,7 @@ def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = get_backend(backend).compile(graph, checkpoint.weights, LIMITS)
     executor.allocate_cache(10, 16)
-    output = executor.execute(step([(Request(TOKENS, [9, 2]), len(TOKENS))], block_size=16))
+    output = executor.submit(step([(Request(TOKENS, [9, 2]), len(TOKENS))], block_size=16)).wait()
     executor.close()
     assert output.logits is not None
     return output.logits

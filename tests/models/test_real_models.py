@@ -30,7 +30,7 @@ def test_real_model(fixture: str, request: pytest.FixtureRequest) -> None:
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(32, 1, 32, 64))
     executor.allocate_cache(8, 4)
-    logits = executor.execute(step([(Request(tokens, [7, 1, 2, 3, 4, 5, 6]), NUM_TOKENS)])).logits
+    logits = executor.submit(step([(Request(tokens, [7, 1, 2, 3, 4, 5, 6]), NUM_TOKENS)])).wait().logits
     assert logits is not None
     executor.close()
     model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)

@@ -53,7 +53,7 @@ def assert_same(executor: Executor, logits: NDArray[np.floating], whole: NDArray
 
 def in_chunks(executor: Executor, sizes: list[int]) -> NDArray[np.floating]:
     sequence = Request(TOKENS, BLOCKS)
-    return np.concatenate([executor.execute(paged([(sequence, size)])).logits for size in sizes])
+    return np.concatenate([executor.submit(paged([(sequence, size)])).wait().logits for size in sizes])
 
 
 def test_chunks_and_single_tokens(executor: Executor) -> None:
@@ -68,9 +68,9 @@ def test_with_strangers(executor: Executor) -> None:
     stranger = Request(rng.integers(0, 96, 20).tolist(), [16, 17])
     late = Request(rng.integers(0, 96, 9).tolist(), [21])
     sequence = Request(TOKENS, BLOCKS)
-    first = executor.execute(paged([(stranger, 11), (sequence, 13)])).logits[11:]
-    second = executor.execute(paged([(sequence, 1), (late, 4), (stranger, 1)])).logits[:1]
-    third = executor.execute(paged([(late, 5), (sequence, 16), (stranger, 8)])).logits[5:21]
+    first = executor.submit(paged([(stranger, 11), (sequence, 13)])).wait().logits[11:]
+    second = executor.submit(paged([(sequence, 1), (late, 4), (stranger, 1)])).wait().logits[:1]
+    third = executor.submit(paged([(late, 5), (sequence, 16), (stranger, 8)])).wait().logits[5:21]
     assert_same(executor, np.concatenate([first, second, third]), whole)
 
 
@@ -78,4 +78,4 @@ def test_only_wanted_rows(executor: Executor) -> None:
     whole = in_chunks(executor, [30])
     stranger = Request(TOKENS[::-1], [16, 17])
     batch = paged([(stranger, 30), (Request(TOKENS, BLOCKS), 30)], all_logits=False)
-    assert_same(executor, executor.execute(batch).logits[1], whole[-1])
+    assert_same(executor, executor.submit(batch).wait().logits[1], whole[-1])

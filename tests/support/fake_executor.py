@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from octavo.backends import FinishedStep
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
@@ -53,6 +54,7 @@ class FakeExecutor:
         self.fails_at_step: int | None = None
         self.is_closed = False
 
+    max_in_flight = 1
     kv_bytes_per_token = 8
     workspace_bytes = 0
     num_threads = 1
@@ -62,12 +64,17 @@ class FakeExecutor:
         self.block_size = block_size
         self.slots = np.full(num_blocks * block_size, -1, np.int64)
 
-    def execute(self, batch: Batch) -> StepOutput:
+    def submit(self, batch: Batch) -> FinishedStep:
+        return FinishedStep(lambda: self.compute(batch))
+
+    def compute(self, batch: Batch) -> StepOutput:
         self.num_steps += 1
         self.num_tokens += len(batch.token_ids)
         check_arrays(batch)
         if self.num_steps == self.fails_at_step:
             raise RuntimeError("the fake executor was told to fail")
+        for source, destination in batch.block_copies.tolist():
+            self._copy_block(source, destination)
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping), "a slot is written twice in a step"
         self.slots[batch.slot_mapping] = batch.token_ids
         owner = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start_loc))
@@ -88,10 +95,9 @@ class FakeExecutor:
         assert (tokens >= 0).all(), "a slot is read before it is written"
         return [int(token) for token in tokens]
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+    def _copy_block(self, source: int, destination: int) -> None:
         size = self.block_size
-        for source, destination in pairs:
-            self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
+        self.slots[destination * size : (destination + 1) * size] = self.slots[source * size : (source + 1) * size]
 
     def close(self) -> None:
         self.is_closed = True

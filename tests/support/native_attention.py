@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -59,7 +60,7 @@ class NativeAttention:
         limits = (setup.max_tokens, 64, 1, setup.model_len, 1 << 30)
         self.output = len(inputs)
         self.program = _native.Program(
-            setup.isa, setup.threads, (50, 50), limits, values, offset, checked=setup.checked
+            setup.isa, setup.threads, (50, 50, 50), limits, values, offset, checked=setup.checked
         )
         self.program.add_record(
             "fused_attention" if setup.fused else "attention",
@@ -97,7 +98,7 @@ class NativeAttention:
         for index, array in enumerate(inputs):
             self.program.value(index, array.shape[0])[:] = array
         self.program.value(self.output, q.shape[0])[:] = np.nan
-        self.program.run(batch, -1, None, None)
+        self.program.submit(batch, -1, None, None).wait()
         return self.program.value(self.output, q.shape[0]).copy()
 
 
@@ -132,8 +133,13 @@ def random_sequences(
     return sequences
 
 
-def advance(native: NativeAttention, scheduled: list[tuple[Sequence, int]]) -> None:
-    """One step: the next `count` tokens of each sequence, their results appended to its outputs."""
+def advance(
+    native: NativeAttention, scheduled: list[tuple[Sequence, int]], copies: Iterable[tuple[int, int]] = ()
+) -> None:
+    """One step: the next `count` tokens of each sequence, their results appended to its outputs.
+
+    copies: blocks of the cache that are copied before, source and destination.
+    """
     spans = [slice(s.request.computed, s.request.computed + count) for s, count in scheduled]
     rows = [
         np.concatenate([getattr(s, name)[span] for (s, _), span in zip(scheduled, spans, strict=True)])
@@ -141,6 +147,7 @@ def advance(native: NativeAttention, scheduled: list[tuple[Sequence, int]]) -> N
     ]
     batch = step([(s.request, count) for s, count in scheduled], block_size=native.setup.block_size)
     batch.logits_indices = np.zeros(0, np.int32)
+    batch.block_copies = np.array(list(copies), np.int32).reshape(-1, 2)
     out = native.run(batch, *rows)
     start = 0
     for sequence, count in scheduled:

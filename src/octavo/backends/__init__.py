@@ -39,8 +39,39 @@ class PackCacheOptions:
     limit_bytes: int
 
 
+class PendingStep(Protocol):
+    """A step that an executor has accepted and may still be running."""
+
+    def wait(self) -> StepOutput:
+        """Returns the step's output when it is done; other Python threads run meanwhile. May be called again.
+
+        Raises SamplingError for rows without an outcome, and RuntimeError if the step failed.
+        """
+
+
+class FinishedStep:
+    """A `PendingStep` of an executor that computes on the calling thread: done before it is returned."""
+
+    def __init__(self, compute: Callable[[], StepOutput]) -> None:
+        """Calls `compute`; `wait` returns what it returned or raises what it raised."""
+        self._result: StepOutput | Exception
+        try:
+            self._result = compute()
+        except Exception as error:
+            self._result = error
+
+    def wait(self) -> StepOutput:
+        if isinstance(self._result, Exception):
+            raise self._result
+        return self._result
+
+
 class Executor(Protocol):
     """A compiled graph with its weights, its workspace and its paged cache."""
+
+    @property
+    def max_in_flight(self) -> int:
+        """Steps that run or are queued at once. One more `submit` blocks until there is room."""
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -60,22 +91,21 @@ class Executor(Protocol):
 
     @property
     def num_threads(self) -> int:
-        """Compute threads, the caller of `execute` included."""
+        """Compute threads."""
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocates the paged cache, once, before the first step."""
 
-    def execute(self, batch: Batch) -> StepOutput:
-        """Runs one step, sampling included. One call, whatever the mix of prefill and decode.
+    def submit(self, batch: Batch) -> PendingStep:
+        """Starts one step and returns. The step copies `block_copies`, computes, and samples.
 
-        With `return_hidden_states` it ends before the output head, and nothing is sampled.
+        With `return_hidden_states` it ends before the output head, and nothing is sampled. The step reads the batch
+        while it runs: its arrays must not change before `wait` has returned. Steps run in the order of their calls.
+        Raises ValueError or UsageError for a batch whose arrays or numbers do not fit, before anything runs.
         """
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        """Copies whole cache blocks (source, destination) in every layer: copy-on-write."""
-
     def close(self) -> None:
-        """Gives weights, workspace, cache and threads back. May be called twice."""
+        """Frees weights, workspace, cache and threads, once no step runs. May be called twice."""
 
 
 class Backend(Protocol):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import DTypeLike
 
-from octavo.backends import ExecutorLimits, PackCacheOptions
+from octavo.backends import ExecutorLimits, FinishedStep, PackCacheOptions
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, StepOutput
 from octavo.config import KVDtype
@@ -52,6 +52,8 @@ def compile(  # noqa: A001 - the backend protocol's name
 
 class ReferenceExecutor:
     """Walks the graph, one numpy expression a node. Implements `octavo.backends.Executor`."""
+
+    max_in_flight = 1
 
     def __init__(
         self,
@@ -108,8 +110,13 @@ class ReferenceExecutor:
                 cache.key_mean = None if mean is None else mean.reshape(p.num_kv_heads, p.head_dim)
             self._caches[p.layer] = cache
 
-    def execute(self, batch: Batch) -> StepOutput:
+    def submit(self, batch: Batch) -> FinishedStep:
         self._check(batch)
+        return FinishedStep(lambda: self._compute(batch))
+
+    def _compute(self, batch: Batch) -> StepOutput:
+        for source, destination in batch.block_copies.tolist():
+            self._copy_block(source, destination)
         step = _Step(batch, self._dtype, self._weights, self._caches)
         result = self._graph.hidden_states if batch.return_hidden_states else self._graph.output
         for node in self._graph.nodes:
@@ -129,12 +136,11 @@ class ReferenceExecutor:
             output.logits = logits  # float64 where the executor was asked for it
         return output
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+    def _copy_block(self, source: int, destination: int) -> None:
         for cache in self._caches.values():
             size = cache.block_size
-            for source, destination in pairs:
-                for array in (cache.keys, cache.values):
-                    array[destination * size : (destination + 1) * size] = array[source * size : (source + 1) * size]
+            for array in (cache.keys, cache.values):
+                array[destination * size : (destination + 1) * size] = array[source * size : (source + 1) * size]
 
     def close(self) -> None:
         self._weights.clear()

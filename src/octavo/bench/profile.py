@@ -138,12 +138,12 @@ class _Stepper:
     def decode(self, rows: int, context: int, iterations: int) -> StepProfile:
         """Steps of one token for each of `rows` sequences that have `context` tokens after it."""
         blocks = -(-context // self._block_size)
-        self._executor.execute(self._batch(1, context))
-        self._executor.copy_blocks([(b, r * blocks + b) for r in range(1, rows) for b in range(blocks)])
+        self._executor.submit(self._batch(1, context)).wait()
+        copies = [(b, r * blocks + b) for r in range(1, rows) for b in range(blocks)]
+        batch = self._batch(rows, 1, context - 1)
+        self._executor.submit(replace(batch, block_copies=np.array(copies, np.int32).reshape(-1, 2))).wait()
         sizes = self._sizes(tokens=rows, requests=rows, context=context)
-        return self._measure(
-            f"decode, {rows} row{'s' if rows > 1 else ''}", self._batch(rows, 1, context - 1), sizes, iterations
-        )
+        return self._measure(f"decode, {rows} row{'s' if rows > 1 else ''}", batch, sizes, iterations)
 
     def prefill(self, tokens: int, iterations: int) -> StepProfile:
         """A prompt of `tokens` tokens in one step."""
@@ -178,7 +178,7 @@ class _Stepper:
         for _ in range(iterations + 1):
             self._executor.start_profile()
             start = time.perf_counter()
-            self._executor.execute(batch)
+            self._executor.submit(batch).wait()
             seconds = time.perf_counter() - start
             measured.append((seconds, self._executor.profile(sizes)))
         before, self._ceilings = self._ceilings, self._measure_ceilings()

@@ -67,6 +67,7 @@ class BatchBuilder:
             block_tables=self._block_tables[rows, :num_blocks],
             slot_mapping=slots,
             logits_indices=logits_indices,
+            block_copies=np.array([item.copy for item in scheduled if item.copy], np.int32).reshape(-1, 2),
             sampling=sampling,
         )
 

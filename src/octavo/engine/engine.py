@@ -232,7 +232,7 @@ class Engine:
                 raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
             return []
         try:
-            output = self._model_runner.execute(schedule)
+            output = self._model_runner.submit(schedule).wait()
         except SamplingError as error:
             return [*self._fail_rows(schedule, error)]
         outputs = self._update(schedule, output, start)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from octavo.backends import Executor
-from octavo.batch import StepOutput
+from octavo.backends import Executor, PendingStep
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.scheduler import Schedule
 
@@ -15,10 +14,6 @@ class ModelRunner:
         self.executor = executor
         self._batch_builder = batch_builder
 
-    def execute(self, schedule: Schedule) -> StepOutput:
-        """Copies the blocks that would be shared and written, then computes and samples. One native call."""
-        scheduled = list(schedule.scheduled.values())
-        copies = [item.copy for item in scheduled if item.copy is not None]
-        if copies:
-            self.executor.copy_blocks(copies)
-        return self.executor.execute(self._batch_builder.build(scheduled))
+    def submit(self, schedule: Schedule) -> PendingStep:
+        """Starts the step. One native call."""
+        return self.executor.submit(self._batch_builder.build(list(schedule.scheduled.values())))

@@ -81,7 +81,7 @@ class PoolingQueue:
         if not chunks:
             return []
         start = time.perf_counter()
-        hidden_states = self._executor.execute(self._batch(chunks)).hidden_states
+        hidden_states = self._executor.submit(self._batch(chunks)).wait().hidden_states
         assert hidden_states is not None
         if budget is not None:
             budget.observe_pooled(sum(count for _, count in chunks), context, time.perf_counter() - start)

@@ -130,7 +130,7 @@ class SingleOp:
     def __call__(self, batch: Batch, values: Mapping[Value, Array]) -> Array:
         for index, value in enumerate(self.inputs):
             self.program.value(index, rows_of(value.rows, batch))[:] = values[value]
-        self.program.run(guard_arrays(batch), 0, None, None)
+        self.program.submit(guard_arrays(batch), 0, None, None).wait()
         return self.program.value(len(self.inputs), rows_of(self.output_rows, batch)).copy()
 
 

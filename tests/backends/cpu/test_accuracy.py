@@ -53,7 +53,7 @@ def logits_of(checkpoint: Checkpoint, backend: str, texts: list[list[int]]) -> N
     )
     executor.allocate_cache(len(texts) * blocks, BLOCK_SIZE)
     requests = [Request(ids, list(range(i * blocks, (i + 1) * blocks))) for i, ids in enumerate(texts)]
-    logits = executor.execute(step([(one, NUM_POSITIONS) for one in requests], block_size=BLOCK_SIZE)).logits
+    logits = executor.submit(step([(one, NUM_POSITIONS) for one in requests], block_size=BLOCK_SIZE)).wait().logits
     executor.close()
     assert logits is not None
     return logits

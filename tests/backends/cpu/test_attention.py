@@ -229,9 +229,9 @@ def test_copied_blocks_attend_alike() -> None:
     (s,) = random_sequences(np.random.default_rng(0), params, [20], 16, 2)
     native = NativeAttention(params, Extras(), setup)
     advance(native, [(s, 19)])
-    native.program.copy_blocks(list(zip(s.request.blocks, (7, 3), strict=True)))
+    copies = list(zip(s.request.blocks, (7, 3), strict=True))
     s.request.blocks = [7, 3]
-    advance(native, [(s, 1)])
+    advance(native, [(s, 1)], copies)
     check(params, Extras(), [s])
 
 

@@ -17,7 +17,7 @@ CSRC = Path(__file__).parents[3] / "csrc"
 STRESS = Path(__file__).with_name("thread_pool_stress.cpp")
 
 
-def add_program(threads: int, spin_us: tuple[int, int] = (50, 300)) -> _native.Program:
+def add_program(threads: int, spin_us: tuple[int, int, int] = (50, 300, 300)) -> _native.Program:
     values = [(4096 * i, 33, 0) for i in range(3)]
     program = _native.Program("scalar", threads, spin_us, (8, 1, 1, 8, 10), values, 4096 * 3)
     for _ in range(10):
@@ -30,11 +30,11 @@ def add_program(threads: int, spin_us: tuple[int, int] = (50, 300)) -> _native.P
 
 def run(program: _native.Program, batch: Batch) -> np.ndarray:
     program.value(2, 8)[:] = np.nan
-    program.run(batch, 2, None, None)
+    program.submit(batch, 2, None, None).wait()
     return program.value(2, 8).copy()
 
 
-@pytest.mark.parametrize("spin_us", [(50, 300), (0, 0)])
+@pytest.mark.parametrize("spin_us", [(50, 300, 300), (0, 0, 0)])
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads(threads, spin_us, cpu_batch):
     program = add_program(threads, spin_us)
@@ -51,7 +51,8 @@ def test_callers_in_several_threads_take_turns(cpu_batch):
     program = add_program(2)
     batch = cpu_batch(8)
     threads = [
-        threading.Thread(target=lambda: [program.run(batch, 2, None, None) for _ in range(300)]) for _ in range(4)
+        threading.Thread(target=lambda: [program.submit(batch, 2, None, None).wait() for _ in range(300)])
+        for _ in range(4)
     ]
     for thread in threads:
         thread.start()
@@ -77,7 +78,7 @@ def test_a_forked_process_gets_a_clear_error_and_can_exit(cpu_batch):
     pid = os.fork()
     if pid == 0:
         try:
-            program.run(batch, 2, None, None)
+            program.submit(batch, 2, None, None).wait()
             message = "no error"
         except RuntimeError as error:
             message = str(error)
@@ -96,7 +97,7 @@ def test_a_closed_program_says_so(cpu_batch):
     program.close()
     program.close()
     with pytest.raises(RuntimeError, match="closed"):
-        program.run(cpu_batch(8), 2, None, None)
+        program.submit(cpu_batch(8), 2, None, None)
 
 
 def test_a_nonsensical_number_of_threads_is_refused():

@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
     for (int workers : {1, 2, 3, 7})
         for (const int spin_us : {0, 20}) {
             octavo::PoolOptions options;
-            options.barrier_spin_us = options.idle_spin_us = spin_us;
+            options.barrier_spin_us = options.idle_spin_us = options.handover_spin_us = spin_us;
             failures += stress(workers, rounds, options);
         }
     std::printf("%d failures\n", failures);

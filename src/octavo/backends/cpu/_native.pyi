@@ -82,6 +82,12 @@ def sample(
 def sampling_scratch_bytes(vocab: int) -> int:
     """What a worker needs beside its operands to sample from `vocab` logits."""
 
+class PendingStep:
+    """A step in flight. It keeps the program, the batch and the output alive until it is done."""
+
+    def wait(self) -> None:
+        """Returns when the step is done. Releases the interpreter lock. Raises RuntimeError if the step failed."""
+
 class Program:
     """A list of records that all threads walk together. See csrc/program.h."""
 
@@ -89,7 +95,7 @@ class Program:
         self,
         isa: str,
         num_threads: int,
-        spin_us: tuple[int, int],
+        spin_us: tuple[int, int, int],
         limits: tuple[int, int, int, int, int],
         values: list[tuple[int, int, int]],
         workspace_bytes: int,
@@ -113,16 +119,16 @@ class Program:
     def finish(self) -> None: ...
     def cache_block_bytes(self, block_size: int) -> int: ...
     def allocate_cache(self, num_blocks: int, block_size: int) -> None: ...
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None: ...
-    def run(
+    def submit(
         self,
         batch: Batch,
         result: int,
         output: StepOutput | None,
         errors: NDArray[np.int32] | None,
         copy: NDArray[np.float32] | None = None,
-    ) -> None:
-        """The records that lead to the value `result`, sampling from it if the batch asks, and a copy of it."""
+    ) -> PendingStep:
+        """Starts the block copies, the records that lead to the value `result`, sampling from it if the batch asks, and
+        a copy of it. Blocks while another step runs. Raises ValueError for a batch that does not fit."""
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
     def start_profile(self) -> None:
         """Counts from zero from now on."""

@@ -17,7 +17,7 @@ from octavo.graph.cost import Cost, activation_bytes, node_cost
 if TYPE_CHECKING:
     from octavo.backends.cpu import _native
     from octavo.backends.cpu.threads import ThreadPlan
-    from octavo.batch import Batch
+    from octavo.batch import Batch, Int32
     from octavo.graph.builder import Graph, Node
     from octavo.graph.ops import StepSizes
     from octavo.graph.values import Value
@@ -43,8 +43,25 @@ class RecordTime:
     matrices: tuple[str, ...]  # names of the weights, norms and biases left out
 
 
+class CpuPendingStep:
+    """Implements `octavo.backends.PendingStep`. Holds the batch and the output while native threads use them."""
+
+    def __init__(self, step: _native.PendingStep, output: StepOutput, errors: Int32) -> None:
+        """errors: [R], written by the step: why a row has no outcome."""
+        self._step = step
+        self._output = output
+        self._errors = errors
+
+    def wait(self) -> StepOutput:
+        self._step.wait()
+        raise_row_errors(self._errors)
+        return self._output
+
+
 class CpuExecutor:
     """Implements `octavo.backends.Executor`. Safe to share between threads: steps run one after the other."""
+
+    max_in_flight = 1
 
     def __init__(
         self,
@@ -94,24 +111,19 @@ class CpuExecutor:
         except ValueError as error:
             raise UsageError(str(error)) from None
 
-    def execute(self, batch: Batch) -> StepOutput:
-        """Runs one step. Raises ValueError for a batch whose arrays or numbers do not fit, before anything runs."""
+    def submit(self, batch: Batch) -> CpuPendingStep:
+        """See `Executor`."""
         rows = len(batch.logits_indices)
         output = _empty_output(rows, batch)
         result = self._graph.hidden_states if batch.return_hidden_states else self._graph.output
         copy = np.empty((rows, result.cols), np.float32) if batch.return_logits or batch.return_hidden_states else None
         errors = np.zeros(rows, np.int32)
-        self._program.run(batch, self._values[result], output, errors, copy)
-        if batch.sampling is not None:
-            raise_row_errors(errors)
+        step = self._program.submit(batch, self._values[result], output, errors, copy)
         if batch.return_hidden_states:
             output.hidden_states = copy
         else:
             output.logits = copy
-        return output
-
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
-        self._program.copy_blocks(pairs)
+        return CpuPendingStep(step, output, errors)
 
     def start_profile(self) -> None:
         """Times operations from now on, counting from zero. Raises RuntimeError once closed."""

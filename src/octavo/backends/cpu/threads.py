@@ -15,15 +15,18 @@ _TOPOLOGY = Path("/sys/devices/system/cpu")
 # another needs, and is then stopped for tens of milliseconds.
 _SPIN_US = (50, 500)
 _SPIN_UNDER_QUOTA_US = (5, 20)
-_SPIN_OVERSUBSCRIBED_US = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """count: compute threads, the caller included. reasons: how it came about, one line each, for people."""
+    """count: compute threads. reasons: how it came about, one line each, for people.
+
+    spin_us: inside a step; between steps; between steps for the first thread, in microseconds. The first thread does
+    not spin if the threads take all CPUs, as the thread that prepares steps needs one.
+    """
 
     count: int
-    spin_us: tuple[int, int]  # inside a step, between steps
+    spin_us: tuple[int, int, int]
     reasons: tuple[str, ...]
 
 
@@ -54,13 +57,13 @@ def plan_threads(
     return ThreadPlan(count, _spin(count, len(cpus), quota), tuple(reasons))
 
 
-def _spin(count: int, cpus: int, quota: float | None) -> tuple[int, int]:
+def _spin(count: int, cpus: int, quota: float | None) -> tuple[int, int, int]:
     if count > cpus:
-        return _SPIN_OVERSUBSCRIBED_US
+        return (0, 0, 0)
     # A quota of as many CPUs as there are threads leaves nothing to anybody else in the group.
-    if quota is not None and quota < cpus and (quota != int(quota) or quota <= count):
-        return _SPIN_UNDER_QUOTA_US
-    return _SPIN_US
+    is_scarce = quota is not None and quota < cpus and (quota != int(quota) or quota <= count)
+    inside, between = _SPIN_UNDER_QUOTA_US if is_scarce else _SPIN_US
+    return inside, between, between if count < cpus else 0
 
 
 def _physical_cores(cpus: list[int], topology: Path) -> int:
