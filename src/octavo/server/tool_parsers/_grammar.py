@@ -12,7 +12,7 @@ from llguidance import LLMatcher
 from octavo.engine.deep_stack import run_on_deep_stack
 from octavo.server.tool_parsers import TokenIds, Tool
 
-# Models that have lost the thread fill JSON with white space up to the limit of tokens; so much is allowed in a row.
+# A model that has lost the thread fills JSON with white space up to the token limit. This much is allowed in a row.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 _TIMEOUT_S = 2.0
 
@@ -25,9 +25,9 @@ _ANY_ARGUMENTS = {"type": "object"}
 def arguments_value(tool: Tool) -> str:
     """The arguments of a tool, as the right-hand side of a rule.
 
-    Those of a `strict` tool follow its schema to the letter. Those of another follow it as far as it can be enforced:
-    keywords that cannot be are left out, and where nothing else helps any object will do. Unless its schema speaks of
-    further arguments, there are none, for models would invent some.
+    A `strict` tool's arguments follow its schema to the letter. Any other tool's follow it as far as it can be
+    enforced: unsupported keywords are left out, and if the rest does not compile either, any object is accepted.
+    Arguments that the schema does not mention are not allowed, because models would invent some.
     """
     function = tool["function"]
     schema = function.get("parameters") or _NO_ARGUMENTS
@@ -47,7 +47,7 @@ def compiles(grammar: str) -> bool:
 
 
 def json_value(schema: Mapping[str, Any], *, is_strict: bool) -> str:
-    """JSON of this schema, as the right-hand side of a rule; of one that is not strict, what of it can be enforced."""
+    """JSON of this schema, as the right-hand side of a rule. If it is not strict, unsupported keywords are left out."""
     options = {"whitespace_pattern": _WHITESPACE, "lenient": not is_strict}
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
@@ -74,8 +74,8 @@ def calls_grammar(
 ) -> str:
     """A grammar of calls.
 
-    start: the rule for the whole answer in terms of `call`. before: what stands before the arguments of the tool with
-    this name; after: what stands behind them; both as right-hand sides. arguments: the same for those of a tool.
+    start: the rule for the whole answer in terms of `call`. before: the right-hand side for the text before the
+    arguments of the tool with this name; after: that for the text behind them; arguments: that for a tool's arguments.
     """
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
@@ -84,10 +84,15 @@ def calls_grammar(
     return "\n".join(rules) + "\n"
 
 
-def free_text(mark: str, with_tokens: str) -> str:
-    """Rules of text around calls: `lead` ends with a mark, behind which a call begins; `tail` has none.
+def sequence(separator: str, parallel: bool) -> str:
+    """One call, or with `parallel` several with this text in between."""
+    return f"call ({literal(separator)} call)*" if parallel else "call"
 
-    with_tokens: the mark as `spelled`. One that is a token may be written in characters too, which mean the same.
+
+def free_text(mark: str, with_tokens: str) -> str:
+    """Rules of the text around calls: `lead` ends with the mark that begins a call; `tail` contains no mark.
+
+    with_tokens: the mark as `spelled`. A mark that is a token may be written in characters too, with the same meaning.
     """
     token = "" if with_tokens == literal(mark) else f" | TEXT {with_tokens}"
     rules = [f"lead: marked{token}", f"marked[lazy]: TEXT {literal(mark)}", "tail: TEXT", r"TEXT: /(.|\n)*/"]

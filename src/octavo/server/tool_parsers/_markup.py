@@ -1,116 +1,103 @@
-"""The loop that all formats share: text, marks in it, and calls that begin at marks."""
+"""The parser that all formats share. It finds marks in text and reads the calls that begin at them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import TypeAlias
 
 from octavo.server.tool_parsers import Part, Tool
-from octavo.server.tool_parsers._json_call import CallReader, JsonCall
-from octavo.server.tool_parsers._json_value import WHITESPACE, JsonSpan
-from octavo.server.tool_parsers._text import MarkFinder, TextJoiner, merge
+from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
+from octavo.server.tool_parsers._calls import json_call
+
+ReadCall: TypeAlias = "Callable[[Answer], Reading[object]]"
+"""Reads what may be a call, up to the first character that does not belong to one."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Markup:
-    """How a format marks calls.
+    """The marks of a format.
 
-    marks: found in text. open_call: what reads the call at a mark, which gets the mark and the names of the tools;
-    None: the mark only vanishes. keeps: marks that the reader gets to read too; the others are not part of the call.
-    at_start: the answer begins as if this mark stood before it.
-    after_call: characters that may follow a call and belong to the markup, beside white space.
-    is_list: another object right behind these characters is a call like the first.
+    tags: marks that are dropped, each with the reader of the call behind it; None: no call follows.
+    openings: marks that are part of the call, each with the reader of that call.
+    at_start: the reader of a call at the beginning of the answer.
+    after_call: characters that may follow a call and are dropped, beside white space.
+    is_list: an object behind these characters is another call.
     """
 
-    marks: MarkFinder
-    open_call: Callable[[str, frozenset[str]], CallReader | None]
-    keeps: frozenset[str] = frozenset()
-    at_start: str | None = None
+    tags: dict[str, ReadCall | None] = field(default_factory=dict)
+    openings: dict[str, ReadCall] = field(default_factory=dict)
+    at_start: ReadCall | None = None
     after_call: str = ""
     is_list: bool = False
 
+    def create_parser(self, tools: Sequence[Tool]) -> MarkupParser:
+        """A parser for one answer to a request with these tools."""
+        return MarkupParser(self, tools)
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """A mark, or what may become one at the end of the text."""
+        marks = [*self.tags, *self.openings]
+        beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
+        cut = "|".join(map(re.escape, sorted(beginnings, key=len, reverse=True)))
+        whole = "|".join(map(re.escape, marks))
+        return re.compile(rf"{whole}|(?:{cut})\Z" if cut else whole)
+
 
 class MarkupParser:
-    """Parses one answer; see `ToolParser`. What looks like a call and is none comes out as text, without its tags."""
+    """Parses one answer; see `ToolParser`. What only looks like a call comes out as text without its tags."""
 
     def __init__(self, markup: Markup, tools: Sequence[Tool]) -> None:
         self._markup = markup
-        self._tool_names = frozenset(tool["function"]["name"] for tool in tools)
-        self._joiner = TextJoiner()
-        self._tail = ""  # may still become a mark
-        self._call: CallReader | None = None
-        if markup.at_start is not None:
-            self._call = markup.open_call(markup.at_start, self._tool_names)
-        self._follows_call = False
-        self._object: JsonSpan | None = None  # one that is text
+        self._answer = Answer(tools)
+        self._reading = self._read()
 
     def push(self, text: str) -> list[Part]:
-        """What these further characters decide."""
-        parts: list[Part] = []
-        text, self._tail = self._tail + text, ""
-        position = 0
-        while position < len(text):
-            if self._call is not None:
-                position = self._read_call(self._call, text, position, parts)
-            elif self._object is not None:
-                position = self._read_object(self._object, text, position, parts)
-            elif self._follows_call:
-                position = self._read_behind_call(text, position, parts)
-            else:
-                position = self._read_text(text, position, parts)
-        return merge(parts)
+        """See `ToolParser`."""
+        self._answer.feed(text)
+        next(self._reading, None)
+        return self._answer.take_parts()
 
     def finish(self) -> list[Part]:
-        """The answer has ended."""
-        parts: list[Part] = []
-        if self._call is not None:
-            self._call.finish(parts)
-            self._joiner.text(self._call.held, parts)
-        # Behind a call, what may become a mark is one that was cut off.
-        if not self._joiner.follows_call:
-            self._joiner.text(self._tail, parts)
-        self._joiner.finish(parts)
-        self._call, self._tail = None, ""
-        return merge(parts)
+        """See `ToolParser`."""
+        self._answer.is_over = True
+        next(self._reading, None)
+        return self._answer.take_parts()
 
-    def _read_text(self, text: str, start: int, parts: list[Part]) -> int:
-        marks = self._markup.marks
-        match = marks.search(text, start)
-        end = match.start() if match else marks.decided(text, start)
-        self._joiner.text(text[start:end], parts)
-        if match is None:
-            self._tail = text[end:]
-            return len(text)
-        mark = match.group()
-        self._call = self._markup.open_call(mark, self._tool_names)
-        return match.start() if mark in self._markup.keeps else match.end()
+    def _read(self) -> Reading[None]:
+        answer, markup = self._answer, self._markup
+        if markup.at_start is not None:
+            yield from self._read_calls(markup.at_start)
+        while (yield from answer.peek()):
+            mark = yield from answer.take_until(markup.pattern, answer.text)
+            if mark in markup.openings:
+                yield from self._read_calls(markup.openings[mark])
+            elif mark in markup.tags:
+                answer.take(len(mark))
+                if (read := markup.tags[mark]) is not None:
+                    yield from self._read_calls(read)
+            elif not answer.is_over:  # the beginning of a mark
+                yield
+            elif answer.follows_call:  # a mark that was cut off
+                answer.take(len(mark))
+            else:
+                answer.text(answer.take(len(mark)))
 
-    def _read_object(self, span: JsonSpan, text: str, start: int, parts: list[Part]) -> int:
-        end = span.scan(text, start)
-        self._joiner.text(text[start:end], parts)
-        if span.is_done or span.is_broken:
-            self._object = None
-        return end
-
-    def _read_behind_call(self, text: str, start: int, parts: list[Part]) -> int:
-        char = text[start]
-        if char in WHITESPACE:
-            self._joiner.text(char, parts)
-        elif char not in self._markup.after_call:
-            self._follows_call = False
-            if char == "{" and self._markup.is_list:
-                self._call = JsonCall(self._tool_names, is_marked=True)
-            return start
-        return start + 1
-
-    def _read_call(self, call: CallReader, text: str, start: int, parts: list[Part]) -> int:
-        had_started = call.started
-        end = call.push(text, start, parts)
-        if call.started and not had_started:
-            self._joiner.call()
-        if call.state != "open":
-            self._joiner.text(call.held, parts)
-            self._follows_call = call.started
-            self._object = JsonSpan(is_inside_object=True) if call.is_other_object else None
-            self._call = None
-        return end
+    def _read_calls(self, read: ReadCall | None) -> Reading[None]:
+        """Reads a call, and those that follow it in a list."""
+        answer, markup = self._answer, self._markup
+        while read is not None:
+            num_before = answer.num_calls
+            answer.hold()
+            yield from read(answer)
+            answer.release()
+            if answer.num_calls == num_before:
+                return
+            while (char := (yield from answer.peek())) and char in WHITESPACE + markup.after_call:
+                answer.take(1)
+                if char in WHITESPACE:
+                    answer.text(char)
+            read = partial(json_call, is_marked=True) if markup.is_list and char == "{" else None

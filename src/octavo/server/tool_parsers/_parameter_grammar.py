@@ -14,7 +14,7 @@ from octavo.server.tool_parsers._tagged_call import CLOSE, FUNCTION_END, PARAMET
 
 _NAME = re.compile(r"[^<>\n]{1,256}")
 _ANY_LENGTH = r"(.|\n)*"
-# What a parser would take for the end of the whole call.
+# A parser would take this for the end of the whole call.
 _END_OF_CALL = rf"(.|\n)*{FUNCTION_END}\s*{CLOSE}(.|\n)*".replace("/", r"\/")
 TEXT_RULES = f"""\
 text[lazy]: VALUE {literal(PARAMETER_END)}
@@ -22,16 +22,15 @@ whole_line[lazy]: VALUE {literal(chr(10) + PARAMETER_END)}
 VALUE: /{_ANY_LENGTH}/ & ~/{_END_OF_CALL}/
 NAME: /[A-Za-z_][A-Za-z0-9_.-]{{0,63}}/
 """
-# What a grammar of plain text cannot say.
+# Keywords that a grammar of plain text cannot express.
 _NOT_TEXT = ("pattern", "format", "allOf", "not", "if")
 
 
 def parameters_value(tool: Tool) -> str:
     """The parameters of a tool in the order of its schema, as the right-hand side of a rule.
 
-    As with `arguments_value`, those of a tool that is not `strict` follow it as far as it can be enforced. Raises
-    UsageError where the tool is `strict` and a value that is plain text has to follow more than a type, an enumeration
-    or a length.
+    As with `arguments_value`, a tool that is not `strict` has its schema enforced as far as possible. Raises UsageError
+    if the tool is `strict` and the schema of a plain text value has more than a type, an enumeration or a length.
     """
     value = _ParameterWriter(tool, knows_types=True).write()
     if tool["function"].get("strict") or compiles(f"start: {value}\n{TEXT_RULES}"):
@@ -66,14 +65,14 @@ class _ParameterWriter:
         return " ".join(items) or '""'
 
     def _parameter(self, name: str, schema: object) -> str | None:
-        """A parameter with its tags; None: this format cannot write its name."""
+        """A parameter with its tags; None if this format cannot write its name."""
         if not _NAME.fullmatch(name):
             self._refuse(name, "its name")
             return None
         return f"{literal(f'{PARAMETER}{name}>' + chr(10))} {self._value(name, schema)}"
 
     def _value(self, name: str, schema: object) -> str:
-        """A value with the tag at its end."""
+        """A value with its closing tag."""
         types = value_types(self._parameters, schema)
         end = literal(f"\n{PARAMETER_END}\n")
         if types and "string" not in types and isinstance(schema, Mapping):
@@ -96,14 +95,14 @@ class _ParameterWriter:
         if not self._is_strict:
             return
         message = (
-            f"{keyword} of the parameter {name!r:.80} of the tool {self._tool_name} cannot be enforced, since this "
-            "model writes values as plain text; leave it out, or strict"
+            f"{keyword} of the parameter {name!r:.80} of the tool {self._tool_name} cannot be enforced, "
+            "because this model writes values as plain text; leave it out, or leave strict out"
         )
         raise UsageError(message, param="tools", code="invalid_json_schema")
 
 
 def _choices(parts: list[Mapping[str, Any]]) -> list[str]:
-    """The texts that an enumeration allows; empty: there is none, or something beside it."""
+    """The texts that an enumeration allows; empty if there is none, or if other values are allowed too."""
     choices: list[str] = []
     for part in parts:
         values = part.get("enum", [part["const"]] if "const" in part else [])
@@ -114,7 +113,7 @@ def _choices(parts: list[Mapping[str, Any]]) -> list[str]:
 
 
 def _bounded(schema: Mapping[str, Any]) -> str:
-    """A text of bounded length with the tag at its end."""
+    """A text of bounded length with its closing tag."""
     least, most = schema.get("minLength", 0), schema.get("maxLength")
     if most is None:
         return rf"/(.|\n){{{least}}}/ whole_line"

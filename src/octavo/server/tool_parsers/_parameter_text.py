@@ -1,4 +1,4 @@
-"""Parameters whose values are plain text, typed by the tool's schema, as the JSON of a call's arguments."""
+"""Parameter values written as plain text, converted to JSON by the types in the tool's schema."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TYPE_OF = {str: "string", bool: "boolean", int: "integer", float: "number", lis
 
 
 def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Mapping[str, Any]]:
-    """The schema of a value and the alternatives and references that it is made of, each once."""
+    """The schema of a value, and the alternatives and references in it, each once."""
     waiting, seen = [schema], set()
     while waiting:
         item = waiting.pop()
@@ -27,7 +27,7 @@ def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Map
 
 
 def resolve(parameters: Mapping[str, Any], reference: object) -> object:
-    """What a reference within a tool's parameters refers to; None: it is none, or refers to nothing."""
+    """The target of a reference within a tool's parameters; None if it is not a reference or has no target."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     found: object = parameters
@@ -37,7 +37,7 @@ def resolve(parameters: Mapping[str, Any], reference: object) -> object:
 
 
 def value_types(parameters: Mapping[str, Any], schema: object) -> frozenset[str]:
-    """The JSON types that a value may have; empty: the schema does not say."""
+    """The JSON types that a value may have; empty if the schema does not say."""
     types: set[str] = set()
     for item in value_schemas(parameters, schema):
         named = item.get("type")
@@ -56,9 +56,10 @@ def json_type(value: object) -> str:
 class ParameterValue:
     """Turns the text of one value into JSON.
 
-    A string comes out as it is written. What may be something else is held back until its end: it is JSON if it
-    reads as JSON of a type that the schema allows, else a string. Python's names for true, false and null are read
-    too, for some templates write earlier calls with them.
+    A line break at its beginning and one at its end belong to the tags. A string comes out as it is written. What may
+    be something else is held back until its end: it is JSON if it reads as JSON of a type that the schema allows, else
+    a string. Python's names for true, false and null are read too, because some templates write earlier calls with
+    them.
     """
 
     def __init__(self, types: frozenset[str]) -> None:
@@ -67,9 +68,19 @@ class ParameterValue:
         self._text: list[str] = []
         self._is_string = types == {"string"}
         self._is_open = False
+        self._has_begun = False
+        self._line_break = ""  # the last one so far, which may be the tag's
 
     def push(self, text: str) -> str:
-        """The JSON that these further characters decide."""
+        """Adds text and returns the JSON that is now certain."""
+        if not text:
+            return ""
+        if not self._has_begun:
+            self._has_begun = True
+            text = text.removeprefix("\n")
+        text = self._line_break + text
+        self._line_break = "\n" if text.endswith("\n") else ""
+        text = text.removesuffix("\n")
         if self._is_string:
             return self._string(text)
         self._text.append(text)
@@ -82,7 +93,7 @@ class ParameterValue:
         return ""
 
     def close(self) -> str:
-        """The value is complete: the rest of its JSON."""
+        """Ends a complete value and returns the rest of its JSON."""
         if self._is_string:
             return self._string("") + '"'
         text = "".join(self._text)
@@ -91,7 +102,7 @@ class ParameterValue:
         return written if self._is_json(written) else json.dumps(text, ensure_ascii=False)
 
     def finish(self) -> str:
-        """The value was cut off: what was held back, as it is."""
+        """Ends a value that was cut off and returns what was held back, unchanged."""
         return "" if self._is_string else "".join(self._text).strip()
 
     def _string(self, text: str) -> str:
@@ -111,4 +122,4 @@ class ParameterValue:
 
 
 def _refuse(name: str) -> object:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")

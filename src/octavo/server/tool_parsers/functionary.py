@@ -1,41 +1,24 @@
-"""Calls as `<function=NAME>{...}</function>`: Functionary 3.1, and Llama 3.1 prompted for functions of its user."""
+"""Calls as `<function=NAME>{...}</function>`: Functionary 3.1, and Llama 3.1 with functions in its prompt."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal
-from octavo.server.tool_parsers._json_call import CallReader
-from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._named_call import Header, NamedCall
-from octavo.server.tool_parsers._text import MarkFinder
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers._calls import Header, named_call
+from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal, sequence
+from octavo.server.tool_parsers._markup import Markup
 
 _OPEN = "<function="
 _CLOSE = "</function>"
 _HEADER = Header(re.compile(r"(?P<name>[\w.-]+)>\s*"), re.compile(r"[\w.>\s-]"), may_end=True)
-
-
-def _open_call(mark: str, _tool_names: frozenset[str]) -> CallReader | None:
-    if mark == _CLOSE:
-        return None
-    return NamedCall(_OPEN, _HEADER)
-
-
-_MARKUP = Markup(marks=MarkFinder(_OPEN, _CLOSE), open_call=_open_call, after_call="}")
-
-
-def _matches(chat_template: str) -> bool:
-    return _OPEN in chat_template and "<parameter=" not in chat_template
-
-
-def _create_parser(tools: Sequence[Tool]) -> ToolParser:
-    return MarkupParser(_MARKUP, tools)
+_MARKUP = Markup(tags={_CLOSE: None}, openings={_OPEN: partial(named_call, header=_HEADER, mark=_OPEN)}, after_call="}")
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
-    start = 'call ("\\n" call)*' if parallel else "call"
+    start = sequence("\n", parallel)
     return calls_grammar(tools, start, lambda name: literal(f"{_OPEN}{name}>"), literal(_CLOSE))
 
 
@@ -46,8 +29,8 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenId
 
 FORMAT = ToolFormat(
     name="functionary",
-    matches=_matches,
-    create_parser=_create_parser,
+    matches=lambda template: _OPEN in template and "<parameter=" not in template,
+    create_parser=_MARKUP.create_parser,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     arguments_as_text=True,

@@ -1,17 +1,18 @@
-"""Calls of Gemma 2 and 3, which know no markup and no template of tools: an object with name and parameters, alone or
-in a code fence, as a system prompt asks for it (ai.google.dev/gemma/docs/capabilities/function-calling, JSON style)."""
+"""Calls as an object with name and parameters, alone or in a code fence: Gemma 2 and 3.
+
+These models have no markup and no template for tools. A system prompt asks for this form
+(ai.google.dev/gemma/docs/capabilities/function-calling, JSON style).
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._fenced_call import FENCE, FencedCall
-from octavo.server.tool_parsers._grammar import calls_grammar, literal
-from octavo.server.tool_parsers._json_call import CallReader, JsonCall
-from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._text import MarkFinder
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers._calls import FENCE, fenced_call, json_call
+from octavo.server.tool_parsers._grammar import calls_grammar, literal, sequence
+from octavo.server.tool_parsers._markup import Markup
 
 _INSTRUCTIONS = """\
 You have access to these functions, each described by a line of JSON:
@@ -24,27 +25,11 @@ To call a function, answer with a code block that holds its name and its paramet
 For several calls, write one block after the other. If no function is needed, simply answer."""
 
 
-def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
-    return FencedCall(tool_names) if mark == FENCE else JsonCall(tool_names, is_marked=False)
-
-
-_MARKUP = Markup(
-    marks=MarkFinder(FENCE, "{"),
-    open_call=_open_call,
-    keeps=frozenset({FENCE, "{"}),
-)
-
-
-def _matches(chat_template: str) -> bool:
-    return "<start_of_turn>" in chat_template and "tools" not in chat_template
-
-
-def _create_parser(tools: Sequence[Tool]) -> ToolParser:
-    return MarkupParser(_MARKUP, tools)
+_MARKUP = Markup(openings={FENCE: fenced_call, "{": json_call})
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
-    start = 'call ("\\n" call)*' if parallel else "call"
+    start = sequence("\n", parallel)
     after = literal(f"}}\n{FENCE}")
     return calls_grammar(tools, start, lambda name: literal(f'{FENCE}json\n{{"name": "{name}", "parameters": '), after)
 
@@ -59,8 +44,8 @@ def _write_call(name: str, arguments: str) -> str:
 
 FORMAT = ToolFormat(
     name="gemma",
-    matches=_matches,
-    create_parser=_create_parser,
+    matches=lambda template: "<start_of_turn>" in template and "tools" not in template,
+    create_parser=_MARKUP.create_parser,
     grammar=_grammar,
     system_prompt=_system_prompt,
     write_call=_write_call,

@@ -1,20 +1,19 @@
 """Calls in tags, `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`: Hermes 2 Pro, Qwen 2.5 and 3 and others.
 
-Also what models without a template for tools are taught by a system prompt. Smaller models forget the tags, and write
-the object alone or in a code fence; that is a call too if it names a tool of the request.
+A system prompt teaches this format to models whose template has no tools. Smaller models forget the tags and write the
+object alone or in a code fence; that is a call too if it names a tool of the request.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._fenced_call import FENCE, FencedCall
-from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal, spelled
-from octavo.server.tool_parsers._json_call import CallReader, JsonCall
-from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._text import MarkFinder
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers._calls import FENCE, fenced_call, json_call
+from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal, sequence, spelled
+from octavo.server.tool_parsers._markup import Markup
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
@@ -31,37 +30,20 @@ To call a function, write its name and its arguments as a JSON object between th
 Results come back between <tool_response> and </tool_response>. If no function is needed, simply answer."""
 
 
-def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
-    if mark == _CLOSE:
-        return None
-    if mark == FENCE:
-        return FencedCall(tool_names)
-    return JsonCall(tool_names, is_marked=mark == _OPEN)
-
-
 _MARKUP = Markup(
-    marks=MarkFinder(_OPEN, _CLOSE, FENCE, "{"),
-    open_call=_open_call,
-    keeps=frozenset({FENCE, "{"}),
+    tags={_OPEN: partial(json_call, is_marked=True), _CLOSE: None},
+    openings={FENCE: fenced_call, "{": json_call},
     after_call="}",  # models write one too many
 )
 
 
-def _matches(chat_template: str) -> bool:
-    return _OPEN in chat_template and not any(other in chat_template for other in ("<function=", "<arg_key>"))
-
-
-def _create_parser(tools: Sequence[Tool]) -> ToolParser:
-    return MarkupParser(_MARKUP, tools)
-
-
 def _before(name: str) -> str:
-    """Between the tag and the arguments."""
+    """The text between the tag and the arguments."""
     return f'\n{{"name": "{name}", "arguments": '
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    start = 'call ("\\n" call)*' if parallel else "call"
+    start = sequence("\n", parallel)
     after = spelled(f"}}\n{_CLOSE}", token_ids)
     return calls_grammar(tools, start, lambda name: spelled(_OPEN + _before(name), token_ids), after)
 
@@ -82,8 +64,8 @@ def _write_call(name: str, arguments: str) -> str:
 
 FORMAT = ToolFormat(
     name="hermes",
-    matches=_matches,
-    create_parser=_create_parser,
+    matches=lambda template: _OPEN in template and not any(other in template for other in ("<function=", "<arg_key>")),
+    create_parser=_MARKUP.create_parser,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(_OPEN, _CLOSE),

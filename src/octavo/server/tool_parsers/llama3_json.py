@@ -1,37 +1,25 @@
 """Calls as bare objects, `{"name": ..., "parameters": {...}}`: Llama 3.1, 3.2 and 3.3.
 
-Perhaps behind `<|python_tag|>`; several with `;` in between. Where no tag stands before, an object is a call only if it
+`<|python_tag|>` may come before; several calls are separated by `;`. Without the tag, an object is a call only if it
 names a tool of the request.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar, literal
-from octavo.server.tool_parsers._json_call import CallReader, JsonCall
-from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._text import MarkFinder
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers._calls import json_call
+from octavo.server.tool_parsers._grammar import calls_grammar, literal, sequence
+from octavo.server.tool_parsers._markup import Markup
 
 _TAG = "<|python_tag|>"
 
 
-def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
-    return JsonCall(tool_names, is_marked=mark == _TAG)
-
-
 _MARKUP = Markup(
-    marks=MarkFinder(_TAG, "{"), open_call=_open_call, keeps=frozenset({"{"}), after_call=";", is_list=True
+    tags={_TAG: partial(json_call, is_marked=True)}, openings={"{": json_call}, after_call=";", is_list=True
 )
-
-
-def _matches(chat_template: str) -> bool:
-    return "dictionary of argument name and its value" in chat_template
-
-
-def _create_parser(tools: Sequence[Tool]) -> ToolParser:
-    return MarkupParser(_MARKUP, tools)
 
 
 def _before(name: str) -> str:
@@ -43,21 +31,21 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """These models write either calls or text; what begins with a brace or the tag is a call."""
+    """These models write either calls or text. An answer that begins with a brace or the tag is calls."""
     text = r"TEXT: /([^{\s<](.|\n)*|<([^|](.|\n)*)?)?/"
     return calls_grammar(tools, f"{_calls(parallel, token_ids)} | TEXT", _before, after='"}"') + text + "\n"
 
 
 def _calls(parallel: bool, token_ids: TokenIds) -> str:
-    calls = 'call ("; " call)*' if parallel else "call"
-    # The templates write calls without the tag, but the models have learnt it too.
+    calls = sequence("; ", parallel)
+    # The templates write calls without the tag, but the models know it too.
     return f"(<[{token_ids[_TAG]}]>)? {calls}" if _TAG in token_ids else calls
 
 
 FORMAT = ToolFormat(
     name="llama3_json",
-    matches=_matches,
-    create_parser=_create_parser,
+    matches=lambda template: "dictionary of argument name and its value" in template,
+    create_parser=_MARKUP.create_parser,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(_TAG,),

@@ -1,83 +1,36 @@
-"""Calls behind `[TOOL_CALLS]`: a list of objects, `[{"name": ..., "arguments": {...}}]`, as Mistral's models write them
-up to the middle of 2025. The parser also reads the newer way, `NAME[ARGS]{...}`."""
+"""Calls as a list behind `[TOOL_CALLS]`, `[{"name": ..., "arguments": {...}}]`: Mistral's models up to mid-2025.
+
+The parser also reads the newer form, `NAME[ARGS]{...}`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Part, TokenIds, Tool, ToolFormat, ToolParser
-from octavo.server.tool_parsers._grammar import calls_grammar, free_text, literal, spelled
-from octavo.server.tool_parsers._json_call import CallReader, JsonCall, State
-from octavo.server.tool_parsers._json_value import WHITESPACE
-from octavo.server.tool_parsers._markup import Markup, MarkupParser
-from octavo.server.tool_parsers._named_call import Header, NamedCall
-from octavo.server.tool_parsers._text import MarkFinder
+from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
+from octavo.server.tool_parsers._calls import Header, json_call, named_call
+from octavo.server.tool_parsers._grammar import calls_grammar, free_text, literal, sequence, spelled
+from octavo.server.tool_parsers._markup import Markup
 
 MARK = "[TOOL_CALLS]"
 _HEADER = Header(re.compile(r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*"), re.compile(r"[\w.\[\]\s-]"))
 
 
-class MistralCall:
-    """Decides by the first character which way of writing it is; see `CallReader`."""
-
-    def __init__(self, tool_names: frozenset[str]) -> None:
-        self._tool_names = tool_names
-        self._call: CallReader | None = None
-
-    @property
-    def state(self) -> State:
-        """See `CallReader`."""
-        return "open" if self._call is None else self._call.state
-
-    @property
-    def started(self) -> bool:
-        """See `CallReader`."""
-        return self._call is not None and self._call.started
-
-    @property
-    def held(self) -> str:
-        """See `CallReader`."""
-        return "" if self._call is None else self._call.held
-
-    @property
-    def is_other_object(self) -> bool:
-        """See `CallReader`."""
-        return False
-
-    def push(self, text: str, start: int, parts: list[Part]) -> int:
-        """See `CallReader`."""
-        position = start
-        while self._call is None and position < len(text):
-            char = text[position]
-            if char == "[" or char == "{":
-                self._call = JsonCall(self._tool_names, is_marked=True)
-                position += char == "["
-            elif char not in WHITESPACE:
-                self._call = NamedCall("", _HEADER)
-            else:
-                position += 1
-        return position if self._call is None else self._call.push(text, position, parts)
-
-    def finish(self, parts: list[Part]) -> None:
-        """See `CallReader`."""
-        if self._call is not None:
-            self._call.finish(parts)
+def _read_call(answer: Answer) -> Reading[None]:
+    """Reads a call in either form; the first character tells which."""
+    first = yield from answer.skip(WHITESPACE)
+    if first == "[":
+        answer.take(1)
+    answer.hold()
+    if first in ("[", "{"):
+        yield from json_call(answer, is_marked=True)
+    elif first:
+        yield from named_call(answer, _HEADER)
 
 
-def _open_call(mark: str, tool_names: frozenset[str]) -> CallReader | None:
-    return MistralCall(tool_names) if mark == MARK else None
-
-
-_MARKUP = Markup(marks=MarkFinder(MARK), open_call=_open_call, after_call=",]", is_list=True)
-
-
-def _matches(chat_template: str) -> bool:
-    return MARK in chat_template and "[ARGS]" not in chat_template
-
-
-def create_parser(tools: Sequence[Tool]) -> ToolParser:
-    return MarkupParser(_MARKUP, tools)
+MARKUP = Markup(tags={MARK: _read_call}, after_call=",]", is_list=True)
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
@@ -85,14 +38,14 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Nothing may stand behind the list, where another object would be a call too."""
+    """Nothing may follow the list, because another object there would be a call too."""
     calls = calls_grammar(tools, f"lead {_list(parallel)} | tail", _before, after='"}"')
     return calls + free_text(MARK, spelled(MARK, token_ids))
 
 
 def _list(parallel: bool) -> str:
-    """Calls behind the mark. Some of these models have learnt a space before them."""
-    calls = 'call (", " call)*' if parallel else "call"
+    """The calls behind the mark. Some of these models write a space before them."""
+    calls = sequence(", ", parallel)
     return f'(" ")? "[" {calls} "]"'
 
 
@@ -102,8 +55,8 @@ def _before(name: str) -> str:
 
 FORMAT = ToolFormat(
     name="mistral",
-    matches=_matches,
-    create_parser=create_parser,
+    matches=lambda template: MARK in template and "[ARGS]" not in template,
+    create_parser=MARKUP.create_parser,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(MARK, "[ARGS]", "[CALL_ID]"),

@@ -1,4 +1,4 @@
-"""Calls as `[TOOL_CALLS]NAME[ARGS]{...}`: Mistral's models since the middle of 2025, such as Devstral and Magistral."""
+"""Calls as `[TOOL_CALLS]NAME[ARGS]{...}`: Mistral's models since mid-2025, such as Devstral and Magistral."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ from collections.abc import Sequence
 
 from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
 from octavo.server.tool_parsers._grammar import calls_grammar, free_text, spelled
-from octavo.server.tool_parsers.mistral import MARK, create_parser
+from octavo.server.tool_parsers.mistral import MARK, MARKUP
 
 _ARGUMENTS = "[ARGS]"
-
-
-def _matches(chat_template: str) -> bool:
-    return MARK in chat_template and _ARGUMENTS in chat_template
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
@@ -21,7 +17,7 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    """Nothing but calls may stand behind a call, where another object would be a call too."""
+    """Only calls may follow a call, because another object there would be a call too."""
     calls = f"call ({spelled(MARK, token_ids)} call)*" if parallel else "call"
     start = f"lead {calls} | tail"
     rules = calls_grammar(tools, start, lambda name: spelled(f"{name}{_ARGUMENTS}", token_ids), after="")
@@ -30,8 +26,8 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
 
 FORMAT = ToolFormat(
     name="mistral_args",
-    matches=_matches,
-    create_parser=create_parser,
+    matches=lambda template: MARK in template and _ARGUMENTS in template,
+    create_parser=MARKUP.create_parser,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(MARK, _ARGUMENTS, "[CALL_ID]"),

@@ -1,0 +1,237 @@
+"""The text of an answer, read in pieces by generators, and the parts that they find in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from itertools import groupby
+from typing import TypeAlias, TypeVar
+
+from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, Tool
+
+T = TypeVar("T")
+Reading: TypeAlias = Generator[None, None, T]
+"""A generator that reads an answer. It yields where it needs more text, and returns its result."""
+
+WHITESPACE = " \t\r\n"
+# "<" and ">" appear in JSON only inside strings; elsewhere they are markup.
+_STRUCTURE = re.compile(r'["{}\[\]<>]')
+_STRING_END = re.compile(r'["\\]')
+_SCALAR_END = re.compile(r"[,}\]\s<>]")
+
+
+class Answer:
+    """The text of one answer and the parts found in it.
+
+    Readers of calls are generators that take text from here. Everything that a reader takes is held back until it calls
+    `start`, because it may turn out to be text for the user. `parameters`: the schema of each tool's arguments.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        functions = [tool["function"] for tool in tools]
+        self.parameters = {function["name"]: function.get("parameters") or {} for function in functions}
+        self.is_over = False
+        self.num_calls = 0
+        self._parts: list[Part] = []
+        self._joiner = TextJoiner(self._parts)
+        self._text = ""
+        self._position = 0
+        self._held: list[str] = []
+        self._is_holding = False
+        self._early_arguments: list[str] = []  # of a call whose name comes later
+
+    # Input
+
+    def feed(self, text: str) -> None:
+        """Adds text behind the text that has not been taken."""
+        self._text = self._text[self._position :] + text
+        self._position = 0
+
+    def take(self, length: int) -> str:
+        """Takes the next characters."""
+        piece = self._text[self._position : self._position + length]
+        self._position += length
+        if self._is_holding:
+            self._held.append(piece)
+        return piece
+
+    def peek(self) -> Reading[str]:
+        """The next character; empty at the end of the answer."""
+        while self._position == len(self._text) and not self.is_over:
+            yield
+        return self._text[self._position : self._position + 1]
+
+    def skip(self, chars: str) -> Reading[str]:
+        """Takes all of these characters that come next; returns the one behind them, as `peek` does."""
+        while (char := (yield from self.peek())) and char in chars:
+            self.take(1)
+        return char
+
+    def take_if(self, char: str) -> Reading[bool]:
+        """Takes white space, and the character if it comes next."""
+        is_next = (yield from self.skip(WHITESPACE)) == char
+        if is_next:
+            self.take(1)
+        return is_next
+
+    def take_while(self, pattern: re.Pattern[str], limit: int) -> Reading[str]:
+        """Takes up to `limit` characters, each of which matches the pattern."""
+        taken: list[str] = []
+        while len(taken) < limit and (char := (yield from self.peek())) and pattern.match(char):
+            taken.append(self.take(1))
+        return "".join(taken)
+
+    def take_until(self, pattern: re.Pattern[str], put: Callable[[str], object]) -> Reading[str]:
+        """Takes text up to the first match and passes it to `put` in pieces; returns the match, empty at the end."""
+        while True:
+            match = pattern.search(self._text, self._position)
+            put(self.take((match.start() if match else len(self._text)) - self._position))
+            if match:
+                return match.group()
+            if self.is_over:
+                return ""
+            yield
+
+    def find_beginning(self, *options: str) -> Reading[str]:
+        """The longest text that comes next and is the beginning of one of these options. Nothing is taken."""
+        length = 1
+        while True:
+            found = self._text[self._position : self._position + length]
+            if found in options:
+                return found
+            if not any(option.startswith(found) for option in options):
+                return found[:-1]
+            if len(found) == length:
+                length += 1
+            elif self.is_over:
+                return found
+            else:
+                yield
+
+    def ends_with(self, text: str) -> bool:
+        """True if the answer has ended and only this text is left of it."""
+        return self.is_over and self._position + len(text) == len(self._text)
+
+    # JSON: only brackets and strings are followed, and the text comes out as the model wrote it.
+
+    def json_value(self, put: Callable[[str], object]) -> Reading[bool]:
+        """Takes one value and passes its text to `put` in pieces. False: it is cut off, or there is markup in it."""
+        first = yield from self.peek()
+        if not first or first not in '"{[':
+            return bool((yield from self.take_until(_SCALAR_END, put)))
+        return (yield from self.rest_of_json(0, put))
+
+    def rest_of_json(self, depth: int, put: Callable[[str], object]) -> Reading[bool]:
+        """As `json_value`, for a value of which this many brackets are open."""
+        is_string = False
+        while True:
+            found = yield from self.take_until(_STRING_END if is_string else _STRUCTURE, put)
+            if found in "<>":  # or empty
+                return False
+            put(self.take(1))
+            if found == '"':
+                is_string = not is_string
+            elif found == "\\":
+                yield from self.peek()
+                put(self.take(1))
+                continue
+            else:
+                depth += 1 if found in "{[" else -1
+            if depth == 0 and not is_string:
+                return True
+
+    # Output
+
+    @property
+    def follows_call(self) -> bool:
+        """True if nothing but white space has come since the last call."""
+        return self._joiner.follows_call
+
+    def text(self, text: str) -> None:
+        """Text for the user."""
+        self._joiner.text(text)
+
+    def hold(self) -> None:
+        """Holds back what is taken from here on."""
+        self._held, self._is_holding = [], True
+        self._early_arguments = []
+
+    def release(self) -> None:
+        """What was held back is text for the user."""
+        self.text("".join(self._held))
+        self.drop()
+
+    def drop(self) -> None:
+        """What was held back is markup."""
+        self._held, self._is_holding = [], False
+
+    def start(self, name: str) -> None:
+        """What was held back begins a call of this tool."""
+        self.drop()
+        self.num_calls += 1
+        self._joiner.call()
+        self._parts.append(CallStart(name))
+        self.arguments("".join(self._early_arguments))
+
+    def arguments(self, text: str) -> None:
+        """Adds to the arguments of the call that is being read."""
+        if self._is_holding:
+            self._early_arguments.append(text)
+        elif text:
+            self._parts.append(CallArguments(text))
+
+    def take_parts(self) -> list[Part]:
+        """The parts since the last time. Neighbours of one kind are joined."""
+        if self.is_over:
+            self._joiner.finish()
+        merged: list[Part] = []
+        for kind, group in groupby(self._parts, type):
+            if kind is CallStart:
+                merged += group
+            else:
+                text = "".join(part.text for part in group if not isinstance(part, CallStart))
+                merged.append(TextPart(text) if kind is TextPart else CallArguments(text))
+        self._parts.clear()
+        return merged
+
+
+class TextJoiner:
+    """Passes text on, except white space around calls.
+
+    White space is held back until the next text or call comes. Between a call and the beginning or end of the answer it
+    is dropped. Between two texts with calls in between, the white space before the calls is kept, or else that behind
+    them, so that words do not run together. An answer without calls passes unchanged.
+    """
+
+    def __init__(self, parts: list[Part]) -> None:
+        self._parts = parts
+        self._held: list[str] = []  # white space since the last text or call
+        self._gap = ""  # what will separate the text before the calls from the text behind them
+        self._has_text = False
+        self.follows_call = False
+
+    def text(self, text: str) -> None:
+        body = text.rstrip(WHITESPACE)
+        if not body:
+            self._held.append(text)
+            return
+        if self.follows_call:
+            stripped = body.lstrip(WHITESPACE)
+            leading = "".join(self._held) + body[: len(body) - len(stripped)]
+            shown = ((self._gap or leading) if self._has_text else "") + stripped
+        else:
+            shown = "".join(self._held) + body
+        self._held, self._gap = [text[len(body) :]], ""
+        self._has_text, self.follows_call = True, False
+        self._parts.append(TextPart(shown))
+
+    def call(self) -> None:
+        """Marks the place of a call."""
+        self._gap = self._gap or "".join(self._held)
+        self._held, self.follows_call = [], True
+
+    def finish(self) -> None:
+        """Ends the answer."""
+        if (held := "".join(self._held)) and not self.follows_call:
+            self._parts.append(TextPart(held))
+        self._held = []

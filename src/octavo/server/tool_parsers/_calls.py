@@ -1,0 +1,198 @@
+"""Readers of calls whose arguments are JSON: in an object with the name, behind a header, or in a code fence.
+
+A reader takes what may be one call from an `Answer`, starts the call once it is known to be one, and returns whether it
+is complete. A call that is cut off or broken keeps the arguments it has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
+
+FENCE = "```"
+_LANGUAGES = ("\n", "json\n", "tool_code\n", "tool_call\n")
+_ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
+# Members that models write beside the name and the arguments.
+_HARMLESS_KEYS = frozenset({"type", "id"})
+_MAX_HEADER_CHARS = 256
+
+_BACKTICK = re.compile("`")
+_ESCAPED = {'"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+_IN_STRING = re.compile(
+    r"""(?P<cut>\\(?:u(?:[0-9a-fA-F]{0,3}|[dD][89abAB][0-9a-fA-F]{2}(?:\\(?:u[0-9a-fA-F]{0,3})?)?))?\Z)
+    | \\u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})
+    | \\u(?P<unit>[0-9a-fA-F]{4})
+    | \\(?P<char>.)
+    | (?P<quote>")""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
+    """Reads an object with a name and arguments.
+
+    Within markup it is a call once its name is known, whatever the name: the caller can tell the model that there is no
+    such tool. Without markup it is a call only if it names a tool of the request and has no other members than calls
+    have. Such a call starts with its arguments, because until then it may still be any JSON.
+    """
+    name: str | None = None
+    has_arguments = has_started = False
+
+    def start_if_known() -> None:
+        nonlocal has_started
+        if name is not None and not has_started and (has_arguments or is_marked):
+            has_started = True
+            answer.start(name)
+
+    if not (yield from answer.take_if("{")):
+        return False
+    may_close = is_marked
+    while (yield from answer.skip(WHITESPACE)) == '"':
+        key = yield from _string(answer)
+        if key is None:
+            return False
+        if not is_marked and key != "name" and key not in _ARGUMENT_KEYS | _HARMLESS_KEYS:
+            return (yield from _other_object(answer))
+        if not (yield from answer.take_if(":")) or (yield from answer.skip(WHITESPACE)) in ",:}]":  # or at the end
+            return False
+        if key in _ARGUMENT_KEYS and not has_arguments:
+            has_arguments = True
+            start_if_known()
+            is_whole = yield from read_arguments(answer)
+        elif key == "name" and name is None:
+            name = yield from _string(answer)
+            is_whole = name is not None
+            if is_whole and (not name or (not is_marked and name not in answer.parameters)):
+                return False if is_marked else (yield from _other_object(answer))
+            start_if_known()
+        else:
+            is_whole = yield from answer.json_value(lambda _piece: None)
+        if not is_whole:
+            return False
+        if not (yield from answer.take_if(",")):
+            may_close = True
+            break
+    if name is None or not may_close or not (yield from answer.take_if("}")):
+        return False
+    if not has_started:
+        answer.start(name)
+    if not has_arguments:
+        answer.arguments("{}")
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The text before the arguments.
+
+    pattern: the whole header, with the group `name`. chars: the characters that it may contain, without `{`.
+    may_end: a call may end behind it, without arguments.
+    """
+
+    pattern: re.Pattern[str]
+    chars: re.Pattern[str]
+    may_end: bool = False
+
+
+def named_call(
+    answer: Answer, header: Header, *, mark: str = "", tool_names: Collection[str] | None = None
+) -> Reading[bool]:
+    """Reads a mark, a header and an object. tool_names: only these names make it a call; None: any name."""
+    answer.take(len(mark))
+    match = header.pattern.fullmatch((yield from answer.take_while(header.chars, _MAX_HEADER_CHARS)))
+    behind = yield from answer.peek()
+    if match is None or (tool_names is not None and match["name"] not in tool_names):
+        return False
+    if behind not in ("{", "") and not header.may_end:
+        return False
+    answer.start(match["name"])
+    if behind == "{":
+        return (yield from read_arguments(answer))
+    if behind:
+        answer.arguments("{}")
+    return True
+
+
+def fenced_call(answer: Answer) -> Reading[bool]:
+    """Reads a code fence around an object that calls a tool of the request, or around a list of such objects."""
+    answer.take(len(FENCE))
+    language = yield from answer.find_beginning(*_LANGUAGES)
+    answer.take(len(language))
+    if language not in _LANGUAGES or (yield from answer.skip(WHITESPACE + "[")) != "{":
+        return False
+    is_whole = yield from json_call(answer)
+    while is_whole and (yield from answer.skip(WHITESPACE + ",]")) == "{":
+        answer.hold()
+        is_whole = yield from json_call(answer, is_marked=True)
+    if is_whole:
+        yield from answer.take_while(_BACKTICK, len(FENCE))
+    return is_whole
+
+
+def read_arguments(answer: Answer) -> Reading[bool]:
+    """Reads the value of the arguments, which come out as the model wrote them. A string comes out as the text that it
+    stands for; `null` and an empty string come out as `{}`."""
+    first = yield from answer.peek()
+    decoder = StringDecoder() if first == '"' else None
+    scalar: list[str] = []
+    is_empty = True
+
+    def put(piece: str) -> None:
+        nonlocal is_empty
+        if first not in '{["':
+            scalar.append(piece)
+            return
+        shown = piece if decoder is None else decoder.push(piece)
+        is_empty = is_empty and not shown
+        answer.arguments(shown)
+
+    is_whole = yield from answer.json_value(put)
+    text = "".join(scalar)
+    if is_whole and is_empty:
+        answer.arguments("{}" if text in ("", "null") else text)
+    elif not is_whole:
+        answer.arguments(text)
+    return is_whole
+
+
+def _other_object(answer: Answer) -> Reading[bool]:
+    """Reads the rest of an object that is not a call, as text. Objects within it are not calls either."""
+    answer.release()
+    yield from answer.rest_of_json(1, answer.text)
+    return False
+
+
+def _string(answer: Answer) -> Reading[str | None]:
+    """Reads a value and returns the text of a string, an empty text for other values, and None if it is cut off."""
+    pieces: list[str] = []
+    if not (yield from answer.json_value(pieces.append)):
+        return None
+    text = "".join(pieces)
+    return StringDecoder().push(text) if text.startswith('"') else ""
+
+
+class StringDecoder:
+    """Decodes a JSON string that comes in pieces, quotation marks included."""
+
+    def __init__(self) -> None:
+        self._cut = ""  # an escape that is not complete, or the first half of a surrogate pair
+
+    def push(self, text: str) -> str:
+        """The decoded text, without an escape at the end that is not complete."""
+        text, self._cut = self._cut + text, ""
+        return _IN_STRING.sub(self._decode, text)
+
+    def _decode(self, match: re.Match[str]) -> str:
+        kind, text = match.lastgroup, match.group()
+        if kind == "cut":
+            self._cut = text
+        elif kind == "low":
+            return bytes.fromhex(f"{match['high']}{match['low']}").decode("utf-16-be")
+        elif kind == "unit":
+            return bytes.fromhex(match["unit"]).decode("utf-16-be", "replace")
+        elif kind == "char":
+            return _ESCAPED.get(match["char"], text)
+        return ""
