@@ -69,7 +69,7 @@ struct Weight {
 // An operation that keeps a cache gets one more int, the last one: the cache's type (KvType in kv_cache.h). With int8
 // it may get one more weight, the last one: what keys have on average (plain, [num_kv_heads * head_dim]).
 // Example, Attention: inputs q k v; weights alibi_slopes sinks; ints layer num_heads num_kv_heads head_dim
-// window and the cache's type; floats scale softcap.
+// window value_dim and the cache's type; floats scale softcap.
 enum Kind : int64_t {
     KIND_NONE,
     KIND_SILU,

@@ -2,21 +2,21 @@
 //
 // A block holds block_size tokens (8, or a multiple of 16), head after head, each head its keys and then
 // its values:
-//   keys    [block_size / group][head_dim][group], group = min(block_size, 16): one vector load gives one
+//   keys    [block_size / group][key_dim][group], group = min(block_size, 16): one vector load gives one
 //           dimension of 16 keys, so scores need no horizontal sums;
-//   values  [block_size][head_dim rounded up to 16], the padding is zero.
+//   values  [block_size][value_dim rounded up to 16], the padding is zero.
 //
 // float16 keeps 11 bits, x86 converts it in the load; values beyond its range saturate to +-65504, NaN stays NaN.
 //
 // int8 is a code from -127 to 127 times a scale: one for each 32 dimensions of a key, one for a whole value. The
-// scales follow the codes: those of the keys [block_size / group][head_dim / 32, rounded up][group], those of the
+// scales follow the codes: those of the keys [block_size / group][key_dim / 32, rounded up][group], those of the
 // values [block_size]. They are bfloat16, which has the range of float32; the codes are chosen for the scale as it is
 // stored, so its few bits cost no accuracy. A key or value with NaN or infinity gets the scale NaN.
 // From a key goes first what keys of the layer have on average, if that is known (the bias of their projection); its
 // product with the query is added to the scores. Then the key is mixed by a Walsh-Hadamard transform, and so are
 // queries: that keeps their products and spreads the few large dimensions that keys tend to have (Ashkboos et al.,
 // arXiv 2404.00456). The transform of keys is not normalized: over n dimensions it makes them longer by sqrt(n), and
-// queries are divided by n instead. A head_dim that is no power of two is mixed in pieces that are: 80 as 64 and 16.
+// queries are divided by n instead. A key_dim that is no power of two is mixed in pieces that are: 80 as 64 and 16.
 //
 // Only this file and the cache access functions in kernels/attention_cache.h know how elements are stored.
 #pragma once
@@ -33,9 +33,16 @@ constexpr int32_t KV_GROUP = 16;       // keys of a vector
 constexpr int32_t KV_SCALE_DIMS = 32;  // dimensions of a key with one scale
 constexpr size_t KV_SCALE_BYTES = 2;
 
-static inline int32_t kv_padded_head_dim(int32_t head_dim) { return (head_dim + 15) / 16 * 16; }
+static inline int32_t kv_padded_dim(int32_t value_dim) { return (value_dim + 15) / 16 * 16; }
 
-static inline int32_t kv_key_scales(int32_t head_dim) { return (head_dim + KV_SCALE_DIMS - 1) / KV_SCALE_DIMS; }
+static inline int32_t kv_key_scales(int32_t key_dim) { return (key_dim + KV_SCALE_DIMS - 1) / KV_SCALE_DIMS; }
+
+// Numbers of one token in a layer's cache.
+struct KvDims {
+    int32_t heads;  // of keys and values
+    int32_t key;    // dimensions of one head
+    int32_t value;
+};
 
 // Where the parts of one head lie in a block, in bytes from its beginning. The keys are at 0.
 struct KvLayout {
@@ -45,21 +52,21 @@ struct KvLayout {
     size_t bytes;  // of the head
 };
 
-static inline KvLayout kv_layout(KvType type, int32_t head_dim, int32_t block_size) {
+static inline KvLayout kv_layout(KvType type, KvDims dims, int32_t block_size) {
     const size_t tokens = static_cast<size_t>(block_size);
     const bool scaled = type == KvType::int8;
     const size_t element = scaled ? 1 : 2;
     KvLayout at{};
-    at.key_scales = element * head_dim * tokens;
-    at.values = at.key_scales + (scaled ? KV_SCALE_BYTES * kv_key_scales(head_dim) * tokens : 0);
-    at.value_scales = at.values + element * kv_padded_head_dim(head_dim) * tokens;
+    at.key_scales = element * dims.key * tokens;
+    at.values = at.key_scales + (scaled ? KV_SCALE_BYTES * kv_key_scales(dims.key) * tokens : 0);
+    at.value_scales = at.values + element * kv_padded_dim(dims.value) * tokens;
     at.bytes = at.value_scales + (scaled ? KV_SCALE_BYTES * tokens : 0);
     return at;
 }
 
 // Bytes of one block of one layer.
-static inline size_t kv_block_bytes(KvType type, int32_t num_kv_heads, int32_t head_dim, int32_t block_size) {
-    return num_kv_heads * kv_layout(type, head_dim, block_size).bytes;
+static inline size_t kv_block_bytes(KvType type, KvDims dims, int32_t block_size) {
+    return dims.heads * kv_layout(type, dims, block_size).bytes;
 }
 
 static inline bool kv_block_size_is_valid(int32_t block_size) {

@@ -36,10 +36,10 @@ AttentionTask fused_task(const Args& args) {
     task.shape = attention_shape(args, slopes, sinks);
     task.kv_type = kv_type_of(args);
     const int32_t q_cols = task.shape.num_heads * task.shape.head_dim;
-    const int32_t kv_cols = task.shape.num_kv_heads * task.shape.head_dim;
+    const int32_t k_cols = task.shape.num_kv_heads * task.shape.head_dim;
     task.in.q = qkv.data;
     task.in.k = qkv.data + q_cols;
-    task.in.v = qkv.data + q_cols + kv_cols;
+    task.in.v = qkv.data + q_cols + k_cols;
     task.in.q_stride = task.in.k_stride = task.in.v_stride = qkv.cols;
     task.in.rope = {frequencies.data, frequencies.data ? static_cast<int32_t>(frequencies.size) : 0,
                     args.floats[FLOAT_ATTENTION_FACTOR], args.ints[INT_INTERLEAVED] != 0};

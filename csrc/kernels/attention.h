@@ -31,8 +31,22 @@ struct AttentionTask {
 
 // Both operations begin with AttentionParams; kernel.h says how attributes are flattened. The cache's type is the last
 // of the ints.
-enum AttentionInts { INT_LAYER, INT_NUM_HEADS, INT_NUM_KV_HEADS, INT_HEAD_DIM, INT_WINDOW, INT_INTERLEAVED };
+enum AttentionInts {
+    INT_LAYER,
+    INT_NUM_HEADS,
+    INT_NUM_KV_HEADS,
+    INT_HEAD_DIM,
+    INT_WINDOW,
+    INT_VALUE_DIM,
+    INT_INTERLEAVED
+};
 enum AttentionFloats { FLOAT_SCALE, FLOAT_SOFTCAP, FLOAT_ATTENTION_FACTOR, FLOAT_EPS, FLOAT_WEIGHT_OFFSET };
+
+// Zero stands for the dimensions of a key.
+inline int32_t value_dim_of(const Args& args) {
+    const int64_t dim = args.ints[INT_VALUE_DIM];
+    return static_cast<int32_t>(dim ? dim : args.ints[INT_HEAD_DIM]);
+}
 
 inline AttentionShape attention_shape(const Args& args, const Weight& slopes, const Weight& sinks) {
     AttentionShape shape{};
@@ -40,7 +54,8 @@ inline AttentionShape attention_shape(const Args& args, const Weight& slopes, co
     shape.num_kv_heads = static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]);
     shape.group = shape.num_heads / shape.num_kv_heads;
     shape.head_dim = static_cast<int32_t>(args.ints[INT_HEAD_DIM]);
-    shape.padded_dim = kv_padded_head_dim(shape.head_dim);
+    shape.value_dim = value_dim_of(args);
+    shape.padded_dim = kv_padded_dim(shape.value_dim);
     shape.window = static_cast<int32_t>(args.ints[INT_WINDOW]);
     shape.scale = args.floats[FLOAT_SCALE];
     shape.softcap = args.floats[FLOAT_SOFTCAP];
@@ -53,8 +68,9 @@ inline KvType kv_type_of(const Args& args) { return static_cast<KvType>(args.int
 
 // What both operations ask for in the cache.
 inline size_t attention_cache_bytes(const Args& args, int32_t block_size) {
-    return kv_block_bytes(kv_type_of(args), static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]),
-                          static_cast<int32_t>(args.ints[INT_HEAD_DIM]), block_size);
+    const KvDims dims{static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]), static_cast<int32_t>(args.ints[INT_HEAD_DIM]),
+                      value_dim_of(args)};
+    return kv_block_bytes(kv_type_of(args), dims, block_size);
 }
 
 inline void rms_norm_head(const float* x, const float* weight, const AttentionInputs& in, int32_t n, float* out) {
@@ -104,12 +120,13 @@ inline float ready_query(Int8Cache, const AttentionTask& task, int32_t kv_head, 
 template <typename Cache>
 inline void write_token(const AttentionTask& task, const Step& step, int32_t token, int32_t kv_head,
                         const float* cos_sin, float* buffer) {
-    const HeadCache cache = head_cache(Cache::type, *task.cache, kv_head, task.shape.head_dim);
-    const int64_t column = static_cast<int64_t>(kv_head) * task.shape.head_dim;
-    prepare_head(task, task.in.k + token * task.in.k_stride + column, task.in.k_norm, cos_sin, buffer);
+    const HeadCache cache = head_cache(Cache::type, *task.cache, kv_head, kv_dims(task.shape));
+    const float* key = task.in.k + token * task.in.k_stride + static_cast<int64_t>(kv_head) * task.shape.head_dim;
+    const float* value = task.in.v + token * task.in.v_stride + static_cast<int64_t>(kv_head) * task.shape.value_dim;
+    prepare_head(task, key, task.in.k_norm, cos_sin, buffer);
     take_offset_off(Cache{}, task, kv_head, buffer);
     write_key(Cache{}, cache, step.slot_mapping[token], buffer);
-    write_value(Cache{}, cache, step.slot_mapping[token], task.in.v + token * task.in.v_stride + column);
+    write_value(Cache{}, cache, step.slot_mapping[token], value);
 }
 
 // Loads the queries of `count` tokens from `token` on. cos_sin: tables of those tokens, `table_stride` apart.
@@ -166,7 +183,7 @@ inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
     block.rescale = carver.take<float>(rows);
     block.scores = carver.take<float>(rows * CHUNK);
     block.panel = carver.take<float>(panel_width * KV_GROUP * PANEL_VECTORS);
-    block.gathered = carver.take<char>(CHUNK / KV_GROUP * gathered_group_bytes(task.kv_type, s.head_dim));
+    block.gathered = carver.take<char>(CHUNK / KV_GROUP * gathered_group_bytes(task.kv_type, kv_dims(s)));
     block.cos_sin = carver.take<float>(2 * static_cast<size_t>(task.in.rope.half) + s.head_dim);
     return block;
 }
@@ -187,7 +204,7 @@ inline void select_request(const Step& step, int32_t request, int32_t kv_head, Q
 template <typename Cache>
 inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t token) {
     const AttentionShape& s = task.shape;
-    const HeadCache cache = head_cache(Cache::type, *task.cache, block.kv_head, s.head_dim);
+    const HeadCache cache = head_cache(Cache::type, *task.cache, block.kv_head, kv_dims(s));
     const Interval splits = visible_splits(s, block);
     for (int32_t split = splits.begin; split < splits.end; ++split) {
         attend_split<Cache>(s, cache, block, split);
@@ -200,7 +217,7 @@ inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t to
         const int32_t head = block.kv_head * s.group + row % s.group;
         finish_row(s, total_of(s, block, row), head,
                    task.output.data + static_cast<int64_t>(token + row / s.group) * task.output.cols +
-                       static_cast<int64_t>(head) * s.head_dim);
+                       static_cast<int64_t>(head) * s.value_dim);
     }
 }
 

@@ -19,13 +19,16 @@ constexpr int PANEL_ROWS = 12;   // from so many rows on, keys and values are co
 
 struct AttentionShape {
     int32_t num_heads, num_kv_heads;
-    int32_t group;  // query heads of a kv head
-    int32_t head_dim, padded_dim;
-    int32_t window;  // 0: none
+    int32_t group;                  // query heads of a kv head
+    int32_t head_dim;               // of queries and keys
+    int32_t value_dim, padded_dim;  // of values, and rounded up to 16
+    int32_t window;                 // 0: none
     float scale, softcap;
     const float* slopes;  // ALiBi [num_heads] or null
     const float* sinks;   // [num_heads] or null
 };
+
+inline KvDims kv_dims(const AttentionShape& s) { return {s.num_kv_heads, s.head_dim, s.value_dim}; }
 
 // One query block and the memory of its computation.
 struct QueryBlock {
@@ -231,13 +234,12 @@ inline const typename Cache::Element* keys_ahead(const HeadCache& cache, const Q
 
 // The chunk of the keys from position `start` on, of which the block sees `seen`.
 template <typename Cache>
-inline Chunk<Cache> find_chunk(const AttentionShape& shape, const HeadCache& cache, const QueryBlock& block,
-                               int32_t start, Interval seen) {
+inline Chunk<Cache> find_chunk(const HeadCache& cache, const QueryBlock& block, int32_t start, Interval seen) {
     Chunk<Cache> chunk;
     chunk.start = start;
     chunk.keys = intersect({seen.begin - start, seen.end - start}, 0, CHUNK);
     for (int g = chunk.keys.begin / KV_GROUP; g * KV_GROUP < chunk.keys.end; ++g) {
-        char* buffer = block.gathered + g * gathered_group_bytes(Cache::type, shape.head_dim);
+        char* buffer = block.gathered + g * gathered_group_bytes(Cache::type, cache.dims);
         const int32_t group = start / KV_GROUP + g;
         const KeyGroup<Cache> found = find_group<Cache>(cache, block.block_table, group, block.seq_len, buffer);
         chunk.key_groups[g] = found.keys;
@@ -256,7 +258,7 @@ inline void attend_split(const AttentionShape& shape, const HeadCache& cache, co
     start_split(shape, block);
     const Interval seen = intersect(visible_keys(shape, block, 0, block.rows - 1), split * SPLIT, (split + 1) * SPLIT);
     for (int32_t start = seen.begin / CHUNK * CHUNK; start < seen.end; start += CHUNK) {
-        const Chunk<Cache> chunk = find_chunk<Cache>(shape, cache, block, start, seen);
+        const Chunk<Cache> chunk = find_chunk<Cache>(cache, block, start, seen);
         const bool panels = block.rows >= PANEL_ROWS;
         if (panels)
             score_panels(shape, block, chunk);
@@ -322,7 +324,7 @@ inline void adopt_split(QueryBlock& block) {
     swap(block.max, block.split_max);
 }
 
-// out[head_dim] = the finished row; `head` for its sink.
+// out[value_dim] = the finished row; `head` for its sink.
 inline void finish_row(const AttentionShape& shape, const RowState& total, int32_t head, float* out) {
     float sum = reduce_add(load(total.sum)), factor = 1.0f;
     if (shape.sinks) {
@@ -331,8 +333,8 @@ inline void finish_row(const AttentionShape& shape, const RowState& total, int32
         sum = sum * factor + exp_scalar(sink - new_max);
     }
     const F32x16 scale = broadcast(factor / sum);
-    for (int32_t c = 0; c < shape.head_dim; c += 16) {
-        const int n = shape.head_dim - c < 16 ? shape.head_dim - c : 16;
+    for (int32_t c = 0; c < shape.value_dim; c += 16) {
+        const int n = shape.value_dim - c < 16 ? shape.value_dim - c : 16;
         const F32x16 lanes = load(total.out + c) * scale;
         if (n == 16)
             store(out + c, lanes);

@@ -29,18 +29,18 @@ struct HeadCache {
     size_t block_bytes;
     KvLayout at;
     int32_t block_size;
-    int32_t head_dim;
-    int32_t padded_dim;
+    KvDims dims;
+    int32_t padded_dim;  // of a value
 };
 
-inline HeadCache head_cache(KvType type, const LayerCache& cache, int32_t head, int32_t head_dim) {
-    const KvLayout at = kv_layout(type, head_dim, cache.block_size);
+inline HeadCache head_cache(KvType type, const LayerCache& cache, int32_t head, KvDims dims) {
+    const KvLayout at = kv_layout(type, dims, cache.block_size);
     return {static_cast<char*>(cache.data) + head * at.bytes,
             cache.block_bytes,
             at,
             cache.block_size,
-            head_dim,
-            kv_padded_head_dim(head_dim)};
+            dims,
+            kv_padded_dim(dims.value)};
 }
 
 #if defined(__AVX512F__)
@@ -163,28 +163,30 @@ inline T* token_column(char* array, const TokenPlace& at, int32_t rows) {
 // Keys may be overwritten.
 inline void write_key(HalfCache, const HeadCache& cache, int32_t slot, const float* key) {
     const TokenPlace at = place_of(cache, slot);
-    Half* to = token_column<Half>(at.block, at, cache.head_dim);
-    for (int32_t d = 0; d < cache.head_dim; d += 16) {
+    const int32_t dim = cache.dims.key;
+    Half* to = token_column<Half>(at.block, at, dim);
+    for (int32_t d = 0; d < dim; d += 16) {
         Half lanes[16];
-        store_f16(lanes, clamp(load_some(key + d, cache.head_dim - d), 65504.0f));
-        for (int i = 0; i < 16 && d + i < cache.head_dim; ++i) to[(d + i) * at.group] = lanes[i];
+        store_f16(lanes, clamp(load_some(key + d, dim - d), 65504.0f));
+        for (int i = 0; i < 16 && d + i < dim; ++i) to[(d + i) * at.group] = lanes[i];
     }
 }
 
 inline void write_value(HalfCache, const HeadCache& cache, int32_t slot, const float* value) {
     const TokenPlace at = place_of(cache, slot);
     Half* to = reinterpret_cast<Half*>(at.block + cache.at.values) + at.offset * cache.padded_dim;
-    for (int32_t d = 0; d < cache.head_dim; d += 16)
-        store_f16(to + d, clamp(load_some(value + d, cache.head_dim - d), 65504.0f));
+    for (int32_t d = 0; d < cache.dims.value; d += 16)
+        store_f16(to + d, clamp(load_some(value + d, cache.dims.value - d), 65504.0f));
 }
 
 inline void write_key(Int8Cache, const HeadCache& cache, int32_t slot, float* key) {
-    mix(key, cache.head_dim);
+    const int32_t dim = cache.dims.key;
+    mix(key, dim);
     const TokenPlace at = place_of(cache, slot);
-    int8_t* to = token_column<int8_t>(at.block, at, cache.head_dim);
-    Scale* scales = token_column<Scale>(at.block + cache.at.key_scales, at, kv_key_scales(cache.head_dim));
-    for (int32_t d = 0; d < cache.head_dim; d += KV_SCALE_DIMS, scales += at.group) {
-        const int32_t n = cache.head_dim - d < KV_SCALE_DIMS ? cache.head_dim - d : KV_SCALE_DIMS;
+    int8_t* to = token_column<int8_t>(at.block, at, dim);
+    Scale* scales = token_column<Scale>(at.block + cache.at.key_scales, at, kv_key_scales(dim));
+    for (int32_t d = 0; d < dim; d += KV_SCALE_DIMS, scales += at.group) {
+        const int32_t n = dim - d < KV_SCALE_DIMS ? dim - d : KV_SCALE_DIMS;
         int8_t codes[KV_SCALE_DIMS];
         *scales = quantize(key + d, n, codes);
         for (int32_t i = 0; i < n; ++i) to[(d + i) * at.group] = codes[i];
@@ -194,13 +196,13 @@ inline void write_key(Int8Cache, const HeadCache& cache, int32_t slot, float* ke
 inline void write_value(Int8Cache, const HeadCache& cache, int32_t slot, const float* value) {
     const TokenPlace at = place_of(cache, slot);
     int8_t* to = reinterpret_cast<int8_t*>(at.block + cache.at.values) + at.offset * cache.padded_dim;
-    reinterpret_cast<Scale*>(at.block + cache.at.value_scales)[at.offset] = quantize(value, cache.head_dim, to);
+    reinterpret_cast<Scale*>(at.block + cache.at.value_scales)[at.offset] = quantize(value, cache.dims.value, to);
 }
 
 // Sixteen consecutive keys of a sequence, from position 16 g on, and their values. Without scales these are null.
 template <typename Cache>
 struct KeyGroup {
-    const typename Cache::Element* keys;    // [head_dim][16]
+    const typename Cache::Element* keys;    // [key_dim][16]
     const Scale* key_scales;                // [key scales][16]
     const typename Cache::Element* values;  // [16][padded_dim]
     const Scale* value_scales;              // [16]
@@ -211,19 +213,19 @@ template <typename Cache>
 inline KeyGroup<Cache> group_at(const HeadCache& cache, const KvLayout& at, const char* block, int32_t offset) {
     using Element = typename Cache::Element;
     KeyGroup<Cache> group{};
-    group.keys = reinterpret_cast<const Element*>(block) + offset * cache.head_dim;
+    group.keys = reinterpret_cast<const Element*>(block) + offset * cache.dims.key;
     group.values = reinterpret_cast<const Element*>(block + at.values) + offset * cache.padded_dim;
     if (Cache::scaled) {
         group.key_scales =
-            reinterpret_cast<const Scale*>(block + at.key_scales) + offset * kv_key_scales(cache.head_dim);
+            reinterpret_cast<const Scale*>(block + at.key_scales) + offset * kv_key_scales(cache.dims.key);
         group.value_scales = reinterpret_cast<const Scale*>(block + at.value_scales) + offset;
     }
     return group;
 }
 
 // Bytes that `gather_group` needs for one group.
-inline size_t gathered_group_bytes(KvType type, int32_t head_dim) {
-    return (kv_layout(type, head_dim, KV_GROUP).bytes + 63) / 64 * 64;
+inline size_t gathered_group_bytes(KvType type, KvDims dims) {
+    return (kv_layout(type, dims, KV_GROUP).bytes + 63) / 64 * 64;
 }
 
 // Rows of `bytes` each, `stride` apart in `to`; zeros if there are none to copy.
@@ -241,15 +243,15 @@ template <typename Cache>
 inline KeyGroup<Cache> gather_group(const HeadCache& cache, const int32_t* block_table, int32_t g, int32_t seq_len,
                                     char* buffer) {
     constexpr size_t element = sizeof(typename Cache::Element);
-    const KvLayout whole = kv_layout(Cache::type, cache.head_dim, KV_GROUP), &at = cache.at;
-    const int32_t size = cache.block_size, scales = kv_key_scales(cache.head_dim);
+    const KvLayout whole = kv_layout(Cache::type, cache.dims, KV_GROUP), &at = cache.at;
+    const int32_t size = cache.block_size, scales = kv_key_scales(cache.dims.key);
     for (int32_t lane = 0; lane < KV_GROUP; lane += size) {
         const int32_t position = g * KV_GROUP + lane;
         // No such block: zeros, which the mask hides.
         const char* block =
             position < seq_len ? cache.data + block_table[position / size] * cache.block_bytes : nullptr;
         const auto part = [&](size_t offset) { return block ? block + offset : nullptr; };
-        copy_rows(buffer + lane * element, block, cache.head_dim, size * element, KV_GROUP * element);
+        copy_rows(buffer + lane * element, block, cache.dims.key, size * element, KV_GROUP * element);
         copy_rows(buffer + whole.values + lane * cache.padded_dim * element, part(at.values), size,
                   cache.padded_dim * element, cache.padded_dim * element);
         if (!Cache::scaled) continue;

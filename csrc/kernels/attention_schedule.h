@@ -113,7 +113,7 @@ inline void attend_splits(const AttentionTask& task, const Step& step, Worker& w
             const int64_t count = splits.end - splits.begin, end = to - before < count ? to - before : count;
             if (first >= end) continue;
             begin_pair<Cache>(task, step, r, h, end == count, block);  // the last split holds the new key
-            const HeadCache cache = head_cache(Cache::type, *task.cache, h, s.head_dim);
+            const HeadCache cache = head_cache(Cache::type, *task.cache, h, kv_dims(s));
             for (int64_t i = first; i < end; ++i) {
                 QueryBlock part = block;
                 attend_split<Cache>(s, cache, part, splits.begin + static_cast<int32_t>(i));
@@ -143,7 +143,7 @@ inline void merge_splits(const AttentionTask& task, const Step& step, const Work
                 merge_row(total, partial_row(s, shared.partials, (pair + i) * s.group + head % s.group), s.padded_dim);
             finish_row(s, total, head,
                        task.output.data + static_cast<int64_t>(step.query_start_loc[r]) * task.output.cols +
-                           static_cast<int64_t>(head) * s.head_dim);
+                           static_cast<int64_t>(head) * s.value_dim);
         }
         before += count * s.num_kv_heads;
     }

@@ -54,6 +54,7 @@ class Batch:
     logits_indices: Int32  # [R], index into the T tokens
     # [copies, 2], source and destination of cache blocks, copied in this order before anything is computed
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    state_slots: Int32 | None = None  # [N], where each sequence keeps the states of `StateCache`; None: it has none
     sampling: SamplingBatch | None = None  # None: no sampling; only logits
     return_logits: bool = False
     return_hidden_states: bool = False  # instead of logits: the step ends before the output head

@@ -80,8 +80,8 @@ def test_values_of_another_graph(g: Graph) -> None:
 def test_one_attention_a_layer(g: Graph) -> None:
     x = g.embedding("embed_tokens")
     g.attention(x, x, x, ATTENTION, sinks="layers.3.self_attn.sinks")
-    assert g.attention_layers == [ATTENTION]
-    with pytest.raises(GraphError, match="layer 0 has its attention already"):
+    assert g.kv_caches == [ATTENTION.cache]
+    with pytest.raises(GraphError, match="layer 0 has a cache already"):
         g.attention(x, x, x, ATTENTION)
 
 

@@ -151,7 +151,8 @@ def test_rope_turns_pairs(a: Arrays, interleaved: bool) -> None:
 
 def torch_attention(a: Arrays, q: Value, k: Value, v: Value, p: AttentionParams) -> torch.Tensor:
     """[rows, heads * head_dim], by torch, with everything that is no product in its mask."""
-    queries, keys, values = (a[x].reshape(a.rows, -1, p.head_dim).transpose(0, 1) for x in (q, k, v))
+    counts = ((q, p.num_heads), (k, p.num_kv_heads), (v, p.num_kv_heads))
+    queries, keys, values = (a[x].reshape(a.rows, count, -1).transpose(0, 1) for x, count in counts)
     distance = torch.arange(a.rows)[None, :] - torch.arange(a.rows)[:, None]
     mask = torch.zeros(p.num_heads, a.rows, a.rows, dtype=torch.float64)
     if p.alibi_slopes is not None:
@@ -168,6 +169,19 @@ def test_attention(a: Arrays, window: int | None, slopes: tuple[float, ...] | No
     p = AttentionParams(0, 4, 2, 6, 0.4, window=window, alibi_slopes=slopes)
     q, k, v = a.value(24), a.value(12), a.value(12)
     a.check(ops.Attention(q, k, v, p), torch_attention(a, q, k, v, p))
+
+
+@pytest.mark.parametrize("value_dim", [2, 9])
+def test_attention_with_values_of_another_width(a: Arrays, value_dim: int) -> None:
+    p = AttentionParams(0, 4, 2, 6, 0.4, window=3, value_dim=value_dim)
+    qkv = a.value(36 + 2 * value_dim)
+    columns = np.split(a.values[qkv], [24, 36], axis=1)
+    q, k, v = (a.value(part.shape[1]) for part in columns)
+    a.values.update(zip((q, k, v), columns, strict=True))
+    expected = torch_attention(a, q, k, v, p)
+    assert expected.shape[1] == 4 * value_dim
+    a.check(ops.Attention(q, k, v, p), expected)
+    a.check(ops.FusedAttention(qkv, p, None), expected)
 
 
 def test_attention_softcap_and_sinks(a: Arrays) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from octavo.batch import Batch
-from octavo.graph.ops import Attention, FusedAttention, LayerCache, Op
+from octavo.graph.cache import KVCache
+from octavo.graph.ops import LayerCache, Op
 from octavo.graph.values import Parameter, Value
 from tests.support.batches import BLOCK_SIZE, Request, blocks_for, step
 
@@ -39,9 +40,8 @@ def evaluate(
     count = len(next(iter(values.values()))) if values else 1
     batch = batch if batch is not None else whole_prompt(count)
     one = OneStep(batch, {v.id: a for v, a in values.items()}, {p.name: a for p, a in weights.items()})
-    if isinstance(op, (Attention, FusedAttention)):
-        keys = np.full((64 * BLOCK_SIZE, op.params.num_kv_heads, op.params.head_dim), np.nan)
-        one.caches[op.params.layer] = LayerCache(keys, keys.copy(), BLOCK_SIZE)
+    if isinstance(op.cache, KVCache):
+        one.caches[op.cache.layer] = LayerCache.empty(op.cache, 64, BLOCK_SIZE, np.float64)
     out = op.evaluate(one)
     assert out.shape[1] == op.infer_shape()[1]
     return out

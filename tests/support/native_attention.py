@@ -51,10 +51,9 @@ class NativeAttention:
 
     def __init__(self, params: AttentionParams, extras: Extras, setup: Setup) -> None:
         self.params, self.setup = params, setup
-        q_cols, kv_cols = params.num_heads * params.head_dim, params.num_kv_heads * params.head_dim
-        inputs = [q_cols + 2 * kv_cols] if setup.fused else [q_cols, kv_cols, kv_cols]
+        inputs = [sum(params.widths)] if setup.fused else list(params.widths)
         values, offset = [], 0
-        for cols in [*inputs, q_cols]:
+        for cols in [*inputs, params.output_width]:
             values.append((offset, cols, TOKENS))
             offset += -(-setup.max_tokens * cols * 4 // PAGE) * PAGE
         limits = (setup.max_tokens, 64, 1, setup.model_len, 1 << 30)
@@ -85,7 +84,7 @@ class NativeAttention:
 
     def _attributes(self, extras: Extras) -> tuple[list[int], list[float]]:
         p, rope = self.params, extras.rope
-        ints = [p.layer, p.num_heads, p.num_kv_heads, p.head_dim, p.window or 0]
+        ints = [p.layer, p.num_heads, p.num_kv_heads, p.head_dim, p.window or 0, p.value_dim or 0]
         floats = [p.scale, p.softcap or 0.0]
         if self.setup.fused:
             ints.append(int(rope.interleaved) if rope else 0)
@@ -93,7 +92,7 @@ class NativeAttention:
         return [*ints, KV_DTYPES.index(self.setup.kv_dtype)], floats
 
     def run(self, batch: Batch, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """q [tokens, num_heads * head_dim], k and v [tokens, num_kv_heads * head_dim] -> like q."""
+        """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
         inputs = [np.concatenate([q, k, v], axis=1)] if self.setup.fused else [q, k, v]
         for index, array in enumerate(inputs):
             self.program.value(index, array.shape[0])[:] = array
@@ -125,10 +124,7 @@ def random_sequences(
     sequences = []
     for length in lengths:
         blocks = [free.pop() for _ in range(blocks_for(length, block_size))]
-        q, k, v = (
-            rng.standard_normal((length, heads * params.head_dim)).astype(np.float32)
-            for heads in (params.num_heads, params.num_kv_heads, params.num_kv_heads)
-        )
+        q, k, v = (rng.standard_normal((length, width)).astype(np.float32) for width in params.widths)
         sequences.append(Sequence(Request([0] * length, blocks), q * 1.5, k, v))
     return sequences
 
@@ -172,12 +168,13 @@ def rotate(x: np.ndarray, rope: RopeParams) -> np.ndarray:
 def dense_attention(
     params: AttentionParams, extras: Extras, s: Sequence, kv_dtype: KVDtype | None = None
 ) -> np.ndarray:
-    """Softmax attention of a whole sequence in float64: [length, num_heads * head_dim].
+    """Softmax attention of a whole sequence in float64: [length, params.output_width].
 
     kv_dtype: what keys and values are rounded to. None: not at all.
     """
     p, length = params, s.length
-    q, k, v = (a.astype(np.float64).reshape(length, -1, p.head_dim) for a in (s.q, s.k, s.v))
+    heads_of = ((s.q, p.num_heads), (s.k, p.num_kv_heads), (s.v, p.num_kv_heads))
+    q, k, v = (a.astype(np.float64).reshape(length, count, -1) for a, count in heads_of)
     for heads, weight in ((q, extras.q_norm), (k, extras.k_norm)):
         if weight is not None:
             heads /= np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + extras.eps)
@@ -185,7 +182,7 @@ def dense_attention(
     if extras.rope:
         q, k = rotate(q, extras.rope), rotate(k, extras.rope)
     k, v = round_keys(k, kv_dtype, extras.key_mean), round_values(v, kv_dtype)
-    out = np.empty((length, p.num_heads, p.head_dim))
+    out = np.empty((length, p.num_heads, v.shape[2]))
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     visible = (distance <= 0) & (distance > -(p.window or length + 1))
     for head in range(p.num_heads):

@@ -69,6 +69,7 @@ class ReferenceExecutor:
         self._kv_dtype = kv_dtype
         self._dtype = np.dtype(dtype)
         self._caches: dict[int, LayerCache] = {}
+        self._states: dict[int, list[Array]] = {}
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -85,13 +86,15 @@ class ReferenceExecutor:
 
     @property
     def workspace_bytes(self) -> int:
-        """All values of the largest step: nothing is reused here."""
+        """All values of the largest step, as nothing is reused here, and the states of all sequences."""
         limits = self._limits
         rows = {
             Rows.TOKENS: limits.max_num_batched_tokens,
             Rows.OUTPUTS: limits.max_num_outputs,
         }
-        return sum(rows[n.output.rows] * n.output.cols for n in self._graph.nodes) * self._dtype.itemsize
+        values = sum(rows[n.output.rows] * n.output.cols for n in self._graph.nodes)
+        states = limits.max_num_seqs * self._graph.state_elements_per_sequence
+        return (values + states) * self._dtype.itemsize
 
     @property
     def weight_bytes(self) -> int:
@@ -101,14 +104,14 @@ class ReferenceExecutor:
         formats = {}
         if self._kv_dtype is not None:
             formats = layer_formats(self._graph, lambda p: self._weights[p.name], self._kv_dtype)
-        for p in self._graph.attention_layers:
-            # NaN, so that a slot that is read before it is written shows.
-            keys = np.full((num_blocks * block_size, p.num_kv_heads, p.head_dim), np.nan, self._dtype)
-            cache = LayerCache(keys, keys.copy(), block_size)
-            if p.layer in formats:
-                cache.kv_dtype, mean = formats[p.layer].kv_dtype, formats[p.layer].key_mean
-                cache.key_mean = None if mean is None else mean.reshape(p.num_kv_heads, p.head_dim)
-            self._caches[p.layer] = cache
+        for kv in self._graph.kv_caches:
+            cache = self._caches[kv.layer] = LayerCache.empty(kv, num_blocks, block_size, self._dtype)
+            if kv.layer in formats:
+                cache.kv_dtype, mean = formats[kv.layer].kv_dtype, formats[kv.layer].key_mean
+                cache.key_mean = None if mean is None else mean.reshape(kv.num_kv_heads, kv.key_dim)
+        for state in self._graph.state_caches:
+            shapes = ((self._limits.max_num_seqs, *shape) for shape in state.shapes)
+            self._states[state.layer] = [np.full(shape, np.nan, self._dtype) for shape in shapes]
 
     def submit(self, batch: Batch) -> FinishedStep:
         self._check(batch)
@@ -117,7 +120,7 @@ class ReferenceExecutor:
     def _compute(self, batch: Batch) -> StepOutput:
         for source, destination in batch.block_copies.tolist():
             self._copy_block(source, destination)
-        step = _Step(batch, self._dtype, self._weights, self._caches)
+        step = _Step(batch, self._dtype, self._weights, self._caches, self._states)
         result = self._graph.hidden_states if batch.return_hidden_states else self._graph.output
         for node in self._graph.nodes:
             step.results[node.output] = node.op.evaluate(step)
@@ -145,6 +148,7 @@ class ReferenceExecutor:
     def close(self) -> None:
         self._weights.clear()
         self._caches.clear()
+        self._states.clear()
 
     def _check(self, batch: Batch) -> None:
         limits = self._limits
@@ -161,13 +165,19 @@ class _Step:
     """One step's values. Implements `octavo.graph.ops.Evaluation`."""
 
     def __init__(
-        self, batch: Batch, dtype: DTypeLike, weights: Mapping[str, Array], caches: Mapping[int, LayerCache]
+        self,
+        batch: Batch,
+        dtype: DTypeLike,
+        weights: Mapping[str, Array],
+        caches: Mapping[int, LayerCache],
+        states: Mapping[int, list[Array]],
     ) -> None:
         self.batch = batch
         self.dtype = dtype
         self.results: dict[Value, Array] = {}
         self._weights = weights
         self._caches = caches
+        self._states = states
 
     def value(self, value: Value) -> Array:
         return self.results[value]
@@ -177,6 +187,9 @@ class _Step:
 
     def cache(self, layer: int) -> LayerCache:
         return self._caches[layer]
+
+    def state(self, layer: int) -> list[Array]:
+        return self._states[layer]
 
 
 def _unsampled(num_outputs: int) -> StepOutput:

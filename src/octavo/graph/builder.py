@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from octavo.errors import GraphError
+from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.ops import (
     Activation,
     Add,
     Attention,
     AttentionParams,
     Embedding,
-    FusedAttention,
     GatedActivation,
     LayerNorm,
     Linear,
@@ -106,14 +106,24 @@ class Graph:
         return head.x
 
     @property
-    def attention_layers(self) -> list[AttentionParams]:
-        """What each layer's cache must hold, in the order of the operations."""
-        return [node.op.params for node in self.nodes if isinstance(node.op, (Attention, FusedAttention))]
+    def kv_caches(self) -> list[KVCache]:
+        """The caches of keys and values that operations declare, in their order."""
+        return [cache for node in self.nodes if isinstance(cache := node.op.cache, KVCache)]
+
+    @property
+    def state_caches(self) -> list[StateCache]:
+        """The caches of states that operations declare, in their order."""
+        return [cache for node in self.nodes if isinstance(cache := node.op.cache, StateCache)]
 
     @property
     def kv_elements_per_token(self) -> int:
         """Numbers that a token has in the caches of all layers."""
-        return sum(2 * p.num_kv_heads * p.head_dim for p in self.attention_layers)
+        return sum(cache.elements_per_token for cache in self.kv_caches)
+
+    @property
+    def state_elements_per_sequence(self) -> int:
+        """Numbers that a sequence has in the states of all layers."""
+        return sum(cache.elements_per_sequence for cache in self.state_caches)
 
     @property
     def parameters(self) -> list[Parameter]:
@@ -124,22 +134,22 @@ class Graph:
 
     def embedding(self, name: str) -> Value:
         """The embeddings of the step's tokens: [TOKENS, cols]."""
-        return self._add(Embedding(self._weight(name, "embedding")))
+        return self.add_operation(Embedding(self._weight(name, "embedding")))
 
     def linear(self, x: Value, name: str) -> Value:
         """x @ weight.T, and + bias if the checkpoint has one."""
-        return self._add(Linear(x, self._weight(name, "linear"), self._bias(name)))
+        return self.add_operation(Linear(x, self._weight(name, "linear"), self._bias(name)))
 
     def logits(self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0) -> Value:
         """The output head on selected rows: [OUTPUTS, vocab]. `softcap` after `scale`."""
-        return self._add(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
+        return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str, eps: float, weight_offset: float = 0.0) -> Value:
         """Over groups of as many columns as the weight has: all of them, or each head on its own."""
-        return self._add(RMSNorm(x, self._weight(name, "rms_norm"), eps, weight_offset))
+        return self.add_operation(RMSNorm(x, self._weight(name, "rms_norm"), eps, weight_offset))
 
     def layer_norm(self, x: Value, name: str, eps: float) -> Value:
-        return self._add(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps))
+        return self.add_operation(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps))
 
     def moe(
         self,
@@ -157,51 +167,54 @@ class Graph:
             self._weight(f"{name}.{part}", "moe")
             for part in ("gate", "experts.gate_proj", "experts.up_proj", "experts.down_proj")
         )
-        return self._add(MoE(x, router, gate, up, down, top_k, kind, scoring, normalize, routed_scale))
+        return self.add_operation(MoE(x, router, gate, up, down, top_k, kind, scoring, normalize, routed_scale))
 
     # Operations without weights.
 
     def add(self, a: Value, b: Value) -> Value:
-        return self._add(Add(a, b))
+        return self.add_operation(Add(a, b))
 
     def mul(self, a: Value, b: Value) -> Value:
-        return self._add(Mul(a, b))
+        return self.add_operation(Mul(a, b))
 
     def scale(self, x: Value, factor: float) -> Value:
-        return self._add(Scale(x, factor))
+        return self.add_operation(Scale(x, factor))
 
     def activation(self, x: Value, kind: str) -> Value:
-        return self._add(Activation(x, kind))
+        return self.add_operation(Activation(x, kind))
 
     def silu_mul(self, gate: Value, up: Value) -> Value:
         """SwiGLU: silu(gate) * up."""
-        return self._add(GatedActivation(gate, up, "silu"))
+        return self.add_operation(GatedActivation(gate, up, "silu"))
 
     def gelu_mul(self, gate: Value, up: Value, *, approximate: bool) -> Value:
         """GeGLU: gelu(gate) * up, `approximate` with the tanh formula."""
-        return self._add(GatedActivation(gate, up, "gelu_tanh" if approximate else "gelu"))
+        return self.add_operation(GatedActivation(gate, up, "gelu_tanh" if approximate else "gelu"))
 
     def softcap(self, x: Value, cap: float) -> Value:
-        return self._add(Softcap(x, cap))
+        return self.add_operation(Softcap(x, cap))
 
     def rope(self, x: Value, head_dim: int, rope: RopeParams) -> Value:
-        return self._add(Rope(x, head_dim, rope))
+        return self.add_operation(Rope(x, head_dim, rope))
 
     def attention(self, q: Value, k: Value, v: Value, params: AttentionParams, sinks: str | None = None) -> Value:
         """Causal attention over the paged cache of layer `params.layer`. sinks: the full name of their weight."""
-        if any(other.layer == params.layer for other in self.attention_layers):
-            raise GraphError(f"{self._layer}: attention: layer {params.layer} has its attention already")
-        return self._add(Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention")))
+        return self.add_operation(
+            Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention"))
+        )
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
-        return self._add(SelectRows(x))
+        return self.add_operation(SelectRows(x))
 
-    def _add(self, op: Op) -> Value:
+    def add_operation(self, op: Op) -> Value:
+        """The output of any operation, checked; the methods above make those that models are written with."""
         for value in op.inputs:
             if value.graph is not self:
                 raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")
         rows, cols = _shape(op, self._layer)
+        if op.cache is not None and any(op.cache.layer == node.op.cache.layer for node in self.nodes if node.op.cache):
+            raise GraphError(f"{self._layer}: {op.name}: layer {op.cache.layer} has a cache already")
         output = Value(len(self.nodes), rows, cols, self)
         self.nodes.append(Node(op, output, self._layer))
         return output

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from octavo.graph.builder import Graph, Node
+from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.ops import StepSizes
 from octavo.graph.values import Value
 
@@ -29,7 +30,7 @@ class Cost:
 def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[str, int]) -> Cost:
     """The cost of one operation. weight_bytes: of each weight by name, as stored."""
     op = node.op
-    cache_read, cache_written = op.cache_bytes(sizes)
+    cache_read, cache_written = _cache_bytes(op.cache, sizes)
     inputs = _activation_bytes(op.inputs, sizes)
     weights = sum(int(weight_bytes[p.name] * op.weight_fraction(p, sizes)) for p in op.parameters)
     output = _activation_bytes((node.output,), sizes)
@@ -44,6 +45,19 @@ def activation_bytes(node: Node, sizes: StepSizes) -> int:
 def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[str, int]) -> Cost:
     """The cost of a step: the sum over all operations."""
     return sum((node_cost(node, sizes, weight_bytes) for node in graph.nodes), Cost())
+
+
+def _cache_bytes(cache: KVCache | StateCache | None, sizes: StepSizes) -> tuple[int, int]:
+    """(read, written): keys and values that some query of the step sees and those of the new tokens, or all states."""
+    if cache is None:
+        return 0, 0
+    if isinstance(cache, StateCache):
+        state = sizes.requests * cache.elements_per_sequence * sizes.element_bytes
+        return state, state
+    per_token = cache.elements_per_token * sizes.kv_element_bytes
+    queries = sizes.tokens / max(sizes.requests, 1)
+    seen = sizes.context if cache.window is None else min(cache.window + queries - 1, sizes.context)
+    return int(sizes.requests * seen * per_token), int(sizes.tokens * per_token)
 
 
 def _activation_bytes(values: Iterable[Value], sizes: StepSizes) -> int:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
+from octavo.graph.cache import KVCache
 from octavo.graph.ops import Attention, FusedAttention, FusedLinear, Linear, Op, Rope, RopeParams
 from octavo.graph.values import Parameter, Value
 
@@ -29,7 +30,7 @@ _LARGEST_REST = 32.0
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """How one layer's cache holds numbers. key_mean: what int8 takes off keys [num_kv_heads * head_dim]."""
+    """How one layer's cache holds numbers. key_mean: what int8 takes off keys [num_kv_heads * key_dim]."""
 
     kv_dtype: KVDtype
     key_mean: NDArray[np.float32] | None = None
@@ -37,29 +38,29 @@ class LayerFormat:
 
 def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
     """Of each layer with attention, where `kv_dtype` is asked for. weight: of a parameter, a bias."""
+    formats = {cache.layer: LayerFormat(kv_dtype) for cache in graph.kv_caches}
     makers = {node.output: node.op for node in graph.nodes}
-    ops = [node.op for node in graph.nodes if isinstance(node.op, (Attention, FusedAttention))]
-    formats = {op.params.layer: LayerFormat(kv_dtype) for op in ops}
-    for op in ops if kv_dtype == "int8" else ():
+    for op in makers.values() if kv_dtype == "int8" else ():
         bias, rope = _bias_and_rope(op, makers)
-        if bias is not None:
-            params = op.params
-            heads = weight(bias).astype(np.float64).reshape(params.num_kv_heads, params.head_dim)
+        if bias is not None and isinstance(op.cache, KVCache):
+            cache = op.cache
+            heads = weight(bias).astype(np.float64).reshape(cache.num_kv_heads, cache.key_dim)
             mean = _rotated_mean(heads, rope)
             is_large = rope is not None and _rest(heads, mean, rope) > _LARGEST_REST
             means = None if is_large else mean.astype(np.float32).reshape(-1)
-            formats[params.layer] = LayerFormat("float16" if is_large else "int8", means)
+            formats[cache.layer] = LayerFormat("float16" if is_large else "int8", means)
     return formats
 
 
-def _bias_and_rope(
-    op: Attention | FusedAttention, makers: dict[Value, Op]
-) -> tuple[Parameter | None, RopeParams | None]:
+def _bias_and_rope(op: Op, makers: dict[Value, Op]) -> tuple[Parameter | None, RopeParams | None]:
+    """The bias of the projection that makes the keys, and how they are rotated."""
     if isinstance(op, FusedAttention):
         maker = makers[op.qkv]
         if isinstance(maker, FusedLinear) and len(maker.biases) == 3 and op.k_norm is None:
             return maker.biases[1], op.rope
         return None, op.rope
+    if not isinstance(op, Attention):
+        return None, None
     source = makers[op.k]
     linear = makers[source.x] if isinstance(source, Rope) else source
     return (linear.bias if isinstance(linear, Linear) else None), source.rope if isinstance(source, Rope) else None
@@ -73,7 +74,7 @@ def _rest(heads: NDArray[np.float64], mean: NDArray[np.float64], rope: RopeParam
 
 
 def _rotated_mean(heads: NDArray[np.float64], rope: RopeParams | None) -> NDArray[np.float64]:
-    """heads [num_kv_heads, head_dim], averaged over their rotations at the first positions."""
+    """heads [num_kv_heads, key_dim], averaged over their rotations at the first positions."""
     if rope is None:
         return heads
     half = len(rope.frequencies)

@@ -25,6 +25,7 @@ class DecoderConfig:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int  # columns of a value head
     max_position_embeddings: int  # tokens
     rms_norm_eps: float
     tie_word_embeddings: bool  # the embedding is the output head, too
@@ -38,8 +39,15 @@ class DecoderConfig:
 
     def attention(self, layer: int) -> AttentionParams:
         """The attention of one layer, scaled by head_dim^-0.5."""
-        window = self.windows[layer]
-        return AttentionParams(layer, self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim**-0.5, window)
+        return AttentionParams(
+            layer,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            self.head_dim**-0.5,
+            self.windows[layer],
+            value_dim=self.value_dim,
+        )
 
     @classmethod
     def read_gguf(
@@ -61,9 +69,6 @@ class DecoderConfig:
         hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
         num_heads = reader.integer("attention.head_count", high=MAX_WIDTH)
         head_dim = _head_dim(reader, "attention.key_length", hidden_size, num_heads)
-        value_dim = reader.integer("attention.value_length", head_dim)
-        if value_dim != head_dim:
-            raise reader.error("attention.value_length", value_dim, f"must equal the key length, {head_dim}")
         max_positions = reader.integer("context_length")
         return cls(
             vocab_size=embedding[0],
@@ -73,6 +78,7 @@ class DecoderConfig:
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(reader, "attention.head_count_kv", num_heads),
             head_dim=head_dim,
+            value_dim=reader.integer("attention.value_length", head_dim, high=MAX_WIDTH),
             max_position_embeddings=max_positions,
             rms_norm_eps=reader.number("attention.layer_norm_rms_epsilon", high=1.0),
             tie_word_embeddings="lm_head.weight" not in shapes,
@@ -111,6 +117,7 @@ class DecoderConfig:
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(reader, "num_key_value_heads", num_heads),
             head_dim=head_dim,
+            value_dim=head_dim,
             max_position_embeddings=max_positions,
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6, high=1.0),
             tie_word_embeddings=reader.flag("tie_word_embeddings", False),

@@ -235,13 +235,13 @@ void compare_positions(Judge& judge, Random& random) {
                 Call plain;
                 plain.kernel = "attention";
                 plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}};
-                plain.ints = {0, 4, 2, head_dim, window, kv_type};
+                plain.ints = {0, 4, 2, head_dim, window, 0, kv_type};
                 plain.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
                 Call fused;
                 fused.kernel = "fused_attention";
                 fused.weights = {Operand{}, frequencies, random_vector(random, 4), random_vector(random, head_dim),
                                  random_vector(random, head_dim)};
-                fused.ints = {0, 4, 2, head_dim, window, 0, kv_type};
+                fused.ints = {0, 4, 2, head_dim, window, 0, 0, kv_type};
                 fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f, 0.0f};
                 if (kv_type == 1)
                     for (Call* call : {&plain, &fused}) call->weights.push_back(random_vector(random, 2 * head_dim));

@@ -63,6 +63,16 @@ def check(params: AttentionParams, extras: Extras, sequences: list[Sequence]) ->
         assert error <= TOLERANCE, f"{params}, length {s.length}: {error}"
 
 
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (64, 96), (20, 6), (48, 80)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_values_of_another_width(head_dim: int, value_dim: int, fused: bool, block_size: int) -> None:
+    params = attention_params(6, 2, head_dim, value_dim=value_dim, window=50)
+    extras = Extras(rope=rope_params(head_dim)) if fused else Extras()
+    setup = Setup(fused=fused, threads=2, checked=True, block_size=block_size)
+    check(params, extras, run(params, extras, setup, [300, 1, 33]))
+
+
 @pytest.mark.parametrize("head_dim", [8, 20, 64, 80, 96, 112, 128, 192, 256])
 @pytest.mark.parametrize("fused", [False, True])
 def test_every_head_size(head_dim: int, fused: bool) -> None:

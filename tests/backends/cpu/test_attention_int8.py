@@ -7,6 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
+from octavo.backends.cpu.sizes import layer_bytes_per_token
+from octavo.config import KV_DTYPES, KVDtype
 from octavo.graph.ops import AttentionParams
 from octavo.graph.ops.kv_rounding import round_values
 from tests.backends.cpu.conftest import available_isas
@@ -40,6 +42,15 @@ def check(params: AttentionParams, extras: Extras, sequences: list[Sequence]) ->
         found = np.concatenate(s.outputs)
         error = relative_error(found, dense_attention(params, extras, s, "int8"))
         assert error <= TOLERANCE, f"{params}, length {s.length}: {error}"
+
+
+@pytest.mark.parametrize("block_size", [8, 16])
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (64, 96), (20, 6), (48, 80)])
+def test_values_of_another_width(isa: str, head_dim: int, value_dim: int, block_size: int) -> None:
+    params = attention_params(6, 2, head_dim, value_dim=value_dim)
+    extras = Extras(rope=rope_params(head_dim))
+    setup = dataclasses.replace(INT8, isa=isa, block_size=block_size)
+    check(params, extras, run(params, extras, setup, [41, 1, 33]))
 
 
 @pytest.mark.parametrize("head_dim", [8, 20, 64, 80, 96, 112, 128, 192, 256])
@@ -183,6 +194,14 @@ def test_copied_blocks_attend_alike() -> None:
     s.request.blocks = [7, 3]
     advance(native, [(s, 1)], copies)
     check(params, Extras(), [s])
+
+
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(192, 128), (64, 96), (20, 6), (48, 80), (256, 256)])
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_sizes_that_python_knows(head_dim: int, value_dim: int, kv_dtype: KVDtype) -> None:
+    params = attention_params(6, 2, head_dim, value_dim=value_dim)
+    native = NativeAttention(params, Extras(), Setup(kv_dtype=kv_dtype))
+    assert native.program.cache_block_bytes(32) == 32 * layer_bytes_per_token(params.cache, kv_dtype)
 
 
 @pytest.mark.parametrize(("head_dim", "expected"), [(64, 134), (80, 168), (96, 200), (128, 266), (256, 530)])

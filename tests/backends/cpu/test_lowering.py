@@ -35,7 +35,7 @@ def test_attention_as_kernel_h_describes_it():
     operands = lower(Attention(X, Y, Y, params, Parameter("sinks", (4,))))
     assert operands.inputs == [X, Y, Y]
     assert operands.weights == [(0.5, 0.25, 0.1, 0.05), Parameter("sinks", (4,))]
-    assert operands.ints == [5, 4, 2, 16, 7, 0]  # and the cache's type
+    assert operands.ints == [5, 4, 2, 16, 7, 0, 0]  # and the cache's type
     assert operands.floats == [0.25, 30.0]
     assert operands.layer == 5
 
@@ -44,7 +44,7 @@ def test_absent_fields_keep_their_places():
     assert lower(Linear(X, W)).weights == [W, None]
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
     assert operands.weights == [None, None, None, None, None]  # slopes, frequencies, sinks, q_norm, k_norm
-    assert operands.ints == [0, 2, 1, 16, 0, 0, 0]  # ... window, interleaved, the cache's type
+    assert operands.ints == [0, 2, 1, 16, 0, 0, 0, 0]  # ... window, value_dim, interleaved, the cache's type
     assert operands.floats == [0.25, 0.0, 0.0, 0.0, 0.0]  # scale, softcap, attention_factor, eps, weight_offset
 
 

@@ -20,7 +20,6 @@ from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.layer_formats import LayerFormat, layer_formats
 from octavo.graph.memory_plan import plan
-from octavo.graph.ops import Attention, FusedAttention
 from octavo.graph.passes import optimize
 from octavo.graph.values import Parameter, Rows, Value
 
@@ -103,7 +102,7 @@ class _Compiler:
         self._threads = threads
         self._values: dict[Value, int] = {}
         self._plain: dict[Parameter | tuple[float, ...], int] = {}
-        self._caches: dict[int, int] = {p.layer: i for i, p in enumerate(graph.attention_layers)}
+        self._caches: dict[int, int] = {cache.layer: i for i, cache in enumerate(graph.kv_caches)}
         self._matrices: dict[str, int] = {}
         self._formats: dict[int, LayerFormat] = {}
         self._program = self._make_program(limits, options)
@@ -152,9 +151,8 @@ class _Compiler:
         return min(tables, default=self._graph.output.cols)
 
     def _lower(self, node: Node) -> Operands:
-        if isinstance(node.op, (Attention, FusedAttention)):
-            return lower(node.op, self._formats[node.op.params.layer].kv_dtype)
-        return lower(node.op)
+        cache = node.op.cache
+        return lower(node.op) if cache is None else lower(node.op, self._formats[cache.layer].kv_dtype)
 
     def _add_record(self, node: Node, operands: Operands) -> None:
         label = f"{node.layer}: {node.op.name}"

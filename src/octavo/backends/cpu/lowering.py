@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 
 from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError
-from octavo.graph.ops import AttentionParams, Op
+from octavo.graph.ops import Op
 from octavo.graph.values import Parameter, Value
 
 # enum Kind of csrc/kernel.h
@@ -50,16 +50,14 @@ class Operands:
 
 def lower(op: Op, kv_dtype: KVDtype = "float16") -> Operands:
     """The operands of `op`. Raises GraphError for a field that the rule does not know."""
-    operands = Operands()
+    operands = Operands(layer=None if op.cache is None else op.cache.layer)
     _flatten(op, type(op), operands, op.name)
-    if operands.layer is not None:
+    if op.cache is not None:
         operands.ints.append(KV_DTYPES.index(kv_dtype))
     return operands
 
 
 def _flatten(owner: object | None, cls: type, operands: Operands, name: str) -> None:
-    if isinstance(owner, AttentionParams):
-        operands.layer = owner.layer
     for field_name, kind in _fields(cls):
         _append(None if owner is None else getattr(owner, field_name), kind, operands, f"{name}.{field_name}")
 

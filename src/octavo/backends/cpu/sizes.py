@@ -10,7 +10,9 @@ from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits
+    from octavo.config import KVDtype
     from octavo.graph.builder import Graph
+    from octavo.graph.cache import KVCache
     from octavo.graph.layer_formats import LayerFormat
 
 ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
@@ -21,16 +23,17 @@ _SCALE_BYTES = 2
 
 
 def cache_bytes_per_token(graph: Graph, formats: Mapping[int, LayerFormat]) -> int:
-    """What a token takes in the cache: keys as they are, values padded, and their scales (csrc/kv_cache.h)."""
-    total = 0
-    for layer in graph.attention_layers:
-        elements = layer.head_dim + -(-layer.head_dim // _PADDED_TO) * _PADDED_TO
-        if formats[layer.layer].kv_dtype == "int8":
-            scales = -(-layer.head_dim // _KEY_SCALE_DIMS) + 1
-            total += layer.num_kv_heads * (elements + scales * _SCALE_BYTES)
-        else:
-            total += layer.num_kv_heads * elements * 2
-    return total
+    """Bytes of a token in the caches of all layers."""
+    return sum(layer_bytes_per_token(cache, formats[cache.layer].kv_dtype) for cache in graph.kv_caches)
+
+
+def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
+    """Bytes of a token in one layer: keys as they are, values padded, and their scales (csrc/kv_cache.h)."""
+    elements = cache.key_dim + -(-cache.value_dim // _PADDED_TO) * _PADDED_TO
+    if kv_dtype == "int8":
+        scales = -(-cache.key_dim // _KEY_SCALE_DIMS) + 1
+        return cache.num_kv_heads * (elements + scales * _SCALE_BYTES)
+    return cache.num_kv_heads * elements * 2
 
 
 def largest_rows(limits: ExecutorLimits) -> dict[Rows, int]:
@@ -42,9 +45,11 @@ def largest_rows(limits: ExecutorLimits) -> dict[Rows, int]:
 
 
 def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: int) -> int:
-    """Bytes of the values of an optimized graph and of the sampler's scratch, a few hundredths below the truth.
+    """Bytes of an optimized graph's values and states and of the sampler's scratch, a few hundredths below the truth.
 
     The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). What products
     and attention need depends on the instruction set and is missing.
     """
-    return plan(graph, largest_rows(limits), ELEMENT_BYTES).total_bytes + num_threads * graph.output.cols * 7 * 4
+    values = plan(graph, largest_rows(limits), ELEMENT_BYTES).total_bytes
+    states = limits.max_num_seqs * graph.state_elements_per_sequence * ELEMENT_BYTES
+    return values + states + num_threads * graph.output.cols * 7 * 4

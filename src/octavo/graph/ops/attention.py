@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.graph.cache import KVCache
 from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
 from octavo.graph.ops.elementwise import softcap
 from octavo.graph.values import Parameter, Rows, Value
@@ -28,7 +29,10 @@ class RopeParams:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """What one layer's attention looks like. Window: a token sees itself and window - 1 before it."""
+    """The attention of one layer. window: a token sees itself and window - 1 before it.
+
+    head_dim: columns of a query or key head. value_dim: columns of a value head; None: as many.
+    """
 
     layer: int
     num_heads: int
@@ -38,6 +42,23 @@ class AttentionParams:
     window: int | None = None
     softcap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None  # [num_heads]
+    value_dim: int | None = None
+
+    @property
+    def cache(self) -> KVCache:
+        value_dim = self.head_dim if self.value_dim is None else self.value_dim
+        return KVCache(self.layer, self.num_kv_heads, self.head_dim, value_dim, self.window)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        """Columns of q, k and v."""
+        cache = self.cache
+        return self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.num_kv_heads * cache.value_dim
+
+    @property
+    def output_width(self) -> int:
+        """Columns of the output."""
+        return self.num_heads * self.cache.value_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,26 +98,29 @@ class Attention(Op):
 
     q: Value  # [TOKENS, num_heads * head_dim]
     k: Value  # [TOKENS, num_kv_heads * head_dim]
-    v: Value
+    v: Value  # [TOKENS, num_kv_heads * value_dim]; -> [TOKENS, num_heads * value_dim]
     params: AttentionParams
     sinks: Parameter | None = None  # [num_heads], one extra logit a head in the softmax
 
     def infer_shape(self) -> tuple[Rows, int]:
         p = self.params
         require_attention(p, self.sinks)
-        for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
+        heads = {"q": (p.num_heads, p.head_dim), "k": (p.num_kv_heads, p.head_dim)}
+        heads["v"] = (p.num_kv_heads, p.cache.value_dim)
+        for name, (count, dim) in heads.items():
             value: Value = getattr(self, name)
             require(
-                value.rows is Rows.TOKENS and value.cols == heads * p.head_dim,
-                f"{name} {describe(value)} is not [tokens, {heads} heads * {p.head_dim}]",
+                value.rows is Rows.TOKENS and value.cols == count * dim,
+                f"{name} {describe(value)} is not [tokens, {count} heads * {dim}]",
             )
-        return Rows.TOKENS, self.q.cols
+        return Rows.TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
         return attention_flops(self.params, sizes)
 
-    def cache_bytes(self, sizes: StepSizes) -> tuple[int, int]:
-        return attention_cache_bytes(self.params, sizes)
+    @property
+    def cache(self) -> KVCache:
+        return self.params.cache
 
     def evaluate(self, step: Evaluation) -> Array:
         sinks = None if self.sinks is None else step.weight(self.sinks)
@@ -116,7 +140,8 @@ def require_rope(rope: RopeParams, head_dim: int) -> None:
 def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
     """Raises GraphError unless the attributes make sense together."""
     p = params
-    require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
+    dims = (p.num_heads, p.num_kv_heads, p.head_dim, p.cache.value_dim)
+    require(min(dims) > 0, f"heads, head_dim and value_dim must be positive: {p}")
     require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
     require(p.window is None or p.window > 0, f"window {p.window} is not positive")
     require(p.softcap is None or p.softcap > 0, f"softcap {p.softcap} is not positive")
@@ -127,22 +152,14 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
 
 
 def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
-    """Two products of head_dim and about five operations of the softmax for each pair of query and key."""
+    """Products of head_dim and value_dim and about five operations of the softmax for each pair of query and key."""
     visible = sizes.context if params.window is None else min(params.window, sizes.context)
     queries = sizes.tokens / max(sizes.requests, 1)
     # The last of a request's queries sees `context` keys, the one before it one fewer, but never more than a window.
     full = min(queries, sizes.context - visible + 1)
     rest = queries - full
     pairs = full * visible + rest * (visible - (rest + 1) / 2)
-    return int(sizes.requests * pairs * params.num_heads * (4 * params.head_dim + 5))
-
-
-def attention_cache_bytes(params: AttentionParams, sizes: StepSizes) -> tuple[int, int]:
-    """(read, written): keys and values that some query of the step sees, and those of the new tokens."""
-    per_token = 2 * params.num_kv_heads * params.head_dim * sizes.kv_element_bytes
-    queries = sizes.tokens / max(sizes.requests, 1)
-    seen = sizes.context if params.window is None else min(params.window + queries - 1, sizes.context)
-    return int(sizes.requests * seen * per_token), int(sizes.tokens * per_token)
+    return int(sizes.requests * pairs * params.num_heads * (2 * params.head_dim + 2 * params.cache.value_dim + 5))
 
 
 def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int32]) -> Array:
@@ -165,11 +182,11 @@ def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int3
 def paged_attention(
     step: Evaluation, q: Array, k: Array, v: Array, params: AttentionParams, sinks: Array | None
 ) -> Array:
-    """q [tokens, num_heads * head_dim], k and v [tokens, num_kv_heads * head_dim] -> the shape of q."""
+    """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
     p, batch, cache = params, step.batch, step.cache(params.layer)
-    heads = (-1, p.num_kv_heads, p.head_dim)
-    cache.write(batch.slot_mapping, k.reshape(heads), v.reshape(heads))
-    out = np.empty_like(q)
+    keys, values = (x.reshape(x.shape[0], p.num_kv_heads, -1) for x in (k, v))
+    cache.write(batch.slot_mapping, keys, values)
+    out = np.empty((q.shape[0], p.output_width), q.dtype)
     for request, length in enumerate(batch.seq_lens):
         tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
         slots = cache.slots(batch.block_tables[request], int(length))
@@ -180,7 +197,7 @@ def paged_attention(
 def _attend(
     q: Array, keys: Array, values: Array, positions: NDArray[np.int32], p: AttentionParams, sinks: Array | None
 ) -> Array:
-    """One request: q [t, num_heads * head_dim], keys and values [length, num_kv_heads, head_dim]."""
+    """One request: q [t, num_heads * head_dim], keys [length, num_kv_heads, head_dim], values likewise."""
     group = p.num_heads // p.num_kv_heads
     # [num_kv_heads, group, t, head_dim] x [num_kv_heads, 1, head_dim, length]
     heads = q.reshape(-1, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
@@ -204,5 +221,5 @@ def _attend(
     if sinks is not None:
         total = total + np.exp(sink - top)
     mixed = weights / total @ values.transpose(1, 0, 2)[:, None]
-    out: Array = mixed.transpose(2, 0, 1, 3).reshape(q.shape)
+    out: Array = mixed.transpose(2, 0, 1, 3).reshape(q.shape[0], p.output_width)
     return out

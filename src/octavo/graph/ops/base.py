@@ -16,6 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 from octavo.batch import Batch
 from octavo.config import KVDtype
 from octavo.errors import GraphError
+from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.ops.kv_rounding import round_keys, round_values
 from octavo.graph.values import Parameter, Rows, Value
 
@@ -47,17 +48,24 @@ class LayerCache:
     """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size.
 
     kv_dtype: what it rounds to; None: nothing, it is as exact as the computation. key_mean: what int8 takes off keys
-    before it rounds them [num_kv_heads, head_dim].
+    before it rounds them [num_kv_heads, key_dim].
     """
 
-    keys: Array  # [num_slots, num_kv_heads, head_dim]
-    values: Array  # same shape
+    keys: Array  # [num_slots, num_kv_heads, key_dim]
+    values: Array  # [num_slots, num_kv_heads, value_dim]
     block_size: int
     kv_dtype: KVDtype | None = None
     key_mean: Array | None = None
 
+    @classmethod
+    def empty(cls, cache: KVCache, num_blocks: int, block_size: int, dtype: DTypeLike) -> LayerCache:
+        """Every number is NaN, so that a slot that is read before it is written shows."""
+        shape = (num_blocks * block_size, cache.num_kv_heads)
+        keys, values = (np.full((*shape, dim), np.nan, dtype) for dim in (cache.key_dim, cache.value_dim))
+        return cls(keys, values, block_size)
+
     def write(self, slots: NDArray[np.int32], keys: Array, values: Array) -> None:
-        """keys and values [tokens, num_kv_heads, head_dim] of the tokens in these slots."""
+        """keys [tokens, num_kv_heads, key_dim] and values, likewise, of the tokens in these slots."""
         self.keys[slots] = round_keys(keys, self.kv_dtype, self.key_mean)
         self.values[slots] = round_values(values, self.kv_dtype)
 
@@ -83,7 +91,11 @@ class Evaluation(Protocol):
     def weight(self, parameter: Parameter) -> Array:
         """The dequantized weight, in `dtype`."""
 
-    def cache(self, layer: int) -> LayerCache: ...
+    def cache(self, layer: int) -> LayerCache:
+        """Of an operation that declares a `KVCache`."""
+
+    def state(self, layer: int) -> list[Array]:
+        """Of an operation that declares a `StateCache`: its arrays [max_num_seqs, *shape], by `Batch.state_slots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +138,10 @@ class Op(ABC):
         """The share of a weight's bytes that a step reads."""
         return 1.0
 
-    def cache_bytes(self, sizes: StepSizes) -> tuple[int, int]:  # noqa: ARG002
-        """Bytes of the paged cache that a step (reads, writes)."""
-        return 0, 0
+    @property
+    def cache(self) -> KVCache | StateCache | None:
+        """The cache that the operation keeps from step to step."""
+        return None
 
     @property
     def in_place(self) -> tuple[Value, ...]:

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from octavo.graph.cache import KVCache
 from octavo.graph.ops.attention import (
     AttentionParams,
     RopeParams,
-    attention_cache_bytes,
     attention_flops,
     paged_attention,
     require_attention,
@@ -89,7 +89,7 @@ class FusedLinear(Op):
 class FusedAttention(Op):
     """Per-head norms, rope, cache write and attention on q, k and v side by side in one value."""
 
-    qkv: Value  # [TOKENS, (num_heads + 2 * num_kv_heads) * head_dim]
+    qkv: Value  # [TOKENS, sum of params.widths]
     params: AttentionParams
     rope: RopeParams | None
     sinks: Parameter | None = None
@@ -103,14 +103,14 @@ class FusedAttention(Op):
         require_attention(p, self.sinks)
         if self.rope is not None:
             require_rope(self.rope, p.head_dim)
-        cols = (p.num_heads + 2 * p.num_kv_heads) * p.head_dim
+        cols = sum(p.widths)
         require(
             self.qkv.rows is Rows.TOKENS and self.qkv.cols == cols, f"qkv {describe(self.qkv)} is not [tokens, {cols}]"
         )
         for norm in (self.q_norm, self.k_norm):
             if norm is not None:
                 require(norm.shape == (p.head_dim,), f"{norm.name} {list(norm.shape)} is not [{p.head_dim}]")
-        return Rows.TOKENS, p.num_heads * p.head_dim
+        return Rows.TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
         p = self.params
@@ -121,13 +121,13 @@ class FusedAttention(Op):
             total += 4 * sizes.tokens * heads * p.head_dim if norm is not None else 0
         return total
 
-    def cache_bytes(self, sizes: StepSizes) -> tuple[int, int]:
-        return attention_cache_bytes(self.params, sizes)
+    @property
+    def cache(self) -> KVCache:
+        return self.params.cache
 
     def evaluate(self, step: Evaluation) -> Array:
         p = self.params
-        borders = [p.num_heads * p.head_dim, (p.num_heads + p.num_kv_heads) * p.head_dim]
-        q, k, v = np.split(step.value(self.qkv), borders, axis=-1)
+        q, k, v = np.split(step.value(self.qkv), np.cumsum(p.widths)[:2], axis=-1)
         if self.q_norm is not None:
             q = rms_norm(q, step.weight(self.q_norm), self.eps, self.weight_offset)
         if self.k_norm is not None:
