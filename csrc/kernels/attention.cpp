@@ -42,12 +42,11 @@ AttentionTask fused_task(const Args& args) {
     task.in.v = qkv.data + q_cols + k_cols;
     task.in.q_stride = task.in.k_stride = task.in.v_stride = qkv.cols;
     task.in.rope = {frequencies.data, frequencies.data ? static_cast<int32_t>(frequencies.size) : 0,
-                    args.floats[FLOAT_ATTENTION_FACTOR], args.ints[INT_INTERLEAVED] != 0};
+                    args.floats[FLOAT_ATTENTION_FACTOR]};
     task.in.q_norm = args.weights[3].data;
     task.in.k_norm = args.weights[4].data;
     task.in.key_offset = key_offset_of(args, 5);
     task.in.eps = args.floats[FLOAT_EPS];
-    task.in.weight_offset = args.floats[FLOAT_WEIGHT_OFFSET];
     task.output = args.output;
     task.cache = args.cache;
     return task;

@@ -18,7 +18,7 @@ struct AttentionInputs {
     RopeTable rope;                        // frequencies null: none
     const float *q_norm, *k_norm;          // RMSNorm weights [head_dim] or null
     const float* key_offset;               // what an int8 cache takes off keys [num_kv_heads, head_dim] or null
-    float eps, weight_offset;
+    float eps;
 };
 
 struct AttentionTask {
@@ -31,16 +31,8 @@ struct AttentionTask {
 
 // Both operations begin with AttentionParams; kernel.h says how attributes are flattened. The cache's type is the last
 // of the ints.
-enum AttentionInts {
-    INT_LAYER,
-    INT_NUM_HEADS,
-    INT_NUM_KV_HEADS,
-    INT_HEAD_DIM,
-    INT_WINDOW,
-    INT_VALUE_DIM,
-    INT_INTERLEAVED
-};
-enum AttentionFloats { FLOAT_SCALE, FLOAT_SOFTCAP, FLOAT_ATTENTION_FACTOR, FLOAT_EPS, FLOAT_WEIGHT_OFFSET };
+enum AttentionInts { INT_LAYER, INT_NUM_HEADS, INT_NUM_KV_HEADS, INT_HEAD_DIM, INT_WINDOW, INT_VALUE_DIM };
+enum AttentionFloats { FLOAT_SCALE, FLOAT_SOFTCAP, FLOAT_ATTENTION_FACTOR, FLOAT_EPS };
 
 // Zero stands for the dimensions of a key.
 inline int32_t value_dim_of(const Args& args) {
@@ -80,7 +72,7 @@ inline void rms_norm_head(const float* x, const float* weight, const AttentionIn
         squares = fma(lanes, lanes, squares);
     }
     const float scale = 1.0f / __builtin_sqrtf(reduce_add(squares) / static_cast<float>(n) + in.eps);
-    for (int32_t i = 0; i < n; ++i) out[i] = x[i] * scale * (weight[i] + in.weight_offset);
+    for (int32_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
 }
 
 // out = rope(norm(x)) of one head; cos_sin of its token.

@@ -6,9 +6,8 @@ namespace octavo {
 namespace {
 
 Product linear_operands(const Args& args) {
-    return {args.weights, args.weights + 1, 1,       args.inputs[0],
-            args.output,  nullptr,          nullptr, 0.0f,
-            0.0f,         KIND_NONE,        1.0f,    0.0f};
+    return {args.weights, args.weights + 1, 1,    args.inputs[0], args.output, nullptr,
+            nullptr,      0.0f,             KIND_NONE, 1.0f,      0.0f};
 }
 
 // floats: softcap, scale
@@ -19,7 +18,7 @@ Product logits_operands(const Args& args) {
     return p;
 }
 
-// inputs: x, residual; ints: number of weights, of biases, kind; floats: eps, weight_offset
+// inputs: x, residual; ints: number of weights, of biases, kind; floats: eps
 Product fused_linear_operands(const Args& args) {
     const int32_t n = static_cast<int32_t>(args.ints[0]);
     return {args.weights,
@@ -30,7 +29,6 @@ Product fused_linear_operands(const Args& args) {
             args.inputs[1].data,
             args.weights[2 * n].data,
             args.floats[0],
-            args.floats[1],
             args.ints[2],
             1.0f,
             0.0f};

@@ -39,7 +39,7 @@ struct Product {
     View x, out;
     const float* residual;
     const float* norm;  // RMSNorm weight
-    float eps, weight_offset;
+    float eps;
     int64_t gate_kind;  // KIND_NONE: side by side
     float scale, softcap;
 };
@@ -120,7 +120,7 @@ inline void prepare_rows(const Product& p, const Activations& a, float* row, int
         const float* source = p.x.data + i * k;
         if (p.norm) {
             float* const normed = needs.normed_rows ? const_cast<float*>(a.dense) + i * k : row;
-            rms_norm_group(normed, source, p.norm, k, p.eps, p.weight_offset);
+            rms_norm_group(normed, source, p.norm, k, p.eps);
             source = normed;
         }
         if (needs.quantized) a.image.quantize_row(source, i);

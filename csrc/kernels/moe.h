@@ -46,7 +46,7 @@ inline ExpertWeight expert_weight(const Weight& w, int32_t expert, int32_t n) {
 }
 
 inline Product plain_product(const Weight* weights, int32_t count, View x, View out, int64_t kind) {
-    return {weights, nullptr, count, x, out, nullptr, nullptr, 0.0f, 0.0f, kind, 1.0f, 0.0f};
+    return {weights, nullptr, count, x, out, nullptr, nullptr, 0.0f, kind, 1.0f, 0.0f};
 }
 
 // What all workers share. `rows` is the largest number an expert can get: all of them.

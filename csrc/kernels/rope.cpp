@@ -4,11 +4,8 @@
 namespace octavo {
 namespace {
 
-enum RopeInts { ROPE_HEAD_DIM, ROPE_INTERLEAVED };
-
 RopeTable rope_of(const Args& args) {
-    return {args.weights[0].data, static_cast<int32_t>(args.weights[0].size), args.floats[0],
-            args.ints[ROPE_INTERLEAVED] != 0};
+    return {args.weights[0].data, static_cast<int32_t>(args.weights[0].size), args.floats[0]};
 }
 
 ScratchSizes rope_scratch(const Args& largest, const Step&, int32_t) {
@@ -17,7 +14,7 @@ ScratchSizes rope_scratch(const Args& largest, const Step&, int32_t) {
 
 void rope(const Args& args, const Step& step, Worker& worker) {
     const RopeTable table = rope_of(args);
-    const int32_t head_dim = static_cast<int32_t>(args.ints[ROPE_HEAD_DIM]);
+    const int32_t head_dim = static_cast<int32_t>(args.ints[0]);
     const View &x = args.inputs[0], &out = args.output;
     float* cos_sin = static_cast<float*>(worker.scratch);
     const int64_t tokens = x.rows;

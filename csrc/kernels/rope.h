@@ -11,7 +11,6 @@ struct RopeTable {
     const float* frequencies;  // radians per position; null: no rotation
     int32_t half;              // rotated pairs
     float attention_factor;
-    bool interleaved;
 };
 
 // table: cos[half], then sin[half]. The angle is reduced in double: at position 100,000 a float angle is off
@@ -32,7 +31,8 @@ inline void compute_cos_sin(const RopeTable& rope, int32_t position, float* tabl
     }
 }
 
-inline void rotate_split(const float* x, float* out, const float* cosines, int32_t half) {
+// Column i turns with column half + i.
+inline void rotate_pairs(const float* x, float* out, const float* cosines, int32_t half) {
     const float* sines = cosines + half;
     for (int32_t i = 0; i < half; i += 16) {
         const int n = half - i < 16 ? half - i : 16;
@@ -53,15 +53,7 @@ inline void rotate_split(const float* x, float* out, const float* cosines, int32
 
 // One head; `out` may be `x`. Columns beyond the rotated ones are copied.
 inline void rotate_head(const RopeTable& rope, const float* table, const float* x, float* out, int32_t head_dim) {
-    if (rope.interleaved) {
-        for (int32_t i = 0; i < rope.half; ++i) {
-            const float a = x[2 * i], b = x[2 * i + 1], c = table[i], s = table[rope.half + i];
-            out[2 * i] = a * c - b * s;
-            out[2 * i + 1] = b * c + a * s;
-        }
-    } else {
-        rotate_split(x, out, table, rope.half);
-    }
+    rotate_pairs(x, out, table, rope.half);
     for (int32_t i = 2 * rope.half; i < head_dim; ++i) out[i] = x[i];
 }
 

@@ -37,9 +37,8 @@ def bias_of(parameter: Parameter) -> np.ndarray:
     return BIAS
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_the_mean_over_the_first_positions(interleaved: bool) -> None:
-    rope = RopeParams(ROPE.frequencies, ROPE.attention_factor, interleaved)
+def test_the_mean_over_the_first_positions() -> None:
+    rope = ROPE
     positions = np.arange(4096, dtype=np.int32)
     expected = rotate(np.tile(BIAS.astype(np.float64), (4096, 1)), 8, rope, positions).mean(axis=0)
     graph = graph_with(rope)

@@ -132,20 +132,15 @@ def test_select_rows(a: Arrays) -> None:
     np.testing.assert_array_equal(out, a.values[x][-1:])
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
-def test_rope_turns_pairs(a: Arrays, interleaved: bool) -> None:
+def test_rope_turns_pairs(a: Arrays) -> None:
     """As multiplication of complex numbers; columns beyond the rotated ones stay."""
     x = a.value(3 * 12)
     frequencies = a.rng.uniform(0, 2, 4)
-    op = ops.Rope(x, 12, RopeParams(tuple(frequencies), attention_factor=1.3, interleaved=interleaved))
+    op = ops.Rope(x, 12, RopeParams(tuple(frequencies), attention_factor=1.3))
     heads = a.values[x].reshape(a.rows, 3, 12)
-    first, second = (heads[..., 0:8:2], heads[..., 1:8:2]) if interleaved else (heads[..., :4], heads[..., 4:8])
-    turned = (first + 1j * second) * 1.3 * np.exp(1j * np.arange(a.rows)[:, None, None] * frequencies)
+    turned = (heads[..., :4] + 1j * heads[..., 4:8]) * 1.3 * np.exp(1j * np.arange(a.rows)[:, None, None] * frequencies)
     expected = heads.copy()
-    if interleaved:
-        expected[..., 0:8:2], expected[..., 1:8:2] = turned.real, turned.imag
-    else:
-        expected[..., :4], expected[..., 4:8] = turned.real, turned.imag
+    expected[..., :4], expected[..., 4:8] = turned.real, turned.imag
     a.check(op, expected.reshape(a.rows, -1))
 
 

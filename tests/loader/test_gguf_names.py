@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pytest
 from gguf import MODEL_ARCH, TensorNameMap
 from gguf.constants import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 
-from octavo.loader.gguf_names import checkpoint_name
+from octavo.loader.gguf_names import GGUF_STEMS
+from octavo.loader.stems import renamed
 from octavo.models import gemma3
 
 
@@ -28,15 +31,17 @@ from octavo.models import gemma3
         ("blk.1000000.attn_q.weight", None),
         ("blk.0.attn_q.weight.weight", None),
         ("blk.0.attn_q.scale", None),
+        ("blk.*.attn_q.weight", None),
         ("blk.٣.attn_q.weight", None),
     ],
 )
 def test_names(gguf_name: str, expected: str | None) -> None:
-    assert checkpoint_name(gguf_name, {}) == expected
+    assert renamed(gguf_name, GGUF_STEMS) == expected
 
 
 def test_an_architecture_may_differ() -> None:
-    assert checkpoint_name("blk.2.ffn_norm.weight", gemma3.GGUF_NAMES) == "layers.2.pre_feedforward_layernorm.weight"
+    stems = {**GGUF_STEMS, **gemma3.WEIGHTS.names}
+    assert renamed("blk.2.ffn_norm.weight", stems) == "layers.2.pre_feedforward_layernorm.weight"
 
 
 @pytest.mark.parametrize(
@@ -45,10 +50,10 @@ def test_an_architecture_may_differ() -> None:
         (MODEL_ARCH.LLAMA, {}),
         (MODEL_ARCH.QWEN2, {}),
         (MODEL_ARCH.QWEN3, {}),
-        (MODEL_ARCH.GEMMA3, gemma3.GGUF_NAMES),
+        (MODEL_ARCH.GEMMA3, gemma3.WEIGHTS.names),
     ],
 )
-def test_the_judge_knows_the_same_names(architecture: MODEL_ARCH, overrides: dict[str, str]) -> None:
+def test_the_judge_knows_the_same_names(architecture: MODEL_ARCH, overrides: Mapping[str, str]) -> None:
     """The `gguf` package maps our checkpoint names to the very GGUF names that we map to them."""
     judge = TensorNameMap(architecture, 4)
     left_out = {MODEL_TENSOR.ROPE_FREQS, MODEL_TENSOR.ATTN_ROT_EMBD}
@@ -56,7 +61,7 @@ def test_the_judge_knows_the_same_names(architecture: MODEL_ARCH, overrides: dic
     compared = 0
     for tensor in set(MODEL_TENSORS[architecture]) - left_out - experts:
         gguf_name = TENSOR_NAMES[tensor].format(bid=3)
-        ours = checkpoint_name(f"{gguf_name}.weight", overrides)
+        ours = renamed(f"{gguf_name}.weight", {**GGUF_STEMS, **overrides})
         if ours is None:
             continue  # a part of the architecture that text models do not have
         stem = ours.removesuffix(".weight")

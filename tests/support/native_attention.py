@@ -26,7 +26,6 @@ class Extras:
     q_norm: np.ndarray | None = None
     k_norm: np.ndarray | None = None
     eps: float = 1e-5
-    weight_offset: float = 0.0
     sinks: np.ndarray | None = None
     key_mean: np.ndarray | None = None  # [num_kv_heads, head_dim], what an int8 cache takes off keys
 
@@ -87,8 +86,7 @@ class NativeAttention:
         ints = [p.layer, p.num_heads, p.num_kv_heads, p.head_dim, p.window or 0, p.value_dim or 0]
         floats = [p.scale, p.softcap or 0.0]
         if self.setup.fused:
-            ints.append(int(rope.interleaved) if rope else 0)
-            floats += [rope.attention_factor if rope else 0.0, extras.eps, extras.weight_offset]
+            floats += [rope.attention_factor if rope else 0.0, extras.eps]
         return [*ints, KV_DTYPES.index(self.setup.kv_dtype)], floats
 
     def run(self, batch: Batch, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -156,12 +154,9 @@ def rotate(x: np.ndarray, rope: RopeParams) -> np.ndarray:
     half = len(rope.frequencies)
     angles = np.arange(x.shape[0])[:, None] * np.array(rope.frequencies, np.float32).astype(np.float64)
     turn = np.exp(1j * angles)[:, None] * rope.attention_factor
-    first, second = (
-        (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rope.interleaved else (slice(0, half), slice(half, 2 * half))
-    )
-    turned = (x[..., first] + 1j * x[..., second]) * turn
+    turned = (x[..., :half] + 1j * x[..., half : 2 * half]) * turn
     out = x.copy()
-    out[..., first], out[..., second] = turned.real, turned.imag
+    out[..., :half], out[..., half : 2 * half] = turned.real, turned.imag
     return out
 
 
@@ -178,7 +173,7 @@ def dense_attention(
     for heads, weight in ((q, extras.q_norm), (k, extras.k_norm)):
         if weight is not None:
             heads /= np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + extras.eps)
-            heads *= weight.astype(np.float64) + extras.weight_offset
+            heads *= weight.astype(np.float64)
     if extras.rope:
         q, k = rotate(q, extras.rope), rotate(k, extras.rope)
     k, v = round_keys(k, kv_dtype, extras.key_mean), round_values(v, kv_dtype)

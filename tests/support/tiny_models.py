@@ -22,9 +22,12 @@ from transformers import (
 )
 
 from octavo.graph.builder import Graph
-from octavo.loader.gguf_names import checkpoint_name
-from octavo.models import build_graph, load_architecture
-from octavo.quantization.packed import DenseWeight
+from octavo.loader.gguf_names import GGUF_STEMS
+from octavo.loader.stems import renamed
+from octavo.loader.transforms import transformed
+from octavo.loader.weights import Source
+from octavo.models import build_graph, load_architecture, weight_table
+from octavo.quantization.packed import DenseWeight, Weight
 
 _SIZES = {
     "vocab_size": 96,
@@ -102,13 +105,20 @@ def expected_logits(model: PreTrainedModel, token_ids: list[int]) -> NDArray[np.
         return model(input_ids=torch.tensor([token_ids])).logits[0].numpy()
 
 
-def tiny_graph(name: str, seed: int = 0) -> tuple[Graph, dict[str, DenseWeight]]:
-    """The model as our graph, not optimized, with its weights by checkpoint name; nothing touches the disk."""
+def tiny_graph(name: str, seed: int = 0) -> tuple[Graph, dict[str, Weight]]:
+    """The model as our graph, not optimized, with its weights by name; nothing touches the disk."""
     model = tiny_model(name, seed)
-    tensors = {n.removeprefix("model."): DenseWeight(t.numpy()) for n, t in model.state_dict().items()}
     module = load_architecture(model.config.model_type)
     config = module.Config.from_hf(model.config.to_dict())
-    return build_graph(model.config.model_type, config, {n: w.shape for n, w in tensors.items()}), tensors
+    stored = {n.removeprefix("model."): _source(n, t.numpy()) for n, t in model.state_dict().items()}
+    sources = transformed(stored, weight_table(module).transforms, config, "safetensors")
+    weights = {name: source.make() for name, source in sources.items()}
+    return build_graph(model.config.model_type, config, {n: w.shape for n, w in weights.items()}), weights
+
+
+def _source(name: str, array: NDArray[np.float32]) -> Source:
+    weight = DenseWeight(array)
+    return Source(weight.type_name, weight.shape, weight.nbytes, (name,), lambda: weight)
 
 
 def save_safetensors(model: PreTrainedModel, directory: Path) -> Path:
@@ -173,14 +183,14 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
 
 def _gguf_names(architecture: str, num_layers: int) -> dict[str, str]:
     """Checkpoint names with their names in GGUF files, by asking our own table about the gguf package's names."""
-    overrides = getattr(load_architecture(architecture), "GGUF_NAMES", {})
+    stems = {**GGUF_STEMS, **weight_table(load_architecture(architecture)).names}
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = {}
     for tensor in gguf.MODEL_TENSORS[arch]:
         for layer in range(num_layers):
             for kind in ("weight", "bias"):
                 name = gguf.TENSOR_NAMES[tensor].format(bid=layer) + f".{kind}"
-                if (known := checkpoint_name(name, overrides)) is not None:
+                if (known := renamed(name, stems)) is not None:
                     names[known] = name
     return names
 

@@ -144,9 +144,9 @@ class Graph:
         """The output head on selected rows: [OUTPUTS, vocab]. `softcap` after `scale`."""
         return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
 
-    def rms_norm(self, x: Value, name: str, eps: float, weight_offset: float = 0.0) -> Value:
+    def rms_norm(self, x: Value, name: str, eps: float) -> Value:
         """Over groups of as many columns as the weight has: all of them, or each head on its own."""
-        return self.add_operation(RMSNorm(x, self._weight(name, "rms_norm"), eps, weight_offset))
+        return self.add_operation(RMSNorm(x, self._weight(name, "rms_norm"), eps))
 
     def layer_norm(self, x: Value, name: str, eps: float) -> Value:
         return self.add_operation(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps))

@@ -82,8 +82,7 @@ def _rotated_mean(heads: NDArray[np.float64], rope: RopeParams | None) -> NDArra
     # A geometric sum; a frequency of zero does not rotate.
     still = step == 1
     turn = np.where(still, 1, (step**_MEAN_OVER - 1) / np.where(still, 1, _MEAN_OVER * (step - 1)))
-    pairs = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if rope.interleaved else (slice(half), slice(half, 2 * half))
-    turned = (heads[:, pairs[0]] + 1j * heads[:, pairs[1]]) * turn * rope.attention_factor
+    turned = (heads[:, :half] + 1j * heads[:, half : 2 * half]) * turn * rope.attention_factor
     out: NDArray[np.float64] = heads.copy()
-    out[:, pairs[0]], out[:, pairs[1]] = turned.real, turned.imag
+    out[:, :half], out[:, half : 2 * half] = turned.real, turned.imag
     return out

@@ -110,7 +110,7 @@ def fuse_attention(node: Node, view: _View) -> list[Node] | None:
         and view.used_once(op.v)
         and len({linear.x for linear in linears}) == 1
         and (q_rope and q_rope.rope) == (k_rope and k_rope.rope)
-        and (q_norm and (q_norm.eps, q_norm.weight_offset)) == (k_norm and (k_norm.eps, k_norm.weight_offset))
+        and (q_norm and q_norm.eps) == (k_norm and k_norm.eps)
     )
     if not alike:
         return None
@@ -124,7 +124,6 @@ def fuse_attention(node: Node, view: _View) -> list[Node] | None:
         q_norm.weight if q_norm else None,
         k_norm.weight if k_norm else None,
         q_norm.eps if q_norm else 0.0,
-        q_norm.weight_offset if q_norm else 0.0,
     )
     return [Node(product, qkv, node.layer), replace(node, op=attention)]
 
@@ -180,7 +179,7 @@ def fuse_norm(node: Node, view: _View) -> list[Node] | None:
         return None
     if isinstance(op, Linear):
         op = FusedLinear(op.x, None, (op.weight,), (op.bias,))
-    fused = replace(op, x=norm.x, norm=norm.weight, eps=norm.eps, weight_offset=norm.weight_offset)
+    fused = replace(op, x=norm.x, norm=norm.weight, eps=norm.eps)
     return [replace(node, op=fused)]
 
 

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import difflib
 import logging
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal
 
 from octavo import models
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf import GGUFFile
 from octavo.loader.gguf_checks import check_metadata, check_vocabulary
-from octavo.loader.gguf_names import ROPE_FACTORS, checkpoint_name
+from octavo.loader.gguf_names import GGUF_STEMS, ROPE_FACTORS
 from octavo.loader.json_file import read_json_object
 from octavo.loader.model_files import find_model_file, is_gguf
 from octavo.loader.safetensors import SafetensorsModel
-from octavo.models import Architecture, ModelConfig
-from octavo.quantization.packed import Weight
+from octavo.loader.stems import renamed
+from octavo.loader.transforms import transformed
+from octavo.loader.weights import Source, Weights
+from octavo.models import Architecture, FileFormat, ModelConfig, WeightTable, weight_table
 
 logger = logging.getLogger(__name__)
 
@@ -28,46 +29,13 @@ MAX_ROPE_FACTORS = 1 << 12
 DENSE_TYPES = ("F32", "F16", "BF16")
 
 
-class Weights(Mapping[str, Weight]):
-    """The weights by checkpoint name, each made when it is asked for, over the mapped file."""
-
-    def __init__(
-        self,
-        shapes: Mapping[str, tuple[int, ...]],
-        get: Callable[[str], Weight],
-        release: Callable[[str], None],
-    ) -> None:
-        """shapes: those of all weights; get and release: called with the name of one."""
-        self.shapes = shapes
-        self._get = get
-        self._release = release
-
-    def __getitem__(self, name: str) -> Weight:
-        if name not in self.shapes:
-            raise KeyError(name)
-        return self._get(name)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.shapes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.shapes)
-
-    def __len__(self) -> int:
-        return len(self.shapes)
-
-    def release(self, name: str) -> None:
-        """Lets the system take the pages of this weight back, once a backend has packed it."""
-        self._release(name)
-
-
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A model on disk. Close it when its weights are packed."""
 
     path: Path
     directory: Path
-    format: Literal["gguf", "safetensors"]
+    format: FileFormat
     architecture: str  # module under `octavo.models`
     config: ModelConfig  # the `Config` of that module
     weights: Weights
@@ -99,26 +67,20 @@ def _open_gguf(path: Path) -> Checkpoint:
         check_metadata(path, file.metadata)
         name = str(file.metadata["general.architecture"])
         architecture, module = _architecture(path, name)
-        overrides: Mapping[str, str] = getattr(module, "GGUF_NAMES", {})
-        gguf_names: dict[str, str] = {}
-        unknown = []
-        for gguf_name in file.tensors:
-            known = checkpoint_name(gguf_name, overrides)
-            if known is not None:
-                gguf_names[known] = gguf_name
-            elif gguf_name not in ROPE_FACTORS:
-                unknown.append(gguf_name)
-        _warn_unused(path, unknown)
+        stems = {**GGUF_STEMS, **weight_table(module).names}
+        names = {stored: renamed(stored, stems) for stored in file.tensors if stored not in ROPE_FACTORS}
+        _warn_unused(path, [stored for stored, name in names.items() if name is None])
         _check_vectors(file)
-        shapes = MappingProxyType({known: file.tensors[g].shape for known, g in gguf_names.items()})
+        stored = _stored(file, {stored: name for stored, name in names.items() if name is not None})
+        shapes = MappingProxyType({name: source.shape for name, source in stored.items()})
         check_vocabulary(path, file.metadata, shapes)
         # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
         rope = {g: file.weight(g).dequantize() for g in ROPE_FACTORS if g in file.tensors}
         config = _config(path, lambda: module.Config.from_gguf({**file.metadata, **rope}, shapes))
+        weights = _weights(path, module, config, stored, file)
     except BaseException:
         file.close()
         raise
-    weights = Weights(shapes, lambda n: file.weight(gguf_names[n]), lambda n: file.release(gguf_names[n]))
     return Checkpoint(path, path.parent, "gguf", architecture, config, weights, file.metadata, file)
 
 
@@ -144,9 +106,13 @@ def _open_safetensors(path: Path) -> Checkpoint:
     _check_quantization(config_path, config_json)
     config = _config(config_path, lambda: module.Config.from_hf(config_json))
     file = SafetensorsModel.open(path)
-    stored = {_without_prefix(n): n for n in file.tensors if not n.endswith("rotary_emb.inv_freq")}
-    shapes = MappingProxyType({n: file.tensors[s].shape for n, s in stored.items()})
-    weights = Weights(shapes, lambda n: file.weight(stored[n]), lambda n: file.release(stored[n]))
+    try:
+        table = weight_table(module)
+        names = {n: _checkpoint_name(n, table) for n in file.tensors if not n.endswith("rotary_emb.inv_freq")}
+        weights = _weights(path, module, config, _stored(file, names), file)
+    except BaseException:
+        file.close()
+        raise
     return Checkpoint(path, path.parent, "safetensors", architecture, config, weights, MappingProxyType({}), file)
 
 
@@ -183,11 +149,36 @@ def _config(path: Path, read: Callable[[], ModelConfig]) -> ModelConfig:
         raise ModelLoadError(f"{path}: the configuration makes no sense: {error!r:.200}") from error
 
 
-def _without_prefix(name: str) -> str:
-    for prefix in ("language_model.model.", "model.language_model.", "language_model.", "model."):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
+def _checkpoint_name(name: str, table: WeightTable) -> str:
+    """That of a safetensors file without its prefix, and as the architecture's table has it."""
+    prefix = next((prefix for prefix in table.prefixes if name.startswith(prefix)), "")
+    name = name.removeprefix(prefix)
+    return renamed(name, table.names) or name
+
+
+def _stored(file: GGUFFile | SafetensorsModel, names: Mapping[str, str]) -> dict[str, Source]:
+    """The tensors of a file as they are. names: from those in the file to those of the checkpoint."""
+    return {name: _tensor(file, stored) for stored, name in names.items()}
+
+
+def _tensor(file: GGUFFile | SafetensorsModel, stored: str) -> Source:
+    info = file.tensors[stored]
+    return Source(info.type_name, info.shape, info.nbytes, (stored,), lambda: file.weight(stored), stored)
+
+
+def _weights(
+    path: Path,
+    module: Architecture,
+    config: ModelConfig,
+    stored: Mapping[str, Source],
+    file: GGUFFile | SafetensorsModel,
+) -> Weights:
+    file_format: FileFormat = "gguf" if isinstance(file, GGUFFile) else "safetensors"
+    try:
+        sources = transformed(stored, weight_table(module).transforms, config, file_format)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{path}: {error}") from error
+    return Weights(sources, file.release)
 
 
 def _warn_unused(path: Path, names: list[str]) -> None:

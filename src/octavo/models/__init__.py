@@ -1,8 +1,8 @@
 """The architectures, one a file, found by file name.
 
 A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`), `build(g, cfg)`, and optionally
-`ALIASES`, further names of the architecture in GGUF files and config.json, and `GGUF_NAMES`, GGUF tensor stems that
-this architecture uses differently (`octavo.loader.gguf_names`). Files with a leading underscore are shared parts.
+`ALIASES`, further names of the architecture in GGUF files and config.json, and `WEIGHTS`, the table of how stored
+tensors become the graph's weights. Files with a leading underscore are shared parts.
 """
 
 from __future__ import annotations
@@ -16,6 +16,25 @@ from typing import Any, Protocol, cast
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._weights import FileFormat, Fold, Permute, Split, Stack, Transform, Transpose, WeightTable
+
+__all__ = [
+    "Architecture",
+    "ConfigType",
+    "FileFormat",
+    "Fold",
+    "ModelConfig",
+    "Permute",
+    "Split",
+    "Stack",
+    "Transform",
+    "Transpose",
+    "WeightTable",
+    "build_graph",
+    "known_architectures",
+    "load_architecture",
+    "weight_table",
+]
 
 
 class ModelConfig(Protocol):
@@ -43,7 +62,7 @@ class ModelConfig(Protocol):
     def max_position_embeddings(self) -> int: ...
 
 
-class ConfigReader(Protocol):
+class ConfigType(Protocol):
     """The class `Config` of an architecture. Both functions raise ModelLoadError naming the key."""
 
     def from_gguf(self, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
@@ -57,7 +76,7 @@ class ConfigReader(Protocol):
 class Architecture(Protocol):
     """A module of this package."""
 
-    Config: ConfigReader
+    Config: ConfigType
 
     def build(self, g: Graph, cfg: Any) -> Value:
         """Writes the model down in `g` and returns the logits."""
@@ -80,6 +99,12 @@ def load_architecture(name: str) -> Architecture:
     if name not in known:
         raise ModelLoadError(f"architecture {name!r:.80} is not supported (known: {', '.join(sorted(known))})")
     return cast(Architecture, importlib.import_module(f"{__name__}.{known[name]}"))
+
+
+def weight_table(architecture: Architecture) -> WeightTable:
+    """The table of a module of this package; without one, names alone matter."""
+    table: WeightTable = getattr(architecture, "WEIGHTS", WeightTable())
+    return table
 
 
 def build_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph:

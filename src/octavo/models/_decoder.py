@@ -37,6 +37,11 @@ class DecoderConfig:
         """The stem of the weight that makes the logits."""
         return "embed_tokens" if self.tie_word_embeddings else "lm_head"
 
+    @property
+    def rotary_dim(self) -> int:
+        """The columns of a head that rotate."""
+        return 2 * len(self.rope.frequencies)
+
     def attention(self, layer: int) -> AttentionParams:
         """The attention of one layer, scaled by head_dim^-0.5."""
         return AttentionParams(
@@ -50,11 +55,8 @@ class DecoderConfig:
         )
 
     @classmethod
-    def read_gguf(
-        cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]], *, interleaved: bool
-    ) -> ConfigT:
-        """reader: metadata with the architecture's prefix; shapes: of the weights, by checkpoint name;
-        interleaved: how this architecture's converter lays out the rotated columns.
+    def read_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
+        """reader: metadata with the architecture's prefix; shapes: of the stored tensors, by checkpoint name.
 
         Raises ModelLoadError naming the key.
         """
@@ -82,7 +84,7 @@ class DecoderConfig:
             max_position_embeddings=max_positions,
             rms_norm_eps=reader.number("attention.layer_norm_rms_epsilon", high=1.0),
             tie_word_embeddings="lm_head.weight" not in shapes,
-            rope=rope_from_gguf(reader, head_dim, max_positions, interleaved=interleaved),
+            rope=rope_from_gguf(reader, head_dim, max_positions),
             windows=(reader.integer("attention.sliding_window", 0, low=0) or None,) * num_layers,
         )
 

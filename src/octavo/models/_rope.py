@@ -43,16 +43,12 @@ def rope_from_hf(section: ConfigReader, head_dim: int, theta: float, max_positio
     raise section.error("rope_type", kind, "must be default, linear, dynamic, llama3, yarn or longrope")
 
 
-def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int, *, interleaved: bool) -> RopeParams:
+def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int) -> RopeParams:
     """reader: metadata with the architecture's prefix. Raises ModelLoadError naming the key."""
     theta = reader.number("rope.freq_base", 10000.0, low=1.0)
     rotary_dim = reader.integer("rope.dimension_count", head_dim, low=2, high=head_dim)
     if rotary_dim % 2:
         raise reader.error("rope.dimension_count", rotary_dim, "must be even")
-    return replace(_scaled_from_gguf(reader, rotary_dim, theta, max_positions), interleaved=interleaved)
-
-
-def _scaled_from_gguf(reader: ConfigReader, rotary_dim: int, theta: float, max_positions: int) -> RopeParams:
     original = reader.integer("rope.scaling.original_context_length", max_positions)
     tensors = ConfigReader(reader.values)
     if tensors.has("rope_factors_long.weight"):

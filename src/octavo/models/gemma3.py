@@ -12,13 +12,27 @@ from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, windows_of_types
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rope_from_hf
+from octavo.models._weights import Fold, WeightTable
 
 ALIASES = ("gemma3_text",)
-GGUF_NAMES = {
-    "post_attention_norm": "post_attention_layernorm",
-    "ffn_norm": "pre_feedforward_layernorm",
-    "post_ffw_norm": "post_feedforward_layernorm",
-}
+_NORMS = (
+    "norm",
+    "layers.*.self_attn.q_norm",
+    "layers.*.self_attn.k_norm",
+    "layers.*.input_layernorm",
+    "layers.*.post_attention_layernorm",
+    "layers.*.pre_feedforward_layernorm",
+    "layers.*.post_feedforward_layernorm",
+)
+WEIGHTS = WeightTable(
+    names={
+        "blk.*.post_attention_norm": "layers.*.post_attention_layernorm",
+        "blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm",
+        "blk.*.post_ffw_norm": "layers.*.post_feedforward_layernorm",
+    },
+    # A norm multiplies by 1 + weight. The converter to GGUF has added the one.
+    transforms=tuple(Fold(stem, 1.0, "safetensors") for stem in _NORMS),
+)
 
 # What published files leave out.
 _DEFAULTS = {
@@ -42,7 +56,6 @@ class Config(DecoderConfig):
     local_rope: RopeParams = _NO_ROPE
     attention_scale: float = 0.0
     logit_softcap: float | None = None
-    norm_offset: float = 0.0  # norms multiply by weight + norm_offset
 
     def attention(self, layer: int) -> AttentionParams:
         return replace(DecoderConfig.attention(self, layer), scale=self.attention_scale)
@@ -50,7 +63,7 @@ class Config(DecoderConfig):
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
         reader = ConfigReader({"gemma3.rope.freq_base": _GLOBAL_THETA, **metadata}, "gemma3.")
-        plain = cls.read_gguf(reader, shapes, interleaved=False)
+        plain = cls.read_gguf(reader, shapes)
         pattern = reader.integer("attention.sliding_window_pattern", _PATTERN)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
         # The file does not say what the query was scaled by; only the 27B model (62 layers) departs from head_dim.
@@ -61,8 +74,6 @@ class Config(DecoderConfig):
             local_rope=rope.default(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
             attention_scale=query_dim**-0.5,
             logit_softcap=reader.optional_number("final_logit_softcapping"),
-            # The converter has added the one.
-            norm_offset=0.0,
         )
 
     @classmethod
@@ -91,7 +102,6 @@ class Config(DecoderConfig):
             local_rope=rope_from_hf(local_rope, plain.head_dim, local_theta, plain.max_position_embeddings),
             attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5,
             logit_softcap=reader.optional_number("final_logit_softcapping"),
-            norm_offset=1.0,
         )
 
 
@@ -99,7 +109,7 @@ def build(g: Graph, cfg: Config) -> Value:
     """The logits [OUTPUTS, vocab]."""
 
     def norm(x: Value, name: str) -> Value:
-        return g.rms_norm(x, name, cfg.rms_norm_eps, cfg.norm_offset)
+        return g.rms_norm(x, name, cfg.rms_norm_eps)
 
     h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
     for i in range(cfg.num_layers):

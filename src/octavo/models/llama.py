@@ -9,8 +9,18 @@ from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, hf_rope
 from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import Permute, WeightTable, halves_of_pairs
 
 ALIASES = ("mistral",)
+# The converter to GGUF permutes q and k so that the two columns of a rotated pair lie side by side.
+WEIGHTS = WeightTable(
+    transforms=(
+        Permute("layers.*.self_attn.q_proj", lambda c: halves_of_pairs(c.num_heads, c.head_dim, c.rotary_dim), "gguf"),
+        Permute(
+            "layers.*.self_attn.k_proj", lambda c: halves_of_pairs(c.num_kv_heads, c.head_dim, c.rotary_dim), "gguf"
+        ),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,8 +29,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        # The converter permutes q and k so that the two columns of a pair lie side by side.
-        return cls.read_gguf(ConfigReader(metadata, "llama."), shapes, interleaved=True)
+        return cls.read_gguf(ConfigReader(metadata, "llama."), shapes)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Config:

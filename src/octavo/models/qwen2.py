@@ -18,7 +18,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(ConfigReader(metadata, "qwen2."), shapes, interleaved=False)
+        return cls.read_gguf(ConfigReader(metadata, "qwen2."), shapes)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Config:

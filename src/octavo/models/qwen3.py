@@ -17,7 +17,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(ConfigReader(metadata, "qwen3."), shapes, interleaved=False)
+        return cls.read_gguf(ConfigReader(metadata, "qwen3."), shapes)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, object]) -> Config:

@@ -67,7 +67,7 @@ void compare_products(Judge& judge, Random& random) {
         call.weights = {random_weight(random, WeightType::Q4_K, n, k), random_weight(random, WeightType::Q6_K, n, k),
                         random_vector(random, n), Operand{}, random_vector(random, k)};
         call.ints = {2, 2, kind};
-        call.floats = {1e-5f, 1.0f};
+        call.floats = {1e-5f};
         judge.compare(call, "kind " + std::to_string(kind), {1, 2, 7, 9, 32, MAX_ROWS});
     }
     Call call;
@@ -215,19 +215,17 @@ void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_di
 void compare_positions(Judge& judge, Random& random) {
     for (const int32_t head_dim : {64, 80, 96}) {
         const Operand frequencies = random_vector(random, head_dim / 2 - 3);
-        for (const int64_t interleaved : {0, 1}) {
-            const Batch batch(70, 90, 16);
-            Call call;
-            call.kernel = "rope";
-            call.rows = batch.step.num_tokens;
-            call.cols = 3 * head_dim;
-            call.step = batch.step;
-            call.inputs = matrices(random_matrix(random, call.rows, call.cols));
-            call.weights = {frequencies};
-            call.ints = {head_dim, interleaved};
-            call.floats = {1.2f};
-            judge.compare(call, std::to_string(head_dim) + " dimensions");
-        }
+        const Batch batch(70, 90, 16);
+        Call call;
+        call.kernel = "rope";
+        call.rows = batch.step.num_tokens;
+        call.cols = 3 * head_dim;
+        call.step = batch.step;
+        call.inputs = matrices(random_matrix(random, call.rows, call.cols));
+        call.weights = {frequencies};
+        call.ints = {head_dim};
+        call.floats = {1.2f};
+        judge.compare(call, std::to_string(head_dim) + " dimensions");
         // The last of the ints is the type of the cache. With int8 keys may have an offset.
         for (const int64_t kv_type : {0, 1})
             for (const int32_t block_size : {8, 16, 32}) {
@@ -241,8 +239,8 @@ void compare_positions(Judge& judge, Random& random) {
                 fused.kernel = "fused_attention";
                 fused.weights = {Operand{}, frequencies, random_vector(random, 4), random_vector(random, head_dim),
                                  random_vector(random, head_dim)};
-                fused.ints = {0, 4, 2, head_dim, window, 0, 0, kv_type};
-                fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f, 0.0f};
+                fused.ints = {0, 4, 2, head_dim, window, 0, kv_type};
+                fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f};
                 if (kv_type == 1)
                     for (Call* call : {&plain, &fused}) call->weights.push_back(random_vector(random, 2 * head_dim));
                 for (Call* call : {&plain, &fused}) compare_attention(judge, random, *call, head_dim, block_size);

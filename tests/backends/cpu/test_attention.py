@@ -26,9 +26,9 @@ ISAS = [
 ]
 
 
-def rope_params(rotary_dim: int, *, interleaved: bool = False, factor: float = 1.0) -> RopeParams:
+def rope_params(rotary_dim: int, *, factor: float = 1.0) -> RopeParams:
     frequencies = 10_000.0 ** (-np.arange(rotary_dim // 2) * 2 / rotary_dim)
-    return RopeParams(tuple(np.float32(frequencies).tolist()), factor, interleaved)
+    return RopeParams(tuple(np.float32(frequencies).tolist()), factor)
 
 
 def attention_params(heads: int, kv_heads: int, head_dim: int, **options: object) -> AttentionParams:
@@ -116,17 +116,15 @@ def test_options(name: str) -> None:
     check(params, extras, run(params, extras, Setup(fused=False, threads=2, checked=True), [300, 1, 20]))
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("rotary_dim", [32, 24, 8])
-def test_fused_norms_and_rope(interleaved: bool, rotary_dim: int) -> None:
+def test_fused_norms_and_rope(rotary_dim: int) -> None:
     rng = np.random.default_rng(5)
     params = attention_params(6, 2, 32)
     norms = [rng.standard_normal(32).astype(np.float32) for _ in range(2)]
     extras = Extras(
-        rope=rope_params(rotary_dim, interleaved=interleaved, factor=1.2),
+        rope=rope_params(rotary_dim, factor=1.2),
         q_norm=norms[0],
         k_norm=norms[1],
-        weight_offset=1.0,
         eps=1e-3,
     )
     check(params, extras, run(params, extras, Setup(threads=2, checked=True), [150, 1, 40]))

@@ -198,12 +198,11 @@ def test_vocabularies_of_embedding_and_logits(type_name, k, vocab, run_op, cpu_b
             assert squared_error(out, expected[:rows]) <= INT8_ERROR
 
 
-@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_rope(head_dim, interleaved, isa, run_op, numpy_op, cpu_batch):
+def test_rope(head_dim, isa, run_op, numpy_op, cpu_batch):
     for tokens, heads, rotary_dim in ((1, 1, head_dim), (33, 3, head_dim // 2), (5, 1, 2), (31, 1, head_dim - 2)):
         x = Value(0, Rows.TOKENS, heads * head_dim)
-        op = Rope(x, head_dim, RopeParams(frequencies(rotary_dim), 1.1, interleaved))
+        op = Rope(x, head_dim, RopeParams(frequencies(rotary_dim), 1.1))
         values = {x: gaussian(tokens, heads * head_dim)}
         batch = cpu_batch(tokens)
         batch.positions = batch.positions + np.int32(1_000_000)

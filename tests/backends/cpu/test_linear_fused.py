@@ -51,9 +51,7 @@ def test_several_weights_of_mixed_types_after_a_norm(rows, isa, run_op, numpy_op
     residual = Value(1, Rows.TOKENS, 96)
     values = {X: gaussian(rows, K), residual: gaussian(rows, 96)}
     biases = (Parameter("q.bias", (48,)), None, Parameter("v.bias", (24,)))
-    op = FusedLinear(
-        X, residual, (matrix("q", 48), matrix("k", 24), matrix("v", 24)), biases, weight_offset=1.0, **NORM
-    )
+    op = FusedLinear(X, residual, (matrix("q", 48), matrix("k", 24), matrix("v", 24)), biases, **NORM)
     out = run_op(op, values, weights=WEIGHTS, isa=isa, threads=3)
     assert relative_error(out, numpy_op(op, values, weights=WEIGHTS)) <= ERROR
     assert_same_bits(out, run_op(op, values, weights=WEIGHTS, isa="scalar"))

@@ -44,8 +44,8 @@ def test_absent_fields_keep_their_places():
     assert lower(Linear(X, W)).weights == [W, None]
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
     assert operands.weights == [None, None, None, None, None]  # slopes, frequencies, sinks, q_norm, k_norm
-    assert operands.ints == [0, 2, 1, 16, 0, 0, 0, 0]  # ... window, value_dim, interleaved, the cache's type
-    assert operands.floats == [0.25, 0.0, 0.0, 0.0, 0.0]  # scale, softcap, attention_factor, eps, weight_offset
+    assert operands.ints == [0, 2, 1, 16, 0, 0, 0]  # ... window, value_dim, the cache's type
+    assert operands.floats == [0.25, 0.0, 0.0, 0.0]  # scale, softcap, attention_factor, eps
 
 
 def test_the_type_of_the_cache_comes_last():

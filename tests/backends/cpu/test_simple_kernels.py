@@ -31,7 +31,6 @@ OPS: dict[str, MakeOp] = {
     "scale": lambda a, _: Scale(a, -1.7),
     "softcap": lambda a, _: Softcap(a, 2.5),
     "rms_norm": lambda a, _: RMSNorm(a, Parameter("weight", (a.cols,)), 1e-6),
-    "rms_norm_offset": lambda a, _: RMSNorm(a, Parameter("weight", (a.cols,)), 1e-5, 1.0),
     "layer_norm": lambda a, _: LayerNorm(a, Parameter("weight", (a.cols,)), Parameter("bias", (a.cols,)), 1e-5),
     "layer_norm_no_bias": lambda a, _: LayerNorm(a, Parameter("weight", (a.cols,)), None, 1e-3),
     **{f"activation_{kind}": lambda a, _, kind=kind: Activation(a, kind) for kind in KINDS},

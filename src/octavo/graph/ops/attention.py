@@ -19,12 +19,11 @@ class RopeParams:
 
     frequencies: radians per position for each rotated pair [rotary_dim / 2].
     attention_factor: multiplies cos and sin (yarn, long-rope), else 1.
-    interleaved: pairs are (2i, 2i + 1); else (i, i + rotary_dim / 2).
+    Column i turns with column i + rotary_dim / 2.
     """
 
     frequencies: tuple[float, ...]
     attention_factor: float = 1.0
-    interleaved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,13 +168,9 @@ def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int3
     angles = positions.astype(np.float64)[:, None] * np.asarray(rope.frequencies)
     cos, sin = ((f(angles) * rope.attention_factor).astype(x.dtype)[:, None] for f in (np.cos, np.sin))
     out: Array = x.reshape(x.shape[0], -1, head_dim).copy()
-    if rope.interleaved:
-        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
-    else:
-        first, second = slice(0, half), slice(half, 2 * half)
-    a, b = out[..., first].copy(), out[..., second].copy()
-    out[..., first] = a * cos - b * sin
-    out[..., second] = b * cos + a * sin
+    a, b = out[..., :half].copy(), out[..., half : 2 * half].copy()
+    out[..., :half] = a * cos - b * sin
+    out[..., half : 2 * half] = b * cos + a * sin
     return out.reshape(x.shape)
 
 

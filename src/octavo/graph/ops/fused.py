@@ -40,7 +40,6 @@ class FusedLinear(Op):
     biases: tuple[Parameter | None, ...]  # one a weight
     norm: Parameter | None = None  # RMSNorm of x before the product
     eps: float = 0.0
-    weight_offset: float = 0.0
     kind: str | None = None
 
     def infer_shape(self) -> tuple[Rows, int]:
@@ -74,7 +73,7 @@ class FusedLinear(Op):
     def evaluate(self, step: Evaluation) -> Array:
         x = step.value(self.x)
         if self.norm is not None:
-            x = rms_norm(x, step.weight(self.norm), self.eps, self.weight_offset)
+            x = rms_norm(x, step.weight(self.norm), self.eps)
         parts = [linear(step, x, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
         out = ACTIVATIONS[self.kind](parts[0]) * parts[1] if self.kind is not None else np.concatenate(parts, axis=-1)
         return out if self.residual is None else out + step.value(self.residual)
@@ -96,7 +95,6 @@ class FusedAttention(Op):
     q_norm: Parameter | None = None  # RMSNorm [head_dim]
     k_norm: Parameter | None = None
     eps: float = 0.0
-    weight_offset: float = 0.0
 
     def infer_shape(self) -> tuple[Rows, int]:
         p = self.params
@@ -129,9 +127,9 @@ class FusedAttention(Op):
         p = self.params
         q, k, v = np.split(step.value(self.qkv), np.cumsum(p.widths)[:2], axis=-1)
         if self.q_norm is not None:
-            q = rms_norm(q, step.weight(self.q_norm), self.eps, self.weight_offset)
+            q = rms_norm(q, step.weight(self.q_norm), self.eps)
         if self.k_norm is not None:
-            k = rms_norm(k, step.weight(self.k_norm), self.eps, self.weight_offset)
+            k = rms_norm(k, step.weight(self.k_norm), self.eps)
         if self.rope is not None:
             q, k = (rotate(x, p.head_dim, self.rope, step.batch.positions) for x in (q, k))
         return paged_attention(step, q, k, v, p, None if self.sinks is None else step.weight(self.sinks))

@@ -13,7 +13,7 @@ from octavo.graph.values import Parameter, Rows, Value
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm(Op):
-    """x / rms(x) * (weight + weight_offset), over groups of weight.shape[0] columns (heads).
+    """x / rms(x) * weight, over groups of weight.shape[0] columns (heads).
 
     Zhang and Sennrich, arXiv 1910.07467; eps is added to the mean square.
     """
@@ -23,7 +23,6 @@ class RMSNorm(Op):
     x: Value
     weight: Parameter  # [group]; group divides x.cols
     eps: float
-    weight_offset: float = 0.0
 
     def infer_shape(self) -> tuple[Rows, int]:
         require(
@@ -36,7 +35,7 @@ class RMSNorm(Op):
         return 4 * sizes.rows(self.x.rows) * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return rms_norm(step.value(self.x), step.weight(self.weight), self.eps, self.weight_offset)
+        return rms_norm(step.value(self.x), step.weight(self.weight), self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +68,9 @@ class LayerNorm(Op):
         return normed if self.bias is None else normed + step.weight(self.bias)
 
 
-def rms_norm(x: Array, weight: Array, eps: float, weight_offset: float) -> Array:
+def rms_norm(x: Array, weight: Array, eps: float) -> Array:
     """x [rows, cols], weight [group] -> [rows, cols]; each group of columns is normalized on its own."""
     groups = x.reshape(*x.shape[:-1], x.shape[-1] // weight.shape[0], weight.shape[0])
     mean_square = np.mean(groups * groups, axis=-1, keepdims=True)
-    normed: Array = groups / np.sqrt(mean_square + eps) * (weight + weight.dtype.type(weight_offset))
+    normed: Array = groups / np.sqrt(mean_square + eps) * weight
     return normed.reshape(x.shape)

@@ -1,0 +1,149 @@
+"""Applies an architecture's declarations (`octavo.models.WeightTable`) to the stored tensors of a file."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import ModelLoadError
+from octavo.loader.stems import TensorName
+from octavo.loader.weights import Source
+from octavo.models import FileFormat, Fold, ModelConfig, Permute, Split, Stack, Transform, Transpose
+from octavo.quantization.packed import DenseWeight, Weight, stack
+
+_Group = dict[TensorName, Source]
+
+
+def transformed(
+    sources: Mapping[str, Source], transforms: Sequence[Transform], config: ModelConfig, file_format: FileFormat
+) -> dict[str, Source]:
+    """The sources of the graph's weights, from those of the stored tensors under their checkpoint names.
+
+    Raises ModelLoadError naming a tensor that does not fit its transform.
+    """
+    groups: dict[str, _Group] = {}
+    for text, source in sources.items():
+        name = TensorName.parse(text)
+        groups.setdefault(name.stem, {})[name] = source
+    for transform in transforms:
+        if transform.only in (None, file_format) and transform.stem in groups:
+            for name, source in _apply(transform, groups.pop(transform.stem), config):
+                groups.setdefault(name.stem, {})[name] = source
+    return {str(name): source for group in groups.values() for name, source in group.items()}
+
+
+def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator[tuple[TensorName, Source]]:
+    match transform:
+        case Permute():
+            order = transform.order(config)
+            for name, source in group.items():
+                yield name, _permuted(source, order)
+        case Split():
+            rows = transform.rows(config)
+            for name, source in group.items():
+                for part, piece in zip(transform.parts, _split(source, rows), strict=True):
+                    yield replace(name, stem=part), piece
+        case Stack():
+            yield from _stacked(group, transform.whole)
+        case Transpose():
+            for name, source in group.items():
+                yield name, _transposed(source) if len(source.shape) > 1 else source
+        case Fold():
+            for name, source in group.items():
+                yield name, _folded(source, transform.addend) if name.kind == ".weight" else source
+
+
+def _num_rows(source: Source) -> int:
+    return source.shape[max(len(source.shape) - 2, 0)] if source.shape else 0
+
+
+def _with_rows(source: Source, count: int) -> tuple[int, ...]:
+    axis = max(len(source.shape) - 2, 0)
+    return (*source.shape[:axis], count, *source.shape[axis + 1 :])
+
+
+def _check_rows(source: Source, count: int) -> None:
+    if _num_rows(source) != count:
+        raise ModelLoadError(
+            f"tensor {source.tensors[0]!r:.80} has the shape {list(source.shape)}; the configuration asks for "
+            f"{count} rows"
+        )
+
+
+def _permuted(source: Source, order: NDArray[np.intp]) -> Source:
+    def make() -> Weight:
+        _check_rows(source, len(order))  # not before: the graph says it better, or does not use the tensor
+        return source.make().rows(order)
+
+    return replace(source, make=make, steps=f"{source.steps} rows {zlib.crc32(order.tobytes())}")
+
+
+def _split(source: Source, rows: Sequence[int]) -> Iterator[Source]:
+    _check_rows(source, sum(rows))
+    for begin, end in pairwise(accumulate(rows, initial=0)):
+        yield _cut(source, begin, end)
+
+
+def _cut(source: Source, begin: int, end: int) -> Source:
+    return replace(
+        source,
+        shape=_with_rows(source, end - begin),
+        nbytes=source.nbytes * (end - begin) // _num_rows(source),
+        make=lambda: source.make().rows(slice(begin, end)),
+        steps=f"{source.steps} rows {begin} to {end}",
+    )
+
+
+def _stacked(group: _Group, whole: str) -> Iterator[tuple[TensorName, Source]]:
+    """The experts of each layer as one."""
+    layers: dict[TensorName, dict[int, Source]] = {}
+    for name, source in group.items():
+        layer = TensorName(whole, name.numbers[:-1], name.kind)
+        layers.setdefault(layer, {})[name.numbers[-1]] = source
+    for layer, experts in layers.items():
+        parts = [experts[i] for i in range(len(experts)) if i in experts]
+        first = parts[0] if parts else next(iter(experts.values()))
+        if len(parts) < len(experts):
+            missing = next(i for i in range(len(experts)) if i not in experts)
+            raise ModelLoadError(f"expert {missing} of {layer} is missing beside {first.tensors[0]!r:.80}")
+        for part in parts:
+            if (part.type_name, part.shape) != (first.type_name, first.shape):
+                raise ModelLoadError(
+                    f"tensor {part.tensors[0]!r:.80} is {part.type_name} {list(part.shape)}, but "
+                    f"{first.tensors[0]!r:.80} is {first.type_name} {list(first.shape)}; experts must be alike"
+                )
+        yield layer, _stack_of(parts)
+
+
+def _stack_of(parts: Sequence[Source]) -> Source:
+    return Source(
+        type_name=parts[0].type_name,
+        shape=(len(parts), *parts[0].shape),
+        nbytes=sum(part.nbytes for part in parts),
+        tensors=tuple(tensor for part in parts for tensor in part.tensors),
+        make=lambda: stack([part.make() for part in parts]),
+        steps="; ".join(part.steps for part in parts) + " stacked",
+    )
+
+
+def _transposed(source: Source) -> Source:
+    def make() -> Weight:
+        weight = source.make()
+        if not isinstance(weight, DenseWeight):
+            raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name}, which cannot be transposed")
+        return DenseWeight(weight.data.swapaxes(-1, -2))
+
+    shape = (*source.shape[:-2], source.shape[-1], source.shape[-2])
+    return replace(source, shape=shape, make=make, steps=f"{source.steps} transposed")
+
+
+def _folded(source: Source, addend: float) -> Source:
+    def make() -> Weight:
+        return DenseWeight(source.make().dequantize() + np.float32(addend))
+
+    return replace(source, type_name="F32", make=make, steps=f"{source.steps} + {addend}")

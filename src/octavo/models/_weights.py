@@ -1,0 +1,97 @@
+"""Declarations: how the stored tensors of an architecture become the weights of its graph.
+
+A stem is the name of a weight without its final `.weight` or `.bias`; `*` in it is a number, that of a layer or an
+expert. The loader applies a table (`octavo.loader.transforms`); nothing here touches a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+FileFormat = Literal["gguf", "safetensors"]
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """The output rows of weight and bias in another order.
+
+    order: from a configuration to the stored row of each row, [out_features]. only: the files that need it.
+    """
+
+    stem: str
+    order: Callable[[Any], NDArray[np.intp]]
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A fused weight, with its bias, cut into parts by output rows.
+
+    parts: their stems, in the order of the rows. rows: from a configuration to the rows of each part.
+    """
+
+    stem: str
+    parts: tuple[str, ...]
+    rows: Callable[[Any], tuple[int, ...]]
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Tensors that differ in the last `*` of their stem, the expert, become one: [experts, out, in]."""
+
+    stem: str
+    whole: str
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """A matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay as they are."""
+
+    stem: str
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A constant that the model adds to the weight, for example the one of `1 + weight`, added once: float32."""
+
+    stem: str
+    addend: float
+    only: FileFormat | None = None
+
+
+Transform = Permute | Split | Stack | Transpose | Fold
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightTable:
+    """How an architecture's stored tensors become its graph's weights; one table for both file formats.
+
+    prefixes: stand before the names in safetensors files; the first that fits is taken off.
+    names: stems as files have them -> stems of the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}.
+    GGUF files need only those that differ from `octavo.loader.gguf_names`.
+    transforms: applied in this order to what the names have given. One whose stem a file lacks does nothing.
+    """
+
+    # Those of text models, and of the text part of models that also see.
+    prefixes: tuple[str, ...] = ("language_model.model.", "model.language_model.", "language_model.", "model.")
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    transforms: tuple[Transform, ...] = ()
+
+
+def halves_of_pairs(num_heads: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:
+    """The rows of q or k for the half-split rotary layout, where a file keeps the two columns of a pair together.
+
+    Column i of a head turns with column i + rotary_dim / 2 in the graph, with its neighbour in the file.
+    """
+    head = np.arange(head_dim)
+    head[:rotary_dim] = np.concatenate([head[0:rotary_dim:2], head[1:rotary_dim:2]])
+    return (head_dim * np.arange(num_heads)[:, None] + head).reshape(-1)

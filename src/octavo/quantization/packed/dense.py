@@ -1,0 +1,49 @@
+"""Plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class DenseWeight:
+    """Plain numbers: float32, float16, or bfloat16 kept as its uint16 bits."""
+
+    data: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]  # [*shape]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.data.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
+    def type_name(self) -> str:
+        return {"f4": "F32", "f2": "F16", "u2": "BF16"}[self.data.dtype.str[1:]]
+
+    @property
+    def column_step(self) -> int:
+        return 1
+
+    def dequantize(self) -> NDArray[np.float32]:
+        if self.data.dtype == np.uint16:
+            return (self.data.astype(np.uint32) << 16).view(np.float32)
+        return self.data.astype(np.float32)
+
+    def rows(self, index: RowIndex) -> DenseWeight:
+        return DenseWeight(self.data[index] if self.data.ndim < 2 else self.data[..., index, :])
+
+    def columns(self, begin: int, end: int) -> DenseWeight:
+        check_columns(self, begin, end)
+        return DenseWeight(self.data[..., begin:end])
+
+    def joined(self, parts: Sequence[DenseWeight], axis: int | None) -> DenseWeight:
+        return DenseWeight(join_arrays([part.data for part in parts], axis))

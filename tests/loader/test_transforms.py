@@ -1,0 +1,276 @@
+"""Declared transforms: files that keep their tensors in other forms give the graph the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from octavo.backends import ExecutorLimits, reference
+from octavo.errors import ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.graph.ops.attention import rotate
+from octavo.graph.rope import default
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.stems import TensorName
+from octavo.models import Fold, Permute, Split, Stack, Transform, Transpose, WeightTable, build_graph, llama
+from octavo.models._weights import halves_of_pairs
+from octavo.quantization.packed import GGMLWeight
+from tests.support.batches import Request, step
+from tests.support.gguf_writer import Tensor
+from tests.support.safetensors_writer import safetensors
+from tests.support.tiny_gguf import HIDDEN, VOCABULARY, WIDTH, tiny_gguf, tiny_tensors
+
+Arrays = dict[str, NDArray[np.float32]]
+TOKENS = [1, 5, 2, 7, 0, 3, 3, 6]
+LAYER = "layers.0."
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, WIDTH // 4
+CONFIG = {
+    "model_type": "llama",
+    "hidden_size": WIDTH,
+    "intermediate_size": HIDDEN,
+    "num_hidden_layers": 1,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+
+def plain_tensors() -> Arrays:
+    """A llama of one layer with a bias on q, by the names of the graph."""
+    rng = np.random.default_rng(0)
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (VOCABULARY, WIDTH),
+        "norm.weight": (WIDTH,),
+        LAYER + "input_layernorm.weight": (WIDTH,),
+        LAYER + "post_attention_layernorm.weight": (WIDTH,),
+        LAYER + "self_attn.q_proj.weight": (WIDTH, WIDTH),
+        LAYER + "self_attn.k_proj.weight": (WIDTH // 2, WIDTH),
+        LAYER + "self_attn.v_proj.weight": (WIDTH // 2, WIDTH),
+        LAYER + "self_attn.q_proj.bias": (WIDTH,),
+        LAYER + "self_attn.k_proj.bias": (WIDTH // 2,),
+        LAYER + "self_attn.v_proj.bias": (WIDTH // 2,),
+        LAYER + "self_attn.o_proj.weight": (WIDTH, WIDTH),
+        LAYER + "mlp.gate_proj.weight": (HIDDEN, WIDTH),
+        LAYER + "mlp.up_proj.weight": (HIDDEN, WIDTH),
+        LAYER + "mlp.down_proj.weight": (WIDTH, HIDDEN),
+    }
+    return {name: rng.normal(0, 0.5, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write_directory(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> Path:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(json.dumps(CONFIG))
+    (path / "model.safetensors").write_bytes(safetensors({"model." + n: t for n, t in tensors.items()}))
+    return path
+
+
+def logits_of(checkpoint: Checkpoint) -> NDArray[np.float32]:
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    return run(graph, checkpoint)
+
+
+def run(graph: Graph, checkpoint: Checkpoint) -> NDArray[np.float32]:
+    executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(64, 4, 64, 64))
+    executor.allocate_cache(4, 16)
+    output = executor.execute(step([(Request(TOKENS, [2, 1]), len(TOKENS))], block_size=16))
+    assert output.logits is not None
+    return output.logits
+
+
+def take(tensors: Arrays, *names: str) -> list[NDArray[np.float32]]:
+    return [tensors.pop(LAYER + name) for name in names]
+
+
+def fused(tensors: Arrays) -> Arrays:
+    for kind in ("weight", "bias"):
+        parts = take(tensors, *(f"self_attn.{n}_proj.{kind}" for n in "qkv"))
+        tensors[f"{LAYER}self_attn.qkv_proj.{kind}"] = np.concatenate(parts)
+    tensors[LAYER + "mlp.gate_up_proj.weight"] = np.concatenate(
+        take(tensors, "mlp.gate_proj.weight", "mlp.up_proj.weight")
+    )
+    return tensors
+
+
+def with_transposed(tensors: Arrays) -> Arrays:
+    """Matrices of the MLP as [in, out], under the names of another library."""
+    for graph, stored in (("mlp.up_proj", "c_fc"), ("mlp.down_proj", "c_proj")):
+        (matrix,) = take(tensors, graph + ".weight")
+        tensors[f"h.0.{stored}.weight"] = np.ascontiguousarray(matrix.T)
+    return tensors
+
+
+def without_one(tensors: Arrays) -> Arrays:
+    return {n: t - np.float32(1) if "norm" in n else t for n, t in tensors.items()}
+
+
+def in_another_order(tensors: Arrays) -> Arrays:
+    name = LAYER + "mlp.down_proj.weight"
+    return {**tensors, name: tensors[name][::-1]}
+
+
+SPLITS: tuple[Transform, ...] = (
+    Split(
+        "layers.*.self_attn.qkv_proj",
+        tuple(f"layers.*.self_attn.{n}_proj" for n in "qkv"),
+        lambda c: (c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.num_kv_heads * c.head_dim),
+    ),
+    Split(
+        "layers.*.mlp.gate_up_proj",
+        ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"),
+        lambda c: (c.intermediate_size, c.intermediate_size),
+    ),
+)
+NORMS = ("norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm")
+STORED = {
+    "split": (fused, WeightTable(transforms=SPLITS)),
+    "transpose": (
+        with_transposed,
+        WeightTable(
+            names={"h.*.c_fc": "layers.*.mlp.up_proj", "h.*.c_proj": "layers.*.mlp.down_proj"},
+            transforms=(Transpose("layers.*.mlp.up_proj"), Transpose("layers.*.mlp.down_proj")),
+        ),
+    ),
+    "fold": (without_one, WeightTable(transforms=tuple(Fold(stem, 1.0) for stem in NORMS))),
+    "permute": (
+        in_another_order,
+        WeightTable(transforms=(Permute("layers.*.mlp.down_proj", lambda c: np.arange(c.hidden_size)[::-1]),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_safetensors(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, table = STORED[kind]
+    tensors = plain_tensors()
+    if kind == "fold":  # what is left of a number when one is taken off and added again
+        tensors = {n: t - np.float32(1) + np.float32(1) if "norm" in n else t for n, t in tensors.items()}
+    plain = open_checkpoint(write_directory(tmp_path / "plain", tensors))
+    expected = logits_of(plain)
+    monkeypatch.setattr(llama, "WEIGHTS", table)
+    other = open_checkpoint(write_directory(tmp_path / "other", store(dict(tensors))))
+    assert set(other.weights) == set(plain.weights)
+    for name, weight in other.weights.items():
+        info = other.weights.info(name)
+        assert (info.type_name, info.shape) == (weight.type_name, weight.shape)
+        np.testing.assert_array_equal(weight.dequantize(), plain.weights[name].dequantize())
+        other.weights.release(name)
+    np.testing.assert_array_equal(logits_of(other), expected)
+
+
+def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantized rows are cut and joined as they are."""
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=SPLITS))
+    tensors = {tensor.name: tensor for tensor in tiny_tensors()}
+    (tmp_path / "plain.gguf").write_bytes(tiny_gguf())
+    qkv = [tensors.pop(f"blk.0.attn_{n}.weight") for n in "qkv"]
+    content = b"".join(tensor.content() for tensor in qkv)
+    together = Tensor("blk.0.attn_qkv.weight", "Q8_0", (2 * WIDTH, WIDTH), content)
+    (tmp_path / "fused.gguf").write_bytes(tiny_gguf(tensors=[*tensors.values(), together]))
+    plain, other = (open_checkpoint(tmp_path / f"{name}.gguf") for name in ("plain", "fused"))
+    assert {*plain.weights} == {*other.weights}
+    assert isinstance(other.weights[LAYER + "self_attn.k_proj.weight"], GGMLWeight)
+    np.testing.assert_array_equal(logits_of(other), logits_of(plain))
+
+
+def experts(layers: int, count: int) -> Arrays:
+    rng = np.random.default_rng(1)
+    shapes = {"gate_proj": (HIDDEN, WIDTH), "up_proj": (HIDDEN, WIDTH), "down_proj": (WIDTH, HIDDEN)}
+    return {
+        f"layers.{layer}.mlp.experts.{expert}.{name}.weight": rng.normal(0, 0.3, shape).astype(np.float32)
+        for layer in range(layers)
+        for expert in range(count)
+        for name, shape in shapes.items()
+    }
+
+
+STACKS = WeightTable(
+    transforms=tuple(
+        Stack(f"layers.*.mlp.experts.*.{n}_proj", f"layers.*.mlp.experts.{n}_proj") for n in ("gate", "up", "down")
+    )
+)
+
+
+def mixture(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+    g = Graph(shapes)
+    x = g.moe(g.embedding("embed_tokens"), LAYER + "mlp", 2)
+    g.output = g.logits(g.select_rows(x), "embed_tokens")
+    return g
+
+
+def test_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "WEIGHTS", STACKS)
+    single = experts(1, 12)  # more than ten: 10 comes after 9, not after 1
+    router = np.random.default_rng(2).normal(0, 1, (12, WIDTH)).astype(np.float32)
+    tensors = {**plain_tensors(), LAYER + "mlp.gate.weight": router}
+    together = dict(tensors)
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        parts = [single[f"{LAYER}mlp.experts.{e}.{name}.weight"] for e in range(12)]
+        together[f"{LAYER}mlp.experts.{name}.weight"] = np.stack(parts)
+    other = open_checkpoint(write_directory(tmp_path / "single", {**tensors, **single}))
+    plain = open_checkpoint(write_directory(tmp_path / "together", together))
+    assert other.weights.shapes == plain.weights.shapes
+    other.weights.release(LAYER + "mlp.experts.up_proj.weight")
+    np.testing.assert_array_equal(run(mixture(other.weights.shapes), other), run(mixture(plain.weights.shapes), plain))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda t: t.pop("layers.0.mlp.experts.1.up_proj.weight"), "expert 1 of layers.0.mlp.experts.up_proj.weight"),
+        (
+            lambda t: t.update({"layers.0.mlp.experts.2.up_proj.weight": np.zeros((4, 4), np.float32)}),
+            r"experts.2.up_proj.weight' is F32 \[4, 4\], but .*experts.0.* is F32 \[64, 32\]; experts must be alike",
+        ),
+        (
+            lambda t: t.update({"layers.0.self_attn.qkv_proj.weight": np.zeros((60, WIDTH), np.float32)}),
+            r"qkv_proj.weight' has the shape \[60, 32\]; the configuration asks for 64 rows",
+        ),
+    ],
+)
+def test_tensors_that_do_not_fit(
+    change: Callable[[Arrays], object], reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llama, "WEIGHTS", replace(STACKS, transforms=STACKS.transforms + SPLITS))
+    tensors = {**plain_tensors(), **experts(1, 3)}
+    change(tensors)
+    with pytest.raises(ModelLoadError, match=reason):
+        open_checkpoint(write_directory(tmp_path, tensors))
+
+
+def test_a_quantized_matrix_cannot_be_transposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=(Transpose("layers.*.mlp.up_proj"),)))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf())
+    with pytest.raises(ModelLoadError, match=r"'blk.0.ffn_up.weight' is Q8_0, which cannot be transposed"):
+        open_checkpoint(path).weights[LAYER + "mlp.up_proj.weight"]
+
+
+@pytest.mark.parametrize("rotary_dim", [HEAD_DIM, HEAD_DIM // 2])
+def test_pairs_side_by_side_become_halves(rotary_dim: int) -> None:
+    """Rotating neighbours and permuting is permuting and rotating halves."""
+    rng = np.random.default_rng(0)
+    rope, positions = default(rotary_dim, 100.0), np.arange(7, dtype=np.int32)
+    stored = rng.normal(0, 1, (7, HEADS * HEAD_DIM))
+    order = halves_of_pairs(HEADS, HEAD_DIM, rotary_dim)
+    heads = stored.reshape(7, HEADS, HEAD_DIM)
+    turn = np.exp(1j * positions[:, None, None] * np.asarray(rope.frequencies))
+    turned = (heads[..., 0:rotary_dim:2] + 1j * heads[..., 1:rotary_dim:2]) * turn
+    expected = heads.copy()
+    expected[..., 0:rotary_dim:2], expected[..., 1:rotary_dim:2] = turned.real, turned.imag
+    found = rotate(stored[:, order], HEAD_DIM, rope, positions)
+    np.testing.assert_allclose(found, expected.reshape(7, -1)[:, order], atol=1e-12)
+
+
+def test_names_taken_apart() -> None:
+    name = TensorName.parse("layers.3.mlp.experts.17.up_proj.weight")
+    assert name == TensorName("layers.*.mlp.experts.*.up_proj", (3, 17), ".weight")
+    assert str(name) == "layers.3.mlp.experts.17.up_proj.weight"
+    assert TensorName.parse("layers.007.x2").numbers == ()
