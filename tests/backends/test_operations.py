@@ -61,7 +61,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
     ops.Linear: lambda g, x: g.linear(x, "square"),
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
-    ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5, 1.0),
+    ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5),
     ops.LayerNorm: lambda g, x: g.layer_norm(x, "norm", 1e-5),
     ops.Add: lambda g, x: x + g.activation(x, "silu"),
     ops.Mul: lambda g, x: x * g.activation(x, "silu"),

@@ -90,7 +90,6 @@ def test_logits(a: Arrays) -> None:
 def test_rms_norm(a: Arrays) -> None:
     x, w, head = a.value(), a.weight(a.cols), a.weight(8)
     a.check(ops.RMSNorm(x, w, 1e-2), functional.rms_norm(a[x], (a.cols,), a[w], 1e-2))
-    a.check(ops.RMSNorm(x, w, 1e-2, 1.0), functional.rms_norm(a[x], (a.cols,), a[w] + 1, 1e-2))
     heads = functional.rms_norm(a[x].reshape(a.rows, -1, 8), (8,), a[head], 1e-2)
     a.check(ops.RMSNorm(x, head, 1e-2), heads.reshape(a.rows, -1))
 
@@ -215,9 +214,9 @@ def test_moe(a: Arrays, scoring: str, normalize: bool) -> None:
 def test_fused_linear(a: Arrays) -> None:
     x, residual, norm = a.value(), a.value(7), a.weight(a.cols)
     w1, w2, b2, w3 = a.weight(3, a.cols), a.weight(4, a.cols), a.weight(4), a.weight(4, a.cols)
-    normed = functional.rms_norm(a[x], (a.cols,), a[norm] + 1, 1e-2)
+    normed = functional.rms_norm(a[x], (a.cols,), a[norm], 1e-2)
     side_by_side = torch.cat([normed @ a[w1].T, functional.linear(normed, a[w2], a[b2])], dim=1) + a[residual]
-    op = ops.FusedLinear(x, residual, (w1, w2), (None, b2), norm, 1e-2, 1.0)
+    op = ops.FusedLinear(x, residual, (w1, w2), (None, b2), norm, 1e-2)
     a.check(op, side_by_side)
     assert op.in_place == (residual,)
     gated = functional.silu(functional.linear(a[x], a[w2], a[b2])) * (a[x] @ a[w3].T)
@@ -233,12 +232,12 @@ def test_fused_attention(a: Arrays) -> None:
         value = Value(100 + len(parts), Rows.TOKENS, columns.stop - columns.start)
         array = a.values[qkv][:, columns]
         if norm is not None:
-            array = evaluate(ops.RMSNorm(value, norm, 1e-2, 1.0), {value: array}, a.weights)
+            array = evaluate(ops.RMSNorm(value, norm, 1e-2), {value: array}, a.weights)
             array = evaluate(ops.Rope(value, 6, rope), {value: array}, a.weights)
         parts[name] = value
         a.values[value] = array
     expected = torch_attention(a, parts["q"], parts["k"], parts["v"], p)
-    a.check(ops.FusedAttention(qkv, p, rope, None, q_norm, k_norm, 1e-2, 1.0), expected)
+    a.check(ops.FusedAttention(qkv, p, rope, None, q_norm, k_norm, 1e-2), expected)
 
 
 X = Value(0, Rows.TOKENS, 8)

@@ -137,7 +137,7 @@ def apply(g: Graph, tokens: list[Value], rows: list[Value], kind: int, a: int, b
     if kind == 0:
         pool.append(x + y)
     elif kind == 1:
-        pool.append(g.rms_norm(x, "norm", 1e-5, 0.5))
+        pool.append(g.rms_norm(x, "norm", 1e-5))
     elif kind == 2:
         pool.append(g.linear(x, f"square{b % 5}"))
     elif kind == 3:

@@ -58,16 +58,16 @@ def test_the_type_of_the_cache_comes_last():
 
 
 def test_tuples_of_weights_bring_their_length():
-    operands = lower(FusedLinear(X, None, (W, W), (B, None), None, 1e-5, 1.0, "silu"))
+    operands = lower(FusedLinear(X, None, (W, W), (B, None), None, 1e-5, "silu"))
     assert operands.inputs == [X, None]
     assert operands.weights == [W, W, B, None, None]
     assert operands.ints == [2, 2, KINDS.index("silu")]
-    assert operands.floats == [1e-5, 1.0]
+    assert operands.floats == [1e-5]
 
 
 def test_nested_parameters_are_flattened_in_place():
-    operands = lower(Rope(X, 16, RopeParams((1.0, 0.1), 1.5, True)))
-    assert (operands.weights, operands.ints, operands.floats) == ([(1.0, 0.1)], [16, 1], [1.5])
+    operands = lower(Rope(X, 16, RopeParams((1.0, 0.1), 1.5)))
+    assert (operands.weights, operands.ints, operands.floats) == ([(1.0, 0.1)], [16], [1.5])
     assert operands.layer is None
 
 
