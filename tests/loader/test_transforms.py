@@ -80,7 +80,7 @@ def logits_of(checkpoint: Checkpoint) -> NDArray[np.float32]:
 def run(graph: Graph, checkpoint: Checkpoint) -> NDArray[np.float32]:
     executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(64, 4, 64, 64))
     executor.allocate_cache(4, 16)
-    output = executor.execute(step([(Request(TOKENS, [2, 1]), len(TOKENS))], block_size=16))
+    output = executor.submit(step([(Request(TOKENS, [2, 1]), len(TOKENS))], block_size=16)).wait()
     assert output.logits is not None
     return output.logits
 
