@@ -22,16 +22,16 @@ using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
 // A matrix of that type and size without its data. Throws std::invalid_argument if it cannot be packed.
 PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k) {
-    const WeightType type = parse_weight_type(type_name);
-    const int32_t block_k = panel_layout(type).block_k;
+    const WeightType& type = parse_weight_type(type_name);
+    const int32_t block_k = type.traits.block_k;
     if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
         throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) +
                                     " cannot be packed");
     if (k % block_k != 0)
         throw std::invalid_argument(type_name + " has blocks of " + std::to_string(block_k) + " values; rows of " +
                                     std::to_string(k) + " do not divide into them");
-    return {type, static_cast<int32_t>(n), static_cast<int32_t>(k), packed_panel_bytes(type, static_cast<int32_t>(k)),
-            nullptr};
+    const int32_t columns = static_cast<int32_t>(k);
+    return {&type, static_cast<int32_t>(n), columns, packed_panel_bytes(type.traits, columns), nullptr};
 }
 
 size_t packed_bytes(const PackedWeight& w) { return static_cast<size_t>(w.panel_bytes * num_panels(w)); }
@@ -41,8 +41,7 @@ class OwnedWeight {
   public:
     OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k)
         : weight_(describe_packed(type_name, n, k)) {
-        const PanelLayout layout = panel_layout(weight_.type);
-        const int64_t wanted = n * (k / layout.block_k) * layout.file_bytes;
+        const int64_t wanted = n * (k / weight_.type->traits.block_k) * weight_.type->file_bytes;
         if (static_cast<int64_t>(data.shape(0)) != wanted)
             throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
                                         std::to_string(wanted) + " bytes, not " + std::to_string(data.shape(0)));
@@ -69,7 +68,7 @@ class OwnedWeight {
     const PackedWeight& weight() const { return weight_; }
     size_t nbytes() const { return packed_bytes(weight_); }
     bool is_view() const { return memory_.data() == nullptr; }
-    std::string type_name() const { return weight_type_name(weight_.type); }
+    std::string type_name() const { return weight_.type->name; }
 
   private:
     OwnedWeight(const PackedWeight& weight, Bytes panels) : weight_(weight), panels_(std::move(panels)) {}
@@ -199,7 +198,7 @@ void bind_weights(nb::module_& module) {
     module.attr("PACK_LAYOUT_VERSION") = PACK_LAYOUT_VERSION;
     module.def("packable_types", [] {
         std::vector<std::string> names;
-        for (int i = 0; i < NUM_WEIGHT_TYPES; ++i) names.emplace_back(weight_type_name(static_cast<WeightType>(i)));
+        for (const WeightType& type : WEIGHT_TYPES) names.emplace_back(type.name);
         return names;
     });
     nb::class_<KernelRun>(module, "KernelRun", "One kernel alone, for tests and benchmarks.")

@@ -11,10 +11,6 @@
 namespace octavo {
 namespace {
 
-constexpr const char* TYPE_NAMES[NUM_WEIGHT_TYPES] = {"F32",  "F16",    "BF16",   "Q4_0", "Q4_1", "Q5_0",
-                                                      "Q5_1", "Q8_0",   "Q2_K",   "Q3_K", "Q4_K", "Q5_K",
-                                                      "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"};
-
 using Tile = uint8_t[QUADS * QUAD_BYTES];  // the codes of one unit, one a byte, in quads
 
 void write_nibbles(const Tile tile, uint8_t* out) {
@@ -48,23 +44,21 @@ void write_bits(const Tile tile, int shift, uint8_t* out) {
     }
 }
 
-void write_unit(WeightType type, const Tile tile, uint8_t* out) {
-    switch (type) {
-        case WeightType::Q8_0:
+void write_unit(int bits, const Tile tile, uint8_t* out) {
+    switch (bits) {
+        case 8:
             std::memcpy(out, tile, sizeof(Tile));
             return;
-        case WeightType::Q2_K:
-            return write_pairs(tile, out);
-        case WeightType::Q3_K:
-            write_pairs(tile, out);
-            return write_bits(tile, 2, out + 128);
-        case WeightType::Q6_K:
+        case 6:
             return write_triples(tile, out);
-        default:
+        case 5:
+        case 4:
             write_nibbles(tile, out);
+            break;
+        default:
+            write_pairs(tile, out);
     }
-    if (type == WeightType::Q5_0 || type == WeightType::Q5_1 || type == WeightType::Q5_K)
-        write_bits(tile, 4, out + 256);
+    if (bits % 2) write_bits(tile, bits - 1, out + QUAD_BYTES * (bits - 1));
 }
 
 template <typename T>
@@ -73,20 +67,14 @@ uint8_t* write_column(uint8_t* out, int column, T value) {
     return out + PANEL_COLS * sizeof(T);
 }
 
-void write_header(WeightType type, const BlockCodes& block, int column, uint8_t* out) {
-    if (type == WeightType::MXFP4) {
-        write_column(out, column, static_cast<uint8_t>(block.d));
-        return;
-    }
-    out = write_column(out, column, block.d);
-    const bool k_mins = type == WeightType::Q4_K || type == WeightType::Q5_K;
-    if (k_mins || type == WeightType::Q4_1 || type == WeightType::Q5_1 || type == WeightType::Q2_K)
-        out = write_column(out, column, block.m);
-    int scales = 0;
-    if (type == WeightType::Q2_K || type == WeightType::Q3_K || type == WeightType::Q6_K) scales = 16;
-    if (k_mins || type == WeightType::IQ4_XS) scales = 8;
-    for (int i = 0; i < scales; ++i) out = write_column(out, column, block.scales[i]);
-    for (int i = 0; k_mins && i < 8; ++i) out = write_column(out, column, block.mins[i]);
+void write_header(const PanelTraits& t, const BlockCodes& block, int column, uint8_t* out) {
+    if (t.scales == Scales::e8m0)
+        out = write_column(out, column, static_cast<uint8_t>(block.scale));
+    else
+        out = write_column(out, column, block.scale);
+    if (t.mins != Mins::none) out = write_column(out, column, block.min);
+    for (int i = 0; i < byte_scales(t); ++i) out = write_column(out, column, block.scales[i]);
+    for (int i = 0; i < byte_mins(t); ++i) out = write_column(out, column, block.mins[i]);
 }
 
 // The dwords of four columns, 16 bytes of each, so that dword t of all four lies together in `out[t]`.
@@ -111,30 +99,18 @@ Dwords transpose(const uint8_t* column, int64_t stride) {
     return out;
 }
 
-// Where a type keeps its nibbles: pieces of 16 bytes, whose low and high nibbles are codes of the same unit (the low
-// ones before the high ones) or, in Q4_K, of two units.
+// Where a block of a file has its nibbles: pieces of 16 bytes, whose low and high nibbles are codes of the same unit
+// (the low ones before the high ones) or of two units.
 struct NibblePlaces {
     int first;  // byte of the first piece in a block
     int pieces;
     bool pairs_of_units;
 };
 
-NibblePlaces nibble_places(WeightType type) {
-    switch (type) {
-        case WeightType::Q4_0:
-        case WeightType::IQ4_NL:
-            return {2, 1, false};
-        case WeightType::Q4_1:
-            return {4, 1, false};
-        case WeightType::MXFP4:
-            return {1, 1, false};
-        case WeightType::IQ4_XS:
-            return {8, 8, false};
-        case WeightType::Q4_K:
-            return {16, 8, true};
-        default:
-            return {0, 0, false};
-    }
+// They are the end of every block that has nothing but nibbles for codes.
+NibblePlaces nibble_places(const WeightType& type) {
+    if (type.traits.bits != 4) return {0, 0, false};
+    return {type.file_bytes - type.traits.block_k / 2, units(type.traits), type.file == FileBlock::q4_k};
 }
 
 // Nibbles go from the file to the units without being spread out to bytes: a dword of codes k to k + 3 and the next
@@ -142,7 +118,7 @@ NibblePlaces nibble_places(WeightType type) {
 void pack_nibbles(const NibblePlaces& places, const uint8_t* blocks, int64_t row_bytes, uint8_t* out) {
     constexpr uint32_t LOW = 0x0f0f0f0f;
     for (int piece = 0; piece < places.pieces; ++piece) {
-        // Q4_K: two pieces of 16 bytes for two units. Else one piece a unit, its high nibbles in the second half.
+        // Two pieces of 16 bytes for two units, or one piece a unit, its high nibbles in the second half.
         uint8_t* const low_out = out + (places.pairs_of_units ? piece / 2 * 512 + piece % 2 * 128 : piece * 256);
         uint8_t* const high_out = low_out + (places.pairs_of_units ? 256 : 128);
         for (int c = 0; c < PANEL_COLS; c += 4) {
@@ -162,27 +138,28 @@ void pack_nibbles(const NibblePlaces& places, const uint8_t* blocks, int64_t row
 }
 
 void pack_quantized(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t panel) {
-    const PanelLayout layout = panel_layout(w.type);
-    const NibblePlaces places = nibble_places(w.type);
-    const int64_t row_bytes = static_cast<int64_t>(w.k / layout.block_k) * layout.file_bytes;
+    const WeightType& type = *w.type;
+    const PanelTraits& t = type.traits;
+    const NibblePlaces places = nibble_places(type);
+    const int64_t row_bytes = static_cast<int64_t>(w.k / t.block_k) * type.file_bytes;
     const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
     BlockCodes blocks[PANEL_COLS] = {};
     Tile tiles[8];
-    for (int64_t b = 0; b < w.k / layout.block_k; ++b) {
-        const uint8_t* const begin = source + first * row_bytes + b * layout.file_bytes;
+    for (int64_t b = 0; b < w.k / t.block_k; ++b) {
+        const uint8_t* const begin = source + first * row_bytes + b * type.file_bytes;
         const bool direct = places.pieces > 0 && columns == PANEL_COLS;
-        if (columns < PANEL_COLS) std::memset(out, 0, layout.header_bytes);
+        if (columns < PANEL_COLS) std::memset(out, 0, header_bytes(t));
         for (int32_t c = 0; c < columns; ++c) {
-            decode_block(w.type, begin + c * row_bytes, !direct, blocks[c]);
-            write_header(w.type, blocks[c], c, out);
+            decode_block(type, begin + c * row_bytes, !direct, blocks[c]);
+            write_header(t, blocks[c], c, out);
         }
-        out += layout.header_bytes;
+        out += header_bytes(t);
         if (direct) {
             pack_nibbles(places, begin, row_bytes, out);
-            out += static_cast<int64_t>(layout.units()) * layout.unit_bytes;
+            out += units(t) * unit_bytes(t);
             continue;
         }
-        for (int i = 0; i < layout.block_k / 16; ++i)
+        for (int i = 0; i < t.block_k / 16; ++i)
             for (int c = 0; c < PANEL_COLS; c += 4) {
                 const Dwords quads = transpose(blocks[c].codes + 16 * i, sizeof(BlockCodes));
                 for (int t = 0; t < 4; ++t) {
@@ -190,7 +167,7 @@ void pack_quantized(const PackedWeight& w, const uint8_t* source, uint8_t* out, 
                     std::memcpy(&tiles[quad / QUADS][quad % QUADS * QUAD_BYTES + 4 * c], quads.at[t], 16);
                 }
             }
-        for (int u = 0; u < layout.units(); ++u, out += layout.unit_bytes) write_unit(w.type, tiles[u], out);
+        for (int u = 0; u < units(t); ++u, out += unit_bytes(t)) write_unit(t.bits, tiles[u], out);
     }
 }
 
@@ -210,13 +187,11 @@ void pack_dense(const PackedWeight& w, const uint8_t* source, uint8_t* out, int3
 
 }  // namespace
 
-const char* weight_type_name(WeightType type) { return TYPE_NAMES[static_cast<int>(type)]; }
-
-WeightType parse_weight_type(const std::string& name) {
+const WeightType& parse_weight_type(const std::string& name) {
     std::string known;
-    for (int i = 0; i < NUM_WEIGHT_TYPES; ++i) {
-        if (name == TYPE_NAMES[i]) return static_cast<WeightType>(i);
-        known += (i ? ", " : "") + std::string(TYPE_NAMES[i]);
+    for (const WeightType& type : WEIGHT_TYPES) {
+        if (name == type.name) return type;
+        known += (known.empty() ? "" : ", ") + std::string(type.name);
     }
     throw std::invalid_argument("weight type '" + name + "' cannot be packed; known: " + known);
 }
@@ -224,12 +199,12 @@ WeightType parse_weight_type(const std::string& name) {
 void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end) {
     for (int32_t panel = begin; panel < end; ++panel) {
         uint8_t* const target = out + panel * w.panel_bytes;
-        if (w.type == WeightType::F32)
-            pack_dense<uint32_t>(w, source, target, panel);
-        else if (is_dense(w.type))
-            pack_dense<uint16_t>(w, source, target, panel);
-        else
+        if (!is_dense(w.type->traits))
             pack_quantized(w, source, target, panel);
+        else if (w.type->traits.bits == 32)
+            pack_dense<uint32_t>(w, source, target, panel);
+        else
+            pack_dense<uint16_t>(w, source, target, panel);
     }
 }
 

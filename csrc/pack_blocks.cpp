@@ -37,9 +37,26 @@ void unpack_6bit_scales(const uint8_t* s, uint8_t* scales, uint8_t* mins) {
     }
 }
 
+void decode_simple(const PanelTraits& t, const uint8_t* b, bool wants_codes, BlockCodes& out) {
+    const auto next_u16 = [&] {
+        b += 2;
+        return read_u16(b - 2);
+    };
+    out.scale = t.scales == Scales::e8m0 ? *b++ : next_u16();
+    if (t.mins == Mins::f16) out.min = next_u16();
+    if (t.bits == 8) {
+        std::memcpy(out.codes, b, 32);
+    } else if (t.bits == 5) {
+        split_nibbles(b + 4, out.codes);
+        add_fifth_bits(b, out.codes);
+    } else if (wants_codes) {
+        split_nibbles(b, out.codes);
+    }
+}
+
 void decode_q4_k(const uint8_t* b, bool wants_codes, bool fifth_bit, BlockCodes& out) {
-    out.d = read_u16(b);
-    out.m = read_u16(b + 2);
+    out.scale = read_u16(b);
+    out.min = read_u16(b + 2);
     unpack_6bit_scales(b + 4, out.scales, out.mins);
     if (!wants_codes) return;
     const uint8_t* const high = b + 16;
@@ -56,7 +73,7 @@ void decode_q4_k(const uint8_t* b, bool wants_codes, bool fifth_bit, BlockCodes&
 
 void decode_q6_k(const uint8_t* b, BlockCodes& out) {
     std::memcpy(out.scales, b + 192, 16);
-    out.d = read_u16(b + 208);
+    out.scale = read_u16(b + 208);
     for (int half = 0; half < 2; ++half) {
         const uint8_t *low = b + 64 * half, *high = b + 128 + 32 * half;
         uint8_t* const codes = out.codes + 128 * half;
@@ -86,11 +103,18 @@ void decode_q3_k(const uint8_t* b, BlockCodes& out) {
         const int high = s[8 + i % 4] >> (2 * (i / 4)) & 3;
         out.scales[i] = static_cast<uint8_t>((low | high << 4) - 32);
     }
-    out.d = read_u16(b + 108);
+    out.scale = read_u16(b + 108);
+}
+
+void decode_q2_k(const uint8_t* b, BlockCodes& out) {
+    std::memcpy(out.scales, b, 16);
+    split_pairs(b + 16, out.codes);
+    out.scale = read_u16(b + 80);
+    out.min = read_u16(b + 82);
 }
 
 void decode_iq4_xs(const uint8_t* b, bool wants_codes, BlockCodes& out) {
-    out.d = read_u16(b);
+    out.scale = read_u16(b);
     const uint16_t high = read_u16(b + 2);
     for (int u = 0; u < 8; ++u) {
         const int low = b[4 + u / 2] >> (4 * (u % 2)) & 15;
@@ -101,46 +125,20 @@ void decode_iq4_xs(const uint8_t* b, bool wants_codes, BlockCodes& out) {
 
 }  // namespace
 
-void decode_block(WeightType type, const uint8_t* b, bool wants_codes, BlockCodes& out) {
-    const bool has_min = type == WeightType::Q4_1 || type == WeightType::Q5_1;
-    switch (type) {
-        case WeightType::Q2_K:
-            std::memcpy(out.scales, b, 16);
-            split_pairs(b + 16, out.codes);
-            out.d = read_u16(b + 80);
-            out.m = read_u16(b + 82);
-            return;
-        case WeightType::Q3_K:
+void decode_block(const WeightType& type, const uint8_t* b, bool wants_codes, BlockCodes& out) {
+    switch (type.file) {
+        case FileBlock::q2_k:
+            return decode_q2_k(b, out);
+        case FileBlock::q3_k:
             return decode_q3_k(b, out);
-        case WeightType::Q4_K:
-            return decode_q4_k(b, wants_codes, false, out);
-        case WeightType::Q5_K:
-            return decode_q4_k(b, wants_codes, true, out);
-        case WeightType::Q6_K:
+        case FileBlock::q4_k:
+            return decode_q4_k(b, wants_codes, type.traits.bits == 5, out);
+        case FileBlock::q6_k:
             return decode_q6_k(b, out);
-        case WeightType::IQ4_XS:
+        case FileBlock::iq4_xs:
             return decode_iq4_xs(b, wants_codes, out);
-        case WeightType::MXFP4:
-            out.d = b[0];
-            if (wants_codes) split_nibbles(b + 1, out.codes);
-            return;
         default:
-            break;
-    }
-    out.d = read_u16(b);
-    out.m = has_min ? read_u16(b + 2) : 0;
-    const uint8_t* const q = b + (has_min ? 4 : 2);
-    switch (type) {
-        case WeightType::Q8_0:
-            std::memcpy(out.codes, q, 32);
-            break;
-        case WeightType::Q5_0:
-        case WeightType::Q5_1:
-            split_nibbles(q + 4, out.codes);
-            add_fifth_bits(q, out.codes);
-            break;
-        default:
-            if (wants_codes) split_nibbles(q, out.codes);
+            return decode_simple(type.traits, b, wants_codes, out);
     }
 }
 

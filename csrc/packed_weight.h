@@ -4,7 +4,7 @@
 // over k. The last panel is padded with columns whose scales are zero.
 //
 // Dense types: for each k, 16 numbers.
-// Quantized types: super-blocks of 32 or 256 values of k. A super-block is a header (scales of all its units, 16
+// Quantized types: super-blocks of 32 to 256 values of k. A super-block is a header (scales of all its units, 16
 // columns side by side) followed by its units of 32 k. In a unit the codes form eight quads; quad q holds, for
 // 16 columns, the four consecutive values k = 4q .. 4q+3 (64 codes, column-major: VNNI order), cut into planes:
 //   nibbles   4 x 64 bytes: chunk c has quad 2c in the low and quad 2c+1 in the high nibbles
@@ -13,7 +13,12 @@
 //   triples   2 x 3 x 64 bytes: the i-th 64 bytes of chunk c have quad 4c+i in their low six bits (i = 0, 1, 2) and
 //             bits 2i and 2i+1 of quad 4c+3 above them
 //   bytes     8 x 64 bytes, signed
-// Q8_0 has bytes, Q6_K triples, Q2_K pairs, Q3_K pairs and bits; all others have nibbles, those of five bits also bits.
+// Bits a code decide: 2 pairs, 3 pairs and bits, 4 nibbles, 5 nibbles and bits, 6 triples, 8 bytes.
+//
+// A header has one array of 16 columns after the other: the scale (f16: 32 bytes, e8m0: 16), the minimum (32 bytes),
+// 16 bytes for the scale of each unit or half unit, 16 bytes for the minimum of each unit.
+//
+// A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share the same compiled kernels.
 #pragma once
 
 #include <cstddef>
@@ -21,27 +26,68 @@
 
 namespace octavo {
 
-enum class WeightType : int32_t {
-    F32,
-    F16,
-    BF16,
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q2_K,
-    Q3_K,
-    Q4_K,
-    Q5_K,
-    Q6_K,
-    IQ4_NL,
-    IQ4_XS,
-    MXFP4,
+// Stored numbers and the values w they stand for. Codes u are unsigned.
+enum class Codes : uint8_t {
+    f32,
+    f16,
+    bf16,
+    plain,         // w = u
+    offset,        // w = u - zero
+    bytes,         // w = u, signed
+    offset_table,  // w = table[u] - zero, with small values that are not negative
+    byte_table,    // w = table[u], signed bytes
+};
+
+// Scales, that w is multiplied by. Half a unit has 16 k.
+enum class Scales : uint8_t {
+    none,
+    f16,          // of a super-block
+    e8m0,         // 2^(e - 128) of a super-block: half the scale, as tables have their values doubled
+    u8_per_unit,  // f16 of a super-block times a byte of each unit
+    i8_per_unit,
+    u4_per_half_unit,  // f16 of a super-block times the low nibble of a byte of each half unit
+    i8_per_half_unit,
+};
+
+// Minimums, that are added.
+enum class Mins : uint8_t {
+    none,
+    f16,               // of a super-block
+    u8_per_unit,       // minus f16 of a super-block times a byte of each unit
+    u4_per_half_unit,  // the same times the high nibble of the byte with the scale
+};
+
+// All that kernels are compiled for.
+struct PanelTraits {
+    Codes codes;
+    int32_t bits;     // of a stored number
+    int32_t block_k;  // values of k in a super-block
+    Scales scales = Scales::none;
+    Mins mins = Mins::none;
+};
+
+// Layout of a block in a file (pack_blocks.cpp).
+enum class FileBlock : uint8_t {
+    values,  // a plain number
+    simple,  // scale, minimum, fifth bits, codes: what the traits name, in this order
+    q2_k,
+    q3_k,
+    q4_k,
+    q6_k,
+    iq4_xs,
+};
+
+struct WeightType {
+    const char* name;  // in GGUF files
+    FileBlock file;
+    int32_t file_bytes;  // of a super-block
+    PanelTraits traits;
+    int32_t zero = 0;
+    const int8_t* table = nullptr;  // [16]
 };
 
 struct PackedWeight {
-    WeightType type;
+    const WeightType* type;
     int32_t n, k;
     int64_t panel_bytes;  // a multiple of 64
     const uint8_t* data;  // 64-byte aligned
@@ -55,70 +101,92 @@ constexpr int UNIT_K = 32;
 constexpr int QUADS = 8;
 constexpr int QUAD_BYTES = 64;                // one quad of byte codes
 constexpr int TRIPLE_BYTES = 3 * QUAD_BYTES;  // a chunk of triples: four quads
-constexpr int NUM_WEIGHT_TYPES = 16;
 
-struct PanelLayout {
-    int block_k;       // values of k in a super-block
-    int header_bytes;  // scales of a super-block
-    int unit_bytes;    // codes of one unit
-    int file_bytes;    // bytes of one block in a GGUF file
+constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+// Numbers of two exponent bits and one of mantissa, doubled, plus 12.
+constexpr int8_t E2M1_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-    constexpr int units() const { return block_k / UNIT_K; }
-    constexpr int block_bytes() const { return header_bytes + units() * unit_bytes; }
+// The pack cache stores indices of this table: new rows go to its end.
+constexpr WeightType WEIGHT_TYPES[] = {
+    {"F32", FileBlock::values, 4, {Codes::f32, 32, 1}},
+    {"F16", FileBlock::values, 2, {Codes::f16, 16, 1}},
+    {"BF16", FileBlock::values, 2, {Codes::bf16, 16, 1}},
+    {"Q4_0", FileBlock::simple, 18, {Codes::offset, 4, 32, Scales::f16}, 8},
+    {"Q4_1", FileBlock::simple, 20, {Codes::plain, 4, 32, Scales::f16, Mins::f16}},
+    {"Q5_0", FileBlock::simple, 22, {Codes::offset, 5, 32, Scales::f16}, 16},
+    {"Q5_1", FileBlock::simple, 24, {Codes::plain, 5, 32, Scales::f16, Mins::f16}},
+    {"Q8_0", FileBlock::simple, 34, {Codes::bytes, 8, 32, Scales::f16}},
+    {"Q2_K", FileBlock::q2_k, 84, {Codes::plain, 2, 256, Scales::u4_per_half_unit, Mins::u4_per_half_unit}},
+    {"Q3_K", FileBlock::q3_k, 110, {Codes::offset, 3, 256, Scales::i8_per_half_unit}, 4},
+    {"Q4_K", FileBlock::q4_k, 144, {Codes::plain, 4, 256, Scales::u8_per_unit, Mins::u8_per_unit}},
+    {"Q5_K", FileBlock::q4_k, 176, {Codes::plain, 5, 256, Scales::u8_per_unit, Mins::u8_per_unit}},
+    {"Q6_K", FileBlock::q6_k, 210, {Codes::offset, 6, 256, Scales::i8_per_half_unit}, 32},
+    {"IQ4_NL", FileBlock::simple, 18, {Codes::byte_table, 4, 32, Scales::f16}, 0, IQ4_VALUES},
+    {"IQ4_XS", FileBlock::iq4_xs, 136, {Codes::byte_table, 4, 256, Scales::i8_per_unit}, 0, IQ4_VALUES},
+    {"MXFP4", FileBlock::simple, 17, {Codes::offset_table, 4, 32, Scales::e8m0}, 12, E2M1_VALUES},
 };
+constexpr int NUM_WEIGHT_TYPES = sizeof(WEIGHT_TYPES) / sizeof(WEIGHT_TYPES[0]);
 
-// Headers: d and m are 16 halves (32 bytes), scales and mins of units or half units 16 bytes each.
-//   Q4_0 Q5_0 Q8_0 IQ4_NL: d            Q4_1 Q5_1: d, m           MXFP4: 16 exponents
-//   Q4_K Q5_K: d, dmin, scales[8], mins[8]                        IQ4_XS: d, scales[8] (signed)
-//   Q3_K Q6_K: d, scales[16] (signed)   Q2_K: d, dmin, scales[16] (low nibble) with mins (high nibble)
-constexpr PanelLayout panel_layout(WeightType type) {
-    switch (type) {
-        case WeightType::Q4_0:
-            return {32, 32, 256, 18};
-        case WeightType::Q4_1:
-            return {32, 64, 256, 20};
-        case WeightType::Q5_0:
-            return {32, 32, 320, 22};
-        case WeightType::Q5_1:
-            return {32, 64, 320, 24};
-        case WeightType::Q8_0:
-            return {32, 32, 512, 34};
-        case WeightType::Q2_K:
-            return {256, 320, 128, 84};
-        case WeightType::Q3_K:
-            return {256, 288, 192, 110};
-        case WeightType::Q4_K:
-            return {256, 320, 256, 144};
-        case WeightType::Q5_K:
-            return {256, 320, 320, 176};
-        case WeightType::Q6_K:
-            return {256, 288, 384, 210};
-        case WeightType::IQ4_NL:
-            return {32, 32, 256, 18};
-        case WeightType::IQ4_XS:
-            return {256, 160, 256, 136};
-        case WeightType::MXFP4:
-            return {32, 16, 256, 17};
-        case WeightType::F32:
-            return {1, 0, 64, 4};
-        default:
-            return {1, 0, 32, 2};
-    }
+constexpr bool operator==(const PanelTraits& a, const PanelTraits& b) {
+    return a.codes == b.codes && a.bits == b.bits && a.block_k == b.block_k && a.scales == b.scales && a.mins == b.mins;
 }
 
-constexpr bool is_dense(WeightType type) { return type <= WeightType::BF16; }
+constexpr bool is_dense(const PanelTraits& t) { return t.codes <= Codes::bf16; }
+constexpr bool has_table(const PanelTraits& t) { return t.codes >= Codes::offset_table; }
+constexpr bool has_zero(const PanelTraits& t) { return t.codes == Codes::offset || t.codes == Codes::offset_table; }
+// Signed bytes; all other codes are unsigned and below 64.
+constexpr bool is_wide(const PanelTraits& t) { return t.codes == Codes::bytes || t.codes == Codes::byte_table; }
+constexpr bool has_half_scales(const PanelTraits& t) { return t.scales >= Scales::u4_per_half_unit; }
 
-constexpr int64_t packed_panel_bytes(WeightType type, int32_t k) {
-    const PanelLayout l = panel_layout(type);
-    const int64_t block = is_dense(type) ? l.unit_bytes : l.block_bytes();
-    return (k / l.block_k * block + 63) / 64 * 64;
+constexpr int units(const PanelTraits& t) { return t.block_k / UNIT_K; }
+// Scales and minimums of a super-block that are bytes.
+constexpr int byte_scales(const PanelTraits& t) {
+    return t.scales < Scales::u8_per_unit ? 0 : units(t) * (has_half_scales(t) ? 2 : 1);
+}
+constexpr int byte_mins(const PanelTraits& t) { return t.mins == Mins::u8_per_unit ? units(t) : 0; }
+// Where in a header the minimum, the byte scales and the byte minimums begin.
+constexpr int min_at(const PanelTraits& t) {
+    return PANEL_COLS * (t.scales == Scales::none ? 0 : t.scales == Scales::e8m0 ? 1 : 2);
+}
+constexpr int byte_scales_at(const PanelTraits& t) { return min_at(t) + (t.mins == Mins::none ? 0 : PANEL_COLS * 2); }
+constexpr int byte_mins_at(const PanelTraits& t) { return byte_scales_at(t) + PANEL_COLS * byte_scales(t); }
+constexpr int header_bytes(const PanelTraits& t) { return byte_mins_at(t) + PANEL_COLS * byte_mins(t); }
+constexpr int unit_bytes(const PanelTraits& t) { return PANEL_COLS * UNIT_K * t.bits / 8; }
+constexpr int block_bytes(const PanelTraits& t) { return header_bytes(t) + PANEL_COLS * t.block_k * t.bits / 8; }
+
+// What the kernels can compute: their planes, and 16-bit sums that do not overflow (linear_avx2.h, linear_neon.h).
+constexpr bool is_computable(const WeightType& type) {
+    const PanelTraits& t = type.traits;
+    if (is_dense(t)) return t.block_k == 1 && t.scales == Scales::none && t.mins == Mins::none;
+    const bool planes = t.codes == Codes::bytes ? t.bits == 8 : has_table(t) ? t.bits == 4 : t.bits >= 2 && t.bits <= 6;
+    const bool block = t.block_k % UNIT_K == 0 && t.block_k >= UNIT_K && t.block_k <= 256 && t.scales != Scales::none;
+    const bool constants = has_zero(t) == (type.zero != 0) && has_table(t) == (type.table != nullptr);
+    // Minimums of half units take the place of the terms that zero points need.
+    const bool half_units = t.mins == Mins::u4_per_half_unit
+                                ? t.scales == Scales::u4_per_half_unit && t.codes == Codes::plain
+                                : !(has_half_scales(t) && is_wide(t));
+    if (!planes || !block || !constants || !half_units) return false;
+    if (is_wide(t)) return true;
+    int least = 0, largest = (1 << t.bits) - 1;
+    for (int i = 0; has_table(t) && i < 16; ++i) {
+        least = i == 0 || type.table[i] < least ? type.table[i] : least;
+        largest = i == 0 || type.table[i] > largest ? type.table[i] : largest;
+    }
+    const int reach = largest - type.zero > type.zero ? largest - type.zero : type.zero;
+    return least >= 0 && reach <= (has_zero(t) && !has_half_scales(t) ? 16 : 32);
+}
+constexpr bool all_computable() {
+    for (const WeightType& type : WEIGHT_TYPES)
+        if (!is_computable(type)) return false;
+    return true;
+}
+static_assert(all_computable());
+
+constexpr int64_t packed_panel_bytes(const PanelTraits& t, int32_t k) {
+    return (static_cast<int64_t>(k / t.block_k) * block_bytes(t) + 63) / 64 * 64;
 }
 
 constexpr int32_t num_panels(const PackedWeight& w) { return (w.n + PANEL_COLS - 1) / PANEL_COLS; }
-
-// Signed values of the 4-bit codes of IQ4_NL and IQ4_XS, and of MXFP4 (E2M1, doubled) plus 12.
-constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
-constexpr int8_t MXFP4_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
 }  // namespace
 }  // namespace octavo

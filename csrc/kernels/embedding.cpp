@@ -12,42 +12,40 @@ inline float lane(F32x16 v, int i) {
     return t[i];
 }
 
-template <WeightType T>
-void read_column(const uint8_t* panel, int column, int k, float* out) {
-    UnitCursor<T> cursor(panel, 0, k / UNIT_K);
+template <typename F>
+void read_column(const Panel& panel, int column, int k, float* out) {
+    UnitCursor<F> cursor(panel.data, 0, k / UNIT_K);
     for (int u = 0; u < k / UNIT_K; ++u, cursor.next(), out += UNIT_K) {
         const float scale = lane(cursor.scales(), column);
         for (int half = 0; half < 2; ++half) {
             // s * scale_j and m are exact, so the order is that of the file's definition.
-            const float s = scale * static_cast<float>(half_scale<T>(cursor.header, cursor.unit, half, column));
+            const float s = scale * static_cast<float>(half_scale<F>(cursor.header, cursor.unit, half, column));
             float m = 0.0f;
-            if constexpr (Format<T>::mins > 0) m = lane(cursor.mins(half), column);
+            if constexpr (F::mins > 0) m = lane(cursor.mins(half), column);
             for (int i = 16 * half; i < 16 * half + 16; ++i) {
-                const float w = s * static_cast<float>(unit_code<T>(cursor.codes(), i, column) - Format<T>::zero);
-                out[i] = Format<T>::mins > 0 ? w + m : w;
+                const int code = unit_code<F>(panel.type.table, cursor.codes(), i, column);
+                const float w = s * static_cast<float>(code - panel.type.zero);
+                out[i] = F::mins > 0 ? w + m : w;
             }
         }
     }
 }
 
-template <WeightType T>
+template <typename F>
 void read_dense_column(const uint8_t* panel, int column, int k, float* out) {
-    for (int i = 0; i < k; ++i) out[i] = lane(load_dense<T>(panel, i), column);
+    for (int i = 0; i < k; ++i) out[i] = lane(load_dense<F>(panel, i), column);
 }
 
 void read_row(const PackedWeight& w, int32_t row, float* out) {
-    const uint8_t* const panel = w.data + row / PANEL_COLS * w.panel_bytes;
+    const Panel panel = {w.data + row / PANEL_COLS * w.panel_bytes, *w.type};
     const int column = row % PANEL_COLS;
-    switch (w.type) {
-        case WeightType::F32:
-            return read_dense_column<WeightType::F32>(panel, column, w.k, out);
-        case WeightType::F16:
-            return read_dense_column<WeightType::F16>(panel, column, w.k, out);
-        case WeightType::BF16:
-            return read_dense_column<WeightType::BF16>(panel, column, w.k, out);
-        default:
-            with_quantized_type(w.type, [&](auto tag) { read_column<decltype(tag)::type>(panel, column, w.k, out); });
-    }
+    with_format(w.type->traits, [&](auto format) {
+        using F = decltype(format);
+        if constexpr (F::is_dense)
+            read_dense_column<F>(panel.data, column, w.k, out);
+        else
+            read_column<F>(panel, column, w.k, out);
+    });
 }
 
 void embedding(const Args& args, const Step& step, Worker& worker) {

@@ -15,40 +15,43 @@ constexpr int TILE_BYTES = TILE_ROWS * 64;
 constexpr int BATCH_UNITS = 4;  // units whose products are under way together
 
 // One unit unpacked into one tile of weights, or one for each half unit.
-template <WeightType T>
+template <typename Form>
 struct alignas(64) UnitTile {
-    static constexpr int TILES = IN_HALVES<T> ? 2 : 1;
+    static constexpr int TILES = Form::in_halves ? 2 : 1;
     uint8_t codes[TILES][TILE_BYTES];
     float scales[PANEL_COLS];
-    float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
+    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
     float half_scales[TILES][PANEL_COLS];
 };
 
-template <WeightType T>
-void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
-    const __m512i zero = _mm512_setzero_si512();
-    for (int j = 0; j < UnitTile<T>::TILES; ++j)
+template <typename F>
+void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
+    using Tile = UnitTile<FormOf<F>>;
+    const __m512i table = load_table<F>(type), zero = _mm512_setzero_si512();
+    for (int j = 0; j < Tile::TILES; ++j)
         for (int row = 0; row < TILE_ROWS; ++row) _mm512_storeu_si512(tile.codes[j] + 64 * row, zero);
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
         constexpr int Q = decltype(q)::value;
-        _mm512_storeu_si512(tile.codes[IN_HALVES<T> ? Q / 4 : 0] + 64 * Q, unpack_quad<T, Q>(cursor.codes()));
+        _mm512_storeu_si512(tile.codes[Tile::TILES == 2 ? Q / 4 : 0] + 64 * Q,
+                            unpack_quad<F, Q>(cursor.codes(), table));
     });
     store(tile.scales, cursor.scales());
-    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], cursor.mins(j));
-    if constexpr (IN_HALVES<T>)
-        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<T>(cursor.header, cursor.unit, j));
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    if constexpr (F::has_half_scales)
+        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<F>(cursor.header, cursor.unit, j));
 }
 
 using TileSums = int32_t[TILE_ROWS][PANEL_COLS];
 
 // The integer sums of up to BATCH_UNITS products, without zero points.
-template <WeightType T, int Batch>
-inline void multiply_batch(const UnitTile<T>* tiles, ImageGroup a, TileSums (&sums)[BATCH_UNITS][UnitTile<T>::TILES]) {
+template <typename Form, int Batch>
+inline void multiply_batch(const UnitTile<Form>* tiles, ImageGroup a,
+                           TileSums (&sums)[BATCH_UNITS][UnitTile<Form>::TILES]) {
     unroll<Batch>([&](auto i) __attribute__((always_inline)) {
         constexpr int I = decltype(i)::value, A = 4 + I % 2, B = 6 + I % 2;
         tile_load<A>(a.unit(I), 32);
-        unroll<UnitTile<T>::TILES>([&](auto j) __attribute__((always_inline)) {
-            constexpr int J = decltype(j)::value, C = (I * UnitTile<T>::TILES + J) % 4;
+        unroll<UnitTile<Form>::TILES>([&](auto j) __attribute__((always_inline)) {
+            constexpr int J = decltype(j)::value, C = (I * UnitTile<Form>::TILES + J) % 4;
             tile_zero<C>();
             tile_load<B>(tiles[I].codes[J], 64);
             tile_dot_signed_unsigned<C, A, B>();
@@ -57,30 +60,30 @@ inline void multiply_batch(const UnitTile<T>* tiles, ImageGroup a, TileSums (&su
     });
 }
 
-template <WeightType T>
-inline F32x16 row_sum(const UnitTile<T>& tile, const TileSums (&sums)[UnitTile<T>::TILES], const int32_t* terms,
+template <typename Form>
+inline F32x16 row_sum(const UnitTile<Form>& tile, const TileSums (&sums)[UnitTile<Form>::TILES], const int32_t* terms,
                       int row, int rows) {
     F32x16 part[2];
-    for (int j = 0; j < UnitTile<T>::TILES; ++j) {
+    for (int j = 0; j < UnitTile<Form>::TILES; ++j) {
         __m512i sum = _mm512_loadu_si512(sums[j][row]);
-        if constexpr (ZERO_POINT<T> != 0) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(terms[j * rows + row]));
+        if constexpr (Form::has_zero_terms) sum = _mm512_add_epi32(sum, _mm512_set1_epi32(terms[j * rows + row]));
         part[j] = {_mm512_cvtepi32_ps(sum)};
     }
-    if constexpr (!IN_HALVES<T>) return part[0];
-    return fma(part[1], load(tile.half_scales[UnitTile<T>::TILES - 1]), part[0] * load(tile.half_scales[0]));
+    if constexpr (!Form::in_halves) return part[0];
+    return fma(part[1], load(tile.half_scales[UnitTile<Form>::TILES - 1]), part[0] * load(tile.half_scales[0]));
 }
 
 // c [rows][16] += products of one unit
-template <WeightType T>
-inline void add_unit(const UnitTile<T>& tile, const TileSums (&sums)[UnitTile<T>::TILES], ImageGroup a,
+template <typename Form>
+inline void add_unit(const UnitTile<Form>& tile, const TileSums (&sums)[UnitTile<Form>::TILES], ImageGroup a,
                      const int32_t* terms, float* c) {
     const float* const scales = image_scales(a.data, a.rows);
     const float* const row_sums = image_sums(a.data, a.rows);
     const F32x16 s = load(tile.scales);
     for (int r = 0; r < a.rows; ++r) {
-        F32x16 y = fma(row_sum<T>(tile, sums, terms, r, a.rows), s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-        if constexpr (Format<T>::mins == 1) y = fma(load(tile.mins[0]), broadcast(row_sums[r]), y);
-        if constexpr (Format<T>::mins == 2)
+        F32x16 y = fma(row_sum<Form>(tile, sums, terms, r, a.rows), s * broadcast(scales[r]), load(c + PANEL_COLS * r));
+        if constexpr (Form::mins == 1) y = fma(load(tile.mins[0]), broadcast(row_sums[r]), y);
+        if constexpr (Form::mins == 2)
             for (int j = 0; j < 2; ++j)
                 y = fma(load(tile.mins[j]), broadcast(reinterpret_cast<const float*>(terms)[j * a.rows + r]), y);
         store(c + PANEL_COLS * r, y);
@@ -88,26 +91,26 @@ inline void add_unit(const UnitTile<T>& tile, const TileSums (&sums)[UnitTile<T>
 }
 
 // c [rows][16] += a * tiles
-template <WeightType T>
-void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    alignas(64) TileSums sums[BATCH_UNITS][UnitTile<T>::TILES];
+template <typename Form>
+void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    alignas(64) TileSums sums[BATCH_UNITS][UnitTile<Form>::TILES];
     for (int u = 0; u < units; u += BATCH_UNITS) {
         const int batch = units - u < BATCH_UNITS ? units - u : BATCH_UNITS;
         switch (batch) {
             case 1:
-                multiply_batch<T, 1>(tiles + u, a.from(u), sums);
+                multiply_batch<Form, 1>(tiles + u, a.from(u), sums);
                 break;
             case 2:
-                multiply_batch<T, 2>(tiles + u, a.from(u), sums);
+                multiply_batch<Form, 2>(tiles + u, a.from(u), sums);
                 break;
             case 3:
-                multiply_batch<T, 3>(tiles + u, a.from(u), sums);
+                multiply_batch<Form, 3>(tiles + u, a.from(u), sums);
                 break;
             default:
-                multiply_batch<T, 4>(tiles + u, a.from(u), sums);
+                multiply_batch<Form, 4>(tiles + u, a.from(u), sums);
         }
         for (int i = 0; i < batch; ++i)
-            add_unit<T>(tiles[u + i], sums[i], a.from(u + i), terms + (u + i) * TERM_COUNT<T> * a.rows, c);
+            add_unit<Form>(tiles[u + i], sums[i], a.from(u + i), terms + (u + i) * Form::term_count * a.rows, c);
     }
 }
 

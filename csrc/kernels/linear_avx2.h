@@ -10,9 +10,6 @@
 namespace octavo {
 namespace {
 
-template <WeightType T>
-constexpr bool IN_HALVES = Format<T>::has_half_scales || (Format<T>::max_code > 15 && !Format<T>::zero);
-
 constexpr int PREFETCH_BYTES = 1536;  // ahead in the stream; measured best on Zen 3
 
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
@@ -21,8 +18,11 @@ inline __m256i broadcast_i32(const void* p) {
     std::memcpy(&x, p, 4);
     return _mm256_set1_epi32(x);
 }
-inline __m256i table16(const int8_t* values) {
-    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+// The code table, if the format has one.
+template <typename F>
+inline __m256i load_table(const WeightType& type) {
+    if constexpr (!F::has_table) return _mm256_setzero_si256();
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(type.table)));
 }
 // Hides a value from the compiler, which would otherwise reassociate sums, hold all products at once and spill them.
 inline __m256i pin(__m256i x) {
@@ -52,17 +52,15 @@ inline __m256i unpack_triples(const uint8_t* chunk) {
 }
 
 // The 32 codes of quad Q, half H of the columns.
-template <WeightType T, int Q, int H>
-inline __m256i unpack_quad(const uint8_t* codes) {
-    using F = Format<T>;
-    if constexpr (T == WeightType::Q8_0) return load_bytes(codes + 64 * Q + 32 * H);
+template <typename F, int Q, int H>
+inline __m256i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m256i table) {
+    if constexpr (F::bits == 8) return load_bytes(codes + 64 * Q + 32 * H);
     if constexpr (F::has_triples) return unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4) + 32 * H);
     __m256i u = _mm256_setzero_si256();
     if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2) + 32 * H), 15);
-    if constexpr (F::is_iq4) u = _mm256_shuffle_epi8(table16(IQ4_VALUES), u);
-    if constexpr (T == WeightType::MXFP4) u = _mm256_shuffle_epi8(table16(MXFP4_VALUES), u);
+    if constexpr (F::has_table) u = _mm256_shuffle_epi8(table, u);
     if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(load_bytes(codes + 64 * (Q / 4) + 32 * H), 3);
-    if constexpr (F::bits_offset >= 0) {
+    if constexpr (F::has_bits) {
         const __m256i bits = load_bytes(codes + F::bits_offset + 32 * H);
         u = _mm256_or_si256(u, move_bits<Q, F::bits_place>(bits, 1 << F::bits_place));
     }
@@ -73,48 +71,56 @@ inline __m256i unpack_quad(const uint8_t* codes) {
 struct I32x16 {
     __m256i lo, hi;
 };
-template <WeightType T>
+template <typename F>
 inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
-    if constexpr (!Format<T>::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
-    __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(half_scales<T>(header, unit, half)));
-    if constexpr (T == WeightType::Q2_K) bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
+    if constexpr (!F::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
+    __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(half_scales<F>(header, unit, half)));
+    if constexpr (F::scales == Scales::u4_per_half_unit) bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
     const __m256i words = _mm256_permute4x64_epi64(_mm256_cvtepi8_epi16(bytes), 0xd8);
     const __m256i lo = _mm256_unpacklo_epi16(words, words), hi = _mm256_unpackhi_epi16(words, words);
     return {lo, hi};  // columns 0 .. 7 and 8 .. 15
 }
 
+inline void store_half_scales(int32_t* out, I32x16 s) {
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out), s.lo);
+    _mm256_store_si256(reinterpret_cast<__m256i*>(out + 8), s.hi);
+}
+
 // Weights straight from the packed panel.
-template <WeightType T>
+template <typename F>
 struct PackedSource {
-    UnitCursor<T> cursor;
-    PackedSource(const uint8_t* panel, int units) : cursor(panel, 0, units) {}
+    using Form = FormOf<F>;
+    UnitCursor<F> cursor;
+    __m256i table;
+    PackedSource(const Panel& panel, int units) : cursor(panel.data, 0, units), table(load_table<F>(panel.type)) {}
     template <int Q, int H>
     __m256i quad() const {
-        return unpack_quad<T, Q, H>(cursor.codes());
+        return unpack_quad<F, Q, H>(cursor.codes(), table);
     }
     F32x16 scales() const { return cursor.scales(); }
     F32x16 mins(int half) const { return cursor.mins(half); }
-    I32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
+    I32x16 half_scales(int half) const { return load_half_scales<F>(cursor.header, cursor.unit, half); }
     void prefetch() const {
         const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
-        for (int i = 0; i < Format<T>::layout.block_bytes() / Format<T>::layout.units(); i += 64)
+        for (int i = 0; i < F::block_bytes / F::units; i += 64)
             _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T0);
     }
     void next() { cursor.next(); }
 };
 
 // One unit unpacked, reused for many rows.
-template <WeightType T>
+template <typename Form>
 struct alignas(64) UnitTile {
     uint8_t codes[QUADS * QUAD_BYTES];
     float scales[PANEL_COLS];
-    float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
-    int32_t half_scales[IN_HALVES<T> ? 2 : 1][PANEL_COLS];
+    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
+    int32_t half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
 };
 
-template <WeightType T>
+template <typename Form_>
 struct TileSource {
-    const UnitTile<T>* tile;
+    using Form = Form_;
+    const UnitTile<Form>* tile;
     template <int Q, int H>
     __m256i quad() const {
         return load_bytes(tile->codes + 64 * Q + 32 * H);
@@ -122,6 +128,7 @@ struct TileSource {
     F32x16 scales() const { return load(tile->scales); }
     F32x16 mins(int half) const { return load(tile->mins[half]); }
     I32x16 half_scales(int half) const {
+        if constexpr (!Form::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
         return {load_bytes(tile->half_scales[half]), load_bytes(tile->half_scales[half] + 8)};
     }
     void prefetch() const {}
@@ -129,10 +136,11 @@ struct TileSource {
 };
 
 // A packed unit that is left in a tile as it is read, for the rows that come after.
-template <WeightType T>
+template <typename F>
 struct KeepingSource {
-    const PackedSource<T>& packed;
-    UnitTile<T>& tile;
+    using Form = FormOf<F>;
+    const PackedSource<F>& packed;
+    UnitTile<Form>& tile;
     template <int Q, int H>
     __m256i quad() const {
         const __m256i w = packed.template quad<Q, H>();
@@ -151,29 +159,27 @@ struct KeepingSource {
     }
     I32x16 half_scales(int half) const {
         const I32x16 s = packed.half_scales(half);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half]), s.lo);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half] + 8), s.hi);
+        if constexpr (Form::has_half_scales) store_half_scales(tile.half_scales[half], s);
         return s;
     }
 };
 
-template <WeightType T>
-void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
+template <typename F>
+void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
+    const __m256i table = load_table<F>(type);
     const uint8_t* const codes = cursor.codes();
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
         unroll<2>([&](auto h) __attribute__((always_inline)) {
             constexpr int Q = decltype(q)::value, H = decltype(h)::value;
-            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H), unpack_quad<T, Q, H>(codes));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H),
+                               unpack_quad<F, Q, H>(codes, table));
         });
     });
     store(tile.scales, cursor.scales());
-    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], cursor.mins(j));
-    if constexpr (IN_HALVES<T>)
-        for (int j = 0; j < 2; ++j) {
-            const I32x16 s = load_half_scales<T>(cursor.header, cursor.unit, j);
-            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[j]), s.lo);
-            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[j] + 8), s.hi);
-        }
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    if constexpr (F::has_half_scales)
+        for (int j = 0; j < 2; ++j)
+            store_half_scales(tile.half_scales[j], load_half_scales<F>(cursor.header, cursor.unit, j));
 }
 
 // acc[r][h] += codes of quads [First, First + Count) x activations, int16; starts at zero.
@@ -203,13 +209,14 @@ __attribute__((always_inline)) inline void add_terms(const int32_t* terms, __m25
 }
 
 // acc[r][h] (int16) becomes the exact int32 sums of the unit.
-template <WeightType T, int R, typename Source>
+template <int R, typename Source>
 __attribute__((always_inline)) inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms,
                                                      __m256i (&acc)[R][2]) {
+    using Form = typename Source::Form;
     const __m256i ones = _mm256_set1_epi16(1);
-    if constexpr (!IN_HALVES<T>) {
+    if constexpr (!Form::in_halves) {
         add_quads<R, 0, 8>(source, a, acc);
-        if constexpr (ZERO_POINT<T> != 0) add_terms<R>(terms, acc);
+        if constexpr (Form::has_zero_terms) add_terms<R>(terms, acc);
         for (int r = 0; r < R; ++r)
             for (int h = 0; h < 2; ++h) acc[r][h] = _mm256_madd_epi16(acc[r][h], ones);
     } else {
@@ -218,7 +225,7 @@ __attribute__((always_inline)) inline void unit_sums(const Source& source, const
             constexpr int J = decltype(half)::value;
             // Codes below 64 without a zero point do not occur, so four quads always fit.
             add_quads<R, 4 * J, 4>(source, a, acc);
-            if constexpr (ZERO_POINT<T> != 0) add_terms<R>(terms + J * R, acc);
+            if constexpr (Form::has_zero_terms) add_terms<R>(terms + J * R, acc);
             const I32x16 s = source.half_scales(J);
             for (int r = 0; r < R; ++r) {
                 acc[r][0] = _mm256_madd_epi16(acc[r][0], s.lo);
@@ -253,25 +260,26 @@ __attribute__((always_inline)) inline void unit_sums_signed(const Source& source
 }
 
 // c [R][16] += a * weights of one unit.
-template <WeightType T, int R, typename Source>
+template <int R, typename Source>
 __attribute__((always_inline)) inline void multiply_unit(const Source& source, const uint8_t* a, const int32_t* terms,
                                                          float* c) {
+    using Form = typename Source::Form;
     __m256i sum[R][2];
-    if constexpr (Format<T>::is_wide)
+    if constexpr (Form::is_wide)
         unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
     else
-        unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
     const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
     const F32x16 s = source.scales();
     F32x16 mins[2];
-    for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
+    for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
     // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
     if (R > 2) __asm__("" : "+r"(c));
     for (int r = 0; r < R; ++r) {
         const F32x16 i = {_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
         F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-        if constexpr (Format<T>::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
-        if constexpr (Format<T>::mins == 2)
+        if constexpr (Form::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
+        if constexpr (Form::mins == 2)
             for (int j = 0; j < 2; ++j)
                 y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
         store(c + PANEL_COLS * r, y);
@@ -279,77 +287,79 @@ __attribute__((always_inline)) inline void multiply_unit(const Source& source, c
 }
 
 // c [R][16] += a * weights over `units` units.
-template <WeightType T, int R, typename Source>
+template <int R, typename Source>
 void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
-    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
+    using Form = typename Source::Form;
+    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
         source.prefetch();
-        multiply_unit<T, R>(source, a, terms, c);
+        multiply_unit<R>(source, a, terms, c);
     }
 }
 
 // c [4 + R][16] += a * panel, for a whole group and one of R rows: the first leaves each unit in a tile.
-template <WeightType T, int R>
-void multiply_pair(const uint8_t* panel, int units, const uint8_t* const (&a)[2], const int32_t* const (&terms)[2],
+template <typename F, int R>
+void multiply_pair(const Panel& panel, int units, const uint8_t* const (&a)[2], const int32_t* const (&terms)[2],
                    float* c) {
     constexpr int W = ROW_GROUP;
-    UnitTile<T> tile;
-    PackedSource<T> source(panel, units);
+    using Form = FormOf<F>;
+    UnitTile<Form> tile;
+    PackedSource<F> source(panel, units);
     const uint8_t *first = a[0], *second = a[1];
     const int32_t *first_terms = terms[0], *second_terms = terms[1];
     for (int u = 0; u < units; ++u, source.next()) {
         source.prefetch();
-        multiply_unit<T, W>(KeepingSource<T>{source, tile}, first, first_terms, c);
+        multiply_unit<W>(KeepingSource<F>{source, tile}, first, first_terms, c);
         // The tile is memory. As values that live through both products its codes would fill registers and spill.
         __asm__ volatile("" : : "r"(&tile) : "memory");
-        multiply_unit<T, R>(TileSource<T>{&tile}, second, second_terms, c + W * PANEL_COLS);
+        multiply_unit<R>(TileSource<Form>{&tile}, second, second_terms, c + W * PANEL_COLS);
         first += ROW_UNIT_BYTES * W;
         second += ROW_UNIT_BYTES * R;
-        first_terms += TERM_COUNT<T> * W;
-        second_terms += TERM_COUNT<T> * R;
+        first_terms += Form::term_count * W;
+        second_terms += Form::term_count * R;
     }
 }
 
-template <WeightType T, typename Source>
+template <typename Source>
 inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
     switch (a.rows) {
         case 1:
-            return multiply_units<T, 1>(source, units, a.data, terms, c);
+            return multiply_units<1>(source, units, a.data, terms, c);
         case 2:
-            return multiply_units<T, 2>(source, units, a.data, terms, c);
+            return multiply_units<2>(source, units, a.data, terms, c);
         case 3:
-            return multiply_units<T, 3>(source, units, a.data, terms, c);
+            return multiply_units<3>(source, units, a.data, terms, c);
         default:
-            return multiply_units<T, 4>(source, units, a.data, terms, c);
+            return multiply_units<4>(source, units, a.data, terms, c);
     }
 }
 
 // c [rows][16] += a * panel
-template <WeightType T>
-void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T>(PackedSource<T>(panel, units), units, a, terms, c);
+template <typename F>
+void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows(PackedSource<F>(panel, units), units, a, terms, c);
 }
 
 // The same for two groups of which the first is whole, each unit unpacked once for both. c: of both.
-template <WeightType T>
-void multiply_packed_pair(const uint8_t* panel, int units, ImageGroup first, ImageGroup second,
+template <typename F>
+void multiply_packed_pair(const Panel& panel, int units, ImageGroup first, ImageGroup second,
                           const int32_t* const (&terms)[2], float* c) {
     const uint8_t* const a[2] = {first.data, second.data};
     switch (second.rows) {
         case 1:
-            return multiply_pair<T, 1>(panel, units, a, terms, c);
+            return multiply_pair<F, 1>(panel, units, a, terms, c);
         case 2:
-            return multiply_pair<T, 2>(panel, units, a, terms, c);
+            return multiply_pair<F, 2>(panel, units, a, terms, c);
         case 3:
-            return multiply_pair<T, 3>(panel, units, a, terms, c);
+            return multiply_pair<F, 3>(panel, units, a, terms, c);
         default:
-            return multiply_pair<T, 4>(panel, units, a, terms, c);
+            return multiply_pair<F, 4>(panel, units, a, terms, c);
     }
 }
 
 // c [rows][16] += a * tiles
-template <WeightType T>
-void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T>(TileSource<T>{tiles}, units, a, terms, c);
+template <typename Form>
+void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows(TileSource<Form>{tiles}, units, a, terms, c);
 }
 
 }  // namespace

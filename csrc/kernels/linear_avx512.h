@@ -8,18 +8,6 @@
 namespace octavo {
 namespace {
 
-#if defined(OCTAVO_ISA_avx512)
-constexpr bool HAS_VNNI = false;
-#else
-constexpr bool HAS_VNNI = true;
-#endif
-
-template <WeightType T>
-constexpr bool IN_HALVES =
-    Format<T>::has_half_scales || (!HAS_VNNI && Format<T>::max_code > 15 && !Format<T>::zero && !Format<T>::is_wide);
-template <WeightType T>
-constexpr bool AS_NIBBLES = Format<T>::is_wide && !HAS_VNNI;
-
 constexpr int PREFETCH_BYTES = 2048;  // ahead in the stream
 
 inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
@@ -28,8 +16,12 @@ inline __m512i broadcast_i32(const void* p) {
     std::memcpy(&x, p, 4);
     return _mm512_set1_epi32(x);
 }
-inline __m512i table16(const int8_t* values) {
-    return _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+// The code table, if the format has one; wide: plus 128.
+template <typename F>
+inline __m512i load_table(const WeightType& type) {
+    if constexpr (!F::has_table) return _mm512_setzero_si512();
+    const __m512i table = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(type.table)));
+    return F::is_wide ? _mm512_xor_si512(table, _mm512_set1_epi8(-128)) : table;
 }
 // Hides a value from the compiler, which would otherwise reassociate sums, hold all products at once and spill them.
 inline __m512i pin(__m512i x) {
@@ -59,65 +51,64 @@ inline __m512i unpack_triples(const uint8_t* chunk) {
     return _mm512_srli_epi16(u, 2);
 }
 
-// The 64 unsigned codes of quad Q; wide types: w + 128.
-template <WeightType T, int Q>
-inline __m512i unpack_quad(const uint8_t* codes) {
-    using F = Format<T>;
-    const __m512i flip = _mm512_set1_epi8(-128);
-    if constexpr (T == WeightType::Q8_0) return _mm512_xor_si512(load_bytes(codes + 64 * Q), flip);
+// The 64 unsigned codes of quad Q; wide: w + 128.
+template <typename F, int Q>
+inline __m512i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m512i table) {
+    if constexpr (F::bits == 8) return _mm512_xor_si512(load_bytes(codes + 64 * Q), _mm512_set1_epi8(-128));
     if constexpr (F::has_triples) return unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4));
     __m512i u = _mm512_setzero_si512();
     if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(load_bytes(codes + 64 * (Q / 2)), 15);
-    if constexpr (F::is_iq4) u = _mm512_xor_si512(_mm512_shuffle_epi8(table16(IQ4_VALUES), u), flip);
-    if constexpr (T == WeightType::MXFP4) u = _mm512_shuffle_epi8(table16(MXFP4_VALUES), u);
+    if constexpr (F::has_table) u = _mm512_shuffle_epi8(table, u);
     if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(load_bytes(codes + 64 * (Q / 4)), 3);
-    if constexpr (F::bits_offset >= 0)
+    if constexpr (F::has_bits)
         u = _mm512_or_si512(u, move_bits<Q, F::bits_place>(load_bytes(codes + F::bits_offset), 1 << F::bits_place));
     return u;
 }
 
 // scale_j of 16 columns as floats.
-template <WeightType T>
+template <typename F>
 inline F32x16 load_half_scales(const uint8_t* header, int unit, int half) {
-    const uint8_t* const p = half_scales<T>(header, unit, half);
-    if constexpr (T != WeightType::Q2_K) return load_i8(p);
+    const uint8_t* const p = half_scales<F>(header, unit, half);
+    if constexpr (F::scales != Scales::u4_per_half_unit) return load_i8(p);
     const __m128i low = _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(15));
     return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(low))};
 }
 
 // Weights straight from the packed panel.
-template <WeightType T>
+template <typename F>
 struct PackedSource {
-    UnitCursor<T> cursor;
-    PackedSource(const uint8_t* panel, int units) : cursor(panel, 0, units) {}
+    using Form = FormOf<F>;
+    UnitCursor<F> cursor;
+    __m512i table;
+    PackedSource(const Panel& panel, int units) : cursor(panel.data, 0, units), table(load_table<F>(panel.type)) {}
     template <int Q>
     __m512i quad() const {
-        return unpack_quad<T, Q>(cursor.codes());
+        return unpack_quad<F, Q>(cursor.codes(), table);
     }
     F32x16 scales() const { return cursor.scales(); }
     F32x16 mins(int half) const { return cursor.mins(half); }
-    F32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
+    F32x16 half_scales(int half) const { return load_half_scales<F>(cursor.header, cursor.unit, half); }
     void prefetch() const {
         const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
-        for (int i = 0; i < Format<T>::layout.block_bytes() / Format<T>::layout.units(); i += 64)
-            __builtin_prefetch(ahead + i);
+        for (int i = 0; i < F::block_bytes / F::units; i += 64) __builtin_prefetch(ahead + i);
     }
     void next() { cursor.next(); }
 };
 
 #if !defined(OCTAVO_ISA_amx)
 // One unit unpacked, reused for many rows.
-template <WeightType T>
+template <typename Form>
 struct alignas(64) UnitTile {
     uint8_t codes[QUADS * QUAD_BYTES];
     float scales[PANEL_COLS];
-    float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
-    float half_scales[Format<T>::has_half_scales ? 2 : 1][PANEL_COLS];
+    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
+    float half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
 };
 
-template <WeightType T>
+template <typename Form_>
 struct TileSource {
-    const UnitTile<T>* tile;
+    using Form = Form_;
+    const UnitTile<Form>* tile;
     template <int Q>
     __m512i quad() const {
         return load_bytes(tile->codes + 64 * Q);
@@ -129,46 +120,48 @@ struct TileSource {
     void next() { ++tile; }
 };
 
-template <WeightType T>
-void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
+template <typename F>
+void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
+    const __m512i table = load_table<F>(type);
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
         constexpr int Q = decltype(q)::value;
-        _mm512_storeu_si512(tile.codes + 64 * Q, unpack_quad<T, Q>(cursor.codes()));
+        _mm512_storeu_si512(tile.codes + 64 * Q, unpack_quad<F, Q>(cursor.codes(), table));
     });
     store(tile.scales, cursor.scales());
-    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], cursor.mins(j));
-    if constexpr (Format<T>::has_half_scales)
-        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<T>(cursor.header, cursor.unit, j));
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    if constexpr (F::has_half_scales)
+        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<F>(cursor.header, cursor.unit, j));
 }
 #endif
 
 #if defined(OCTAVO_ISA_avx512)
 
 // sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r. Terms are pairs of int16.
-template <WeightType T, int R, int First, int Count, typename Source>
+template <int R, int First, int Count, typename Source>
 inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms, __m512i (&sum)[R]) {
+    using Form = typename Source::Form;
     const __m512i ones = _mm512_set1_epi16(1), mask = _mm512_set1_epi8(15);
     __m512i high[R];
     unroll<Count>([&](auto i) __attribute__((always_inline)) {
         constexpr int Q = First + decltype(i)::value;
         const __m512i u = source.template quad<Q>();
-        const __m512i low = AS_NIBBLES<T> ? _mm512_and_si512(u, mask) : u;
+        const __m512i low = Form::is_wide ? _mm512_and_si512(u, mask) : u;
         for (int r = 0; r < R; ++r) {
             const __m512i x = broadcast_i32(a + 32 * r + 4 * Q), p = _mm512_maddubs_epi16(low, x);
             sum[r] = pin(Q == First ? p : _mm512_add_epi16(sum[r], p));
-            if constexpr (AS_NIBBLES<T>) {
+            if constexpr (Form::is_wide) {
                 const __m512i h = _mm512_maddubs_epi16(move_bits<4, 0>(u, 15), x);
                 high[r] = pin(Q == First ? h : _mm512_add_epi16(high[r], h));
             }
         }
     });
     for (int r = 0; r < R; ++r) {
-        if constexpr (AS_NIBBLES<T>) {
+        if constexpr (Form::is_wide) {
             high[r] = _mm512_add_epi16(high[r], broadcast_i32(terms + r));
             sum[r] =
                 _mm512_add_epi32(_mm512_madd_epi16(sum[r], ones), _mm512_madd_epi16(high[r], _mm512_set1_epi16(16)));
         } else {
-            if constexpr (ZERO_POINT<T> != 0) sum[r] = _mm512_add_epi16(sum[r], broadcast_i32(terms + r));
+            if constexpr (Form::has_zero_terms) sum[r] = _mm512_add_epi16(sum[r], broadcast_i32(terms + r));
             sum[r] = _mm512_madd_epi16(sum[r], ones);
         }
     }
@@ -177,14 +170,15 @@ inline void sum_quads(const Source& source, const int8_t* a, const int32_t* term
 #else
 
 // sum[r] = terms[r] + codes of quads [First, First + Count) x activations of row r.
-template <WeightType T, int R, int First, int Count, typename Source>
+template <int R, int First, int Count, typename Source>
 inline void sum_quads(const Source& source, const int8_t* a, const int32_t* terms, __m512i (&sum)[R]) {
+    using Form = typename Source::Form;
     // Two chains for few rows: the instruction takes five cycles, two start in each.
     constexpr int CHAINS = R <= 4 ? 2 : 1;
     __m512i chain[CHAINS][R];
     for (int r = 0; r < R; ++r) {
         chain[CHAINS - 1][r] = _mm512_setzero_si512();
-        chain[0][r] = ZERO_POINT<T> != 0 ? broadcast_i32(terms + r) : _mm512_setzero_si512();
+        chain[0][r] = Form::has_zero_terms ? broadcast_i32(terms + r) : _mm512_setzero_si512();
     }
     unroll<Count>([&](auto i) __attribute__((always_inline)) {
         constexpr int Q = First + decltype(i)::value, C = Q % CHAINS;
@@ -199,18 +193,19 @@ inline void sum_quads(const Source& source, const int8_t* a, const int32_t* term
 #endif
 
 // I of linear_format.h as floats: below 2^24, hence exact, the products with scale_j included.
-template <WeightType T, int R, typename Source>
+template <int R, typename Source>
 inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, F32x16 (&sum)[R]) {
+    using Form = typename Source::Form;
     __m512i first[R];
-    if constexpr (!IN_HALVES<T>) {
-        sum_quads<T, R, 0, 8>(source, a, terms, first);
+    if constexpr (!Form::in_halves) {
+        sum_quads<R, 0, 8>(source, a, terms, first);
         for (int r = 0; r < R; ++r) sum[r] = {_mm512_cvtepi32_ps(first[r])};
     } else {
         __m512i second[R];
-        sum_quads<T, R, 0, 4>(source, a, terms, first);
-        sum_quads<T, R, 4, 4>(source, a, terms + R, second);
+        sum_quads<R, 0, 4>(source, a, terms, first);
+        sum_quads<R, 4, 4>(source, a, terms + R, second);
         for (int r = 0; r < R; ++r) {
-            if constexpr (Format<T>::has_half_scales) {
+            if constexpr (Form::has_half_scales) {
                 const F32x16 s0 = {_mm512_cvtepi32_ps(first[r])}, s1 = {_mm512_cvtepi32_ps(second[r])};
                 sum[r] = fma(s1, source.half_scales(1), s0 * source.half_scales(0));
             } else {
@@ -221,22 +216,23 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
 }
 
 // c [R][16] += a * weights over `units` units.
-template <WeightType T, int R, typename Source>
+template <int R, typename Source>
 void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+    using Form = typename Source::Form;
     F32x16 y[R];
     for (int r = 0; r < R; ++r) y[r] = load(c + PANEL_COLS * r);
-    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
+    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
         source.prefetch();
         F32x16 sum[R];
-        unit_sums<T, R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
         const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
         const F32x16 s = source.scales();
         F32x16 mins[2];
-        for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
+        for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
         for (int r = 0; r < R; ++r) {
             y[r] = fma(sum[r], s * broadcast(scales[r]), y[r]);
-            if constexpr (Format<T>::mins == 1) y[r] = fma(mins[0], broadcast(scales[R + r]), y[r]);
-            if constexpr (Format<T>::mins == 2)
+            if constexpr (Form::mins == 1) y[r] = fma(mins[0], broadcast(scales[R + r]), y[r]);
+            if constexpr (Form::mins == 2)
                 for (int j = 0; j < 2; ++j)
                     y[r] = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y[r]);
         }
@@ -244,25 +240,25 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
 }
 
-template <WeightType T, int Most, typename Source>
+template <int Most, typename Source>
 inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
     unroll<Most>([&](auto i) __attribute__((always_inline)) {
         constexpr int R = decltype(i)::value + 1;
-        if (a.rows == R) multiply_units<T, R>(source, units, a.data, terms, c);
+        if (a.rows == R) multiply_units<R>(source, units, a.data, terms, c);
     });
 }
 
 // c [rows][16] += a * panel
-template <WeightType T>
-void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T, PACKED_ROWS>(PackedSource<T>(panel, units), units, a, terms, c);
+template <typename F>
+void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<PACKED_ROWS>(PackedSource<F>(panel, units), units, a, terms, c);
 }
 
 #if !defined(OCTAVO_ISA_amx)
 // c [rows][16] += a * tiles
-template <WeightType T>
-void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T, ROW_GROUP>(TileSource<T>{tiles}, units, a, terms, c);
+template <typename Form>
+void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<ROW_GROUP>(TileSource<Form>{tiles}, units, a, terms, c);
 }
 #endif
 

@@ -16,75 +16,65 @@ struct DenseRows {
     int rows;
 };
 
-template <WeightType T>
+template <typename F>
 inline F32x16 load_dense(const uint8_t* panel, int64_t k) {
-    if constexpr (T == WeightType::F32)
+    if constexpr (F::codes == Codes::f32)
         return load(reinterpret_cast<const float*>(panel) + k * PANEL_COLS);
-    else if constexpr (T == WeightType::F16)
+    else if constexpr (F::codes == Codes::f16)
         return load_f16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
     else
         return load_bf16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
 }
 
 // c [R][16] += x [R][k0 .. k0 + count) * weights
-template <WeightType T, int R>
+template <typename F, int R>
 inline void multiply_dense_rows(const uint8_t* panel, int count, const float* x, int64_t stride, float* c) {
     F32x16 y[R];
     for (int r = 0; r < R; ++r) y[r] = load(c + PANEL_COLS * r);
     for (int k = 0; k < count; ++k) {
-        const F32x16 w = load_dense<T>(panel, k);
+        const F32x16 w = load_dense<F>(panel, k);
         for (int r = 0; r < R; ++r) y[r] = fma(w, broadcast(x[r * stride + k]), y[r]);
     }
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
 }
 
-template <WeightType T>
+template <typename F>
 inline void multiply_dense(const uint8_t* panel, int count, DenseRows x, float* c) {
     for (int r = 0; r < x.rows; r += DENSE_ROWS, c += DENSE_ROWS * PANEL_COLS) {
         const float* const p = x.data + r * x.stride;
         switch (x.rows - r) {
             case 1:
-                multiply_dense_rows<T, 1>(panel, count, p, x.stride, c);
+                multiply_dense_rows<F, 1>(panel, count, p, x.stride, c);
                 break;
             case 2:
-                multiply_dense_rows<T, 2>(panel, count, p, x.stride, c);
+                multiply_dense_rows<F, 2>(panel, count, p, x.stride, c);
                 break;
             case 3:
-                multiply_dense_rows<T, 3>(panel, count, p, x.stride, c);
+                multiply_dense_rows<F, 3>(panel, count, p, x.stride, c);
                 break;
             default:
-                multiply_dense_rows<T, 4>(panel, count, p, x.stride, c);
+                multiply_dense_rows<F, 4>(panel, count, p, x.stride, c);
         }
     }
 }
 
 // c [rows][16] += x * panel. Many rows: converted to float32 once, in pieces that stay in the L1 cache.
-template <WeightType T>
+template <typename F>
 void multiply_dense_panel(const uint8_t* panel, int k, DenseRows x, float* c) {
-    if (T == WeightType::F32 || x.rows <= DENSE_ROWS) {
+    if (F::codes == Codes::f32 || x.rows <= DENSE_ROWS) {
         for (int k0 = 0; k0 < k; k0 += DENSE_TILE_K) {
             const int count = k - k0 < DENSE_TILE_K ? k - k0 : DENSE_TILE_K;
-            const uint8_t* const piece = panel + static_cast<int64_t>(k0) * panel_layout(T).unit_bytes;
-            multiply_dense<T>(piece, count, {x.data + k0, x.stride, x.rows}, c);
+            const uint8_t* const piece = panel + static_cast<int64_t>(k0) * F::block_bytes;
+            multiply_dense<F>(piece, count, {x.data + k0, x.stride, x.rows}, c);
         }
         return;
     }
     alignas(64) float tile[DENSE_TILE_K * PANEL_COLS];
     for (int k0 = 0; k0 < k; k0 += DENSE_TILE_K) {
         const int count = k - k0 < DENSE_TILE_K ? k - k0 : DENSE_TILE_K;
-        for (int i = 0; i < count; ++i) store(tile + i * PANEL_COLS, load_dense<T>(panel, k0 + i));
-        multiply_dense<WeightType::F32>(reinterpret_cast<uint8_t*>(tile), count, {x.data + k0, x.stride, x.rows}, c);
-    }
-}
-
-inline void multiply_dense_panel(WeightType type, const uint8_t* panel, int k, DenseRows x, float* c) {
-    switch (type) {
-        case WeightType::F32:
-            return multiply_dense_panel<WeightType::F32>(panel, k, x, c);
-        case WeightType::F16:
-            return multiply_dense_panel<WeightType::F16>(panel, k, x, c);
-        default:
-            return multiply_dense_panel<WeightType::BF16>(panel, k, x, c);
+        for (int i = 0; i < count; ++i) store(tile + i * PANEL_COLS, load_dense<F>(panel, k0 + i));
+        multiply_dense<Format<Codes::f32, 32, 1, Scales::none, Mins::none>>(reinterpret_cast<uint8_t*>(tile), count,
+                                                                            {x.data + k0, x.stride, x.rows}, c);
     }
 }
 

@@ -6,9 +6,10 @@
 //     I = sum over half units j of scale_j * sum over k of (u - zero) * a       exact in int32
 //     y = fma(float(I), s * s_a, y)
 //     y = fma(m, A, y)                      types with one minimum a unit
-//     y = fma(m_j, A_j, y), j = 0, 1        Q2_K: a minimum for each half unit
-// where scale_j is 1 except for Q2_K, Q3_K and Q6_K. Dense types: y = fma(w, x, y) in increasing k. Every
-// instruction set does exactly this, for any number of rows and threads, so all results agree bit for bit.
+//     y = fma(m_j, A_j, y), j = 0, 1        types with a minimum for each half unit
+// where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. Dense types: y = fma(w,
+// x, y) in increasing k. Every instruction set does exactly this, for any number of rows and threads, so all results
+// agree bit for bit.
 #pragma once
 
 #include "packed_weight.h"
@@ -18,75 +19,37 @@
 namespace octavo {
 namespace {
 
-template <WeightType T>
-struct TypeTag {
-    static constexpr WeightType type = T;
+// PanelTraits as a type, so that equal traits are the same instantiation of every template over them.
+template <Codes Codes_, int32_t Bits, int32_t BlockK, Scales Scales_, Mins Mins_>
+struct Format {
+    static constexpr PanelTraits traits = {Codes_, Bits, BlockK, Scales_, Mins_};
+    static constexpr Codes codes = Codes_;
+    static constexpr Scales scales = Scales_;
+    static constexpr int bits = Bits, units = octavo::units(traits), unit_bytes = octavo::unit_bytes(traits);
+    static constexpr int header_bytes = octavo::header_bytes(traits), block_bytes = octavo::block_bytes(traits);
+    static constexpr bool is_dense = octavo::is_dense(traits), is_wide = octavo::is_wide(traits);
+    static constexpr bool has_table = octavo::has_table(traits), has_zero = octavo::has_zero(traits);
+    static constexpr bool has_half_scales = octavo::has_half_scales(traits);
+    static constexpr bool has_byte_mins = Mins_ == Mins::u8_per_unit, has_half_mins = Mins_ == Mins::u4_per_half_unit;
+    static constexpr int mins = Mins_ == Mins::none ? 0 : has_half_mins ? 2 : 1;  // of a unit
+    // Planes of the codes; which bit of a code the plane of single bits holds and where it lies in a unit.
+    static constexpr bool has_pairs = bits == 2 || bits == 3, has_nibbles = bits == 4 || bits == 5;
+    static constexpr bool has_triples = bits == 6, has_bits = bits == 3 || bits == 5;
+    static constexpr int bits_place = bits - 1, bits_offset = QUAD_BYTES * bits_place;
 };
 
-// Calls f with the tag of a quantized type.
-template <typename F>
-inline auto with_quantized_type(WeightType type, const F& f) {
-    switch (type) {
-        case WeightType::Q4_0:
-            return f(TypeTag<WeightType::Q4_0>{});
-        case WeightType::Q4_1:
-            return f(TypeTag<WeightType::Q4_1>{});
-        case WeightType::Q5_0:
-            return f(TypeTag<WeightType::Q5_0>{});
-        case WeightType::Q5_1:
-            return f(TypeTag<WeightType::Q5_1>{});
-        case WeightType::Q2_K:
-            return f(TypeTag<WeightType::Q2_K>{});
-        case WeightType::Q3_K:
-            return f(TypeTag<WeightType::Q3_K>{});
-        case WeightType::Q4_K:
-            return f(TypeTag<WeightType::Q4_K>{});
-        case WeightType::Q5_K:
-            return f(TypeTag<WeightType::Q5_K>{});
-        case WeightType::Q6_K:
-            return f(TypeTag<WeightType::Q6_K>{});
-        case WeightType::IQ4_NL:
-            return f(TypeTag<WeightType::IQ4_NL>{});
-        case WeightType::IQ4_XS:
-            return f(TypeTag<WeightType::IQ4_XS>{});
-        case WeightType::MXFP4:
-            return f(TypeTag<WeightType::MXFP4>{});
-        default:
-            return f(TypeTag<WeightType::Q8_0>{});
+template <int I>
+using FormatOf = Format<WEIGHT_TYPES[I].traits.codes, WEIGHT_TYPES[I].traits.bits, WEIGHT_TYPES[I].traits.block_k,
+                        WEIGHT_TYPES[I].traits.scales, WEIGHT_TYPES[I].traits.mins>;
+
+// Calls f with the Format of `traits`, which some row of WEIGHT_TYPES must have.
+template <int I = 0, typename F>
+inline void with_format(const PanelTraits& traits, const F& f) {
+    if constexpr (I < NUM_WEIGHT_TYPES) {
+        if (traits == FormatOf<I>::traits) return f(FormatOf<I>{});
+        with_format<I + 1>(traits, f);
     }
 }
-
-template <WeightType T>
-struct Format {
-    static constexpr PanelLayout layout = panel_layout(T);
-    static constexpr bool has_triples = T == WeightType::Q6_K;
-    static constexpr bool has_nibbles =
-        T != WeightType::Q8_0 && T != WeightType::Q2_K && T != WeightType::Q3_K && !has_triples;
-    static constexpr bool is_iq4 = T == WeightType::IQ4_NL || T == WeightType::IQ4_XS;
-    // Signed byte codes; all others are unsigned codes below 64.
-    static constexpr bool is_wide = T == WeightType::Q8_0 || is_iq4;
-    // Where the bit plane lies in a unit and which bit of the code it holds; -1: none.
-    static constexpr int bits_offset = T == WeightType::Q5_0 || T == WeightType::Q5_1 || T == WeightType::Q5_K ? 256
-                                       : T == WeightType::Q3_K                                                 ? 128
-                                                                                                               : -1;
-    static constexpr int bits_place = T == WeightType::Q3_K ? 2 : 4;
-    static constexpr bool has_pairs = T == WeightType::Q2_K || T == WeightType::Q3_K;
-    static constexpr int zero = T == WeightType::Q4_0    ? 8
-                                : T == WeightType::Q5_0  ? 16
-                                : T == WeightType::Q6_K  ? 32
-                                : T == WeightType::Q3_K  ? 4
-                                : T == WeightType::MXFP4 ? 12
-                                                         : 0;
-    static constexpr bool has_half_scales = T == WeightType::Q2_K || T == WeightType::Q3_K || T == WeightType::Q6_K;
-    static constexpr bool has_k_mins = T == WeightType::Q4_K || T == WeightType::Q5_K;
-    static constexpr int mins = T == WeightType::Q2_K                                          ? 2
-                                : has_k_mins || T == WeightType::Q4_1 || T == WeightType::Q5_1 ? 1
-                                                                                               : 0;
-    static constexpr int max_code = bits_offset == 256       ? 31
-                                    : T == WeightType::Q6_K  ? 63
-                                    : T == WeightType::MXFP4 ? 24
-                                                             : 15;
-};
 
 #if defined(__AVX512F__)
 inline F32x16 load_u8(const uint8_t* p) {
@@ -130,17 +93,17 @@ inline F32x16 load_i8(const uint8_t* p) {
 
 inline F32x16 load_halves(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
 
-// 2^(e - 128): the scale of MXFP4 with doubled values. Exponents 0 and 1 give subnormal numbers.
-inline float mxfp4_scale(uint8_t e) {
+// 2^(e - 128). Exponents 0 and 1 give subnormal numbers.
+inline float half_of_e8m0(uint8_t e) {
     const uint32_t bits = e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23;
     float f;
     std::memcpy(&f, &bits, 4);
     return f;
 }
 
-inline F32x16 load_mxfp4_scales(const uint8_t* p) {
+inline F32x16 load_e8m0(const uint8_t* p) {
     float t[16];
-    for (int i = 0; i < 16; ++i) t[i] = mxfp4_scale(p[i]);
+    for (int i = 0; i < 16; ++i) t[i] = half_of_e8m0(p[i]);
     return load(t);
 }
 
@@ -158,25 +121,24 @@ inline F32x16 load_high_nibbles(const uint8_t* p) {
 #endif
 
 // Where the 16 bytes of scale_j lie.
-template <WeightType T>
+template <typename F>
 inline const uint8_t* half_scales(const uint8_t* header, int unit, int half) {
-    return header + (T == WeightType::Q2_K ? 64 : 32) + 16 * (2 * unit + half);
+    return header + byte_scales_at(F::traits) + PANEL_COLS * (2 * unit + half);
 }
 
 // scale_j of one column.
-template <WeightType T>
+template <typename F>
 inline int half_scale(const uint8_t* header, int unit, int half, int column) {
-    if constexpr (!Format<T>::has_half_scales) return 1;
-    const uint8_t byte = half_scales<T>(header, unit, half)[column];
-    return T == WeightType::Q2_K ? byte & 15 : static_cast<int8_t>(byte);
+    if constexpr (!F::has_half_scales) return 1;
+    const uint8_t byte = half_scales<F>(header, unit, half)[column];
+    return F::scales == Scales::u4_per_half_unit ? byte & 15 : static_cast<int8_t>(byte);
 }
 
-// The code of one value: u, or the signed value of the wide types. k and column within the unit.
-template <WeightType T>
-inline int unit_code(const uint8_t* codes, int k, int column) {
-    using F = Format<T>;
+// The code of one value, looked up and signed where the format says so. k and column within the unit.
+template <typename F>
+inline int unit_code([[maybe_unused]] const int8_t* table, const uint8_t* codes, int k, int column) {
     const int quad = k / 4, byte = column * 4 + k % 4;
-    if constexpr (T == WeightType::Q8_0) return static_cast<int8_t>(codes[64 * quad + byte]);
+    if constexpr (F::bits == 8) return static_cast<int8_t>(codes[64 * quad + byte]);
     if constexpr (F::has_triples) {
         const uint8_t* const triple = codes + TRIPLE_BYTES * (quad / 4) + byte;
         if (quad % 4 < 3) return triple[64 * (quad % 4)] & 63;
@@ -184,52 +146,56 @@ inline int unit_code(const uint8_t* codes, int k, int column) {
     }
     int u = 0;
     if constexpr (F::has_nibbles) u = codes[64 * (quad / 2) + byte] >> (4 * (quad % 2)) & 15;
-    if constexpr (F::is_iq4) return IQ4_VALUES[u];
-    if constexpr (T == WeightType::MXFP4) return MXFP4_VALUES[u];
+    if constexpr (F::has_table) return table[u];
     if constexpr (F::has_pairs) u = codes[64 * (quad / 4) + byte] >> (2 * (quad % 4)) & 3;
-    if constexpr (F::bits_offset >= 0) u |= (codes[F::bits_offset + byte] >> quad & 1) << F::bits_place;
+    if constexpr (F::has_bits) u |= (codes[F::bits_offset + byte] >> quad & 1) << F::bits_place;
     return u;
 }
 
+// A panel, with what types of equal traits may differ in.
+struct Panel {
+    const uint8_t* data;
+    const WeightType& type;
+};
+
 // A walk over `count` units of a panel. What all units of a super-block share is converted once.
-template <WeightType T>
+template <typename F>
 struct UnitCursor {
     const uint8_t* header;
     int unit;  // in the super-block
 
     UnitCursor(const uint8_t* panel, int first, int count)
-        : header(panel + first / Format<T>::layout.units() * static_cast<int64_t>(Format<T>::layout.block_bytes())),
-          unit(first % Format<T>::layout.units()),
+        : header(panel + first / F::units * static_cast<int64_t>(F::block_bytes)),
+          unit(first % F::units),
           left_(count) {
         load_header();
     }
-    const uint8_t* codes() const {
-        return header + Format<T>::layout.header_bytes + unit * Format<T>::layout.unit_bytes;
-    }
+    const uint8_t* codes() const { return header + F::header_bytes + unit * F::unit_bytes; }
     // s of the unit, 16 columns.
     F32x16 scales() const {
-        if constexpr (Format<T>::has_k_mins)
-            return scale_ * load_u8(header + 64 + 16 * unit);
-        else if constexpr (T == WeightType::IQ4_XS)
-            return scale_ * load_i8(header + 32 + 16 * unit);
+        [[maybe_unused]] const uint8_t* const bytes = header + byte_scales_at(F::traits) + PANEL_COLS * unit;
+        if constexpr (F::scales == Scales::u8_per_unit)
+            return scale_ * load_u8(bytes);
+        else if constexpr (F::scales == Scales::i8_per_unit)
+            return scale_ * load_i8(bytes);
         else
             return scale_;
     }
     // m of the unit, or m_j for j = `half`.
     F32x16 mins([[maybe_unused]] int half) const {
-        if constexpr (Format<T>::has_k_mins)
-            return min_ * load_u8(header + 192 + 16 * unit);
-        else if constexpr (T == WeightType::Q2_K)
-            return min_ * load_high_nibbles(header + 64 + 16 * (2 * unit + half));
+        if constexpr (F::has_byte_mins)
+            return min_ * load_u8(header + byte_mins_at(F::traits) + PANEL_COLS * unit);
+        else if constexpr (F::has_half_mins)
+            return min_ * load_high_nibbles(half_scales<F>(header, unit, half));
         else
             return min_;
     }
     // After the last unit, `header` is that of the next one, if there is any.
     void next() {
         --left_;
-        if (++unit == Format<T>::layout.units()) {
+        if (++unit == F::units) {
             unit = 0;
-            header += Format<T>::layout.block_bytes();
+            header += F::block_bytes;
             if (left_ > 0) load_header();
         }
     }
@@ -239,9 +205,9 @@ struct UnitCursor {
     F32x16 scale_, min_;
 
     void load_header() {
-        scale_ = T == WeightType::MXFP4 ? load_mxfp4_scales(header) : load_halves(header);
-        if constexpr (Format<T>::mins > 0) min_ = load_halves(header + 32);
-        if constexpr (Format<T>::has_k_mins || T == WeightType::Q2_K) min_ = broadcast(0.0f) - min_;
+        scale_ = F::scales == Scales::e8m0 ? load_e8m0(header) : load_halves(header);
+        if constexpr (F::mins > 0) min_ = load_halves(header + min_at(F::traits));
+        if constexpr (F::has_byte_mins || F::has_half_mins) min_ = broadcast(0.0f) - min_;
     }
 };
 

@@ -11,8 +11,7 @@ namespace octavo {
 namespace {
 
 // ROW_GROUP: rows that a kernel takes at once. PACKED_ROWS: up to so many it reads the packed panel directly, beyond it
-// unpacks. ZERO_POINT: what the kernel subtracts from its codes by terms; TERM_PAIRS: as pairs of int16 (the sums of a
-// over k % 4 in {0, 1} and {2, 3}), else as int32.
+// unpacks.
 #if defined(OCTAVO_ISA_amx)
 constexpr int ROW_GROUP = 16, PACKED_ROWS = 4;
 #elif defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
@@ -23,27 +22,44 @@ constexpr int ROW_GROUP = 4, PACKED_ROWS = 8;
 constexpr int ROW_GROUP = 4, PACKED_ROWS = 0;
 #endif
 
+// ZERO_BY_TERMS: zero points are subtracted by terms, else from the codes. TERM_PAIRS: terms are pairs of int16 (for
+// the sums of a over k % 4 in {0, 1} and {2, 3}), else int32. WIDE_ZERO: subtracted from wide codes by terms (avx512:
+// from their high nibble). WIDE_APART: wide codes have sums of their own. SHORT_SUMS: codes above 15 without a zero
+// point have their sums over half a unit.
 #if defined(OCTAVO_ISA_amx) || defined(OCTAVO_ISA_avx512vnni)
-constexpr bool TERM_PAIRS = false;
-template <WeightType T>
-constexpr int ZERO_POINT = Format<T>::is_wide ? 128 : Format<T>::zero;
+constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = false, WIDE_APART = false, SHORT_SUMS = false;
+constexpr int WIDE_ZERO = 128;
 #elif defined(OCTAVO_ISA_avx512)
-constexpr bool TERM_PAIRS = true;
-template <WeightType T>
-constexpr int ZERO_POINT = Format<T>::is_wide ? 8 : Format<T>::zero;  // wide: of the high nibble
+constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = true, WIDE_APART = true, SHORT_SUMS = true;
+constexpr int WIDE_ZERO = 8;
 #elif defined(OCTAVO_ISA_avx2)
-constexpr bool TERM_PAIRS = true;
-template <WeightType T>
-constexpr int ZERO_POINT = Format<T>::zero;
+constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = true, WIDE_APART = true, SHORT_SUMS = true;
+constexpr int WIDE_ZERO = 0;
+#elif defined(OCTAVO_ISA_neon)
+constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = false, WIDE_APART = true, SHORT_SUMS = false;
+constexpr int WIDE_ZERO = 0;
 #elif defined(OCTAVO_NEON)
-constexpr bool TERM_PAIRS = false;
-template <WeightType T>
-constexpr int ZERO_POINT = Format<T>::zero;
+constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = false, WIDE_APART = false, SHORT_SUMS = false;
+constexpr int WIDE_ZERO = 0;
 #else
-constexpr bool TERM_PAIRS = false;
-template <WeightType T>
-constexpr int ZERO_POINT = 0;  // unpacked codes are centred
+constexpr bool ZERO_BY_TERMS = false, TERM_PAIRS = false, WIDE_APART = false, SHORT_SUMS = false;
+constexpr int WIDE_ZERO = 0;
 #endif
+
+// The part of a format that the products depend on once its codes are unpacked. Formats that agree in it share them.
+template <bool Wide, bool InHalves, bool HasTerms, bool HasHalfScales, int Mins_>
+struct SumForm {
+    static constexpr bool is_wide = Wide, in_halves = InHalves, has_half_scales = HasHalfScales;
+    static constexpr bool has_zero_terms = HasTerms;
+    static constexpr int mins = Mins_;
+    // 32-bit terms of each row and unit beside codes, scales and sums, [unit][term_count][r]: -zero * sum of a, for the
+    // unit or its two halves, or the A_j of two minimums as floats.
+    static constexpr int term_count = mins == 2 ? 2 : !has_zero_terms ? 0 : has_half_scales ? 2 : 1;
+};
+template <typename F>
+using FormOf =
+    SumForm<F::is_wide && WIDE_APART, F::has_half_scales || (SHORT_SUMS && F::codes == Codes::plain && F::bits > 4),
+            F::is_wide ? WIDE_ZERO != 0 : F::has_zero && ZERO_BY_TERMS, F::has_half_scales, F::mins>;
 
 constexpr int ROW_UNIT_BYTES = 48;  // of one row in one unit
 
@@ -185,15 +201,6 @@ struct Image {
     }
 };
 
-// What a type needs of each row and unit beside codes, scales and sums: 32-bit terms, [unit][TERM_COUNT][r].
-//   zero points: -ZERO_POINT * sum of a, for the unit or its two halves
-//   Q2_K: A_j as floats
-template <WeightType T>
-constexpr int TERM_COUNT = Format<T>::mins == 2         ? 2
-                           : ZERO_POINT<T> == 0         ? 0
-                           : Format<T>::has_half_scales ? 2
-                                                        : 1;
-
 inline int32_t zero_term(int zero, int low, int high) {
     if (!TERM_PAIRS) return -zero * (low + high);
     return static_cast<int32_t>((static_cast<uint32_t>(-zero * low) & 0xffffu) | static_cast<uint32_t>(-zero * high)
@@ -201,24 +208,24 @@ inline int32_t zero_term(int zero, int low, int high) {
 }
 
 // The terms of one group. Returns the end.
-template <WeightType T>
-inline int32_t* write_terms(ImageGroup g, int units, int32_t* out) {
+template <typename Form>
+inline int32_t* write_terms(ImageGroup g, int units, [[maybe_unused]] int zero, int32_t* out) {
     const int r = g.rows;
-    for (int u = 0; u < units && TERM_COUNT<T> > 0; ++u, out += TERM_COUNT<T> * r) {
+    for (int u = 0; u < units && Form::term_count > 0; ++u, out += Form::term_count * r) {
         uint8_t* const unit = g.unit(u);
         const int16_t *p0 = image_pairs(unit, r, 0), *p1 = image_pairs(unit, r, 1);
         for (int i = 0; i < r; ++i) {
-            if constexpr (Format<T>::mins == 2) {
+            if constexpr (Form::mins == 2) {
                 const float scale = image_scales(unit, r)[i];
                 const float sums[2] = {scale * static_cast<float>(p0[2 * i] + p0[2 * i + 1]),
                                        scale * static_cast<float>(p1[2 * i] + p1[2 * i + 1])};
                 std::memcpy(out + i, sums, 4);
                 std::memcpy(out + r + i, sums + 1, 4);
-            } else if constexpr (TERM_COUNT<T> == 2) {
-                out[i] = zero_term(ZERO_POINT<T>, p0[2 * i], p0[2 * i + 1]);
-                out[r + i] = zero_term(ZERO_POINT<T>, p1[2 * i], p1[2 * i + 1]);
+            } else if constexpr (Form::term_count == 2) {
+                out[i] = zero_term(zero, p0[2 * i], p0[2 * i + 1]);
+                out[r + i] = zero_term(zero, p1[2 * i], p1[2 * i + 1]);
             } else {
-                out[i] = zero_term(ZERO_POINT<T>, p0[2 * i] + p1[2 * i], p0[2 * i + 1] + p1[2 * i + 1]);
+                out[i] = zero_term(zero, p0[2 * i] + p1[2 * i], p0[2 * i + 1] + p1[2 * i + 1]);
             }
         }
     }

@@ -49,19 +49,24 @@ inline uint8x16_t unpack_triples(const uint8_t* chunk) {
     return vshrq_n_u8(vsriq_n_u8(high, vsriq_n_u8(middle, low, 2), 2), 2);
 }
 
+// The code table, if the format has one.
+template <typename F>
+inline int8x16_t load_table(const WeightType& type) {
+    if constexpr (!F::has_table) return vdupq_n_s8(0);
+    return vld1q_s8(type.table);
+}
+
 // The codes of quad Q, columns 4 group .. 4 group + 3.
-template <WeightType T, int Q>
-inline int8x16_t unpack_quad(const uint8_t* codes, int group) {
-    using F = Format<T>;
+template <typename F, int Q>
+inline int8x16_t unpack_quad(const uint8_t* codes, [[maybe_unused]] int8x16_t table, int group) {
     codes += 16 * group;
-    if constexpr (T == WeightType::Q8_0) return vreinterpretq_s8_u8(vld1q_u8(codes + 64 * Q));
+    if constexpr (F::bits == 8) return vreinterpretq_s8_u8(vld1q_u8(codes + 64 * Q));
     if constexpr (F::has_triples) return vreinterpretq_s8_u8(unpack_triples<Q % 4>(codes + TRIPLE_BYTES * (Q / 4)));
     uint8x16_t u = vdupq_n_u8(0);
     if constexpr (F::has_nibbles) u = move_bits<4 * (Q % 2), 0>(vld1q_u8(codes + 64 * (Q / 2)), 15);
-    if constexpr (F::is_iq4) return vqtbl1q_s8(vld1q_s8(IQ4_VALUES), u);
-    if constexpr (T == WeightType::MXFP4) return vqtbl1q_s8(vld1q_s8(MXFP4_VALUES), u);
+    if constexpr (F::has_table) return vqtbl1q_s8(table, u);
     if constexpr (F::has_pairs) u = move_bits<2 * (Q % 4), 0>(vld1q_u8(codes + 64 * (Q / 4)), 3);
-    if constexpr (F::bits_offset >= 0) {
+    if constexpr (F::has_bits) {
         const uint8x16_t bits = vld1q_u8(codes + F::bits_offset);
         u = vorrq_u8(u, move_bits<Q, F::bits_place>(bits, 1 << F::bits_place));
     }
@@ -79,23 +84,25 @@ struct I32x16 {
 };
 
 // scale_j of 16 columns.
-template <WeightType T>
+template <typename F>
 inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
-    uint8x16_t bytes = vld1q_u8(half_scales<T>(header, unit, half));
-    if constexpr (T == WeightType::Q2_K) bytes = vandq_u8(bytes, vdupq_n_u8(15));
+    uint8x16_t bytes = vld1q_u8(half_scales<F>(header, unit, half));
+    if constexpr (F::scales == Scales::u4_per_half_unit) bytes = vandq_u8(bytes, vdupq_n_u8(15));
     const int8x16_t x = vreinterpretq_s8_u8(bytes);
     const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
     return {{vmovl_s16(vget_low_s16(lo)), vmovl_high_s16(lo), vmovl_s16(vget_low_s16(hi)), vmovl_high_s16(hi)}};
 }
 
 // Weights straight from the packed panel.
-template <WeightType T>
+template <typename F>
 struct PackedSource {
-    UnitCursor<T> cursor;
-    PackedSource(const uint8_t* panel, int units) : cursor(panel, 0, units) {}
+    using Form = FormOf<F>;
+    UnitCursor<F> cursor;
+    int8x16_t table;
+    PackedSource(const Panel& panel, int units) : cursor(panel.data, 0, units), table(load_table<F>(panel.type)) {}
     template <int Q>
     int8x16_t quad(int group) const {
-        return unpack_quad<T, Q>(cursor.codes(), group);
+        return unpack_quad<F, Q>(cursor.codes(), table, group);
     }
     // Quads 2 P and 2 P + 1.
     template <int P>
@@ -104,27 +111,27 @@ struct PackedSource {
     }
     F32x16 scales() const { return cursor.scales(); }
     F32x16 mins(int half) const { return cursor.mins(half); }
-    I32x16 half_scales(int half) const { return load_half_scales<T>(cursor.header, cursor.unit, half); }
+    I32x16 half_scales(int half) const { return load_half_scales<F>(cursor.header, cursor.unit, half); }
     void prefetch() const {
         const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
-        for (int i = 0; i < Format<T>::layout.block_bytes() / Format<T>::layout.units(); i += 64)
-            __builtin_prefetch(ahead + i);
+        for (int i = 0; i < F::block_bytes / F::units; i += 64) __builtin_prefetch(ahead + i);
     }
     void next() { cursor.next(); }
 };
 
 // One unit unpacked, reused for many rows. Codes: quads, or pairs of quads as pair_quads makes them.
-template <WeightType T>
+template <typename Form>
 struct alignas(64) UnitTile {
     int8_t codes[QUADS * QUAD_BYTES];
     float scales[PANEL_COLS];
-    float mins[Format<T>::mins ? Format<T>::mins : 1][PANEL_COLS];
-    int32_t half_scales[Format<T>::has_half_scales ? 2 : 1][PANEL_COLS];
+    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
+    int32_t half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
 };
 
-template <WeightType T>
+template <typename Form_>
 struct TileSource {
-    const UnitTile<T>* tile;
+    using Form = Form_;
+    const UnitTile<Form>* tile;
 #if defined(OCTAVO_ISA_i8mm)
     template <int P>
     int8x16_t pair(int group, bool right) const {
@@ -146,13 +153,15 @@ struct TileSource {
     void next() { ++tile; }
 };
 
-template <WeightType T>
-void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
+template <typename F>
+void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
+    const int8x16_t table = load_table<F>(type);
     const uint8_t* const codes = cursor.codes();
     unroll<QUADS / 2>([&](auto p) __attribute__((always_inline)) {
         constexpr int P = decltype(p)::value;
         for (int g = 0; g < COL_GROUPS; ++g) {
-            const int8x16_t even = unpack_quad<T, 2 * P>(codes, g), odd = unpack_quad<T, 2 * P + 1>(codes, g);
+            const int8x16_t even = unpack_quad<F, 2 * P>(codes, table, g);
+            const int8x16_t odd = unpack_quad<F, 2 * P + 1>(codes, table, g);
             if constexpr (IN_PAIRS) {
                 vst1q_s8(tile.codes + 128 * P + 32 * g, pair_quads(even, odd, false));
                 vst1q_s8(tile.codes + 128 * P + 32 * g + 16, pair_quads(even, odd, true));
@@ -163,10 +172,10 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
         }
     });
     store(tile.scales, cursor.scales());
-    for (int j = 0; j < Format<T>::mins; ++j) store(tile.mins[j], cursor.mins(j));
-    if constexpr (Format<T>::has_half_scales)
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    if constexpr (F::has_half_scales)
         for (int j = 0; j < 2; ++j) {
-            const I32x16 s = load_half_scales<T>(cursor.header, cursor.unit, j);
+            const I32x16 s = load_half_scales<F>(cursor.header, cursor.unit, j);
             for (int g = 0; g < COL_GROUPS; ++g) vst1q_s32(tile.half_scales[j] + 4 * g, s.v[g]);
         }
 }
@@ -174,9 +183,9 @@ void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
 #if defined(OCTAVO_ISA_neon)
 
 // sum[r] += codes of quads [First, First + Count) x activations of row r.
-template <WeightType T, int R, int First, int Count, typename Source>
+template <int R, int First, int Count, typename Source>
 inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
-    constexpr int FITTING = Format<T>::is_wide ? 2 : Count;  // quads whose sum fits into int16
+    constexpr int FITTING = Source::Form::is_wide ? 2 : Count;  // quads whose sum fits into int16
     // Half of the columns at a time: the sums of four rows then stay in registers.
     for (int g = 0; g < COL_GROUPS; g += 2)
         unroll<Count / FITTING>([&](auto part) __attribute__((always_inline)) {
@@ -259,10 +268,10 @@ inline void add_matrices(const Source& source, const int8_t* a, I32x16 (&sum)[R]
 
 template <typename Source>
 constexpr bool IS_TILE = false;
-template <WeightType T>
-constexpr bool IS_TILE<TileSource<T> > = true;
+template <typename Form>
+constexpr bool IS_TILE<TileSource<Form>> = true;
 
-template <WeightType T, int R, int First, int Count, typename Source>
+template <int R, int First, int Count, typename Source>
 inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
     if constexpr (R == 1 && !IS_TILE<Source>)
         add_dots<R, First, Count>(source, a, sum);
@@ -272,7 +281,7 @@ inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
 
 #else
 
-template <WeightType T, int R, int First, int Count, typename Source>
+template <int R, int First, int Count, typename Source>
 inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
     add_dots<R, First, Count>(source, a, sum);
 }
@@ -281,26 +290,27 @@ inline void add_quads(const Source& source, const int8_t* a, I32x16 (&sum)[R]) {
 #endif
 
 // sum[r] = terms[r], if the type has a zero point, in all columns.
-template <WeightType T, int R>
+template <typename Form, int R>
 inline void start_sums([[maybe_unused]] const int32_t* terms, I32x16 (&sum)[R]) {
     for (int r = 0; r < R; ++r)
-        for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vdupq_n_s32(ZERO_POINT<T> != 0 ? terms[r] : 0);
+        for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vdupq_n_s32(Form::has_zero_terms ? terms[r] : 0);
 }
 
 // I of linear_format.h.
-template <WeightType T, int R, typename Source>
+template <int R, typename Source>
 inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, I32x16 (&sum)[R]) {
-    start_sums<T>(terms, sum);
-    if constexpr (!Format<T>::has_half_scales) {
-        add_quads<T, R, 0, 8>(source, a, sum);
+    using Form = typename Source::Form;
+    start_sums<Form>(terms, sum);
+    if constexpr (!Form::has_half_scales) {
+        add_quads<R, 0, 8>(source, a, sum);
     } else {
         I32x16 second[R];
-        add_quads<T, R, 0, 4>(source, a, sum);
+        add_quads<R, 0, 4>(source, a, sum);
         const I32x16 s0 = source.half_scales(0);
         for (int r = 0; r < R; ++r)
             for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vmulq_s32(sum[r].v[g], s0.v[g]);
-        start_sums<T>(terms + R, second);
-        add_quads<T, R, 4, 4>(source, a, second);
+        start_sums<Form>(terms + R, second);
+        add_quads<R, 4, 4>(source, a, second);
         const I32x16 s1 = source.half_scales(1);
         for (int r = 0; r < R; ++r)
             for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vmlaq_s32(sum[r].v[g], second[r].v[g], s1.v[g]);
@@ -308,23 +318,24 @@ inline void unit_sums(const Source& source, const int8_t* a, const int32_t* term
 }
 
 // c [R][16] += a * weights over `units` units.
-template <WeightType T, int R, typename Source>
+template <int R, typename Source>
 void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
-    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += TERM_COUNT<T> * R) {
+    using Form = typename Source::Form;
+    for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
         source.prefetch();
         I32x16 sum[R];
-        unit_sums<T>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
         const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
         const F32x16 s = source.scales();
         F32x16 mins[2];
-        for (int j = 0; j < Format<T>::mins; ++j) mins[j] = source.mins(j);
+        for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
         // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
         if (R > 2) __asm__("" : "+r"(c));
         for (int r = 0; r < R; ++r) {
             const F32x16 i = each_register([&](int g) { return vcvtq_f32_s32(sum[r].v[g]); });
             F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-            if constexpr (Format<T>::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
-            if constexpr (Format<T>::mins == 2)
+            if constexpr (Form::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
+            if constexpr (Form::mins == 2)
                 for (int j = 0; j < 2; ++j)
                     y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
             store(c + PANEL_COLS * r, y);
@@ -332,30 +343,30 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
     }
 }
 
-template <WeightType T, typename Source>
+template <typename Source>
 inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
     switch (a.rows) {
         case 1:
-            return multiply_units<T, 1>(source, units, a.data, terms, c);
+            return multiply_units<1>(source, units, a.data, terms, c);
         case 2:
-            return multiply_units<T, 2>(source, units, a.data, terms, c);
+            return multiply_units<2>(source, units, a.data, terms, c);
         case 3:
-            return multiply_units<T, 3>(source, units, a.data, terms, c);
+            return multiply_units<3>(source, units, a.data, terms, c);
         default:
-            return multiply_units<T, 4>(source, units, a.data, terms, c);
+            return multiply_units<4>(source, units, a.data, terms, c);
     }
 }
 
 // c [rows][16] += a * panel
-template <WeightType T>
-void multiply_packed(const uint8_t* panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T>(PackedSource<T>(panel, units), units, a, terms, c);
+template <typename F>
+void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows(PackedSource<F>(panel, units), units, a, terms, c);
 }
 
 // c [rows][16] += a * tiles
-template <WeightType T>
-void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<T>(TileSource<T>{tiles}, units, a, terms, c);
+template <typename Form>
+void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows(TileSource<Form>{tiles}, units, a, terms, c);
 }
 
 }  // namespace

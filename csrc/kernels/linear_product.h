@@ -51,7 +51,7 @@ struct ProductNeeds {
     bool quantized = false, normed_rows = false;
     explicit ProductNeeds(const Product& p) {
         for (int i = 0; i < p.num_weights; ++i) {
-            const bool dense = is_dense(p.weights[i].packed->type);
+            const bool dense = is_dense(p.weights[i].packed->type->traits);
             quantized |= !dense;
             normed_rows |= dense && p.norm;
         }
@@ -65,9 +65,16 @@ struct ProductNeeds {
     }
 };
 
+// Unpacked units of any format.
+template <int I = 0>
 constexpr int64_t tile_bytes() {
-    const int64_t wide = sizeof(UnitTile<WeightType::Q8_0>), halves = sizeof(UnitTile<WeightType::Q2_K>);
-    return align64(wide > halves ? wide : halves) * TILE_UNITS;
+    if constexpr (I == NUM_WEIGHT_TYPES) {
+        return 0;
+    } else {
+        constexpr int64_t size = align64(sizeof(UnitTile<FormOf<FormatOf<I>>>)) * TILE_UNITS,
+                          rest = tile_bytes<I + 1>();
+        return size > rest ? size : rest;
+    }
 }
 
 // The private scratch of a worker.
@@ -150,15 +157,17 @@ struct RowBlock {
 
 // The terms of a block depend on the type of the weight only: kept until either changes.
 struct TermsKey {
-    WeightType type = WeightType::F32;
+    const WeightType* type = nullptr;
     int32_t first = -1;
 };
 
 // Neighbouring panels of one weight.
 struct PanelRun {
-    const uint8_t* data;
-    int64_t stride;  // bytes from panel to panel
+    const PackedWeight& weight;
+    int32_t first;
     int count;
+
+    const uint8_t* data(int i) const { return weight.data + (first + i) * weight.panel_bytes; }
 };
 
 inline void prefetch_bytes(const uint8_t* p, int64_t bytes) {
@@ -174,46 +183,45 @@ struct PanelSums {
 
     int32_t groups() const { return (block.count + ROW_GROUP - 1) / ROW_GROUP; }
     ImageGroup group(int32_t g) const { return image.group(block.first / ROW_GROUP + g); }
-    template <WeightType T>
+    template <typename F>
     const int32_t* terms_of(int32_t g, int32_t unit, int rows) const {
-        return terms + (static_cast<int64_t>(g) * ROW_GROUP * image.units + unit * rows) * TERM_COUNT<T>;
+        return terms + (static_cast<int64_t>(g) * ROW_GROUP * image.units + unit * rows) * FormOf<F>::term_count;
     }
     float* sums_of(int32_t g) const { return sums + g * ROW_GROUP * PANEL_COLS; }
 };
 
 // Few rows: straight from the packed panel.
-template <WeightType T>
-void accumulate_packed(const uint8_t* panel, const PanelSums& s) {
+template <typename F>
+void accumulate_packed(const Panel& panel, const PanelSums& s) {
 #if defined(OCTAVO_ISA_avx2)  // where unpacking costs a quarter of a group's products
     if (s.groups() == 2) {
         const ImageGroup a = s.group(0), b = s.group(1);
-        const int32_t* const terms[2] = {s.terms_of<T>(0, 0, a.rows), s.terms_of<T>(1, 0, b.rows)};
-        return multiply_packed_pair<T>(panel, s.image.units, a, b, terms, s.sums_of(0));
+        const int32_t* const terms[2] = {s.terms_of<F>(0, 0, a.rows), s.terms_of<F>(1, 0, b.rows)};
+        return multiply_packed_pair<F>(panel, s.image.units, a, b, terms, s.sums_of(0));
     }
 #endif
     for (int32_t g = 0; g < s.groups(); ++g) {
         const ImageGroup a = s.group(g);
-        multiply_packed<T>(panel, s.image.units, a, s.terms_of<T>(g, 0, a.rows), s.sums_of(g));
+        multiply_packed<F>(panel, s.image.units, a, s.terms_of<F>(g, 0, a.rows), s.sums_of(g));
     }
 }
 
 // Many rows: a piece of the panel is unpacked once for all of them. `next` is the panel after this one.
-template <WeightType T>
-void accumulate_unpacked(const uint8_t* panel, const uint8_t* next, const PanelSums& s, UnitTile<T>* tiles) {
-    constexpr int64_t PIECE_BYTES =
-        static_cast<int64_t>(TILE_UNITS) / Format<T>::layout.units() * Format<T>::layout.block_bytes();
+template <typename F>
+void accumulate_unpacked(const Panel& panel, const uint8_t* next, const PanelSums& s, UnitTile<FormOf<F>>* tiles) {
+    constexpr int64_t PIECE_BYTES = static_cast<int64_t>(TILE_UNITS) / F::units * F::block_bytes;
     const int64_t slice = align64((PIECE_BYTES + s.groups() - 1) / s.groups());
     for (int32_t u0 = 0; u0 < s.image.units; u0 += TILE_UNITS) {
         const int units = s.image.units - u0 < TILE_UNITS ? s.image.units - u0 : TILE_UNITS;
-        UnitCursor<T> cursor(panel, u0, units);
-        for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<T>(cursor, tiles[u]);
+        UnitCursor<F> cursor(panel.data, u0, units);
+        for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<F>(panel.type, cursor, tiles[u]);
         // The next piece comes from memory while this one is multiplied, a slice with each group: all at once would
         // fill the queue of misses, and the products would wait.
         const uint8_t* ahead = u0 + units == s.image.units ? next : cursor.header;
         for (int32_t g = 0; g < s.groups(); ++g, ahead += slice) {
             prefetch_bytes(ahead, slice);
             const ImageGroup a = s.group(g);
-            multiply_tiles<T>(tiles, units, a.from(u0), s.terms_of<T>(g, u0, a.rows), s.sums_of(g));
+            multiply_tiles(tiles, units, a.from(u0), s.terms_of<F>(g, u0, a.rows), s.sums_of(g));
         }
     }
 }
@@ -252,7 +260,7 @@ class ProductRun {
             if (p_.x.rows <= PACKED_ROWS)
                 cost += w.panel_bytes / 64;
             else
-                cost += w.type == WeightType::Q8_0 || is_dense(w.type) ? 2 : 1;
+                cost += w.type->traits.bits >= 8 ? 2 : 1;
         }
         return cost;
     }
@@ -286,11 +294,6 @@ class ProductRun {
         return panel < panels ? panel : panels;
     }
 
-    static const uint8_t* panel_data(const PackedWeight& w, int32_t panel) { return w.data + panel * w.panel_bytes; }
-
-    static PanelRun panel_run(const PackedWeight& w, int32_t panel, int count) {
-        return {w.data + panel * w.panel_bytes, w.panel_bytes, count};
-    }
     // Sums of the i-th panel of a run.
     float* sums_of(int slot, int i) const { return s_.sums[slot] + i * block_.count * PANEL_COLS; }
 
@@ -299,8 +302,8 @@ class ProductRun {
         for (int32_t panel = begin; panel < end; panel += step) {
             const int count = end - panel < step ? end - panel : step;
             prefetch_output(column + panel * PANEL_COLS, count);
-            accumulate(panel_run(*p_.weights[i].packed, panel, count), p_.weights[i].packed->type, 0);
-            if (gated()) accumulate(panel_run(*p_.weights[1].packed, panel, count), p_.weights[1].packed->type, 1);
+            accumulate({*p_.weights[i].packed, panel, count}, 0);
+            if (gated()) accumulate({*p_.weights[1].packed, panel, count}, 1);
             for (int j = 0; j < count; ++j) {
                 if (gated())
                     finish_gated(panel + j, j);
@@ -320,38 +323,46 @@ class ProductRun {
     }
 
     // The sums of `slot` become activations of the block * panels.
-    void accumulate(const PanelRun& run, WeightType type, int slot) {
+    void accumulate(const PanelRun& run, int slot) {
         for (int32_t r = 0; r < run.count * block_.count; ++r) store(s_.sums[slot] + r * PANEL_COLS, broadcast(0.0f));
-        if (is_dense(type)) {
-            const int64_t k = p_.x.cols;
-            const DenseRows rows = {a_.dense + block_.first * k, k, block_.count};
-            for (int i = 0; i < run.count; ++i)
-                multiply_dense_panel(type, run.data + i * run.stride, p_.x.cols, rows, sums_of(slot, i));
-            return;
-        }
-        with_quantized_type(type, [&](auto tag) { accumulate_quantized<decltype(tag)::type>(run, slot); });
+        with_format(run.weight.type->traits, [&](auto format) {
+            using F = decltype(format);
+            if constexpr (F::is_dense)
+                accumulate_dense<F>(run, slot);
+            else
+                accumulate_quantized<F>(run, slot);
+        });
     }
 
-    template <WeightType T>
+    template <typename F>
+    void accumulate_dense(const PanelRun& run, int slot) {
+        const int64_t k = p_.x.cols;
+        const DenseRows rows = {a_.dense + block_.first * k, k, block_.count};
+        for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), p_.x.cols, rows, sums_of(slot, i));
+    }
+
+    template <typename F>
     void accumulate_quantized(const PanelRun& run, int slot) {
-        prepare_terms<T>(slot);
+        const WeightType& type = *run.weight.type;
+        prepare_terms<FormOf<F>>(type, slot);
         for (int i = 0; i < run.count; ++i) {
-            const uint8_t* const panel = run.data + i * run.stride;
+            const Panel panel = {run.data(i), type};
             const PanelSums s = {a_.image, block_, s_.terms[slot], sums_of(slot, i)};
             if (p_.x.rows <= PACKED_ROWS)
-                accumulate_packed<T>(panel, s);
+                accumulate_packed<F>(panel, s);
             else
-                accumulate_unpacked<T>(panel, panel + run.stride, s, reinterpret_cast<UnitTile<T>*>(s_.tiles));
+                accumulate_unpacked<F>(panel, run.data(i + 1), s, reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles));
         }
     }
 
-    template <WeightType T>
-    void prepare_terms(int slot) {
-        if (keys_[slot].type == T && keys_[slot].first == block_.first) return;
+    template <typename Form>
+    void prepare_terms(const WeightType& type, int slot) {
+        if (keys_[slot].type == &type && keys_[slot].first == block_.first) return;
+        const int zero = is_wide(type.traits) ? WIDE_ZERO : type.zero;
         int32_t* out = s_.terms[slot];
         for (int32_t g = 0; g * ROW_GROUP < block_.count; ++g)
-            out = write_terms<T>(a_.image.group(block_.first / ROW_GROUP + g), a_.image.units, out);
-        keys_[slot] = {T, block_.first};
+            out = write_terms<Form>(a_.image.group(block_.first / ROW_GROUP + g), a_.image.units, zero, out);
+        keys_[slot] = {&type, block_.first};
     }
 
     static int lanes_of(const PackedWeight& w, int32_t panel) {

@@ -7,7 +7,7 @@ namespace octavo {
 namespace {
 
 // One unit unpacked: w - zero, [32][16].
-template <WeightType T>
+template <typename Form>
 struct UnitTile {
     F32x16 scales;
     F32x16 mins[2];
@@ -15,19 +15,19 @@ struct UnitTile {
     int16_t values[UNIT_K][PANEL_COLS];
 };
 
-template <WeightType T>
-void unpack_unit(const UnitCursor<T>& cursor, UnitTile<T>& tile) {
+template <typename F>
+void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
     tile.scales = cursor.scales();
-    for (int j = 0; j < Format<T>::mins; ++j) tile.mins[j] = cursor.mins(j);
+    for (int j = 0; j < F::mins; ++j) tile.mins[j] = cursor.mins(j);
     for (int k = 0; k < UNIT_K; ++k)
         for (int n = 0; n < PANEL_COLS; ++n)
-            tile.values[k][n] = static_cast<int16_t>(unit_code<T>(cursor.codes(), k, n) - Format<T>::zero);
+            tile.values[k][n] = static_cast<int16_t>(unit_code<F>(type.table, cursor.codes(), k, n) - type.zero);
     for (int j = 0; j < 2; ++j)
-        for (int n = 0; n < PANEL_COLS; ++n) tile.half_scales[j][n] = half_scale<T>(cursor.header, cursor.unit, j, n);
+        for (int n = 0; n < PANEL_COLS; ++n) tile.half_scales[j][n] = half_scale<F>(cursor.header, cursor.unit, j, n);
 }
 
-template <WeightType T>
-void multiply_row(const UnitTile<T>& tile, uint8_t* unit, const int32_t* terms, int row, int r, float* c) {
+template <typename Form>
+void multiply_row(const UnitTile<Form>& tile, uint8_t* unit, const int32_t* terms, int row, int r, float* c) {
     const int8_t* const a = image_codes(unit) + 32 * row;
     int32_t total[PANEL_COLS] = {};
     for (int j = 0; j < 2; ++j) {
@@ -39,8 +39,8 @@ void multiply_row(const UnitTile<T>& tile, uint8_t* unit, const int32_t* terms, 
     float product[PANEL_COLS];
     for (int n = 0; n < PANEL_COLS; ++n) product[n] = static_cast<float>(total[n]);
     F32x16 y = fma(load(product), tile.scales * broadcast(image_scales(unit, r)[row]), load(c));
-    if constexpr (Format<T>::mins == 1) y = fma(tile.mins[0], broadcast(image_sums(unit, r)[row]), y);
-    if constexpr (Format<T>::mins == 2)
+    if constexpr (Form::mins == 1) y = fma(tile.mins[0], broadcast(image_sums(unit, r)[row]), y);
+    if constexpr (Form::mins == 2)
         for (int j = 0; j < 2; ++j) {
             float sum;
             std::memcpy(&sum, terms + j * r + row, 4);
@@ -50,15 +50,15 @@ void multiply_row(const UnitTile<T>& tile, uint8_t* unit, const int32_t* terms, 
 }
 
 // c [rows][16] += a * tiles
-template <WeightType T>
-void multiply_tiles(const UnitTile<T>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+template <typename Form>
+void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
     for (int u = 0; u < units; ++u)
         for (int row = 0; row < a.rows; ++row)
-            multiply_row<T>(tiles[u], a.unit(u), terms + u * TERM_COUNT<T> * a.rows, row, a.rows, c + PANEL_COLS * row);
+            multiply_row(tiles[u], a.unit(u), terms + u * Form::term_count * a.rows, row, a.rows, c + PANEL_COLS * row);
 }
 
-template <WeightType T>
-void multiply_packed(const uint8_t*, int, ImageGroup, const int32_t*, float*) {}
+template <typename F>
+void multiply_packed(const Panel&, int, ImageGroup, const int32_t*, float*) {}
 
 }  // namespace
 }  // namespace octavo

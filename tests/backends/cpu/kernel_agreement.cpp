@@ -32,9 +32,8 @@ std::vector<Matrix> matrices(Matrices... list) {
 }
 
 void compare_linear(Judge& judge, Random& random) {
-    for (int t = 0; t < NUM_WEIGHT_TYPES; ++t) {
-        const WeightType type = static_cast<WeightType>(t);
-        const bool wide_blocks = panel_layout(type).block_k == 256;
+    for (const WeightType& type : WEIGHT_TYPES) {
+        const bool wide_blocks = type.traits.block_k == 256;
         const auto compare = [&](int32_t n, int32_t k, const std::vector<int32_t>& row_counts, bool hostile) {
             Call call;
             call.kernel = "linear";
@@ -43,9 +42,8 @@ void compare_linear(Judge& judge, Random& random) {
             call.inputs =
                 matrices(hostile ? hostile_matrix(random, call.rows, k) : random_matrix(random, call.rows, k));
             call.weights = {random_weight(random, type, n, k), n % 2 ? random_vector(random, n) : Operand{}};
-            judge.compare(
-                call, std::string(weight_type_name(type)) + " [" + std::to_string(n) + ", " + std::to_string(k) + "]",
-                row_counts);
+            judge.compare(call, std::string(type.name) + " [" + std::to_string(n) + ", " + std::to_string(k) + "]",
+                          row_counts);
         };
         std::vector<int32_t> rows = rows_up_to(40);
         rows.push_back(MAX_ROWS);
@@ -64,7 +62,7 @@ void compare_products(Judge& judge, Random& random) {
         call.cols = kind == KIND_NONE ? 2 * n : n;
         call.inputs = matrices(random_matrix(random, call.rows, k),
                                kind == KIND_SILU ? Matrix() : random_matrix(random, call.rows, call.cols));
-        call.weights = {random_weight(random, WeightType::Q4_K, n, k), random_weight(random, WeightType::Q6_K, n, k),
+        call.weights = {random_weight(random, "Q4_K", n, k), random_weight(random, "Q6_K", n, k),
                         random_vector(random, n), Operand{}, random_vector(random, k)};
         call.ints = {2, 2, kind};
         call.floats = {1e-5f};
@@ -75,7 +73,7 @@ void compare_products(Judge& judge, Random& random) {
     call.rows = 11;
     call.cols = n;
     call.inputs = matrices(random_matrix(random, call.rows, k));
-    call.weights = {random_weight(random, WeightType::Q8_0, n, k), Operand{}};
+    call.weights = {random_weight(random, "Q8_0", n, k), Operand{}};
     call.floats = {30.0f, 0.5f};
     judge.compare(call, "with soft cap", rows_up_to(call.rows));
 
@@ -84,10 +82,9 @@ void compare_products(Judge& judge, Random& random) {
     call.rows = 33;
     call.cols = 64;
     call.inputs = matrices(random_matrix(random, call.rows, call.cols));
-    call.weights = {random_weight(random, WeightType::BF16, experts, 64),
-                    random_weight(random, WeightType::Q4_0, experts * inner, 64),
-                    random_weight(random, WeightType::Q5_1, experts * inner, 64),
-                    random_weight(random, WeightType::Q8_0, experts * 64, inner)};
+    call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "Q4_0", experts * inner, 64),
+                    random_weight(random, "Q5_1", experts * inner, 64),
+                    random_weight(random, "Q8_0", experts * 64, inner)};
     call.floats = {1.5f};
     for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID}) {
         call.ints = {2, KIND_SILU, scoring, 1};
@@ -103,9 +100,9 @@ void compare_embedding(Judge& judge, Random& random) {
     call.rows = call.step.num_tokens = 40;
     call.cols = 768;
     call.step.token_ids = ids.data();
-    for (int t = 0; t < NUM_WEIGHT_TYPES; ++t) {
-        call.weights = {random_weight(random, static_cast<WeightType>(t), 37, call.cols)};
-        judge.compare(call, weight_type_name(static_cast<WeightType>(t)));
+    for (const WeightType& type : WEIGHT_TYPES) {
+        call.weights = {random_weight(random, type, 37, call.cols)};
+        judge.compare(call, type.name);
     }
     std::vector<uint8_t> halves(1 << 17);
     for (size_t i = 0; i < halves.size(); i += 2) {
@@ -115,7 +112,7 @@ void compare_embedding(Judge& judge, Random& random) {
     call.cols = 2048;
     call.rows = 32;
     for (int32_t i = 0; i < 32; ++i) ids[i] = i;
-    call.weights = {pack(WeightType::F16, 32, call.cols, halves)};
+    call.weights = {pack(parse_weight_type("F16"), 32, call.cols, halves)};
     judge.compare(call, "all halves");
 }
 

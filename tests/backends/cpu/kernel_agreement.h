@@ -91,23 +91,16 @@ inline Operand random_vector(Random& random, int32_t n, float size = 1.0f) {
 struct HalfPlaces {
     int d, m;
 };
-inline HalfPlaces half_places(WeightType type) {
-    switch (type) {
-        case WeightType::MXFP4:
-            return {-1, -1};
-        case WeightType::Q2_K:
+inline HalfPlaces half_places(const WeightType& type) {
+    switch (type.file) {
+        case FileBlock::q2_k:
             return {80, 82};
-        case WeightType::Q3_K:
+        case FileBlock::q3_k:
             return {108, -1};
-        case WeightType::Q6_K:
+        case FileBlock::q6_k:
             return {208, -1};
-        case WeightType::Q4_1:
-        case WeightType::Q5_1:
-        case WeightType::Q4_K:
-        case WeightType::Q5_K:
-            return {0, 2};
         default:
-            return {0, -1};
+            return {type.traits.scales == Scales::e8m0 ? -1 : 0, type.traits.mins == Mins::none ? -1 : 2};
     }
 }
 
@@ -116,19 +109,19 @@ inline uint16_t random_half(Random& random) {  // 2^-7 to 2^-2, either sign
 }
 
 // Random blocks as a file has them. Dense types: any F16, moderate BF16 and F32.
-inline std::vector<uint8_t> random_blocks(Random& random, WeightType type, size_t blocks) {
-    const size_t size = static_cast<size_t>(panel_layout(type).file_bytes);
+inline std::vector<uint8_t> random_blocks(Random& random, const WeightType& type, size_t blocks) {
+    const size_t size = static_cast<size_t>(type.file_bytes);
     std::vector<uint8_t> bytes(blocks * size);
     for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
     for (size_t b = 0; b < blocks; ++b) {
         uint8_t* const block = bytes.data() + b * size;
-        if (type == WeightType::F16) continue;
-        if (is_dense(type)) {  // the exponent and its sign are in the last two bytes
+        if (type.traits.codes == Codes::f16) continue;
+        if (is_dense(type.traits)) {  // the exponent and its sign are in the last two bytes
             const uint16_t top = static_cast<uint16_t>((random.bits() & 0x807fu) | (118u + random.bits() % 10) << 7);
             std::memcpy(block + size - 2, &top, 2);
             continue;
         }
-        if (type == WeightType::MXFP4) block[0] = static_cast<uint8_t>(110 + random.below(20));
+        if (type.traits.scales == Scales::e8m0) block[0] = static_cast<uint8_t>(110 + random.below(20));
         for (const int place : {half_places(type).d, half_places(type).m}) {
             const uint16_t half = random_half(random);
             if (place >= 0) std::memcpy(block + place, &half, 2);
@@ -137,9 +130,9 @@ inline std::vector<uint8_t> random_blocks(Random& random, WeightType type, size_
     return bytes;
 }
 
-inline Operand pack(WeightType type, int32_t n, int32_t k, const std::vector<uint8_t>& blocks) {
+inline Operand pack(const WeightType& type, int32_t n, int32_t k, const std::vector<uint8_t>& blocks) {
     Operand operand;
-    operand.packed = {type, n, k, packed_panel_bytes(type, k), nullptr};
+    operand.packed = {&type, n, k, packed_panel_bytes(type.traits, k), nullptr};
     const int32_t panels = num_panels(operand.packed);
     operand.panels = std::make_shared<Memory>(static_cast<size_t>(panels * operand.packed.panel_bytes), true);
     uint8_t* const data = reinterpret_cast<uint8_t*>(operand.panels->data());
@@ -148,8 +141,12 @@ inline Operand pack(WeightType type, int32_t n, int32_t k, const std::vector<uin
     return operand;
 }
 
-inline Operand random_weight(Random& random, WeightType type, int32_t n, int32_t k) {
-    return pack(type, n, k, random_blocks(random, type, static_cast<size_t>(n) * k / panel_layout(type).block_k));
+inline Operand random_weight(Random& random, const WeightType& type, int32_t n, int32_t k) {
+    return pack(type, n, k, random_blocks(random, type, static_cast<size_t>(n) * k / type.traits.block_k));
+}
+
+inline Operand random_weight(Random& random, const char* type_name, int32_t n, int32_t k) {
+    return random_weight(random, parse_weight_type(type_name), n, k);
 }
 
 // One call of a kernel. Everything but the output is the same for all instruction sets.
