@@ -148,7 +148,7 @@ def test_the_template_refuses_in_its_own_words() -> None:
 @pytest.mark.parametrize(
     ("source", "error", "words"),
     [
-        ("{{ messages[0].content.x.y }}", UsageError, "misses something"),
+        ("{{ messages[0].content.x.y }}", UsageError, "needs something"),
         ("{% if %}", ModelLoadError, "broken: line 1"),
         ("{{ messages | no_such_filter }}", ModelLoadError, "broken.*no_such_filter"),
         ("{{ 1 / 0 }}", UsageError, "ZeroDivisionError"),

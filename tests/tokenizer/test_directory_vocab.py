@@ -185,20 +185,20 @@ FAR = {"id": 10**9, "content": "<far>", "single_word": False, "lstrip": False, "
     ("content", "words"),
     [
         (None, "tokenizer.json is missing"),
-        (b"", "is no tokenizer"),
-        (b"{", "is no tokenizer"),
-        (b"\xff\xfe", "is no tokenizer"),
-        (b"[" * 100_000, "is no tokenizer"),
-        (b"{}", "is no tokenizer"),
+        (b"", "is not a tokenizer"),
+        (b"{", "is not a tokenizer"),
+        (b"\xff\xfe", "is not a tokenizer"),
+        (b"[" * 100_000, "is not a tokenizer"),
+        (b"{}", "is not a tokenizer"),
         (changed(model={"type": "BPE", "vocab": {}, "merges": []}, added_tokens=[]), "1 to 1048576 tokens"),
         (changed(model={"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}), "ids go up to 4000000000"),
         (changed(normalizer=CHAIN), "10001 steps"),
         (changed(decoder=None), "the decoder is missing"),
         (changed(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "the decoder is WordPiece"),
         (changed(pre_tokenizer={**SPLIT, "pattern": {"Regex": "("}}),
-         "is no tokenizer"),
+         "is not a tokenizer"),
         (changed(pre_tokenizer={**SPLIT, "pattern": {"Regex": "(a+)+$"}}),
-         "cannot encode a text"),
+         "cannot encode text"),
     ],
 )  # fmt: skip
 def test_bad_tokenizer_files(content: bytes | None, words: str, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_a_pattern_that_takes_forever_is_bounded(tmp_path: Path) -> None:
     pattern = {**SPLIT, "pattern": {"Regex": "(ä+)+$"}}
     (tmp_path / "tokenizer.json").write_bytes(changed(pre_tokenizer=pattern))
     tokenizer = Tokenizer.from_directory(tmp_path)
-    with pytest.raises(UsageError, match="cannot cut this text"):
+    with pytest.raises(UsageError, match="cannot split this text"):
         tokenizer.encode("ä" * 100 + "!")
     assert tokenizer.encode("a")
 
@@ -228,7 +228,7 @@ def test_an_added_token_far_away_does_not_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"tokenizer_config": {"bos_token": "nowhere"}}, "bos_token is 'nowhere', which is no token"),
+        ({"tokenizer_config": {"bos_token": "nowhere"}}, "bos_token is 'nowhere', which is not a token"),
         ({"tokenizer_config": {"eos_token": 5}}, "eos_token is 5"),
         ({"tokenizer_config": {"chat_template": {"a": 1}}}, "chat_template is a dict"),
         ({"tokenizer_config": {"chat_template": [{"name": "rag", "template": "x"}]}}, "no default template"),

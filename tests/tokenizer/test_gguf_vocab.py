@@ -37,10 +37,10 @@ def test_the_small_vocabulary_is_good() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": None}, "model is missing; Octavo knows"),
-        ({"model": "gtp2"}, "model is 'gtp2'.*nearest of which is 'gpt2'"),
+        ({"model": None}, "model is missing; Octavo supports"),
+        ({"model": "gtp2"}, "model is 'gtp2'.*nearest is 'gpt2'"),
         ({"model": 7}, "model is 7 .int"),
-        ({"pre": "qwen3"}, "pre is 'qwen3'.*nearest known is 'qwen35'|'qwen2'"),
+        ({"pre": "qwen3"}, "pre is 'qwen3'.*nearest is 'qwen35'|'qwen2'"),
         ({"pre": 5}, "pre is 5 .int"),
         ({"tokens": None}, "tokens is missing"),
         ({"tokens": []}, "tokens is empty"),
@@ -132,5 +132,5 @@ def test_tokens_that_are_too_long_together_are_refused() -> None:
         token_type=np.concatenate([TYPES, np.ones(count, np.int32)]),
         scores=np.zeros(len(PIECES) + count, np.float32),
     )
-    with pytest.raises(ModelLoadError, match="too long together"):
+    with pytest.raises(ModelLoadError, match="too long in total"):
         Tokenizer.from_gguf(metadata)

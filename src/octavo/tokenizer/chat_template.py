@@ -1,4 +1,4 @@
-"""Chat templates: a conversation to the text that the model was trained on.
+"""Chat templates: render a conversation to the text format that the model was trained on.
 
 The template runs in a process of its own (`template_worker.py`), with limits on time, memory and output.
 """
@@ -23,7 +23,7 @@ MAX_SOURCE_CHARS = 1 << 20
 _RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
-"""A message: `role`, `content` and whatever else the template knows, such as `tool_calls`."""
+"""A message: `role`, `content` and other fields that the template knows, such as `tool_calls`."""
 
 
 class ChatTemplate:
@@ -39,20 +39,20 @@ class ChatTemplate:
         max_render_seconds: float = MAX_RENDER_SECONDS,
         process: TemplateProcess | None = None,
     ) -> None:
-        """source: Jinja, as the model file has it. bos_token, eos_token: their texts, which templates write.
-        from_caller: the caller gave it instead of the model's own, so a fault in it is a UsageError.
-        process: one that was started ahead of time, from now on the template's.
+        """Starts the template's process, so that it is ready when the first conversation comes.
 
-        Starts the template's process, so that it is ready when the first conversation comes.
-        Raises UsageError where there is no template (source None or empty).
+        source: Jinja, as in the model file. bos_token, eos_token: their texts, for templates that write them.
+        from_caller: the caller supplied the template instead of the model's own, so an error in it is a UsageError.
+        process: a process that was started ahead of time; the template takes it over.
+        Raises UsageError if there is no template (source None or empty).
         """
         self._name = "the chat template given" if from_caller else "the model's chat template"
         self._fault: type[OctavoError] = UsageError if from_caller else ModelLoadError
         if not source and from_caller:
-            raise UsageError("the chat template given is empty; leave it out for the model's own")
+            raise UsageError("the chat template given is empty; leave it out to use the model's own")
         if not source:
             raise UsageError(
-                "this model has no chat template, so it may be a base model: give it a text to continue "
+                "this model has no chat template, so it may be a base model: give it text to continue "
                 "(`octavo run --raw`, `LLM.generate`) instead of a conversation"
             )
         if len(source) > MAX_SOURCE_CHARS:
@@ -73,18 +73,18 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The text of the conversation, ready for the model to go on.
+        """The text of the conversation, for the model to continue.
 
-        messages: the conversation; tools, documents: descriptions that the template may show to the model;
-        kwargs: what this model's template knows besides, such as `enable_thinking`.
+        messages: the conversation. tools, documents: descriptions that the template may show to the model.
+        kwargs: further variables of this model's template, such as `enable_thinking`.
 
-        Raises UsageError where a message is malformed or the template fails on this conversation, with the
-        template's own words, and ModelLoadError where the model's template does not compile, is unsafe, or exceeds
-        2 s of computing, 4 Mi characters or 512 MiB. The caller's own template gives a UsageError then too.
+        Raises UsageError with the template's own message if a message is malformed or the template fails on this
+        conversation. Raises ModelLoadError if the model's template does not compile, is unsafe, or exceeds 2 s of
+        computing, 4 Mi characters or 512 MiB; for a template from the caller that is a UsageError too.
         """
         check_messages(messages)
         if wrong := _RESERVED & kwargs.keys():
-            raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it itself")
+            raise UsageError(f"{sorted(wrong)[0]!r} cannot be passed to the chat template: Octavo sets it")
         variables = {
             "messages": list(messages),
             "add_generation_prompt": add_generation_prompt,
@@ -96,7 +96,7 @@ class ChatTemplate:
         try:
             line = json.dumps(variables)
         except (TypeError, ValueError, RecursionError) as error:
-            raise UsageError(f"the conversation is not made of strings, numbers, lists and dicts: {error}") from error
+            raise UsageError(f"the conversation may hold only strings, numbers, lists and dicts: {error}") from error
         with self._lock:
             return self._text(self._render_line(line))
 
@@ -110,9 +110,9 @@ class ChatTemplate:
     ) -> list[int]:
         """Token ids of the conversation; kwargs are those of `render`, with its errors.
 
-        continue_final_message: the model goes on with the last message itself, instead of beginning one of its own.
-        Control tokens come only from the template: their text within a message, a tool or a document stays text,
-        so nobody can play another role.
+        continue_final_message: the model continues the last message instead of starting a new one.
+        Only the template can produce control tokens: their text in a message, a tool or a document stays text, so
+        that a message cannot pretend to come from another role.
         """
         for name in ("tools", "documents"):
             if kwargs.get(name) is not None:
@@ -121,11 +121,11 @@ class ChatTemplate:
         if not continue_final_message:
             return tokenizer.encode_chat(self.render(guarded, **kwargs))
         if kwargs.setdefault("add_generation_prompt", False):
-            raise UsageError("continue_final_message and add_generation_prompt exclude each other")
+            raise UsageError("continue_final_message and add_generation_prompt cannot both be true")
         return tokenizer.encode_chat(_up_to_content(self.render(guarded, **kwargs), guarded[-1]))
 
     def close(self) -> None:
-        """Ends the template's process. May be called twice; a later `render` starts another."""
+        """Ends the template's process. May be called twice; a later `render` starts a new one."""
         with self._lock:
             if self._process is not None:
                 self._process.close()
@@ -139,7 +139,7 @@ class ChatTemplate:
         if answer is None:
             self._process.close()
             self._process = None
-            return {"error": "limit", "message": f"it computed for {self._limits.compute_seconds:g} s without end"}
+            return {"error": "limit", "message": f"it computed for more than {self._limits.compute_seconds:g} s"}
         return answer
 
     def _text(self, answer: dict[str, str]) -> str:
@@ -150,7 +150,7 @@ class ChatTemplate:
         if kind == "raised":
             raise UsageError(f"the chat template refuses this conversation: {message}")
         if kind == "undefined":
-            raise UsageError(f"the chat template misses something in this conversation: {message}")
+            raise UsageError(f"the chat template needs something that this conversation lacks: {message}")
         if kind == "failed":
             raise UsageError(f"the chat template failed on this conversation: {message}")
         if kind == "unsafe":
@@ -161,10 +161,10 @@ class ChatTemplate:
 
 
 def check_messages(messages: Sequence[Message]) -> None:
-    """Raises UsageError naming the first message that is malformed, and its key.
+    """Raises UsageError naming the first malformed message and its key.
 
     A message is a mapping with a string `role`, and `content` that is a string or a list of text parts
-    (`{"type": "text", "text": "..."}`); beside `tool_calls` the content may be missing or None.
+    (`{"type": "text", "text": "..."}`). With `tool_calls` the content may be missing or None.
     """
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping):
@@ -180,17 +180,17 @@ def check_messages(messages: Sequence[Message]) -> None:
         elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise UsageError(
                 f"message {i}: content must be a string or a list of text parts, {_found(message, 'content')}; "
-                "only a message with tool_calls may go without"
+                "only a message with tool_calls may have none"
             )
 
 
 def _up_to_content(rendered: str, message: Message) -> str:
-    """The text up to the end of its last message's content, which templates may strip of white space."""
+    """The rendered text up to the end of the last message's content, from which templates may strip white space."""
     content = message.get("content")
     body = content.strip() if isinstance(content, str) else ""
     at = rendered.rfind(body)
     if not body or at < 0:
-        raise UsageError("the last message cannot be continued: its content must be a text that the template shows")
+        raise UsageError("the last message cannot be continued: the template must show its content, as text")
     end = at + len(body)
     space = content[len(content.rstrip()) :] if isinstance(content, str) else ""
     return rendered[: end + len(space)] if rendered.startswith(space, end) else rendered[:end]

@@ -1,4 +1,4 @@
-"""Tokens to text while they come, never half a character."""
+"""Turns tokens into text as they arrive, in whole characters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class Detokenizer:
-    """The text of one answer as it grows. The pieces that `push` and `flush` give make up `text`.
+    """The growing text of one answer. `text` is the concatenation of the pieces from `push` and `flush`.
 
-    An answer continues a prompt, so its first space is text, unlike that of a whole sequence
-    (`Tokenizer.decode`). Bytes that can no longer become UTF-8 are U+FFFD. Constant work for each byte.
+    An answer continues a prompt, so its first space is text, unlike the first space of a whole sequence
+    (`Tokenizer.decode`). Bytes that are not UTF-8 become U+FFFD. Constant work per byte.
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
@@ -23,13 +23,13 @@ class Detokenizer:
 
     @property
     def text(self) -> str:
-        """All that is final so far."""
+        """All final text so far."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
     def push(self, ids: Iterable[int]) -> str:
-        """Takes the next tokens and gives the text that they make final.
+        """Adds the next tokens and returns the text that becomes final.
 
         Raises UsageError naming an id outside the vocabulary.
         """
@@ -37,7 +37,7 @@ class Detokenizer:
         return self._keep(self._decoder.decode(data))
 
     def flush(self) -> str:
-        """Ends the answer: a character that never became whole is one U+FFFD."""
+        """Ends the answer. An incomplete character becomes one U+FFFD."""
         return self._keep(self._decoder.decode(b"", final=True))
 
     def _keep(self, piece: str) -> str:

@@ -18,12 +18,12 @@ from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, Vocabulary, bui
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published one has 33 MB
 MAX_CONFIG_BYTES = 4 << 20
-_PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless pattern takes forever
+_PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless pattern never finishes
 MAX_STEPS = 256  # of normalizers, pre-tokenizers and decoders
 
 
 def read_directory_vocabulary(directory: Path) -> Vocabulary:
-    """Builds the vocabulary. Raises ModelLoadError naming the file and what is wrong with it."""
+    """Builds the vocabulary. Raises ModelLoadError naming the file and the problem."""
     path = directory / "tokenizer.json"
     loaded = _load(path)
     config = _optional(directory / "tokenizer_config.json")
@@ -68,7 +68,7 @@ def read_directory_vocabulary(directory: Path) -> Vocabulary:
 
 def _load(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
-        raise ModelLoadError(f"{path} is missing: beside safetensors weights, Octavo reads the tokenizer from it")
+        raise ModelLoadError(f"{path} is missing; safetensors models need it for the tokenizer")
     size = path.stat().st_size
     if size > MAX_TOKENIZER_BYTES:
         raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_TOKENIZER_BYTES:,}")
@@ -76,7 +76,7 @@ def _load(path: Path) -> tokenizers.Tokenizer:
         loaded = tokenizers.Tokenizer.from_buffer(path.read_bytes())
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
-            raise ModelLoadError(f"{path} is no tokenizer: {error}") from None
+            raise ModelLoadError(f"{path} is not a tokenizer: {error}") from None
         raise
     for part in (loaded.normalizer, loaded.pre_tokenizer, loaded.decoder):
         if part is not None and (steps := part.__getstate__().count(b'"type"')) > MAX_STEPS:
@@ -85,7 +85,7 @@ def _load(path: Path) -> tokenizers.Tokenizer:
 
 
 def _raw(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
-    """The control token, found in the text as it was typed: what is normalized already lost its guards."""
+    """The control token, to be matched in the text before normalization, which removes the guards."""
     return tokenizers.AddedToken(
         token.content,
         single_word=token.single_word,
@@ -97,7 +97,7 @@ def _raw(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
 
 
 def _coding(path: Path, loaded: tokenizers.Tokenizer) -> tuple[TokenCoding, bool]:
-    """How tokens stand for bytes, and whether a text's first space is the vocabulary's own."""
+    """The byte encoding of tokens; and True if the vocabulary adds the first space of a text."""
     decoder = loaded.decoder
     steps = _steps(json.loads(decoder.__getstate__())) if decoder is not None else []
     kinds = [step.get("type") for step in steps]
@@ -127,7 +127,7 @@ def _check_ids(path: Path, built: tokenizers.Tokenizer, added: Mapping[int, toke
 def _surroundings(
     path: Path, loaded: tokenizers.Tokenizer, config: Mapping[str, Any], bos: int | None, eos: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the post-processor puts before and after a text; `add_bos_token` and `add_eos_token` overrule it."""
+    """The ids that the post-processor adds before and after a text; `add_bos_token` and `add_eos_token` overrule it."""
     loaded.no_truncation()
     loaded.no_padding()
     try:
@@ -136,7 +136,7 @@ def _surroundings(
         loaded.encode(_PROBE)
     except BaseException as error:
         if isinstance(error, Exception) or is_panic(error):
-            raise ModelLoadError(f"{path} cannot encode a text: {error}") from None
+            raise ModelLoadError(f"{path} cannot encode text: {error}") from None
         raise
     at = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
     prefix, suffix = tuple(full[:at]), tuple(full[at + len(bare) :])
@@ -154,12 +154,12 @@ def _token_id(directory: Path, config: Mapping[str, Any], name: str, vocab: Mapp
     if token is None:
         return None
     if not isinstance(token, str) or token not in vocab:
-        raise ModelLoadError(f"{directory / 'tokenizer_config.json'}: {name} is {token!r:.80}, which is no token")
+        raise ModelLoadError(f"{directory / 'tokenizer_config.json'}: {name} is {token!r:.80}, which is not a token")
     return vocab[token]
 
 
 def _configured_eos(directory: Path, num_tokens: int) -> list[int]:
-    """The `eos_token_id` of the generation configuration or, without one, of the model's."""
+    """The `eos_token_id` of the generation configuration or, if it has none, of the model configuration."""
     for name in ("generation_config.json", "config.json"):
         value = _optional(directory / name).get("eos_token_id")
         if value is None:
@@ -173,9 +173,9 @@ def _configured_eos(directory: Path, num_tokens: int) -> list[int]:
 
 
 def read_chat_template(directory: Path) -> str | None:
-    """The source of the model's chat template: `chat_template.jinja`, or that of `tokenizer_config.json`.
+    """The source of the model's chat template, from `chat_template.jinja` or else `tokenizer_config.json`.
 
-    Where there are several with names, it is the default one. None: there is none. Raises ModelLoadError.
+    Of several named templates it is the default one. None: the model has none. Raises ModelLoadError.
     """
     path = directory / "chat_template.jinja"
     if path.is_file():

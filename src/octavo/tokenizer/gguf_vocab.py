@@ -57,12 +57,12 @@ class _Tokens:
 
 
 def read_gguf_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
-    """Builds the vocabulary. Raises ModelLoadError naming the key and what is wrong with it."""
+    """Builds the vocabulary. Raises ModelLoadError naming the key and the problem."""
     kind = _string(metadata, _KEY + "model")
     if kind not in _MODELS:
         nearest = difflib.get_close_matches(str(kind), _MODELS, n=1, cutoff=0)[0]
         raise ModelLoadError(
-            f"{_KEY}model is {_shown(kind)}; Octavo knows {', '.join(_MODELS)}, the nearest of which is {nearest!r}"
+            f"{_KEY}model is {_shown(kind)}; Octavo supports {', '.join(_MODELS)}; the nearest is {nearest!r}"
         )
     tokens = _read_tokens(metadata)
     return _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
@@ -113,7 +113,7 @@ def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Nor
     if (charsmap := metadata.get(_KEY + "precompiled_charsmap")) is not None:
         try:
             steps.append(normalizers.Precompiled(np.asarray(charsmap, np.uint8).tobytes()))
-            steps[0].normalize_str("a ﬁ ①")  # a damaged table is noticed when it is used
+            steps[0].normalize_str("a ﬁ ①")  # a damaged table fails only when it is used
         except BaseException as error:
             if isinstance(error, Exception) or is_panic(error):
                 raise ModelLoadError(f"{_KEY}precompiled_charsmap cannot be read: {error}") from None
@@ -179,7 +179,7 @@ def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
     if max(map(len, texts)) > MAX_TOKEN_CHARS:
         i = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_CHARS)
         raise ModelLoadError(f"{_KEY}tokens: token {i} has {len(texts[i])} characters; the limit is {MAX_TOKEN_CHARS}")
-    # The first of two equal tokens counts, as it is the one that the merges were learnt with.
+    # The first of two equal tokens counts: the merges were learnt with it.
     vocab = {text: i for i, text in enumerate(texts)}
     if len(vocab) != len(texts):
         vocab = {}
@@ -202,7 +202,7 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
             raise ModelLoadError(f"{key} is {_shown(value)}; the vocabulary has ids 0 to {num_tokens - 1}")
         ids[name] = value
     if metadata[_KEY + "model"] != "gpt2":
-        # The places that SentencePiece gives these tokens, for files that leave them out.
+        # SentencePiece's ids of these tokens, for files that leave them out.
         for name, i, kind in (
             ("unknown", 0, TokenType.UNKNOWN),
             ("bos", 1, TokenType.CONTROL),
@@ -214,7 +214,7 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
 
 
 def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]:
-    """Leaves out the merges that would make a control token of text that only looks like one."""
+    """Leaves out the merges that would turn text that looks like a control token into that token."""
     known = frozenset(merges)
     making = {f"{token[:cut]} {token[cut:]}" for token in control for cut in range(1, len(token))} & known
     return [merge for merge in merges if merge not in making] if making else merges
@@ -223,13 +223,16 @@ def _without_control(merges: list[str], control: Mapping[str, int]) -> list[str]
 def _split_merges(merges: list[str]) -> list[tuple[str, str]]:
     if not set(map(str.count, merges, repeat(" "))) <= {1}:
         raise _bad_merge(merges, {})
-    # One split of everything is several times faster than one split for each of 150,000 merges.
+    # A single split is several times faster than one for each of 150,000 merges.
     halves = " ".join(merges).split(" ") if merges else []
     return list(zip(halves[::2], halves[1::2], strict=True))
 
 
 def _bad_merge(merges: list[str], vocab: Mapping[str, int]) -> ModelLoadError:
-    """Names the first merge that is not two tokens of `vocab` that make a third (or, without one, not two words)."""
+    """The error that names the first invalid merge.
+
+    A merge must be two tokens of `vocab` that form a third one; with an empty `vocab`, two words.
+    """
     for i, merge in enumerate(merges):
         halves = merge.split(" ")
         if len(halves) != 2:
@@ -251,7 +254,7 @@ def _strings(metadata: Mapping[str, object], name: str, limit: int) -> list[str]
 
 
 def _numbers(metadata: Mapping[str, object], name: str, length: int, kinds: str) -> NDArray[Any]:
-    """The array under that name, of one of numpy's kinds, one entry a token."""
+    """The array `name`, one entry per token. kinds: the permitted `dtype.kind` letters."""
     value = metadata.get(_KEY + name)
     array = np.asarray(value) if isinstance(value, (list, np.ndarray)) else np.empty(0, object)
     if array.ndim != 1 or array.dtype.kind not in kinds:

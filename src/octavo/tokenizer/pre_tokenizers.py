@@ -1,4 +1,4 @@
-"""How a byte-level BPE vocabulary cuts text into words, by the name that GGUF files give it.
+"""The word splitting of byte-level BPE vocabularies, by its name in GGUF files.
 
 Source: the `pre_tokenizer` entries of the published `tokenizer.json` files, and the names that
 llama.cpp's converter writes as `tokenizer.ggml.pre`.
@@ -25,7 +25,7 @@ _QWEN35 = (
 
 
 def _cased_words(suffix: str) -> str:
-    """A word is capitals and then small letters, so that camelCase falls apart; `suffix` may follow."""
+    """Words of capitals followed by small letters, so that camelCase is split; `suffix` may follow."""
     upper, lower = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
     return rf"{lead}{upper}*{lower}+{suffix}|{lead}{upper}+{lower}*{suffix}"
@@ -43,11 +43,11 @@ _HAN_HANGUL = "[一-龥ࠀ-一가-퟿]+"
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """One way of cutting. The patterns are applied one after another, each to the pieces of the one before."""
+    """A way to split text. Each pattern splits the pieces that the previous one left."""
 
     patterns: tuple[str, ...]
     ignore_merges: bool = False  # a word that is in the vocabulary is one token, whatever the merges say
-    add_bos: bool = False  # where the file does not say
+    add_bos: bool = False  # if the file does not say
 
 
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
@@ -112,10 +112,10 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
 
 
 def get_pre_tokenizer(name: str | None) -> PreTokenizer:
-    """The pre-tokenizer of that name. None: the file names none, as files from before April 2024.
+    """The pre-tokenizer of that name; the default one for None, as in files from before April 2024.
 
-    An unknown name is refused: a wrong one gives text that looks right and a model that answers badly.
-    Raises ModelLoadError naming the nearest known.
+    Raises ModelLoadError for an unknown name and suggests the nearest. A wrong pre-tokenizer would not fail: the
+    text looks right and the model answers badly.
     """
     if name is None:
         logger.warning("the file names no pre-tokenizer (tokenizer.ggml.pre): the default one is used")
@@ -124,7 +124,7 @@ def get_pre_tokenizer(name: str | None) -> PreTokenizer:
     if known is None:
         nearest = difflib.get_close_matches(name, PRE_TOKENIZERS, n=1, cutoff=0)
         raise ModelLoadError(
-            f"tokenizer.ggml.pre is {name!r:.80}, a pre-tokenizer that Octavo does not know; "
-            f"the nearest known is {nearest[0]!r}"
+            f"tokenizer.ggml.pre is {name!r:.80}, a pre-tokenizer that Octavo does not support; "
+            f"the nearest is {nearest[0]!r}"
         )
     return known

@@ -1,4 +1,4 @@
-"""Stop strings in a stream: text that may still become one is held back."""
+"""Stop strings in a stream: holds back text that may still become one."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches the text of one answer. Constant work for each character and stop string, however long the answer.
+    """The search for stop strings in one answer. Constant work per character and stop string.
 
-    `push` gives the text that is safe to show; when a stop string is complete, `stopped` names it, the text
-    before it (and the stop string itself, if it belongs to the output) has been given, and the rest is dropped.
-    Where several are complete, the one that is complete first counts; among those, the one that begins first.
+    `push` returns the text that is safe to show. When a stop string is complete, `stopped` names it, the text before
+    it (with the stop string itself, if it belongs to the output) has been returned, and later text is dropped.
+    Of several stop strings the first to be complete counts; of those, the one that begins first.
     """
 
     def __init__(self, stops: Sequence[str], include_in_output: bool = False) -> None:
-        """stops: none of them empty; an empty sequence lets everything through."""
+        """stops: non-empty strings; an empty sequence lets all text pass."""
         self._stops = tuple(stops)
         self._failures = [_failure_table(stop) for stop in self._stops]
         self._matched = [0] * len(self._stops)  # how many characters of each stop string the text ends with
@@ -23,7 +23,7 @@ class StopStrings:
         self.stopped: str | None = None
 
     def push(self, text: str) -> str:
-        """Takes new text and gives what is safe to show."""
+        """Adds new text and returns the text that is safe to show."""
         if not self._stops or self.stopped is not None:
             return text if self.stopped is None else ""
         for at, char in enumerate(text):
@@ -37,12 +37,12 @@ class StopStrings:
         return pending[: len(pending) - keep]
 
     def flush(self) -> str:
-        """Ends the answer: what was held back is text after all."""
+        """Ends the answer and returns the text that was held back."""
         held, self._held = self._held, ""
         return held
 
     def _advance(self, char: str) -> bool:
-        """Knuth-Morris-Pratt, one character for every stop string. Whether one is complete."""
+        """One step of Knuth-Morris-Pratt for every stop string. True if one is complete."""
         for i, (stop, failures) in enumerate(zip(self._stops, self._failures, strict=True)):
             length = self._matched[i]
             while length and stop[length] != char:

@@ -1,4 +1,4 @@
-"""The other end of `template_worker.py`: starts the process of a chat template, talks to it and kills it."""
+"""The parent's side of `template_worker.py`: starts a chat template's process, talks to it and kills it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MAX_WAIT_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class TemplateLimits:
-    """What a template may take: memory, characters of one output, seconds of computing for one."""
+    """The limits of a template: memory, and characters and computing seconds of one output."""
 
     memory_bytes: int
     max_output_chars: int
@@ -27,7 +27,7 @@ class TemplateLimits:
 
 
 class TemplateProcess:
-    """The process of one template, which may be started before the template is known. Not safe for threads."""
+    """The process of one template. It may be started before the template is known. Not thread-safe."""
 
     def __init__(self) -> None:
         self._owner = os.getpid()
@@ -46,15 +46,15 @@ class TemplateProcess:
         self._send({"path": sys.path})
 
     def open(self, source: str, limits: TemplateLimits) -> None:
-        """Hands over the template, once; the process compiles it meanwhile."""
+        """Sends the template, once; the process compiles it in the background."""
         self._send({"limits": asdict(limits), "source": source})
 
     def is_usable(self) -> bool:
-        """Whether the process lives and is ours; after a fork it is the parent's."""
+        """True if the process is alive and belongs to this process; after a fork it belongs to the parent."""
         return self._owner == os.getpid() and self._process.poll() is None
 
     def render(self, line: str) -> dict[str, str] | None:
-        """The worker's answer to a line of variables (JSON). None: it died or had to be killed."""
+        """The worker's answer to a line of variables (JSON). None: it died or was killed."""
         if not self._is_ready:
             if self._read() is None:
                 return None
@@ -85,7 +85,7 @@ class TemplateProcess:
 
     def _write(self, line: str) -> None:
         stdin = cast(IO[str], self._process.stdin)
-        with suppress(BrokenPipeError):  # it died; the missing answer says so
+        with suppress(BrokenPipeError):  # it died; the missing answer tells the caller
             stdin.write(line + "\n")
             stdin.flush()
 
@@ -96,6 +96,6 @@ def _stop(process: subprocess.Popen[str], owner: int) -> None:
     process.kill()
     for stream in (process.stdin, process.stdout):
         if stream is not None:
-            with suppress(OSError):  # what was still to be written goes nowhere
+            with suppress(OSError):  # unwritten data is discarded
                 stream.close()
     process.wait()

@@ -1,12 +1,12 @@
-"""The process in which a chat template runs. `template_process.py` starts it and kills it when it takes too long.
+"""The process that renders a chat template. `template_process.py` starts it and kills it when it takes too long.
 
-A template is a program that came with a model file. In a process of its own its memory can be limited and it
-can be stopped wherever it is, even in the middle of one huge multiplication.
+A template is a program that comes with a model file. A process of its own limits the template's memory and can be
+stopped at any time, even in the middle of one huge multiplication.
 
-Protocol: lines of JSON. First comes `{"path": sys.path}`, without an answer, then, perhaps much later,
-`{"limits": {...}, "source": template}`; the answers are `{}` before compiling it, and `{}` or an error after that.
-Then, for each line of variables, `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
-Run as a file, so that it starts without the package.
+Protocol: lines of JSON. The first is `{"path": sys.path}`, which gets no answer. The second, perhaps much later, is
+`{"limits": {...}, "source": template}`; its answers are `{}` before compiling, then `{}` or an error. Each further
+line holds variables; its answer is `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
+This file runs as a script, so that the process starts without importing the package.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 class RaisedByTemplateError(Exception):
-    """`raise_exception` was called: the conversation does not suit the template."""
+    """The template called `raise_exception`: it does not accept the conversation."""
 
 
 class OutputTooLongError(Exception):
-    """More characters than allowed."""
+    """The output has more characters than allowed."""
 
 
 def compile_template(source: str) -> Template:
-    """The template in the environment that published templates are written for.
+    """Compiles the template in the environment that published templates are written for.
 
-    Sandboxed and immutable, with the settings, filters and functions of transformers' `apply_chat_template`.
+    It is sandboxed and immutable, with the settings, filters and functions of transformers' `apply_chat_template`.
     """
     from jinja2 import nodes
     from jinja2.ext import Extension
@@ -43,7 +43,7 @@ def compile_template(source: str) -> Template:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks what the assistant said, for training; here it is only its body."""
+        """The tag `{% generation %}`, which marks the assistant's text for training; it renders only its body."""
 
         tags = {"generation"}  # noqa: RUF012  (the type that jinja2 declares)
 
@@ -62,7 +62,7 @@ def compile_template(source: str) -> Template:
 
 
 def render(template: Template, variables: dict[str, Any], max_chars: int) -> str:
-    """The text. Raises OutputTooLongError as soon as it has more than `max_chars` characters."""
+    """Renders the template. Raises OutputTooLongError as soon as the text exceeds `max_chars` characters."""
     pieces: list[str] = []
     length = 0
     for piece in template.generate(variables):
@@ -78,9 +78,9 @@ def main() -> None:
     source, sink = sys.stdin, sys.stdout
     sys.path[:] = json.loads(source.readline())["path"]
 
-    import jinja2.sandbox  # noqa: F401  (before the limits, and before "ready": it is not the template's time)
+    import jinja2.sandbox  # noqa: F401  (before the limits apply, since the import is not the template's doing)
 
-    if not (line := source.readline()):  # never needed
+    if not (line := source.readline()):  # closed without a template
         return
     setup = json.loads(line)
     template: list[Template] = []
@@ -102,9 +102,9 @@ def main() -> None:
 
 
 def _attempt(work: Callable[[], dict[str, str]], seconds: float, failure: str) -> dict[str, str]:
-    """What `work` gives, or its error in words. The process dies when it computes for longer than `seconds`.
+    """The result of `work`, or a description of its error. Computing for more than `seconds` kills the process.
 
-    failure: the kind of an error that has none of its own.
+    failure: the kind of errors that have no kind of their own.
     """
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 
@@ -125,9 +125,9 @@ def _attempt(work: Callable[[], dict[str, str]], seconds: float, failure: str) -
         return _error("limit", "more memory than allowed")
     except RecursionError:
         return _error("limit", "too many calls within calls")
-    except OverflowError as error:  # the sandbox's limit on ranges, or a number beyond any machine
+    except OverflowError as error:  # the sandbox's limit on ranges, or a number too large for the machine
         return _error("limit", f"OverflowError: {error}")
-    except Exception as error:  # whatever a template can provoke in Python
+    except Exception as error:  # anything that a template can provoke in Python
         return _error(failure, f"{type(error).__name__}: {error}")
 
 
@@ -143,8 +143,8 @@ def _answer(sink: TextIO, answer: dict[str, str]) -> None:
 
 @contextmanager
 def _compute_limit(seconds: float) -> Iterator[None]:
-    """Computing time rather than time on the clock, so that a busy machine fails no honest template."""
-    if not hasattr(signal, "setitimer"):  # on Windows only the parent's clock stops it
+    """Limits the processor time, not the wall time, so that a busy machine does not fail a normal template."""
+    if not hasattr(signal, "setitimer"):  # on Windows only the parent's timeout applies
         yield
         return
     # The default action of the signal ends the process, even within one long call.

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint: of the GGUF file itself, or of the files beside the safetensors.
+    """The tokenizer of a checkpoint, from the GGUF file itself or from the files beside the safetensors.
 
-    Raises ModelLoadError naming what is missing or wrong.
+    Raises ModelLoadError naming the missing or invalid part.
     """
     if checkpoint.format == "gguf":
         return Tokenizer.from_gguf(checkpoint.metadata)
@@ -28,7 +28,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
 
 class Tokenizer:
-    """A vocabulary at work. Safe to share between threads."""
+    """Encodes and decodes text with a vocabulary. Thread-safe."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -54,45 +54,45 @@ class Tokenizer:
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Every id that ends an answer: end of text, of turn and of message."""
+        """All ids that end an answer: end of text, of turn and of message."""
         return self._vocabulary.eos_token_ids
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Control tokens, which `skip_special_tokens` leaves out."""
+        """The control tokens, which `skip_special_tokens` leaves out."""
         return self._vocabulary.special_token_ids
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the model's chat template; None: it has none."""
+        """The source of the model's chat template; None if it has none."""
         return self._vocabulary.chat_template
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`.
 
-        add_special_tokens: begin with BOS where the model wants it, unless parsing found one there already.
-        parse_special: the text of a control token (`<|im_end|>`) is that token; else it is plain text.
+        add_special_tokens: add BOS at the start and EOS at the end if the model wants them and `text` lacks them.
+        parse_special: the text of a control token (`<|im_end|>`) is that token; otherwise it is plain text.
 
-        A surrogate pair that was taken apart is put together; a lone surrogate, which no UTF-8 can hold,
-        counts as U+FFFD. Raises UsageError where a pattern of the model takes forever on this text.
+        A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD.
+        Raises UsageError if a pattern of the model does not terminate on this text.
         """
         backend = self._vocabulary.special if parse_special else self._vocabulary.plain
         try:
             ids: list[int] = backend.encode(_without_surrogates(text), add_special_tokens=False).ids
         except BaseException as error:
             if is_panic(error):
-                raise UsageError(f"the tokenizer of this model cannot cut this text into words: {error}") from None
+                raise UsageError(f"the tokenizer of this model cannot split this text into words: {error}") from None
             raise
         return self._add_special_tokens(ids) if add_special_tokens else ids
 
     def encode_chat(self, rendered: str) -> list[int]:
-        """Token ids of what a chat template rendered: control tokens are parsed, BOS comes exactly once."""
+        """Token ids of a rendered chat template: control tokens are parsed, and BOS comes exactly once."""
         return self.encode(rendered, parse_special=True)
 
     def guard(self, value: Any) -> Any:
-        """Marks the text of control tokens in a string, or in all strings of lists and dicts, as plain text.
+        """Marks the text of control tokens as plain text, in a string or in all strings of lists and dicts.
 
-        `encode_chat` takes the mark out and does not take the text for the token. Other values stay as they are.
+        `encode_chat` removes the mark and does not parse the text as the token. Other values are returned unchanged.
         """
         if isinstance(value, str):
             return self._guarded.sub(lambda found: found[0][:1] + GUARD + found[0][1:], value)
@@ -114,7 +114,7 @@ class Tokenizer:
         return text.removeprefix(" ") if self._vocabulary.strip_leading_space and starts_text else text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for, perhaps only a part of a character; of a control token its name.
+        """The bytes of a token, which may be only a part of a character; for a control token its name.
 
         Raises UsageError for an id outside the vocabulary.
         """
@@ -127,7 +127,7 @@ class Tokenizer:
 
     @cached_property
     def _guarded(self) -> re.Pattern[str]:
-        """Finds the names of control tokens, of which some vocabularies have thousands."""
+        """A pattern of the names of all control tokens; some vocabularies have thousands."""
         names = (self._vocabulary.tokens[i] for i in self._vocabulary.special_token_ids)
         # A name of one character cannot be broken; none of the published vocabularies has one.
         ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)

@@ -1,4 +1,4 @@
-"""What every vocabulary is turned into, whatever file it comes from."""
+"""The common form of every vocabulary, whatever file it comes from."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tokenizers import AddedToken, normalizers
 
 MAX_TOKENS = 1 << 20  # the largest published vocabularies have 262,144
 
-# Stands inside the text of a special token that a user typed, so that it is not taken for the token; the
-# normalizer takes it out again. Two noncharacters, which Unicode reserves for a program's own use.
+# Inserted into the text of a special token that a user typed, so that it is not parsed as the token; the normalizer
+# removes it. Two noncharacters, which Unicode reserves for internal use by a program.
 GUARD = "\ufdd0\ufdef"
 
-# Tokens that end a turn or a text, by the names that the published vocabularies give them.
+# Tokens that end a turn or a text, by their names in published vocabularies.
 _END_OF_TURN = frozenset(
     {
         "<|eot_id|>",
@@ -46,7 +46,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes, back to the bytes."""
+    """The 256 bytes by GPT-2's printable substitutes for them."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in set(printable)]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(hidden)}
@@ -56,7 +56,7 @@ _BYTE_LEVEL = _byte_level_alphabet()
 
 
 class TokenCoding(Enum):
-    """How the text of an ordinary token stands for bytes."""
+    """The encoding of bytes in the text of an ordinary token."""
 
     BYTE_LEVEL = "byte-level"  # GPT-2: each character stands for a byte
     SENTENCEPIECE = "sentencepiece"  # U+2581 is a space, <0x0A> a byte
@@ -75,24 +75,24 @@ class TokenCoding(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """A vocabulary, read and checked. V = number of token ids."""
+    """A checked vocabulary. V = number of token ids."""
 
-    plain: tokenizers.Tokenizer  # takes the text of a control token for text
-    special: tokenizers.Tokenizer  # takes it for the token
+    plain: tokenizers.Tokenizer  # the text of a control token stays text
+    special: tokenizers.Tokenizer  # the text of a control token becomes the token
     tokens: Sequence[str]  # [V]
     coding: TokenCoding
-    literal_ids: frozenset[int]  # tokens that stand for their own text: added and control tokens
-    special_token_ids: frozenset[int]  # control tokens, which no answer shows
-    prefix_ids: tuple[int, ...]  # begin every text: BOS, where the model wants it
-    suffix_ids: tuple[int, ...]  # end every text
-    strip_leading_space: bool  # a text's first space is the vocabulary's own
+    literal_ids: frozenset[int]  # tokens whose bytes are their own text: added and control tokens
+    special_token_ids: frozenset[int]  # control tokens, which answers do not show
+    prefix_ids: tuple[int, ...]  # start of every text: BOS, if the model wants it
+    suffix_ids: tuple[int, ...]  # end of every text
+    strip_leading_space: bool  # the vocabulary adds the first space of a text
     bos_token_id: int | None
     eos_token_ids: frozenset[int]
     chat_template: str | None
 
 
 def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
-    """The ids that end an answer: those that the file names, and special tokens with a known name."""
+    """The ids that end an answer: the ones that the file names, and special tokens with a known name."""
     ids = set(named) | {i for token, i in special_tokens.items() if token in _END_OF_TURN}
     # In the harmony format <|end|> only ends a message within an answer; <|return|> and <|call|> end the answer.
     if {"<|return|>", "<|call|>", "<|end|>"} <= special_tokens.keys():
@@ -101,9 +101,9 @@ def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> 
 
 
 def is_panic(error: BaseException) -> bool:
-    """Whether the tokenizers library gave up: its panics are no `Exception`, and their type has no public name.
+    """True if the tokenizers library panicked. Its panics are not an `Exception`, and their type is not public.
 
-    It happens where a pattern of the model takes millions of tries on a text, which the library bounds.
+    A panic occurs when a pattern of the model exceeds the library's limit of attempts on a text.
     """
     return type(error).__name__ == "PanicException"
 
