@@ -82,7 +82,7 @@ def test_every_measured_field_is_defined() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"input_len": 0}, "input_len is 0; it must be a number from 1 up"),
+        ({"input_len": 0}, "input_len is 0; it must be an integer of at least 1"),
         ({"iterations": -1}, "iterations is -1"),
         ({"batch_size": True}, "batch_size is True"),
         ({"input_len": 60, "output_len": 10}, "are 70 tokens; the context has 64"),

@@ -67,7 +67,7 @@ def test_a_report_is_json(report: ProfileReport) -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"rows": (0,)}, r"rows\[0\] is 0; it must be a number from 1 up"),
+        ({"rows": (0,)}, r"rows\[0\] is 0; it must be an integer of at least 1"),
         ({"prefill": (-3,)}, r"prefill\[0\] is -3"),
         ({"rows": (2,), "prefill": (9000,)}, "2 sequences of 9000 tokens do not fit the context of 8192"),
     ],

@@ -27,7 +27,7 @@ def test_latency(tiny: Path) -> None:
     assert 0 < spread["low"] <= spread["median"] <= spread["high"]
     assert "median" in report["definitions"]["spread"]
     text = octavo_here("bench", "latency", tiny, *sizes).stdout
-    for name in ("time_to_first_token_s", "time_per_output_token_s", "median", "from handing a request in"):
+    for name in ("time_to_first_token_s", "time_per_output_token_s", "median", "from submitting a request"):
         assert name in text
 
 

@@ -1,6 +1,6 @@
-"""How fast a model is here: `latency` of one batch, `throughput` of many prompts, `profile` of single steps.
+"""Benchmarks: `latency` of one batch, `throughput` of many prompts, `profile` of single steps.
 
-Every figure is defined.
+`DEFINITIONS` defines every figure.
 """
 
 from octavo.bench.latency import LatencyReport, latency

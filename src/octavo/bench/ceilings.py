@@ -1,6 +1,6 @@
-"""What this machine can do at most: the figures that a profile and a comparison are held against.
+"""The peak rates of this machine, for profiles and comparisons to be measured against.
 
-Each is the best of many short rounds: neighbours on a shared machine only ever slow a round down.
+Each rate is the best of many short rounds, because other programs on a shared machine can only slow a round down.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from octavo.backends.cpu import _native
 _BEYOND_CACHES = 256 << 20  # bytes that all threads together read; a power of two
 _CACHE_BYTES = {"L1": 16 << 10, "L2": 192 << 10}  # working sets of each thread, well inside the cache of that name
 _ROUNDS = 12
-# Many short ones: how a core deals instructions out to its units varies from entry to entry of a loop, by a half.
+# Many short rounds: a core assigns instructions to its units anew at each entry of a loop, and the rate varies by half.
 _SHORT_ROUNDS = 120
 _SECONDS_PER_ROUND = 0.0008
 _ASLEEP_S = 0.005  # longer than any worker spins between steps
@@ -27,10 +27,10 @@ _LANES = 16
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """One figure. value None: this machine or build has no such instructions, nothing was measured."""
+    """One figure. value None: this machine or build lacks the instructions, so nothing was measured."""
 
     name: str
-    isa: str  # level whose instructions ran; "": does not depend on it
+    isa: str  # instruction set of the measured loop; "": the figure does not depend on it
     threads: int
     value: float | None
     unit: str
@@ -65,7 +65,7 @@ def _better(one: Ceiling, other: Ceiling) -> Ceiling:
 
 
 class ReadBandwidth:
-    """Bytes per second that `threads` threads read from memory: a buffer that stays, to be measured in turns."""
+    """Measures the bytes per second that `threads` threads read from memory. The buffer is reused between turns."""
 
     def __init__(self, threads: int, isa: str | None = None) -> None:
         self._run = _Loop("ceiling_read", isa or _native.detected_isa(), threads)
@@ -78,9 +78,9 @@ class ReadBandwidth:
 
 
 def measure_ceilings(isa: str, threads: int) -> Ceilings:
-    """Measures everything for one thread and for `threads`; takes about 3 seconds.
+    """Measures all figures for one thread and for `threads`; takes about 3 seconds.
 
-    isa: level of the kernels. Integer and float rates are measured at every level that the machine has.
+    isa: instruction set of the kernels. Integer and float rates are measured for every instruction set of the machine.
     """
     levels = _native.known_isas()
     counts = sorted({1, threads})
@@ -96,19 +96,19 @@ def measure_ceilings(isa: str, threads: int) -> Ceilings:
 
 
 def measure_kernel_ceilings(isa: str, threads: int) -> Ceilings:
-    """Only what limits the kernels of one level with all threads; takes about half a second."""
+    """Measures only the limits of the kernels of one instruction set with all threads; takes about half a second."""
     return Ceilings(isa, threads, (*_memory_figures(isa, threads), *_arithmetic_figures(isa, threads)))
 
 
 class _Loop:
-    """One of the kernels in csrc/kernels/ceilings.cpp with its threads."""
+    """A kernel of csrc/kernels/ceilings.cpp with its threads."""
 
     def __init__(self, kernel: str, isa: str, threads: int) -> None:
         self._run = _native.KernelRun(kernel, isa, threads)
         self._output = np.zeros((threads, _LANES), np.float32)
 
     def __call__(self, repetitions: int, inputs: list[NDArray[np.float32] | None]) -> tuple[float, float]:
-        """Work done by all threads together, and the seconds it took."""
+        """The work done by all threads together, and the seconds that it took."""
         start = time.perf_counter()
         self._run(inputs, [], [repetitions], [], self._output)
         seconds = time.perf_counter() - start
@@ -144,20 +144,20 @@ def _has_level(isa: str) -> bool:
 
 
 def _best(kernel: str, isa: str, threads: int, memory: NDArray[np.float32] | None = None) -> float:
-    """Work per second of the best round; of the barrier, barriers that one worker passes."""
+    """Work per second of the best round; for the barrier, the barriers that one worker passes."""
     loop = _Loop(kernel, isa, threads)
     inputs: list[NDArray[np.float32] | None] = [] if memory is None else [memory]
     repetitions, seconds = 1, 0.0
     while seconds < _SECONDS_PER_ROUND:
         repetitions *= 2
-        seconds = min(loop(repetitions, inputs)[1] for _ in range(3))  # an interruption must not pass for work
+        seconds = min(loop(repetitions, inputs)[1] for _ in range(3))  # an interruption must not count as work
     rounds = [loop(repetitions, inputs) for _ in range(_SHORT_ROUNDS)]
     best = max(work / seconds for work, seconds in rounds)
     return best / threads if kernel == "ceiling_barrier" else best
 
 
 def _wake_up(isa: str, threads: int) -> float:
-    """Seconds that an empty run takes longer after a pause, when the workers sleep, than right after another."""
+    """Extra seconds of an empty run after a pause, when the workers sleep, over one right after another run."""
     loop = _Loop("ceiling_barrier", isa, threads)
     awake, asleep = [], []
     for _ in range(_ROUNDS):

@@ -1,4 +1,4 @@
-"""How long one batch of requests takes."""
+"""The time that one batch of requests takes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def latency(
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> LatencyReport:
-    """Runs `iterations` batches of batch_size equal requests, after `warmup` that do not count.
+    """Runs `iterations` batches of batch_size equal requests, after `warmup` batches that do not count.
 
     options: further fields of `octavo.config.EngineConfig`. progress: called with (runs done, runs in all).
     Raises UsageError, ModelLoadError or InsufficientMemoryError.

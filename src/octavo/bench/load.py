@@ -1,4 +1,4 @@
-"""Runs of random requests, all handed in at once."""
+"""Runs of random requests, all submitted at once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.sampling_params import RequestOutputKind, SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run: its wall time in seconds, and what the engine measured of each request."""
+    """One run: its wall time in seconds, and the engine's metrics of each request."""
 
     end_to_end_s: float
     requests: list[RequestMetrics]
@@ -31,14 +31,14 @@ class Run:
 
 
 def check_sizes(**sizes: int) -> None:
-    """Raises UsageError, naming the first that is no number above 0."""
+    """Raises UsageError naming the first size that is not an integer above 0."""
     for name, value in sizes.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"{name} is {value!r}; it must be a number from 1 up")
+            raise UsageError(f"{name} is {value!r}; it must be an integer of at least 1")
 
 
 def run_once(session: Session, num_requests: int, input_len: int, output_len: int, rng: random.Random) -> Run:
-    """Hands in random prompts of input_len tokens and waits for output_len tokens of each.
+    """Submits random prompts of input_len tokens and waits for output_len tokens of each.
 
     Raises UsageError if they are too long for the context.
     """

@@ -1,4 +1,4 @@
-"""What a figure was measured on."""
+"""The machine of a measurement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.engine.session import Session
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Enough to compare figures, or to see that they cannot be compared."""
+    """The facts that make two figures comparable or not."""
 
     octavo: str
     python: str
@@ -23,7 +23,7 @@ class Machine:
     processor: str
     num_cpus: int
     backend: str
-    isa: str | None  # instruction set of the kernels; None where the backend has no choice
+    isa: str | None  # instruction set of the kernels; None if the backend has only one
     num_threads: int | None
     model: str
     architecture: str

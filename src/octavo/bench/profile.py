@@ -1,4 +1,4 @@
-"""Where the time of a step goes: each operation beside what the machine could do at best."""
+"""The time of each operation in a step, beside the least time that this machine needs for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FASTEST_SHARE = 4  # the report is the mean of the fastest quarter of the steps
 
 @dataclass(frozen=True, slots=True)
 class OperationProfile:
-    """One operation of a step, or everything of one kind in all layers. Seconds are those of one step."""
+    """One operation of a step, or all operations of one kind in all layers. Seconds are per step."""
 
     label: str
     kernel: str
@@ -41,7 +41,7 @@ class OperationProfile:
 
 @dataclass(frozen=True, slots=True)
 class StepProfile:
-    """One kind of step. seconds: from handing the batch over to the result; the operations are its inner part."""
+    """One kind of step. seconds: from the batch to the result, which includes the seconds of the operations."""
 
     name: str
     num_rows: int
@@ -56,7 +56,7 @@ class StepProfile:
         return sum(operation.seconds for operation in self.operations)
 
     def by_kind(self) -> list[OperationProfile]:
-        """The same operation of all layers as one, the one with the most to gain first."""
+        """The operations with those of all layers merged, sorted by the time lost."""
         kinds: dict[str, list[OperationProfile]] = {}
         for operation in self.operations:
             name = _without_layer(operation.label)
@@ -87,8 +87,8 @@ def profile(
 ) -> ProfileReport:
     """Profiles a decode step of each number of rows at `context` tokens, and a prefill of each number of tokens.
 
-    iterations: decode steps of each kind; a fourth as many, but at least 4, of prefill. progress: called with (kinds
-    of steps done, in all). options: further fields of `octavo.config.EngineConfig`.
+    iterations: decode steps of each kind; prefill runs a quarter as many, but at least 4. progress: called with
+    (kinds of steps done, kinds in all). options: further fields of `octavo.config.EngineConfig`.
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
     check_sizes(context=context, iterations=iterations, **{f"rows[{i}]": count for i, count in enumerate(rows)})
@@ -136,7 +136,7 @@ class _Stepper:
         self._vocab_size = vocab_size
 
     def decode(self, rows: int, context: int, iterations: int) -> StepProfile:
-        """Steps of one token for each of `rows` sequences that have `context` tokens after it."""
+        """Steps of one token for each of `rows` sequences, which then have `context` tokens."""
         blocks = -(-context // self._block_size)
         self._executor.submit(self._batch(1, context)).wait()
         copies = [(b, r * blocks + b) for r in range(1, rows) for b in range(blocks)]
@@ -154,7 +154,7 @@ class _Stepper:
         return StepSizes(tokens, requests, requests, context, self._executor.kv_element_bytes)
 
     def _batch(self, requests: int, tokens: int, start: int = 0) -> Batch:
-        """`requests` sequences with `tokens` new tokens each, after `start` that are in the cache. Greedy."""
+        """`requests` sequences with `tokens` new tokens each after `start` cached ones, sampled greedily."""
         length = start + tokens
         blocks = -(-length // self._block_size)
         tables = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
@@ -173,7 +173,7 @@ class _Stepper:
         )
 
     def _measure(self, name: str, batch: Batch, sizes: StepSizes, iterations: int) -> StepProfile:
-        """The mean of the fastest quarter of the steps, after one that does not count."""
+        """The mean of the fastest quarter of the steps, after one warm-up step."""
         measured: list[tuple[float, list[RecordTime]]] = []
         for _ in range(iterations + 1):
             self._executor.start_profile()
@@ -218,7 +218,10 @@ def _operation(times: Sequence[RecordTime], ceilings: Ceilings) -> OperationProf
 
 
 def _least_seconds(record: RecordTime, ceilings: Ceilings) -> float:
-    """Weights and cache come from memory, activations from the second level; arithmetic goes on meanwhile."""
+    """The least seconds of an operation.
+
+    Weights and cache are read from memory and activations from the L2 cache, while the arithmetic runs in parallel.
+    """
     moved = record.cost.bytes_read + record.cost.bytes_written - record.activation_bytes
     reading = moved / ceilings.value("read from memory") + record.activation_bytes / ceilings.value("read from L2")
     rate = ceilings.value("int8 multiply-adds" if record.is_integer else "float multiply-adds")
@@ -251,7 +254,7 @@ def _greedy(rows: int) -> SamplingBatch:
 
 
 def _label(record: RecordTime) -> str:
-    """`layers.3: fused_linear gate+up`: the operation with the last names of its weights."""
+    """The operation and the last part of its weights' names: `layers.3: fused_linear gate+up`."""
     names = [name.removesuffix(".weight").rpartition(".")[2].removesuffix("_proj") for name in record.matrices]
     return " ".join([record.label, "+".join(names)]).strip()
 

@@ -1,4 +1,4 @@
-"""Medians with their spread, and what each figure means."""
+"""Medians with their spread, and the definition of every figure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFINITIONS = {
-    "time_to_first_token_s": "from handing a request in to its first token, in seconds; one value a request",
+    "time_to_first_token_s": "from submitting a request to its first token, in seconds; one per request",
     "time_per_output_token_s": "from a request's first token to its last, divided by the tokens after the first",
-    "end_to_end_s": "from handing the first request in to the last token of the last, in seconds; one value a run",
-    "prompt_tokens_per_s": "prompt tokens of all requests, divided by the time to the last of the first tokens",
+    "end_to_end_s": "from submitting the first request to the last token of all requests, in seconds; one per run",
+    "prompt_tokens_per_s": "prompt tokens of all requests, divided by the time until all have their first token",
     "output_tokens_per_s": "generated tokens of all requests, divided by end_to_end_s",
     "total_tokens_per_s": "prompt and generated tokens of all requests, divided by end_to_end_s",
     "requests_per_s": "requests, divided by end_to_end_s",
     "kv_waste": "share of the allocated cache slots that held no token, averaged over all steps",
-    "spread": "median, and between low and high the middle 80 % of the values (10th to 90th percentile)",
+    "spread": "the median; low and high are the 10th and 90th percentile, which enclose the middle 80 % of the values",
     "load": "random token ids, different for each request, so that no prefix is cached; every request generates "
-    "exactly output_len tokens, greedily; all requests of a run are handed in at once; warm-up runs are not counted",
+    "exactly output_len tokens greedily; all requests of a run are submitted at once; warm-up runs do not count",
 }
 
 
@@ -32,7 +32,7 @@ class Spread:
 
     @staticmethod
     def of(values: Sequence[float]) -> Spread:
-        """Of at least one value; percentiles are interpolated between neighbours."""
+        """The spread of at least one value; percentiles are interpolated between neighbours."""
         ordered = sorted(values)
         return Spread(statistics.median(ordered), _percentile(ordered, 0.1), _percentile(ordered, 0.9), len(ordered))
 

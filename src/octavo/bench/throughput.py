@@ -1,4 +1,4 @@
-"""How much a model does in a given time, when there is always more to do."""
+"""The throughput of a model under full load."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def throughput(
     progress: Callable[[int, int], None] | None = None,
     **options: Any,
 ) -> ThroughputReport:
-    """Hands in num_prompts requests at once and waits for all, `iterations` times after `warmup` that do not count.
+    """Submits num_prompts requests at once and waits for all, `iterations` times after `warmup` runs that do not count.
 
     options: further fields of `octavo.config.EngineConfig`. progress: called with (runs done, runs in all).
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
@@ -56,7 +56,7 @@ def throughput(
         runs = []
         before = replace(session.metrics)
         for i in range(warmup + iterations):
-            # A short run brings caches and clocks up as well as a long one.
+            # A short run warms up caches and clocks as well as a long one.
             count = min(num_prompts, 8) if i < warmup else num_prompts
             runs.append(run_once(session, count, input_len, output_len, rng))
             if progress is not None:
