@@ -2,9 +2,9 @@
 
     python benchmarks/accuracy.py MODEL.gguf --reference PYTHON --peer octavo=PYTHON --peer llama.cpp=PYTHON
 
-For every position of the text: KL(reference || engine) of the next-token distribution, whether both prefer
-the same token, and the perplexity of the text that follows. The reference runs once for each file and text;
-its logits stay in the cache folder (about 0.6 MB for each position of a vocabulary of 150,000).
+For every position of the text it computes KL(reference || engine) of the next-token distribution, the agreement on the
+most likely token, and the perplexity of the text that follows. The reference runs once for each file and text; its
+logits stay in the cache folder (about 0.6 MB per position for a vocabulary of 150,000).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
 
 
 def reference_folder(model: Path, options: argparse.Namespace) -> Path:
-    """Where the reference's logits for this file, text and windows lie; computed now if they do not yet."""
+    """The folder of the reference's logits for this file, text and windows; computes them if they are missing."""
     digest = hashlib.sha256()
     with model.open("rb") as file:
         digest.update(file.read(1 << 22))  # the header and the first tensors tell one file from another

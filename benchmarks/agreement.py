@@ -1,4 +1,4 @@
-"""How well one engine's next-token distributions agree with the reference's: the definitions, in numpy."""
+"""Agreement of one engine's next-token distributions with the reference's: the definitions, in numpy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def log_softmax(logits: Floats) -> NDArray[np.float64]:
 
 @dataclass
 class Agreement:
-    """One figure for every position: [positions] each."""
+    """The figures of every position: [positions] each."""
 
     kl: NDArray[np.float64]
     """KL(reference || engine) in nats."""
@@ -34,7 +34,7 @@ class Agreement:
 
     @classmethod
     def of_rows(cls, reference: Floats, logits: Floats, targets: NDArray[np.int64]) -> Agreement:
-        """From the logits [rows, vocabulary] of both for the same rows, and the tokens that follow [rows]."""
+        """Compares the logits [rows, vocabulary] of both for the same rows; targets: the tokens that follow [rows]."""
         kl, same, reference_nll, nll = [], [], [], []
         for start in range(0, len(logits), 64):
             rows = slice(start, start + 64)
@@ -52,7 +52,7 @@ class Agreement:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def summary(self) -> dict[str, float]:
-        """The figures of the report; the paired standard error belongs to the difference of mean NLL."""
+        """The figures of the report; the paired standard error is that of the difference of mean NLL."""
         difference = self.nll - self.reference_nll
         count = len(self.kl)
         return {
@@ -71,7 +71,7 @@ class Agreement:
 
 @dataclass
 class Reference:
-    """What the reference run left on disk: windows of tokens and the logits after each of them."""
+    """The files of a reference run: windows of tokens, and the logits after each token."""
 
     tokens: NDArray[np.int32]
     """[windows, length + 1]; the last column is only predicted."""
@@ -83,5 +83,5 @@ class Reference:
         return cls(np.load(folder / "tokens.npy"), np.load(folder / "logits.npy", mmap_mode="r"))
 
     def agreement(self, window: int, logits: Floats) -> Agreement:
-        """Of one window's logits [length, vocabulary]."""
+        """The figures of one window's logits [length, vocabulary]."""
         return Agreement.of_rows(self.logits[window], logits, self.tokens[window, 1:].astype(np.int64))

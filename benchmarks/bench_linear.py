@@ -2,9 +2,9 @@
 
     python benchmarks/bench_linear.py [--types Q4_K Q6_K] [--rows 1 4 16 512] [--threads 2] [--isa avx2] [--shape N K]
 
-GB/s counts the packed weights once, whatever the number of rows; GMAC/s counts rows x n x k. Weights that several rows
-do not fill the processor's caches with are copied until they exceed them, so that one row reads from memory. Best
-of several rounds: neighbours on a shared machine only ever slow a round down.
+GB/s counts the packed weights once, whatever the number of rows; GMAC/s counts rows x n x k. Weights that would fit
+into the processor's caches are copied until they exceed them, so that one row reads from memory. The best of several
+rounds counts, because other programs on a shared machine can only slow a round down.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def best_seconds(call: Callable[[int], None]) -> float:
 
 
 def read_bandwidth(threads: int) -> float:
-    """Bytes per second when all threads only read."""
+    """Bytes per second that all threads read when they do nothing else."""
     parts = np.array_split(np.ones(BEYOND_CACHES // 8, np.int64), threads)
     with ThreadPoolExecutor(threads) as executor:
         return BEYOND_CACHES / best_seconds(lambda _: list(executor.map(np.max, parts)) and None)

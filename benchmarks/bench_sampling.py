@@ -2,9 +2,9 @@
 
     python benchmarks/bench_sampling.py [--vocab 151936] [--isa avx2] [--rounds 30]
 
-Peaked rows are like those of a model that is sure of a few tokens; of flat rows a nucleus of 0.9 holds most of the
-vocabulary, which is the most work a filter can have. The best of several rounds counts: neighbours on a shared
-machine only ever slow a round down. At real-time priority (`chrt -f 10`) it takes a few seconds.
+Peaked rows are like those of a model that is sure of a few tokens. In flat rows a nucleus of 0.9 holds most of the
+vocabulary, which is the worst case for a filter. The best of several rounds counts, because other programs on a shared
+machine can only slow a round down. At real-time priority (`chrt -f 10`) it takes a few seconds.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 
 def best_milliseconds(isa: str, logits: np.ndarray, batch: SamplingBatch, rounds: int) -> float:
-    """Of one row, in the fastest round over all rows."""
+    """Seconds per row in the fastest round over all rows."""
     num_top = max(int(batch.num_logprobs.max()), 0)
     output = StepOutput(
         np.empty(ROWS, np.int32),

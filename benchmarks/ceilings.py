@@ -1,9 +1,10 @@
-"""What this machine can do at most: reads, multiply-adds, barriers and wake-ups, by our own threads and instructions.
+"""The peak rates of this machine: reads, multiply-adds, barriers and wake-ups, by our own threads and instructions.
 
     python benchmarks/ceilings.py [--threads 2] [--isa avx2] [--json FILE]
 
-`octavo bench --profile` holds each operation against these figures and `compare.py` the speed of decoding. Best of many
-short rounds, since a shared machine only ever slows a round down. Instructions that the machine lacks are named so.
+`octavo bench --profile` compares each operation with these figures, and `compare.py` the speed of decoding. The best of
+many short rounds counts, because other programs can only slow a round down. The table names instructions that the
+machine lacks.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SCALES = {"B/s": (1e-9, "GB/s"), "1/s": (1e-9, "G/s"), "s": (1e6, "microseconds"
 
 
 def shown(figure: Ceiling) -> dict[str, Any]:
-    """A line of the table, for people."""
+    """A line of the table."""
     factor, unit = SCALES[figure.unit]
     value = "not on this machine" if figure.value is None else f"{figure.value * factor:.3g} {unit}"
     return {"what": figure.name, "isa": figure.isa, "threads": figure.threads, "value": value}

@@ -3,10 +3,10 @@
     python benchmarks/compare.py MODEL.gguf --peer llama.cpp=PYTHON [--peer vllm=PYTHON --converted FOLDER] \\
         [--measure decode,prefill-512] [--skip vllm=start,memory] [--runs 5] [--realtime] [--json FILE]
 
-Runs in a Python with octavo itself, for the ceilings. Each engine is a process of its own (`peers/`), run by the Python
-of its own environment, with the same number of threads and the same token ids. They take turns at each measure
-(A B A B ...), because absolute figures on a shared machine drift: what counts is the ratio. `measures.py` defines the
-measures. Peers that cannot read GGUF files get what `convert.py` has made of the same file.
+Run it with a Python that has octavo, for the ceilings. Each engine is a process of its own (`peers/`), run by the
+Python of its environment, with the same number of threads and the same token ids. They take turns at each measure
+(A B A B ...). Absolute figures on a shared machine drift, so the ratio counts. `measures.py` defines the measures.
+Peers that cannot read GGUF files read the output of `convert.py` for the same file.
 
 The ceiling of decode is read bandwidth (measured in the same turns by `octavo.bench.ceilings`, all threads) divided by
 the bytes of weights that one token needs. All other ceilings are measured once, at the start.
@@ -42,7 +42,7 @@ CEILINGS_SHOWN = {"B/s": (1e-9, "GB/s"), "1/s": (1e-9, "G/s"), "s": (1e6, "micro
 
 @dataclass
 class Engine:
-    """An engine that takes part: how it is started, the process that is kept, and its figures."""
+    """An engine in the comparison: its start command, its running process, and its figures."""
 
     name: str
     python: str
@@ -52,7 +52,7 @@ class Engine:
     skipped: frozenset[str]
 
     def wants(self, workload: Workload, measures: set[str]) -> set[str]:
-        """Which of the measures this engine is to give by this workload."""
+        """The measures of this workload that this engine takes part in."""
         if workload.only not in (None, self.name):
             return set()
         return (measures & set(workload.measures)) - self.skipped - self.figures.left_out.keys()
@@ -102,14 +102,14 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def put_ahead(process: int) -> None:
-    """Schedules all threads of a process before those of ordinary processes: a busy machine disturbs them less."""
+    """Gives all threads of a process real-time priority, so that a busy machine disturbs them less."""
     for thread in Path(f"/proc/{process}/task").iterdir():
         os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(5))
 
 
 @contextlib.contextmanager
 def ahead(processes: Sequence[int], wanted: bool) -> Iterator[None]:
-    """This process and others, with all threads and processes that they start in the meantime, ahead of all else."""
+    """Runs this process and others, with all threads and processes that they start, at real-time priority."""
     if not wanted:
         yield
         return
@@ -122,7 +122,7 @@ def ahead(processes: Sequence[int], wanted: bool) -> Iterator[None]:
 
 
 def source(name: str, model: Path, converted: Path | None) -> Path:
-    """What this engine reads. Raises PeerError if it is missing."""
+    """The model that this engine reads. Raises PeerError if it is missing."""
     if name not in CONVERTED:
         return model.resolve()
     if converted is None:
@@ -134,7 +134,7 @@ def source(name: str, model: Path, converted: Path | None) -> Path:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a file, or of the weights in a directory: all else there is small."""
+    """Bytes of a file, or of the weights in a directory; its other files are small."""
     return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.iterdir())
 
 
@@ -199,7 +199,7 @@ class Comparison:
         return Engine(name, python, load, peer, Figures(name, version, size_of(path)), skipped)
 
     def _turn(self) -> None:
-        """Every measure once of every engine, one engine after the other at each measure."""
+        """Runs every measure once with every engine, one engine after the other at each measure."""
         for workload in self._workloads:
             for engine in self._engines:
                 wanted = engine.wants(workload, self._options.measure)
@@ -210,7 +210,7 @@ class Comparison:
                 engine.figures.add({name: value for name, value in (figures or {}).items() if name in wanted})
 
     def _try(self, engine: Engine, workload: Workload, work: Any) -> Any:
-        """What `work` makes of the engine's process, or of a new one. None: it failed, and is not asked again."""
+        """The result of `work` on the engine's process, or on a new one. None: it failed, and is not asked again."""
         peer = engine.peer
         try:
             if workload.is_fresh:
@@ -258,7 +258,7 @@ def show_ceilings(ceilings: Ceilings) -> str:
 
 
 def show(result: dict[str, Any]) -> str:
-    """One model's table, with what stands beside it."""
+    """One model's table, with the facts around it."""
     columns, rows = table_rows(result["engines"])
     low, middle, high = (f"{result['bandwidth'][key] / 1e9:.1f}" for key in ("min", "median", "max"))
     lines = [f"## {result['model']}", "", table(columns, rows), ""]

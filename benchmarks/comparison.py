@@ -1,4 +1,4 @@
-"""The figures of several engines side by side: how many times faster, a table for people, the same as JSON."""
+"""The figures of several engines side by side: ratios, a table, the same as JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OURS = "octavo"
 
 @dataclass
 class Figures:
-    """What was measured of one engine with one model."""
+    """The figures of one engine with one model."""
 
     engine: str
     version: str = ""
@@ -31,14 +31,14 @@ class Figures:
             self.values.setdefault(name, []).append(value)
 
     def drop(self, names: Sequence[str], reason: str) -> None:
-        """An engine that fails in one turn has no figure that could be held against others turn by turn."""
+        """An engine that fails in one turn has no figures, because others are compared turn by turn."""
         for name in names:
             self.values.pop(name, None)
             self.left_out[name] = reason
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float], measure: Measure) -> dict[str, float]:
-    """How many times ahead Octavo is: by the medians, and turn by turn its median, smallest and largest."""
+    """Octavo's advantage as a factor: by the medians, and the median, smallest and largest of the turns."""
     pairs = list(zip(ours, theirs, strict=True))
     if measure.better == "less":
         pairs = [(b, a) for a, b in pairs]
@@ -50,8 +50,8 @@ def ratio(ours: Sequence[float], theirs: Sequence[float], measure: Measure) -> d
 def engine_json(figures: Figures, ours: Figures | None, bandwidth: Mapping[str, float]) -> dict[str, Any]:
     """One engine: every figure in its unit, with the ratio to Octavo's.
 
-    bandwidth: of reads from memory in the same turns, bytes a second; decoding one stream reads all weights for
-    each token, and its share of the bandwidth is told.
+    bandwidth: bytes per second read from memory in the same turns. Decoding one stream reads all weights for each
+    token, so the entry has its share of the bandwidth.
     """
     measures: dict[str, Any] = {}
     for name, values in figures.values.items():
@@ -83,7 +83,7 @@ def shown_ratio(value: Mapping[str, float]) -> str:
 
 
 def table_rows(engines: Sequence[Mapping[str, Any]]) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Columns and rows for `report.table`: a row a measure, for each peer its figure and how far Octavo is ahead."""
+    """Columns and rows for `report.table`: one row per measure, with each peer's figure and Octavo's advantage."""
     columns = {"measure": "measure"}
     for engine in engines:
         name = engine["engine"]

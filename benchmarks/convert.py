@@ -1,10 +1,10 @@
-"""Writes what some peers of `compare.py` read instead of a GGUF file, from that file.
+"""Converts a GGUF file to the formats that some peers of `compare.py` read.
 
     python benchmarks/convert.py MODEL.gguf... --folder FOLDER
 
-Run with a Python that has torch, transformers and gguf, and, for CTranslate2, ctranslate2. Makes
-`FOLDER/<name of the file>/transformers` (dequantized weights in bfloat16; vLLM reads it too) and
-`FOLDER/<name of the file>/ctranslate2` (int8), each at once or not at all; what is there already stays.
+Run it with a Python that has torch, transformers and gguf, and, for CTranslate2, ctranslate2. It writes
+`FOLDER/<name of the file>/transformers` (dequantized weights in bfloat16, also for vLLM) and
+`FOLDER/<name of the file>/ctranslate2` (int8). Each is complete or absent; existing ones are kept.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def write_transformers(model: Path, folder: Path) -> None:
 
 
 def write_ctranslate2(checkpoint: Path, folder: Path) -> None:
-    """CTranslate2's own format with int8 weights, one scale a row."""
+    """CTranslate2's own format with int8 weights and one scale per row."""
     from ctranslate2.converters import TransformersConverter  # optional: only this peer needs it
 
     TransformersConverter(str(checkpoint)).convert(str(folder), quantization="int8")
 
 
 def make(folder: Path, write: Callable[[Path, Path], None], source: Path) -> None:
-    """Writes into a neighbour and renames it, so that an interruption leaves nothing that looks whole."""
+    """Writes to a temporary name and renames it, so that an interruption leaves nothing that looks complete."""
     if folder.exists():
         print(f"{folder} is there")
         return

@@ -1,6 +1,6 @@
-"""Shapes of load, and what is said of a run: closed and open loops, percentiles, goodput, whether the queue grew.
+"""Load patterns and the statistics of a run: closed and open loops, percentiles, goodput, growth of the queue.
 
-Nothing here knows of HTTP: a loop gets a function that sends one request and says when its tokens came.
+This module is independent of HTTP: a loop gets a function that sends one request and records the times of its tokens.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Work:
 
 @dataclass(slots=True)
 class Sample:
-    """What became of one request. Times are seconds of one clock.
+    """The outcome of one request. Times are seconds of one clock.
 
-    intended: when the request should have been sent. In an open loop that is the schedule's time, however late the
-    client was: time that a request spent waiting to be sent is time that its user waited (coordinated omission).
+    intended: the time at which the request should have been sent. In an open loop that is the schedule's time, however
+    late the client was: time spent waiting to be sent is time that the user waited (coordinated omission).
     """
 
     intended: float
@@ -49,29 +49,29 @@ class Sample:
 
     @property
     def time_per_output_token(self) -> float | None:
-        """Between first and last token, divided by the tokens after the first. None of an answer of one token."""
+        """Seconds from the first to the last token, divided by the tokens after the first. None for a single token."""
         return (self.times[-1] - self.times[0]) / (self.num_tokens - 1) if self.num_tokens > 1 else None
 
     def num_tokens_within(self, begin: float, end: float) -> float:
-        """Tokens that came in [begin, end), all events taken for equally long."""
+        """Tokens that arrived in [begin, end), assuming equally many in every event."""
         within = sum(begin <= at < end for at in self.times)
         return self.num_tokens * within / len(self.times) if self.times else 0.0
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies, as a reader of the stream sees them."""
+        """Inter-token latencies as seen by the reader of the stream."""
         return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request must keep to be counted in the goodput, in seconds."""
+    """The limits, in seconds, that a request must meet to count in the goodput."""
 
     time_to_first_token: float
     inter_token: float
 
     def kept(self, sample: Sample) -> bool:
-        """First token in time, and 99 % of the gaps between tokens short enough."""
+        """True if the first token was in time, and 99 % of the gaps between tokens were short enough."""
         if sample.error is not None or sample.time_to_first_token > self.time_to_first_token:
             return False
         return not sample.gaps or percentile(sample.gaps, 0.99) <= self.inter_token
@@ -81,9 +81,9 @@ class Limits:
 class Run:
     """All samples of one run.
 
-    depths: requests in flight that each arrival found, in order (open loop only). busy: from the first answer that is
-    complete to the moment at which a user finds nothing left to ask (closed loop only); in between there are always as
-    many requests in flight as users, before it all prompts come at once, and after it the load fades.
+    depths: number of requests in flight at each arrival, in order (open loop only). busy: from the first complete
+    answer to the time at which a user has no request left (closed loop only). Within it, the number of requests in
+    flight is the number of users; before it all prompts arrive at once, and after it the load fades.
     """
 
     samples: list[Sample]
@@ -96,7 +96,7 @@ Send = Callable[[Work, float], Awaitable[Sample]]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Interpolated between neighbours. Of at least one value."""
+    """A percentile of at least one value, interpolated between neighbours."""
     ordered = sorted(values)
     position = share * (len(ordered) - 1)
     below = int(position)
@@ -114,7 +114,7 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 def works(count: int, input_len: int, output_len: int, vary: float, seed: int) -> list[Work]:
     """Random requests, the same for the same seed. vary: lengths are uniform within this share around the given ones.
 
-    Ids between 1000 and 30000 are ordinary tokens of every vocabulary that is measured; no two prompts begin alike.
+    Ids between 1000 and 30000 are ordinary tokens of every measured vocabulary; no two prompts have the same beginning.
     """
     rng = random.Random(seed)
 
@@ -127,7 +127,7 @@ def works(count: int, input_len: int, output_len: int, vary: float, seed: int) -
 
 
 def arrivals(rate: float, count: int, seed: int) -> list[float]:
-    """Seconds from the start at which the requests of a Poisson process of `rate` a second are sent, in order."""
+    """The send times, in seconds from the start, of a Poisson process of `rate` requests per second."""
     rng = random.Random(seed)
     times, now = [], 0.0
     for _ in range(count):
@@ -137,7 +137,7 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
 
 
 async def closed_loop(send: Send, items: Sequence[Work], users: int) -> Run:
-    """`users` at once, each of whom sends the next request when the last one is answered."""
+    """Runs `users` at once; each sends its next request when the last one is answered."""
     left = iter(items)
     answered: list[float] = []
     dry: list[float] = []
@@ -157,7 +157,7 @@ async def closed_loop(send: Send, items: Sequence[Work], users: int) -> Run:
 
 
 async def open_loop(send: Send, items: Sequence[Work], schedule: Sequence[float]) -> Run:
-    """Each request at its time, whatever became of those before. Ends when all are answered."""
+    """Sends each request at its time, regardless of earlier ones. Returns when all are answered."""
     start = time.perf_counter()
     in_flight = 0
     depths = []
@@ -183,9 +183,9 @@ async def open_loop(send: Send, items: Sequence[Work], schedule: Sequence[float]
 
 
 def growth(depths: Sequence[int]) -> str | None:
-    """Why the queue must be taken to have grown without bound; None if it did not.
+    """The evidence that the queue grew without bound; None if it did not.
 
-    A mean over such a run says how long the run was, not how fast the server is.
+    A mean over such a run measures the length of the run, not the speed of the server.
     """
     if len(depths) < _MIN_ARRIVALS:
         return f"only {len(depths)} arrivals: too few to see whether the queue grew" if depths else None
@@ -197,9 +197,9 @@ def growth(depths: Sequence[int]) -> str | None:
 
 
 def figures(run: Run, limits: Limits) -> dict[str, Any]:
-    """The run in figures: seconds, tokens per second, requests per second. Means only where they mean something.
+    """The figures of a run: seconds, tokens per second, requests per second. Means only where they are meaningful.
 
-    Of a closed loop the time in which all users were busy counts: tokens that came then, requests sent then.
+    In a closed loop only the time in which all users are busy counts: tokens that arrive and requests sent within it.
     """
     begin, end = run.busy or (-math.inf, math.inf)
     seconds = end - begin if run.busy else run.seconds

@@ -1,4 +1,4 @@
-"""A server as a process, and a client that costs little: HTTP/1.1 on asyncio's streams, events found without JSON."""
+"""A server as a process, and a client with little overhead: HTTP/1.1 on asyncio's streams, events without JSON."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _NO_TEXT = (b'"text":""', b'"text": ""', b'"choices":[]', b'"choices": []')
 
 
 class ServerError(Exception):
-    """A server could not be started, or answered what it should not."""
+    """A server could not be started, or gave an unexpected answer."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came back. Times are of `time.perf_counter`."""
+    """The answer to a request. Times are those of `time.perf_counter`."""
 
     status: int
     sent: float
@@ -36,7 +36,7 @@ class Answer:
 
 
 class ServerProcess:
-    """A server that this program started, as a group of processes of its own."""
+    """A server that this program started, in a process group of its own."""
 
     def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
         self.name = name
@@ -62,7 +62,7 @@ class ServerProcess:
         raise ServerError(f"{self.name} is not ready after {seconds:g} s; see {self._log}")
 
     def close(self) -> int:
-        """Ends it as a service manager does; what is left after that, at once. Gives the exit code."""
+        """Ends the server as a service manager does, kills remaining processes, and returns the exit code."""
         if self._process.poll() is None:
             self._process.terminate()
         try:
@@ -74,7 +74,7 @@ class ServerProcess:
 
 
 def free_port() -> int:
-    """A port that nobody listens on now."""
+    """A free port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -82,14 +82,14 @@ def free_port() -> int:
 
 
 class Chunks:
-    """Takes the chunked transfer coding off a body, piece by piece."""
+    """Decodes a body with chunked transfer coding, piece by piece."""
 
     def __init__(self) -> None:
         self._buffer = b""
         self.is_ended = False
 
     def push(self, data: bytes) -> bytes:
-        """The payload that is complete now."""
+        """Adds bytes and returns the payload that they complete."""
         self._buffer += data
         payload = []
         while not self.is_ended:
@@ -106,7 +106,7 @@ class Chunks:
 
 
 async def stream(url: str, path: str, body: dict[str, Any], timeout: float = 600) -> Answer:
-    """Posts a request that is answered as a stream of events. An answer that is none has `error`."""
+    """Posts a request that is answered with a stream of events. Any other answer has `error`."""
     host, _, port = url.removeprefix("http://").partition(":")
     data = json.dumps(body, separators=(",", ":")).encode()
     head = (
@@ -148,7 +148,7 @@ async def _read(reader: asyncio.StreamReader, answer: Answer) -> None:
 
 
 def _take(event: bytes, now: float, answer: Answer) -> None:
-    """Most events only count; the one with the usage is read."""
+    """Only the event with the usage is parsed; the others are counted."""
     if not event.startswith(b"data:") or event.endswith(b"[DONE]"):
         return
     if b'"usage":{' in event or b'"usage": {' in event:

@@ -1,6 +1,6 @@
-"""What `compare.py` measures: each figure's meaning and unit, and the workload that gives it.
+"""The figures of `compare.py`: each one's meaning and unit, and the workload that gives it.
 
-Every workload is asked of every engine in the same words, with the same token ids, greedily and past any end of text.
+Every engine runs the same workloads with the same token ids, greedily and past any end of text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WARM_PROMPT, WARM_STEPS = 16, 4
 
 @dataclass(frozen=True)
 class Measure:
-    """One figure, in `unit`. `better`: whether a larger or a smaller one is ahead."""
+    """One figure, in `unit`. better: the direction in which it improves."""
 
     title: str
     unit: str
@@ -55,7 +55,7 @@ class Asked(Protocol):
 
 @dataclass(frozen=True)
 class Workload:
-    """A thing to run, and the figures that come out of it."""
+    """A workload, and the figures that it gives."""
 
     measures: tuple[str, ...]
     run: Callable[[Asked, Collection[str]], dict[str, float]]
@@ -72,13 +72,13 @@ class Workload:
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    """Token ids that every vocabulary has; speed does not depend on which they are."""
+    """Token ids that every vocabulary has; the speed does not depend on their values."""
     numbers = random.Random(seed)
     return [numbers.randrange(1000, 30000) for _ in range(count)]
 
 
 def prompts(count: int, length: int) -> list[list[int]]:
-    """Different ones: no engine may share anything between them."""
+    """Different prompts, so that no engine can share work between them."""
     return [tokens(length, seed) for seed in range(1, count + 1)]
 
 
@@ -91,7 +91,7 @@ def _prefill(engine: Asked, _wanted: Collection[str]) -> dict[str, float]:
 
 
 def _long(engine: Asked, wanted: Collection[str]) -> dict[str, float]:
-    """The prompt of the one measure is the context of the other."""
+    """The prompt of one measure is the context of the other."""
     count = LONG_STEPS if "decode-4096" in wanted else 0
     answer = engine.ask("decode", prompt=tokens(LONG_PREFILL), count=count)
     figures = {"prefill-4096": LONG_PREFILL / answer["first_s"]}
@@ -133,7 +133,7 @@ def _host(sequences: int) -> Workload:
 
 
 def _start(engine: Asked, wanted: Collection[str]) -> dict[str, float]:
-    """The process that shows how long it takes to start goes on to show how much memory it comes to take."""
+    """The process whose start is measured then also gives its peak memory."""
     engine.ask("decode", prompt=tokens(PROMPT), count=0)
     figures = {"start": engine.age_s}
     if "memory" in wanted:
@@ -165,5 +165,5 @@ WORKLOADS = (
 
 
 def wanted_workloads(measures: Collection[str]) -> list[Workload]:
-    """Those that give any of the measures, in the order in which they run."""
+    """The workloads that give any of the measures, in the order in which they run."""
     return [workload for workload in WORKLOADS if any(name in measures for name in workload.measures)]

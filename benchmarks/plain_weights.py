@@ -1,4 +1,4 @@
-"""Writes a copy of a GGUF file whose quantized tensors are plain numbers, for `accuracy.py`.
+"""Copies a GGUF file with its quantized tensors as F32 or F16, for `accuracy.py`.
 
     python benchmarks/plain_weights.py MODEL.gguf COPY.gguf F32
 

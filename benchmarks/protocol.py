@@ -1,4 +1,4 @@
-"""How a measuring script talks to an engine in a process of its own: one JSON line each way.
+"""The protocol between a measuring script and an engine in a process of its own: one JSON line each way.
 
 A module of `peers` defines an `Engine` and calls `serve(engine)`; a measuring script starts it with `Peer`.
 The engine's own output goes to standard error, so that it cannot disturb the lines.
@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 
 class PeerError(Exception):
-    """An engine could not do what it was asked."""
+    """An engine could not execute a command."""
 
 
 class LoadOptions(NamedTuple):
-    """What an engine is loaded for."""
+    """The options with which an engine is loaded."""
 
     model: str
     """A GGUF file, or what `convert.py` made of it."""
@@ -39,7 +39,7 @@ class LoadOptions(NamedTuple):
 
 
 class Generated(NamedTuple):
-    """What an engine generated for prompts that were handed in together, and how long it took."""
+    """The tokens that an engine generated for prompts submitted together, and the time that it took."""
 
     first_s: float
     """Seconds until every prompt had its first token."""
@@ -50,7 +50,7 @@ class Generated(NamedTuple):
 
 
 class Engine(Protocol):
-    """What a peer module provides. Nothing may be left of one prompt in any cache when the next one comes."""
+    """The interface of a peer module. No cache may keep anything of a prompt when the next one comes."""
 
     version: str
     """After `load`: the name, the version, and what else decides the speed."""
@@ -73,10 +73,10 @@ class ReferenceEngine(Engine, Protocol):
 
 
 class OwnEngine(Engine, Protocol):
-    """What is asked of Octavo alone."""
+    """An engine with the measures that only Octavo gives."""
 
     def cache_bytes(self, tokens: int) -> int:
-        """What the cache of so many tokens takes."""
+        """Bytes of the cache of this many tokens."""
 
     def shared_prefix(self, first: list[int], second: list[int]) -> tuple[float, float]:
         """Seconds until the first token of one prompt, then of another that begins like it."""
@@ -94,7 +94,7 @@ def peak_resident_bytes() -> int:
 
 
 def _checked(generated: Generated, prompts: int, count: int) -> dict[str, Any]:
-    """The answer to a command that generates. Raises PeerError if the engine did less or more than it was asked."""
+    """The answer to a command that generates. Raises PeerError if the number of tokens is not the requested one."""
     lengths = [len(tokens) for tokens in generated.tokens]
     if lengths != [count + 1] * prompts:
         raise PeerError(f"asked for {count + 1} tokens after each of {prompts} prompts, generated {lengths}")
@@ -102,7 +102,7 @@ def _checked(generated: Generated, prompts: int, count: int) -> dict[str, Any]:
 
 
 def answer_to(engine: Any, command: str, values: dict[str, Any]) -> dict[str, Any]:
-    """What `engine` answers. Raises PeerError for a command that it does not know."""
+    """The engine's answer to a command. Raises PeerError for an unknown command."""
     start = time.perf_counter()
     if command == "memory":
         return {"peak_bytes": peak_resident_bytes()}
@@ -187,7 +187,7 @@ class Peer:
         return answer
 
     def close(self) -> None:
-        """End the process and give its memory back."""
+        """Ends the process, which frees its memory."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:

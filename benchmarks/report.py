@@ -1,4 +1,4 @@
-"""What every report needs: a Markdown table, the machine, the commit."""
+"""Parts of every report: a Markdown table, the machine, the commit."""
 
 from __future__ import annotations
 

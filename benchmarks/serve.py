@@ -1,20 +1,20 @@
-"""Load on OpenAI-compatible servers: how fast they answer several users at once, on the same machine in turns.
+"""The speed of OpenAI-compatible servers under the load of several users, on the same machine in turns.
 
     python benchmarks/serve.py MODEL.gguf --octavo PYTHON --llama LLAMA_SERVER --users 1 8 32
     python benchmarks/serve.py MODEL.gguf --octavo PYTHON --llama LLAMA_SERVER --rate 0.5
     python benchmarks/serve.py MODEL.gguf --octavo PYTHON --overhead --users 16
-    python benchmarks/serve.py MODEL --server NAME=http://127.0.0.1:8000      (one that is running already)
+    python benchmarks/serve.py MODEL --server NAME=http://127.0.0.1:8000      (a running server)
 
-All servers get the same requests: random token ids through `/v1/completions`, greedy, end of text ignored, so that
-lengths are exact; the usage that they report is compared with what was asked for. No two prompts of a run are alike, so
-no prefix cache helps. Servers take turns (A B A B ...); figures are medians over the turns, with smallest and largest.
+All servers get the same requests: random token ids through `/v1/completions`, greedy, with end of text ignored, so that
+lengths are exact; the reported usage is checked against them. No two prompts of a run are alike, so no prefix cache
+helps. Servers take turns (A B A B ...); figures are medians over the turns, with the smallest and largest.
 
-- closed loop (`--users`): so many at once, each sends the next request when the last is answered. What counts is the
-  time in which all of them are busy: after the first answer, until a user finds nothing left to ask;
-- open loop (`--rate`): a Poisson process; latencies count from the time at which the schedule wanted the request sent,
-  however late the client was. If the queue grew over the run, no mean is given, and the report says so;
-- TTFT: until the first text; TPOT: from first to last text divided by the tokens after the first; ITL: between one
-  piece of the stream and the next; goodput: requests that keep `--ttft-limit`, and `--itl-limit` in 99 % of gaps;
+- closed loop (`--users`): this many users at once, each of whom sends the next request when the last is answered. Only
+  the time in which all of them are busy counts: from the first answer until a user has no request left;
+- open loop (`--rate`): a Poisson process; latencies count from the scheduled time of a request, however late the client
+  was. If the queue grew over the run, the report says so and gives no mean;
+- TTFT: time to the first text; TPOT: time from first to last text divided by the tokens after the first; ITL: time
+  between two pieces of the stream; goodput: requests that meet `--ttft-limit`, and `--itl-limit` in 99 % of gaps;
 - `--overhead`: output tokens per second of one wave of users through the server, divided by those of
   `octavo bench throughput` with as many prompts of the same lengths, turn by turn.
 
@@ -54,7 +54,7 @@ _LATENCIES = ("ttft", "tpot", "itl")
 
 @dataclass
 class Server:
-    """One that is measured. process: None if it was running already."""
+    """A measured server. process: None if it was already running."""
 
     name: str
     url: str
@@ -62,7 +62,7 @@ class Server:
     turns: list[dict[str, Any]] = field(default_factory=list)
 
     async def send(self, item: Work, intended: float) -> Sample:
-        """One request. An answer of another length than was asked for is an error: it would not be comparable."""
+        """Sends one request. An answer of the wrong length is an error, because it would not be comparable."""
         body = {
             "prompt": item.prompt,
             "max_tokens": item.output_len,
@@ -79,7 +79,7 @@ class Server:
         return sample
 
     def close(self) -> None:
-        """A server that was running already goes on."""
+        """Ends the server if this program started it."""
         if self.process is not None:
             self.process.close()
 
@@ -119,7 +119,7 @@ def octavo_command(options: argparse.Namespace, port: int) -> list[str]:
 
 
 def llama_command(options: argparse.Namespace, port: int, users: int) -> list[str]:
-    """As many slots as users; without the store of old prompts, which cannot help here and costs copies."""
+    """As many slots as users, and no cache of old prompts, which cannot help here and costs copies."""
     longest = int((options.input_len + options.output_len) * (1 + options.vary)) + 64
     command = [options.llama, "-m", options.model, "--host", "127.0.0.1", "--port", str(port), "--cache-ram", "0"]
     threads = ["-t", str(options.threads), "-tb", str(options.threads)]
@@ -127,7 +127,7 @@ def llama_command(options: argparse.Namespace, port: int, users: int) -> list[st
 
 
 def start_all(options: argparse.Namespace, users: int) -> list[Server]:
-    """Every server that works, ready; one line for each that does not."""
+    """Every server that starts, ready for requests; prints a line for each that does not."""
     log = Path(tempfile.gettempdir()) / "octavo-serve-benchmark.log"
     commands: dict[str, Callable[[int], list[str]]] = {}
     if options.octavo:
@@ -167,7 +167,7 @@ class Load:
         return f"{self.users} users" if self.rate is None else f"{self.rate:g} requests/s"
 
     async def run(self, server: Server, seed: int) -> Run:
-        """The same requests at the same times for every server that gets the same seed."""
+        """Runs one load; the same seed gives the same requests at the same times."""
         options = self.options
         items = works(
             options.requests * self.users, options.input_len, options.output_len, self.vary, seed + options.seed
@@ -184,7 +184,7 @@ class Load:
 
 
 def turn(server: Server, load: Load, limits: Limits, seed: int) -> dict[str, Any]:
-    """One measurement of a server that is ready, with the share of one core that the client took."""
+    """Measures a ready server, and the share of one core that the client took."""
     time.sleep(PAUSE_SECONDS)
     processor = time.process_time()
     run = asyncio.run(load.run(server, seed))
@@ -195,7 +195,7 @@ def turn(server: Server, load: Load, limits: Limits, seed: int) -> dict[str, Any
 
 
 def warm_up(server: Server, options: argparse.Namespace, users: int) -> None:
-    """Short requests, as many at once as there will be."""
+    """Warms the server up with short requests, as many at once as in the measurement."""
     items = works(users, min(options.input_len, 16), 4, 0.0, WARMUP_SEED)
     errors = {sample.error for sample in asyncio.run(closed_loop(server.send, items, users)).samples} - {None}
     if errors:
@@ -258,7 +258,7 @@ def row(server: Server, load: Load, ours: Server | None) -> dict[str, Any]:
 
 
 def shown(line: dict[str, Any]) -> dict[str, Any]:
-    """The same line, for people."""
+    """The same line as text."""
 
     def cell(value: dict[str, float] | None, digits: int, scale: float = 1) -> str:
         if value is None:

@@ -1,16 +1,16 @@
-"""A soak: an hour of mixed requests with two engine crashes, and a look at the processes at rest every minute.
+"""A soak test: an hour of mixed requests with two engine crashes, and a check of the idle processes every minute.
 
     python benchmarks/soak.py --octavo PYTHON [--model smollm2] [--minutes 60] [--json FILE]
 
-Starts `octavo serve` and lets `--users` send a seeded mix: 60 % short chat, 15 % long prompts that share beginnings,
-10 % structured output with a schema that was never seen before, 5 % `n=4`, 5 % aborted at a random moment, 5 % invalid
-in ways whose status is known. The engine's process is killed at one third and at two thirds of the time. Every minute
-the users pause, and at rest: greedy answers to fixed prompts are what they were at the start, no block of the KV cache
-is used, open files, threads and children are as many as at the first look; resident memory is written down. Every
-engine first fills its caches, of keys and values and of schemas, so that what fills up is not taken for a leak.
+Starts `octavo serve`, and `--users` send a seeded mix: 60 % short chats, 15 % long prompts with shared prefixes, 10 %
+structured output with a new schema each, 5 % `n=4`, 5 % aborted at a random moment, 5 % invalid with a known status.
+The engine's process is killed at one third and at two thirds of the time. Every minute the users pause. Then greedy
+answers to fixed prompts must be the same as at the start, no block of the KV cache may be in use, and the numbers of
+open files, threads and children must be those of the first check; resident memory is recorded. Every engine first fills
+its caches, of keys and values and of schemas, so that filling them is not taken for a leak.
 
 Exit code 1 if a limit of `soak_record` is broken: an answer with a wrong status or form, memory of either process that
-grows by more than 0.5 MiB a minute over the last two thirds (and by 1 MiB at all), an engine that does not come back.
+grows by more than 0.5 MiB a minute over the last two thirds (and by 1 MiB in all), an engine that does not come back.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ INVALID: list[tuple[str | dict[str, Any], int]] = [
 
 
 class WrongAnswerError(Exception):
-    """An answer that is not what the request must get."""
+    """An answer differs from the required one."""
 
 
 class Mix:
@@ -96,7 +96,7 @@ class Mix:
         }
 
     def draw(self) -> tuple[str, Callable[[], Awaitable[None]]]:
-        """The next kind, and what sends one of it. That raises WrongAnswerError or httpx.HTTPError."""
+        """The next kind of request, and a function that sends one. It raises WrongAnswerError or httpx.HTTPError."""
         weights = [weight for weight, _ in self._kinds.values()]
         kind = self._rng.choices(list(self._kinds), weights)[0]
         return kind, self._kinds[kind][1]
@@ -116,7 +116,7 @@ class Mix:
         await self._whole(self._body(self._words(8), 16) | {"n": 4}, 4)
 
     async def structured(self) -> None:
-        """A form with a schema that was never seen before."""
+        """A request with a new schema."""
         names = [f"{self._rng.choice(WORDS)}_{self._rng.randrange(10**6)}" for _ in range(self._rng.randrange(1, 4))]
         kinds: list[dict[str, Any]] = [{"type": "boolean"}, {"type": "integer"}, {"enum": WORDS[:5]}]
         schema = {
@@ -224,9 +224,9 @@ class Soak:
         return time.monotonic() - self._began
 
     async def _warm_up(self) -> None:
-        """Fills what an engine keeps within a bound, so that its memory is level from then on.
+        """Fills the bounded caches of an engine, so that its memory is level from then on.
 
-        Whole answers: a grammar that is kept takes half as much again once an answer has gone through it.
+        It completes answers, because a cached grammar grows by half once an answer has used it.
         """
         mixes = [Mix(self._client, -1 - number - 100 * len(self.record.recoveries_s)) for number in range(8)]
 
@@ -266,7 +266,7 @@ class Soak:
             self.record.answers[kind, outcome] += 1
 
     async def _crash(self) -> None:
-        """Kills the engine; returns when another one serves."""
+        """Kills the engine and waits until a new one serves."""
         self._is_crashed = True
         died = self._engine()
         began = time.monotonic()
@@ -284,7 +284,7 @@ class Soak:
         await self._warm_up()
 
     async def _check(self) -> None:
-        """Everything that must hold at rest."""
+        """Checks everything that must hold while no request runs."""
         self._open.clear()
         end = time.monotonic() + 120
         while self._num_busy and time.monotonic() < end:

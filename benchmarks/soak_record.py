@@ -1,4 +1,4 @@
-"""What a soak writes down, and when it is broken: processes at rest, counts of answers, slopes of memory."""
+"""The record of a soak test and its criteria of failure: idle processes, counts of answers, growth of memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WARMUP_S = 60.0  # of a process: its cache fills
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One process at rest. Seconds from the start of the soak; `age_s` since the process started."""
+    """A sample of one idle process. Seconds count from the start of the soak; `age_s` from the start of the process."""
 
     seconds: float
     process: str  # server or engine
@@ -32,7 +32,7 @@ class Look:
 
 @dataclass(slots=True)
 class Record:
-    """All that was seen. answers: (kind, outcome) -> count; broken: what must not be, in words."""
+    """The whole record. answers: (kind, outcome) -> count; broken: descriptions of failures."""
 
     seconds: float
     looks: list[Look] = field(default_factory=list)
@@ -45,14 +45,14 @@ class Record:
         return [look for look in self.looks if look.process == process]
 
     def slope(self, process: str) -> float | None:
-        """MiB a minute over the last two thirds, without the warm-up of each life; None with too few looks."""
+        """MiB a minute over the last two thirds, without the warm-up of each process; None with too few samples."""
         return slope(self._warm(process))
 
     def _warm(self, process: str) -> list[Look]:
         return [look for look in self.of(process) if look.seconds >= self.seconds / 3 and look.age_s > _WARMUP_S]
 
     def verdict(self) -> list[str]:
-        """Every limit that is broken, in words; empty if all is well."""
+        """A description of every broken limit; empty if there is none."""
         found = list(self.broken)
         for process in ("server", "engine"):
             looks = self.of(process)
@@ -86,7 +86,7 @@ class Record:
 
 
 def slope(looks: Sequence[Look]) -> float | None:
-    """Least squares, MiB a minute, the same for all lives of the process: each life has a level of its own."""
+    """The slope by least squares in MiB a minute, common to all processes; each process has a level of its own."""
     lives: dict[int, list[Look]] = {}
     for look in looks:
         lives.setdefault(look.pid, []).append(look)
@@ -100,13 +100,13 @@ def slope(looks: Sequence[Look]) -> float | None:
 
 
 def _minutes(looks: Sequence[Look]) -> float:
-    """How long the lives of a process were looked at, together."""
+    """Minutes over which the processes were observed, in all."""
     lives = {look.pid: [other.seconds for other in looks if other.pid == look.pid] for look in looks}
     return sum(max(seconds) - min(seconds) for seconds in lives.values()) / 60
 
 
 def _growth(process: str, looks: Sequence[Look], quarter_s: float) -> list[str]:
-    """Compares the last look with the first one of its life that is warm and a quarter into the run."""
+    """Compares the last sample with the first sample of the same process that is warm and a quarter into the run."""
     if not looks:
         return []
     last = looks[-1]

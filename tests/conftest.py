@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A job in the background of a script inherits an ignored SIGINT, one under `nohup` an ignored SIGHUP, and hands it on
     to every program it starts.
 
-    SIGTERM, with which a run is ended that takes too long, has to leave no server behind either.
+    SIGTERM, which ends a run that takes too long, must not leave a server behind either.
     """
     settings.register_profile(
         "octavo",
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What the imported modules hold stays to the end, so no collection of garbage has to look through it again.
+    """Exempts the imported modules from garbage collection, since they stay to the end.
 
     The judges compute tiny models in one thread: on a busy machine two wait for each other longer than they compute.
     """

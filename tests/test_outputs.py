@@ -1,4 +1,4 @@
-"""What a call tells about prompts without an answer."""
+"""The error of a call in which some prompts have no answer."""
 
 from __future__ import annotations
 

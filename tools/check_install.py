@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the promises about the CPU install in the environment that runs it.
+"""Checks the promises of the CPU install in the environment that runs it.
 
-No torch and no transformers among the dependencies, at most 200 MB with all of them, `import octavo` within 0.15 s.
+No torch and no transformers among the dependencies, at most 200 MB in all, and `import octavo` within 0.15 s.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FORBIDDEN = {"torch", "transformers"}
 
 
 def closure(name: str) -> dict[str, metadata.Distribution]:
-    """The distribution and everything it needs without extras, by normalised name."""
+    """The distribution and all its dependencies without extras, by normalised name."""
     found: dict[str, metadata.Distribution] = {}
     waiting = [name]
     while waiting:
@@ -44,7 +44,7 @@ def installed_bytes(distribution: metadata.Distribution) -> int:
 
 
 def import_seconds() -> float:
-    """What `import octavo` adds to the start of the interpreter, files in the page cache: the best of seven each."""
+    """Seconds that `import octavo` adds to the interpreter's start, files in the page cache; the best of seven runs."""
 
     def run(code: str) -> float:
         start = time.perf_counter()

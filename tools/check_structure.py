@@ -71,7 +71,7 @@ def package_files() -> list[Path]:
 
 @cache
 def parse(text: str) -> ast.Module:
-    """Several checks read the same files."""
+    """The syntax tree of a file; cached because several checks read the same files."""
     return ast.parse(text)
 
 
@@ -200,7 +200,7 @@ def check_cpp_budgets() -> Iterator[str]:
 
 
 def check_architecture() -> Iterator[str]:
-    """docs/architecture.md says in one sentence what each file owns: every file, and no other."""
+    """docs/architecture.md has one sentence for each file, and for no other."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"^- `([^`]+)`: \S.*\.$", text, flags=re.M)
     roots = {"src/octavo": ("*.py", "*.pyi"), "csrc": ("*.cpp", "*.h"), "tools": ("*.py",), "benchmarks": ("*.py",)}
@@ -222,7 +222,10 @@ def check_architecture() -> Iterator[str]:
 # A docstring says what a thing is ("Cached tokens of a prompt"), not "What the cache has of a prompt".
 _RIDDLE = re.compile(r"(what|who|whom|whose|whether|how|which|why)\b", re.IGNORECASE)
 # Folders whose docstrings have not been rewritten yet.
-RIDDLES_LEFT = ("src/", "tests/", "tools/", "benchmarks/")
+RIDDLES_LEFT = (
+    *(f"src/octavo/{room}/" for room in ("backends", "core", "engine", "graph", "loader", "models", "server")),
+    "tests/server/",
+)
 
 
 def check_prose() -> Iterator[str]:

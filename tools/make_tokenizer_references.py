@@ -1,12 +1,12 @@
-"""Writes what `tests/tokenizer` compares with: the ids that llama.cpp gives to the difficult strings.
+"""Writes llama.cpp's token ids of the difficult strings, for `tests/tokenizer` to compare with.
 
     python tools/make_tokenizer_references.py vocabularies       (needs `tokenizers` and `sentencepiece`)
     python tools/make_tokenizer_references.py ids MODEL.gguf ... (needs `llama-cpp-python`)
 
-The byte-level vocabulary is learnt from the difficult strings without cutting them into words, so its merges
-reach across every border that a pre-tokenizer could draw: each kind of pre-tokenizer gives ids of its own. The
-second command writes it as GGUF with each kind in turn, and asks llama.cpp; then a SentencePiece vocabulary with
-and without the space before the text; then the vocabularies of the models given.
+The byte-level vocabulary is learnt from the difficult strings without splitting them into words. Its merges therefore
+cross every boundary that a pre-tokenizer could set, and each kind of pre-tokenizer gives different ids. The second
+command writes it as GGUF with each kind in turn and tokenizes with llama.cpp. It does the same with a SentencePiece
+vocabulary, with and without the space before the text, and with the vocabularies of the given models.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def make_ids(models: list[Path]) -> None:
 
 
 def ids_of(metadata: dict[str, object]) -> list[list[list[int]]]:
-    """What llama.cpp makes of a file that has this vocabulary and no tensor."""
+    """llama.cpp's ids for a file with this vocabulary and no tensors."""
     from tests.support.gguf_writer import gguf, key
 
     numbers = {"block_count": 1, "context_length": 64, "embedding_length": 8, "feed_forward_length": 8}
@@ -105,7 +105,7 @@ def ids_of(metadata: dict[str, object]) -> list[list[list[int]]]:
 
 
 def reference_ids(path: Path) -> list[list[list[int]]]:
-    """For each string the ids with control tokens as text and, where they differ, as tokens."""
+    """For each string, the ids with control tokens as text and, if they differ, as tokens."""
     from llama_cpp import Llama
 
     llama = Llama(str(path), vocab_only=True, verbose=False)

@@ -1,9 +1,9 @@
-"""Writes docs/openai.md: every field of every request, whether it is honoured, and within which bounds.
+"""Writes docs/openai.md: every field of every request, its support and its bounds.
 
 python tools/openai_matrix.py > docs/openai.md
 
-The fields are those of the request models; a field that nobody described here ends the tool. `tests/server/
-test_openai_matrix.py` sends each of them, right and wrong, and compares the page.
+The fields are those of the request models; the tool fails on a field that has no description here.
+`tests/server/test_openai_matrix.py` sends each field with valid and invalid values, and compares the page.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from octavo.server.protocols.responses_request import MAX_ITEMS, ResponsesReques
 
 @dataclass(frozen=True)
 class Entry:
-    """right, wrong: values that are answered with 200, and with 400 that names the field. bounds: for people.
+    """right, wrong: values answered with 200, and with a 400 that names the field. bounds: a description for readers.
 
-    needs: other fields that the right value goes with. without_effect: why an accepted field changes nothing.
+    needs: other fields that the right value requires. without_effect: the reason why an accepted field changes nothing.
     """
 
     right: Any
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Route:
-    """One kind of request. body: the least that is answered. refused: known fields of the protocol -> a value.
+    """One kind of request. body: the smallest valid body. refused: known but refused fields -> a value.
 
     nest: the field of the body that holds all of `model`'s fields.
     """
@@ -68,7 +68,7 @@ class Route:
         return {**self.body, **({self.nest: dict(fields)} if self.nest else fields)}
 
     def described(self) -> dict[str, Entry]:
-        """By the names that a client writes, in the order of the model. Raises LookupError for a field without one."""
+        """The entries by the names that a client writes, in the model's order. Raises LookupError if one is missing."""
         names = {info.alias or name for name, info in self.model.model_fields.items()}
         if names != self.entries.keys():
             raise LookupError(f"{self.path}: described and existing fields differ in {names ^ self.entries.keys()}")

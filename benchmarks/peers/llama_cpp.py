@@ -19,7 +19,7 @@ CACHE_STEP = 256  # a sequence's part of the cache is a multiple of so many toke
 
 
 class SequenceBatch:
-    """Room for the tokens of one `llama_decode` of several sequences."""
+    """A buffer for the tokens of one `llama_decode` of several sequences."""
 
     def __init__(self, room: int) -> None:
         self.native = llama_cpp.llama_batch_init(room, 0, 1)
@@ -62,7 +62,7 @@ class LlamaCpp:
         self._many: llama_cpp.llama_context_p | None = None
 
     def _run(self, tokens: list[int]) -> int:
-        """Evaluate tokens after those in the cache; the likeliest next one."""
+        """Evaluates tokens after those in the cache and returns the most likely next one."""
         self._llama.eval(tokens)
         logits = np.ctypeslib.as_array(self._llama._ctx.get_logits(), shape=(self._llama.n_vocab(),))
         return int(logits.argmax())
@@ -100,7 +100,7 @@ class LlamaCpp:
         inputs: Sequence[Sequence[int]],
         positions: Sequence[int],
     ) -> list[int]:
-        """Run the new tokens of every sequence; the likeliest next token of each."""
+        """Runs the new tokens of every sequence and returns the most likely next token of each."""
         following = [0] * len(inputs)
         rows: dict[int, int] = {}
         for sequence, (tokens, position) in enumerate(zip(inputs, positions, strict=True)):
@@ -117,7 +117,7 @@ class LlamaCpp:
     def _run_batch(
         self, context: llama_cpp.llama_context_p, batch: SequenceBatch, rows: dict[int, int], following: list[int]
     ) -> None:
-        """Run what is in the batch, note the next tokens of the sequences in `rows`, and empty both."""
+        """Runs the batch, records the next tokens of the sequences in `rows`, and empties both."""
         status = llama_cpp.llama_decode(context, batch.native)
         if status:
             raise RuntimeError(f"llama_decode of {batch.native.n_tokens} tokens returned {status}")
@@ -128,7 +128,7 @@ class LlamaCpp:
         batch.native.n_tokens = 0
 
     def _context_of(self, sequences: int, length: int) -> llama_cpp.llama_context_p:
-        """A context with a cache of `length` tokens for each of exactly so many sequences."""
+        """A context with a cache of `length` tokens for each of `sequences` sequences."""
         if self._many is None or self._num_sequences != sequences:
             if self._many is not None:
                 llama_cpp.llama_free(self._many)

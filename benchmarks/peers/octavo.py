@@ -26,7 +26,7 @@ CACHE_MEMORY = "1GiB"
 
 
 class TimedProgram:
-    """Stands before the native program and adds up the time during which a step is in flight."""
+    """Wraps the native program and adds up the time during which a step is in flight."""
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
@@ -85,7 +85,7 @@ class Octavo:
         return self.many([prompt], count)
 
     def many(self, prompts: list[list[int]], count: int) -> Generated:
-        """Every request with a salt of its own, so that none finds anything in the prefix cache."""
+        """Runs every request with a salt of its own, so that none finds anything in the prefix cache."""
         params = SamplingParams(temperature=0, max_tokens=count + 1, ignore_eos=True, detokenize=False)
         return self._generate(prompts, params, [self._new_salt() for _ in prompts])
 
@@ -154,7 +154,7 @@ class Octavo:
         return Generated(first - start, end - first, [answers[str(index)] for index in range(len(prompts))])
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:
-        """One step over the whole prompt, straight to the executor, which samples nothing."""
+        """Runs one step over the whole prompt on the executor, without sampling."""
         count = len(tokens)
         if self._rows < count:
             self._reload(count)
@@ -176,7 +176,7 @@ class Octavo:
         return logits
 
     def _reload(self, rows: int) -> None:
-        """An engine whose step may give the logits of `rows` tokens: as many as it may run sequences."""
+        """An engine whose step returns the logits of up to `rows` tokens, which is its limit on sequences."""
         assert self._loaded is not None
         self._loaded.executor.close()
         self._loaded = None

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI, which reads some GGUF files itself, as a peer: continuous batching without its prefix cache."""
+"""OpenVINO GenAI, which reads some GGUF files, as a peer: continuous batching without its prefix cache."""
 
 from __future__ import annotations
 

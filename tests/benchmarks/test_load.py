@@ -32,7 +32,7 @@ def sample(intended: float, times: list[float], error: str | None = None) -> Sam
 
 
 def queue_depths(utilisation: float, count: int, seed: int) -> list[int]:
-    """What arrivals find before one server that takes a second for each request."""
+    """The queue lengths that requests find on arrival at a server that takes one second for each."""
     free_at, ends, depths = 0.0, [], []
     for at in arrivals(utilisation, count, seed):
         depths.append(sum(end > at for end in ends))

@@ -1,4 +1,4 @@
-"""The workloads: what they ask, what they make of the answers. No engine runs."""
+"""The workloads: their requests, and the figures from the answers. No engine runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer answers, with an engine that does nothing."""
+"""The answers of a peer whose engine does nothing."""
 
 from __future__ import annotations
 

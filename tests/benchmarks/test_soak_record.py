@@ -1,4 +1,4 @@
-"""The verdict on a soak, from looks that are made up."""
+"""The verdict on a soak test, from made-up samples."""
 
 from __future__ import annotations
 

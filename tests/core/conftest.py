@@ -1,4 +1,4 @@
-"""A tiny model in a file, and a place where no process may leave anything behind."""
+"""A tiny model in a file, and a temporary directory that processes must leave empty."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 @pytest.fixture(autouse=True)
 def temporary_directory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where engine processes make their directories; it is empty again after each test."""
+    """The directory in which engine processes create theirs; it must be empty after each test."""
     with tempfile.TemporaryDirectory(prefix="core-") as directory:
         monkeypatch.setattr(tempfile, "tempdir", directory)
         yield Path(directory)

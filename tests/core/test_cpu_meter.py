@@ -1,4 +1,4 @@
-"""Sleeping is not computing."""
+"""The CPU meter: a sleeping process does not count as computing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The faults that tests ask for say what they are, and nobody else gets one."""
+"""Injected faults identify themselves, and only tests can inject them."""
 
 from __future__ import annotations
 

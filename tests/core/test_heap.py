@@ -1,4 +1,4 @@
-"""Few heaps for all threads of the engine's process."""
+"""The threads of the engine's process share a few heaps."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(before, heaps())
 
 
 def count_heaps(first: str) -> list[int]:
-    """What COUNT_HEAPS prints. first: what the process does before."""
+    """The output of COUNT_HEAPS in a process. first: code that the process runs before it."""
     process = subprocess.run(
         [sys.executable, "-c", first + COUNT_HEAPS],
         stdin=subprocess.DEVNULL,

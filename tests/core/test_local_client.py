@@ -1,4 +1,4 @@
-"""An engine in this process keeps the same promises, as far as one process can."""
+"""A client of an engine in this process behaves like that of another process, as far as one process can."""
 
 from __future__ import annotations
 

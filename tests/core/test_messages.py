@@ -1,4 +1,4 @@
-"""What travels arrives as it was, and nothing else arrives."""
+"""Messages arrive unchanged, and malformed ones are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An engine in another process answers as one in this process does, and leaves nothing behind."""
+"""An engine in another process gives the same answers as one in this process, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -276,7 +276,7 @@ def test_a_repeated_request_id_is_refused_and_the_first_goes_on(
 def test_an_engine_that_is_faster_than_its_client_leaves_the_event_loop_time(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a machine with other work: each step of the engine takes longer to be taken in than to be made."""
+    """A slow consumer: receiving the output of a step takes longer than the step."""
     deliver = ProcessClient._deliver
 
     def slowly(self: ProcessClient, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""Whose turn does not come is told from who sleeps."""
+"""A process that waits for a processor is told from one that sleeps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.core.run_queue import RunQueue
 
 @contextmanager
 def spinning(count: int) -> Iterator[list[int]]:
-    """Processes that compute for ever, all on one processor; their ids."""
+    """The ids of processes that compute forever, all on one processor."""
     core = min(os.sched_getaffinity(0))
     code = f"import os; os.sched_setaffinity(0, {{{core}}})\nwhile True: pass"
     processes = [subprocess.Popen([sys.executable, "-S", "-c", code]) for _ in range(count)]

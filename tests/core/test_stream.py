@@ -1,4 +1,4 @@
-"""A stream gives everything once, in order, and holds little while nobody reads."""
+"""A stream delivers every output once, in order, and buffers little while nobody reads."""
 
 from __future__ import annotations
 

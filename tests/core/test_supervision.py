@@ -1,4 +1,4 @@
-"""Deaths and standstills of real engine processes: noticed, told to everybody, repaired, and given up in the end."""
+"""Deaths and stalls of real engine processes: detected, reported to every request, repaired, or given up."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def pid_of(client: ProcessClient) -> int:
 
 
 async def ends_with_dead_engine(stream: AnswerStream) -> float:
-    """Reads to the error; returns how long it took."""
+    """Reads the stream up to its error; returns the seconds that it took."""
     start = time.monotonic()
     with pytest.raises(EngineDeadError):
         await collect(stream)
@@ -326,7 +326,7 @@ def test_signals_from_a_terminal_or_a_service_manager_are_the_servers_affair(tin
 def test_a_system_that_gives_no_process(
     tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch, num_failures: int
 ) -> None:
-    """I23: as the limit of processes does at a restart. Tried again with back-off, then given up with the reason."""
+    """The system refuses a process at a restart: retried with back-off, then given up with the reason."""
     spawn = subprocess.Popen
     failures = iter(range(num_failures))
 
@@ -353,7 +353,7 @@ def test_a_system_that_gives_no_process(
 
 
 def test_a_process_that_nobody_can_watch_is_ended(tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I23: the system gives a process, but no thread that waits for its end."""
+    """The system provides a process, but no thread to wait for its exit."""
     start_thread = threading.Thread.start
     children = psutil.Process().children
     watched: list[list[psutil.Process]] = []
@@ -408,7 +408,7 @@ asyncio.run(main())
 
 
 def test_the_limit_of_processes_at_a_restart(tiny_config: EngineConfig, temporary_directory: Path) -> None:
-    """I23: neither the engine's process nor a thread can be had; the reason is told, and nothing aborts."""
+    """The system provides neither a process nor a thread: the reason is reported, and the server does not abort."""
     temporary_directory.chmod(0o777)
     with subprocess.Popen(
         [sys.executable, "-c", LIMITED_SERVER, tiny_config.model],

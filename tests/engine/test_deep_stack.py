@@ -1,4 +1,4 @@
-"""Work on a thread of its own: its result, its time limit, and systems that give no thread."""
+"""Calls on a thread of their own: the result, the time limit, and systems that provide no thread."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_thread_that_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I16: the system gives a stack and no more memory. Nobody waits for ever, and late threads do nothing."""
+    """The system provides a stack but no memory to run the thread. No caller waits forever; late threads do nothing."""
     late: list[Callable[[], None]] = []
     done: list[int] = []
     monkeypatch.setattr(_thread, "start_new_thread", lambda run, _: late.append(run))

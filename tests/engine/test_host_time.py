@@ -1,4 +1,4 @@
-"""What the engine itself costs per decode step, without the executor, in CPU time of its thread."""
+"""The engine's own CPU time per decode step in its thread, without the executor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory is left: of the machine, and of containers of both kinds."""
+"""The available memory of the machine, and of containers of both kinds."""
 
 from __future__ import annotations
 

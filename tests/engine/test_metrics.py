@@ -29,7 +29,7 @@ def test_waste_of_nothing_is_nothing() -> None:
 
 @pytest.mark.parametrize("start", [2**31 - 2, 2**32 - 2, 2**53 - 2])
 def test_counters_do_not_wrap(start: int) -> None:
-    """I24: after months everything is counted as on the first day, also on its way out of the engine's process."""
+    """Counters stay exact at values that take months to reach, also in the messages of the engine's process."""
     engine = fake_engine()
     engine._arrivals = itertools.count(start)
     metrics = engine.metrics

@@ -1,4 +1,4 @@
-"""What of a request only the model can refuse: with which words, field and code."""
+"""Refusals of requests that need the model: message, field and code."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_aborting_everywhere_gives_all_blocks_back() -> None:
 
 
 def test_a_crowd_of_short_requests_does_not_hold_a_long_one_up() -> None:
-    """H8. Who came first keeps its blocks and goes first after a preemption, however many come later."""
+    """The first request keeps its blocks and is resumed first after a preemption, however many requests follow."""
     engine = fake_engine(num_blocks=12, block_size=4, max_model_len=40, max_num_seqs=4, max_num_batched_tokens=8)
     for i in range(3):
         add(engine, f"before{i}", 8, max_tokens=8)

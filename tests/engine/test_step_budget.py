@@ -260,7 +260,7 @@ def test_a_long_prompt_gets_nothing_of_what_a_cached_one_leaves(monkeypatch: pyt
 
 
 def test_the_next_turn_of_a_long_conversation_has_a_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the cache has of it does not make it long."""
+    """Cached tokens do not count towards the length of a prompt."""
     known = text_of(900, 1)
     engine = engine_that_knows(monkeypatch, known)
     add(engine, "turn", [*known, *text_of(80, 2)])

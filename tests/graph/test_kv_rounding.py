@@ -1,4 +1,4 @@
-"""What the types of the cache make of keys and values."""
+"""The rounding of keys and values by the types of the cache."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How layers keep their keys, given the bias of their projection."""
+"""The number format of each layer's keys, given the bias of their projection."""
 
 from __future__ import annotations
 

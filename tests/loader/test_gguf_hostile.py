@@ -1,6 +1,6 @@
-"""Hostile GGUF headers (list J of the reliability notes): each ends in a ModelLoadError that says where and why.
+"""Hostile GGUF headers: each is refused with a ModelLoadError that gives offset and reason.
 
-Every case is also held to 2 seconds and 64 MiB of memory.
+Every case must also stay within 2 seconds and 64 MiB of memory.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def array(kind: int, count: int, content: bytes = b"") -> bytes:
 
 
 def one(**changes: object) -> bytes:
-    """A file with one tensor, of which some fields are replaced."""
+    """A file with one tensor, with some of its fields replaced."""
     fields = {"name": "t.weight", "type_name": "F32", "shape": (4, 8), **changes}
     return gguf([ARCHITECTURE], [Tensor(**fields)])  # type: ignore[arg-type]
 
@@ -45,7 +45,7 @@ def nested(depth: int) -> bytes:
 
 
 HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
-    # J1, J2, J3: the first bytes
+    # the first bytes
     "empty": (b"", "offset 0: the file is empty"),
     "three bytes": (b"GGU", "offset 0: the magic number takes 4 bytes, but the file ends after 3"),
     "wrong magic": (gguf(magic=b"GGML"), r"offset 0: not a GGUF file: it starts with b'GGML'"),
@@ -57,7 +57,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "version 1": (gguf(version=1), "offset 4: GGUF version 1"),
     "version 4": (gguf(version=4), "offset 4: GGUF version 4"),
     "version 2^32-1": (gguf(version=U64 >> 32), "offset 4: GGUF version 4294967295"),
-    # J4: counts
+    # counts
     "2^64-1 tensors": (gguf(num_tensors=-1), "offset 8: 18446744073709551615 tensors, but the file has room for 0"),
     "2^32 tensors": (gguf(num_tensors=1 << 32), "offset 8: 4294967296 tensors, but the file has room for 0"),
     "one tensor too many": (gguf([ARCHITECTURE], [EMBEDDING], num_tensors=2), "offset .*: "),
@@ -71,7 +71,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         lambda: gguf(num_tensors=70_000) + bytes(70_000 * 33),
         "offset 8: 70000 tensors, but the limit is 65536",
     ),
-    # J5, J6: keys
+    # keys
     "key length 2^64-1": (
         gguf([string("k", U64) + bytes(20)]),
         "offset 24: a key has a length of 18446744073709551615",
@@ -83,7 +83,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "key with NUL": (gguf([key("a\0b", 1)]), "offset 24: key .* contains a NUL byte"),
     "duplicate key": (gguf([key("k", 1), key("k", 1)]), "offset 41: key 'k' appears twice"),
     "key with two types": (gguf([key("k", 1), key("k", "x")]), "offset 41: key 'k' appears twice"),
-    # J7, J8, J9: values
+    # values
     "type 13": (gguf([raw_key("k", 13, bytes(16))]), "offset 33: key 'k' has the unknown type 13"),
     "type -1": (gguf([raw_key("k", -1, bytes(16))]), "offset 33: key 'k' has the unknown type 4294967295"),
     "bool 2": (gguf([raw_key("k", BOOL, b"\x02")]), "offset 37: key 'k' is a bool with the value 2"),
@@ -140,7 +140,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         "the value of 'k3' goes beyond the first 33554432 bytes",
     ),
     "10^7 numbers": (lambda: gguf([array(0, 10_000_000, bytes(10_000_000))]), "10000000 items in 'a', but the limit"),
-    # J10: alignment
+    # alignment
     **{
         f"alignment {value!r:.10}": (
             gguf([key("general.alignment", value)]),
@@ -152,7 +152,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         gguf([key("general.alignment", 64)], [EMBEDDING, Tensor("b", "F32", (3, 8)), Tensor("c", "F32", (8,))]),
         "offset .*: tensor 'c' lies at offset 224, which is not a multiple of 64",
     ),
-    # J13, J14, J15, J16, J17: dimensions
+    # dimensions
     "no dimensions": (one(num_dimensions=0), "offset 85: tensor 't.weight' has 0 dimensions"),
     "5 dimensions": (one(dimensions=(1, 1, 1, 1, 1)), "offset 85: tensor 't.weight' has 5 dimensions"),
     "2^32-1 dimensions": (one(num_dimensions=U64 >> 32), "offset 85: tensor 't.weight' has 4294967295 dimensions"),
@@ -170,7 +170,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         "offset 105: tensor 't.weight' of type Q4_0 has rows of 48 values, which is not a multiple of 32",
     ),
     "rows of a part of a superblock": (one(type_name="Q4_K", shape=(4, 896)), "has rows of 896 values"),
-    # J18, J19: types and names
+    # types and names
     **{
         f"type id {type_id}": (
             one(type_id=type_id),
@@ -190,7 +190,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         gguf([ARCHITECTURE], [EMBEDDING, EMBEDDING]),
         "tensor 'token_embd.weight' appears twice",
     ),
-    # J20, J21, J22, J23: where the data lies
+    # offsets of the data
     "misaligned": (one(offset=4), "offset 109: tensor 't.weight' lies at offset 4, which is not a multiple of 32"),
     "offset beyond the file": (
         one(offset=1 << 40),
@@ -225,7 +225,7 @@ def test_hostile_header(case: str, tmp_path: Path) -> None:
 
 
 def test_the_untouched_file_opens(tmp_path: Path) -> None:
-    """Else the cases above would prove nothing."""
+    """The file that the other cases modify is valid."""
     path = tmp_path / "model.gguf"
     for version in (2, 3):
         path.write_bytes(gguf(tiny_keys(), tiny_tensors(), version=version))
@@ -244,7 +244,7 @@ def test_truncated(fraction: float, tmp_path: Path) -> None:
 
 
 def test_cut_at_every_byte_of_the_header(tmp_path: Path) -> None:
-    """Wherever the file ends, the reader says so; 700 cuts, through every kind of field."""
+    """A truncated file is reported as such: 700 cuts, through every kind of field."""
     content = tiny_gguf()
     path = tmp_path / "model.gguf"
     for length in range(1, 2000, 3):
@@ -280,7 +280,7 @@ def test_not_a_file(case: str, tmp_path: Path) -> None:
 
 
 def test_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may read everything, so the refusal of the system is played."""
+    """Root may read everything, so the operating system's refusal is patched in."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
 
@@ -294,7 +294,7 @@ def test_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("change", ["shorter", "longer"])
 def test_file_changed_after_opening(change: str, tmp_path: Path) -> None:
-    """Touching a page beyond the end would kill the process; the size is looked at first."""
+    """Reading a page beyond the end would kill the process, so the size is checked first."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
     file = GGUFFile.open(path)
@@ -356,7 +356,7 @@ class TestSplit:
 
 
 def flip_and_open(seed: int, content: bytes, header_bytes: int, path: Path) -> bool:
-    """Whether a file with a few random bytes of its header replaced still opens. Nothing else may happen."""
+    """True if a file with a few random bytes in its header opens. The only permitted error is ModelLoadError."""
     rng = random.Random(seed)
     damaged = bytearray(content)
     for _ in range(rng.randint(1, 4)):
@@ -393,7 +393,7 @@ def test_much_random_damage(tmp_path: Path) -> None:
 
 
 def test_a_declared_terabyte_is_never_touched(tmp_path: Path) -> None:
-    """A sparse file of 1 TB: sizes are legal, so it opens, without a page of it being read."""
+    """A sparse file of 1 TB: its sizes are legal, so it opens without reading its data."""
     path = tmp_path / "model.gguf"
     shape = (1 << 19, 1 << 19)
     content = gguf([ARCHITECTURE], [Tensor("t.weight", "F32", shape, b"")])

@@ -1,4 +1,4 @@
-"""Names of GGUF tensors and what they are called in checkpoints."""
+"""The names of GGUF tensors and their checkpoint names."""
 
 from __future__ import annotations
 

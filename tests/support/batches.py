@@ -22,7 +22,7 @@ class Request:
 
 
 def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
-    """How many blocks so many tokens need."""
+    """The number of blocks that hold this many tokens."""
     return -(-num_tokens // block_size)
 
 

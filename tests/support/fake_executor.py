@@ -30,7 +30,7 @@ def fake_logits(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> np.ndarra
 
 
 def check_arrays(batch: Batch | SamplingBatch) -> None:
-    """What a native executor relies on: contiguous arrays of the types that `octavo.batch` promises."""
+    """Asserts the requirements of a native executor: contiguous arrays of the types in `octavo.batch`."""
     wide = {"seed": np.uint64, "counter": np.uint64, "allowed_mask": np.uint32}
     floats = {"temperature", "top_p", "min_p", "typical_p", "bias_values"}
     for field in dataclasses.fields(batch):

@@ -19,7 +19,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @dataclass
 class Behaviour:
-    """How a server answers."""
+    """The behaviour of a server."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     listed: list[str] | None = None  # names in the listing; default: those of `files`

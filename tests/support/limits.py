@@ -1,4 +1,4 @@
-"""What a hostile file may cost: time and memory, measured around a block of code."""
+"""Limits on the time and memory of a block of code, for tests of hostile files."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PAGE = 4096
 
 @dataclass(frozen=True)
 class Extras:
-    """What FusedAttention does to heads before the dot product, and the sinks of both operations."""
+    """FusedAttention's operations on heads before the dot product, and the sinks of both operations."""
 
     rope: RopeParams | None = None
     q_norm: np.ndarray | None = None
@@ -32,7 +32,7 @@ class Extras:
 
 @dataclass(frozen=True)
 class Setup:
-    """How the program runs; none of it but the cache's type may change a bit of the result."""
+    """The settings of a run; only the type of the cache may change a bit of the result."""
 
     isa: str = "avx2"
     threads: int = 1

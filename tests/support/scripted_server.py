@@ -72,7 +72,7 @@ class ScriptedServer:
 
     @property
     def last_request(self) -> GenerateRequest:
-        """What the engine was asked last."""
+        """The last request to the engine."""
         return self.client.requests[-1]
 
     def post(self, path: str, body: object) -> httpx.Response:

@@ -49,7 +49,7 @@ class Call(RequestModel):
 
 
 class Probe:
-    """What happened behind the endpoints."""
+    """A record of the events behind the endpoints."""
 
     def __init__(self) -> None:
         self.num_started = 0

@@ -202,7 +202,7 @@ def _permute(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
 
 
 def _llama3_divisors(config: PreTrainedConfig) -> NDArray[np.float32]:
-    """What the converter stores: by how much each frequency is divided."""
+    """The tensor that the converter stores: the divisor of each frequency."""
     rope = config.rope_parameters
     original, factor = rope["original_max_position_embeddings"], rope["factor"]
     low, high = rope["low_freq_factor"], rope["high_freq_factor"]

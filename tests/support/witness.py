@@ -1,4 +1,4 @@
-"""Whether a real server is after a fault what it was before."""
+"""Checks that a real server is the same after a fault as before it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def on_path(name: str) -> dict[str, str]:
 
 
 def figures(server: RunningServer) -> dict[str, Any]:
-    """What the dashboard says of its model."""
+    """The dashboard's figures for the server's model."""
     with server.client as client:
         model: dict[str, Any] = client.get("/dashboard/data").json()["models"][0]
     return model
@@ -51,7 +51,7 @@ def wait_until_idle(server: RunningServer, seconds: float = 20.0) -> None:
 
 
 class Witness:
-    """What the server was before a fault, and whether it is that again after it."""
+    """The state of a server before a fault, to be compared with its state afterwards."""
 
     def __init__(self, server: RunningServer) -> None:
         """server: started in the environment of `checked`."""

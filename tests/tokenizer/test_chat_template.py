@@ -286,7 +286,7 @@ def test_an_enormous_source_is_refused() -> None:
 
 
 def test_nobody_plays_another_role() -> None:
-    """D14 of the threat list."""
+    """The text of control tokens in a message does not start a message of another role."""
     tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2"))
     template = ChatTemplate(CHATML)
     honest = template.encode(tokenizer, [{"role": "user", "content": "hi"}])

@@ -1,4 +1,4 @@
-"""Hostile and odd vocabularies: list J24, J25 of the threats. Each ends in one clear ModelLoadError."""
+"""Hostile and malformed vocabularies in GGUF metadata: each is refused with one clear ModelLoadError."""
 
 from __future__ import annotations
 

@@ -30,10 +30,10 @@ KINDS = [name for name in REFERENCE_IDS if not name.endswith(".gguf") and name n
 
 
 def differs_in_llama_cpp(kind: str, text: str) -> bool:
-    """Where llama.cpp's patterns are not those of the published tokenizers, which Octavo follows.
+    """True if llama.cpp's patterns differ from those of the published tokenizer, which Octavo follows.
 
-    In two kinds it tells capitals only among the ASCII letters and leaves out the combining marks, and where a
-    pattern has no Unicode category it takes every non-ASCII space for a vertical tab.
+    In two kinds llama.cpp recognizes capitals only among ASCII letters and ignores combining marks. In patterns
+    without a Unicode category it treats every non-ASCII space as a vertical tab.
     """
     if kind in ("tekken", "gpt-4o"):
         return any(unicodedata.category(c) in ("Mn", "Mc", "Me", "Lu", "Ll", "Lt") for c in text if not c.isascii())
@@ -238,7 +238,7 @@ def test_ids_outside_the_vocabulary_are_named() -> None:
 
 @pytest.mark.parametrize("unit", [" ", "a", "1", "\u0301", "ab ", "\n", "中"])
 def test_time_is_linear_in_the_length(unit: str) -> None:
-    """D12 and D13 of the threat list: a megabyte without any border takes about a second at most."""
+    """A megabyte of text without any word boundary takes about a second at most."""
     tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2"))
     text = unit * (250_000 // len(unit.encode()))
     started = time.process_time()

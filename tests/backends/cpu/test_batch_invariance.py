@@ -1,8 +1,8 @@
-"""What a request is answered does not depend on its neighbours, on chunks, on arrival or on what the cache holds.
+"""The answer to a request does not depend on its neighbours, on chunks, on its arrival or on the content of the cache.
 
-Two hundred requests over a small model with weights of many types, on every instruction set: at random moments, with
-shared beginnings, strangers that are aborted and blocks so scarce that sequences are preempted. Tokens and the bits of
-their log-probabilities are compared with those of each request alone in a fresh engine.
+Two hundred requests run over a small model with weights of many types, on every instruction set. They arrive at random
+moments with shared prefixes, next to other requests that are aborted, with so few blocks that sequences are preempted.
+Tokens and the bits of their log-probabilities are compared with those of each request alone in a fresh engine.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def make_weights() -> dict[str, Weight]:
 
 @dataclass(frozen=True)
 class Machine:
-    """What an engine computes on."""
+    """The instruction set and cache type of an engine."""
 
     isa: str
     kv_dtype: KVDtype = "float16"
@@ -150,7 +150,7 @@ def answer_of(output: RequestOutput) -> Answer:
 
 
 def alone(machine: Machine, cases: list[Case]) -> list[Answer]:
-    """One after the other, whole prompts, nothing of one left in the cache for another."""
+    """One request after the other, whole prompts, no prefix shared through the cache."""
     engine = make_engine(machine, num_blocks=16, max_num_batched_tokens=128, max_num_seqs=1)
     answers = []
     for i, case in enumerate(cases):
@@ -162,7 +162,7 @@ def alone(machine: Machine, cases: list[Case]) -> list[Answer]:
 
 
 def together(machine: Machine, cases: list[Case], seed: int) -> tuple[list[Answer], Engine]:
-    """In random order at random moments, in chunks, with too few blocks and strangers that leave."""
+    """Requests in random order at random moments, in chunks, with too few blocks and next to aborted requests."""
     rng = random.Random(seed)
     engine = make_engine(machine, num_blocks=16, max_num_batched_tokens=rng.choice([9, 24, 50]), max_num_seqs=8)
     waiting = rng.sample(range(len(cases)), len(cases))

@@ -49,14 +49,14 @@ def operands(rows: int, cols: int, seed: int = 0):
 
 
 def assert_close(actual, expected, condition=0.0) -> None:
-    """Float32 accuracy; what cancels may be as wrong as the row is large, or as `condition` [rows, 1] says."""
+    """Asserts float32 accuracy; cancellation may cause errors relative to the row, times `condition` [rows, 1]."""
     tolerance = 4e-6 * np.abs(expected) + 2e-6 * np.abs(expected).max(axis=1, keepdims=True) + 1e-12
     error = np.abs(actual - expected)
     assert np.all(error <= tolerance + 1e-6 * condition), np.max(error / (tolerance + 1e-6 * condition))
 
 
 def layer_norm_condition(x, weight):
-    """How much the rounding of the mean is enlarged by the division."""
+    """The factor by which the division enlarges the rounding error of the mean."""
     return np.abs(x).max(axis=1, keepdims=True) / np.sqrt(x.var(axis=1, keepdims=True) + 1e-5) * np.abs(weight).max()
 
 

@@ -1,4 +1,4 @@
-"""How many threads: affinity, cores and quotas, from files as the kernel writes them."""
+"""The number of threads: affinity, cores and quotas, from files as the kernel writes them."""
 
 import os
 
