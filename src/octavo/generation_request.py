@@ -13,7 +13,7 @@ Pooling: TypeAlias = Literal["mean", "last"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    """One vector for the whole prompt instead of an answer.
+    """Parameters for one vector of the whole prompt instead of an answer.
 
     pooling: the mean of the last hidden states of all tokens, or that of the last token.
     """
@@ -40,10 +40,10 @@ Params: TypeAlias = "SamplingParams | BeamSearchParams | PoolingParams"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """What a request can say beside its prompt and its parameters.
+    """The options of a request, beside its prompt and its parameters.
 
     A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class.
-    priority: lower goes first. cache_salt: only requests with the same salt share blocks of the prefix cache.
+    priority: lower runs first. cache_salt: only requests with the same salt share blocks of the prefix cache.
     """
 
     priority: int = 0
@@ -52,9 +52,9 @@ class RequestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
-    """One prompt, what is wanted of it, and how it is to be treated.
+    """One prompt with the parameters and options of its request.
 
-    prompt: the text that prompt_token_ids stand for, if there was one; for `RequestOutput.prompt`.
+    prompt: the text of prompt_token_ids, if there is one; for `RequestOutput.prompt`.
     """
 
     prompt_token_ids: Sequence[int]

@@ -34,7 +34,7 @@ class WorkProgress:
         self._started: dict[str, float] = {}
 
     def update(self, what: str, done: int, total: int) -> None:
-        """what: name of the work. done, total: bytes; total 0: unknown."""
+        """Reports `done` of `total` bytes of the work named `what`; total 0: unknown."""
         started = self._started.setdefault(what, time.monotonic())
         if what not in self._tasks:
             if time.monotonic() - started < _PATIENCE_S:
