@@ -1,4 +1,5 @@
 // The Python module octavo.backends.cpu._native.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
@@ -49,20 +50,20 @@ std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     return values;
 }
 
+// Indices of values, each with an array of its size.
+using ArrayList = std::vector<std::pair<int32_t, nb::object>>;
+
 // A step in flight and the Python objects whose memory it reads and writes.
 class PyPendingStep {
   public:
     // Reads and checks everything but the numbers of the batch, which `Program` has limits for.
     PyPendingStep(nb::object owner, Program& program, nb::handle batch, int32_t result, nb::handle output,
-                  nb::handle errors, nb::handle copy)
-        : owner_(std::move(owner)),
-          arrays_(batch),
-          output_(nb::borrow(output)),
-          errors_(nb::borrow(errors)),
-          copy_(nb::borrow(copy)) {
+                  nb::handle errors, const ArrayList& copies, const ArrayList& inputs)
+        : owner_(std::move(owner)), arrays_(batch), output_(nb::borrow(output)), errors_(nb::borrow(errors)) {
         pending_.step = arrays_.step();
         pending_.result = result;
-        if (!copy.is_none()) pending_.copy = copy_target(program, result);
+        pending_.copies = transfers(program, copies);
+        pending_.inputs = transfers(program, inputs);
         const nb::object sampling = batch.attr("sampling");
         if (!sampling.is_none()) read_sampling(program, sampling);
     }
@@ -93,12 +94,18 @@ class PyPendingStep {
     }
 
   private:
-    float* copy_target(const Program& program, int32_t result) const {
-        nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> copy;
-        if (!nb::try_cast(copy_, copy, false) || copy.shape(0) != static_cast<size_t>(pending_.step.num_outputs) ||
-            copy.shape(1) != static_cast<size_t>(program.values().at(result).cols))
-            throw nb::value_error("the copy must be contiguous float32 [output rows, columns of the value]");
-        return copy.data();
+    std::vector<Program::Transfer> transfers(const Program& program, const ArrayList& list) {
+        std::vector<Program::Transfer> values;
+        for (const auto& [value, object] : list) {
+            nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu> array;
+            if (!nb::try_cast(object, array, false) ||
+                array.shape(0) != static_cast<size_t>(program.value_rows(value, pending_.step)) ||
+                array.shape(1) != static_cast<size_t>(program.values().at(value).cols))
+                throw nb::value_error("an input or a copy must be contiguous float32 [rows, columns] of the value");
+            values.push_back({value, array.data()});
+            kept_.push_back(object);
+        }
+        return values;
     }
 
     void read_sampling(Program& program, nb::handle sampling) {
@@ -122,7 +129,8 @@ class PyPendingStep {
     nb::object owner_;
     StepArrays arrays_;
     std::optional<SamplingArrays> sampling_;
-    nb::object output_, errors_, copy_;
+    nb::object output_, errors_;
+    std::vector<nb::object> kept_;
     KernelFn kernel_ = nullptr;
     SamplingTask task_{};
     Program::PendingStep pending_;
@@ -162,11 +170,12 @@ class PyProgram {
     }
 
     // Starts one step: the block copies, all records that lead to the value `result`, the sampling of `batch.sampling`
-    // from it into `output`, and a copy of it into `copy` unless that is None.
+    // from it into `output`. `inputs` are values that are written before, `copies` those that are read afterwards.
     std::unique_ptr<PyPendingStep> submit(nb::handle batch, int32_t result, nb::handle output, nb::handle errors,
-                                          nb::handle copy) {
+                                          const ArrayList& copies, const ArrayList& inputs) {
         if (program_.closed()) throw std::runtime_error("the executor is closed");
-        auto step = std::make_unique<PyPendingStep>(nb::find(this), program_, batch, result, output, errors, copy);
+        auto step =
+            std::make_unique<PyPendingStep>(nb::find(this), program_, batch, result, output, errors, copies, inputs);
         step->submit(program_);
         return step;
     }
@@ -235,7 +244,7 @@ void bind_program(nb::module_& module) {
             [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
             "num_blocks"_a, "block_size"_a)
         .def("submit", &PyProgram::submit, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
-             "copy"_a.none() = nb::none())
+             "copies"_a = ArrayList(), "inputs"_a = ArrayList())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)
         .def("start_profile", &PyProgram::start_profile)
         .def("profile", &PyProgram::profile)

@@ -193,8 +193,9 @@ void Program::PendingStep::wait() {
 }
 
 void Program::run(PendingStep& pending, Worker& worker) {
-    if (pending.step.num_block_copies > 0) {
+    if (pending.step.num_block_copies > 0 || !pending.inputs.empty()) {
         copy_blocks(pending.step, worker);
+        transfer(pending.inputs, false, pending.step, worker);
         worker.barrier();
     }
     if (options_.checked)
@@ -203,7 +204,7 @@ void Program::run(PendingStep& pending, Worker& worker) {
         walk(pending, worker);
     else
         walk_timed(pending, worker);
-    if (pending.copy) copy_result(pending, worker);
+    transfer(pending.copies, true, pending.step, worker);
 }
 
 // Each worker copies within its own layers, in the order of the pairs.
@@ -220,11 +221,15 @@ void Program::copy_blocks(const Step& step, const Worker& worker) {
     }
 }
 
-void Program::copy_result(const PendingStep& pending, const Worker& worker) const {
-    const size_t cols = values_.at(pending.result).cols, rows = value_rows(pending.result, pending.step);
-    const size_t begin = rows * worker.index / worker.count, end = rows * (worker.index + 1) / worker.count;
-    std::memcpy(pending.copy + begin * cols, value_data(pending.result) + begin * cols,
-                (end - begin) * cols * sizeof(float));
+// Each worker copies a part of every value, into the workspace or out of it.
+void Program::transfer(const std::vector<Transfer>& values, bool out, const Step& step, const Worker& worker) const {
+    for (const Transfer& each : values) {
+        const size_t size = static_cast<size_t>(value_rows(each.value, step)) * values_.at(each.value).cols;
+        const size_t begin = size * worker.index / worker.count, end = size * (worker.index + 1) / worker.count;
+        float* const inside = value_data(each.value);
+        const float* const from = out ? inside : each.data;
+        std::memcpy((out ? each.data : inside) + begin, from + begin, (end - begin) * sizeof(float));
+    }
 }
 
 void Program::walk(const PendingStep& pending, Worker& worker) {

@@ -57,15 +57,21 @@ class Program {
     size_t cache_block_bytes(int32_t block_size) const;
     void allocate_cache(int32_t num_blocks, int32_t block_size);
 
-    // One step from submit to wait: the block copies, the records up to the one that makes the value `result` (all, if
-    // none does), `finale` on all workers (may be null), and a copy of the result into `copy` (may be null).
+    // A value of the program and memory of its size outside.
+    struct Transfer {
+        int32_t value;
+        float* data;
+    };
+
+    // One step from submit to wait: the block copies, values from `inputs`, the records up to the one that makes the
+    // value `result` (all, if none does), `finale` on all workers (may be null), and values into `copies`.
     // It stays where it is, with all memory that it points to, until `wait` has returned.
     struct PendingStep {
         Step step{};
         int32_t result = -1;
         ThreadPool::Job finale = nullptr;
         void* finale_context = nullptr;
-        float* copy = nullptr;
+        std::vector<Transfer> inputs, copies;
 
         // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
         void wait();
@@ -123,7 +129,7 @@ class Program {
     void walk_timed(const PendingStep& pending, Worker& worker);
     void walk_checked(PendingStep& pending, Worker& worker);
     void copy_blocks(const Step& step, const Worker& worker);
-    void copy_result(const PendingStep& pending, const Worker& worker) const;
+    void transfer(const std::vector<Transfer>& values, bool out, const Step& step, const Worker& worker) const;
     void poison(const Record& record) const;
     std::string check_finite(const Record& record) const;
 

@@ -59,6 +59,7 @@ def attention(g: Graph, x: Value) -> Value:
 # Graphs in which the operation survives the passes, or is made by them.
 GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
+    ops.Input: lambda g, x: x + g.add_operation(ops.Input(0, Rows.TOKENS, WIDTH)),
     ops.Linear: lambda g, x: g.linear(x, "square"),
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
     ops.RMSNorm: lambda g, x: g.rms_norm(x, "norm", 1e-5),
@@ -103,7 +104,10 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
         each.allocate_cache(8, BLOCK_SIZE)
         tokens = np.random.default_rng(1).integers(0, 50, 30).tolist()
         scheduled = [(Request(tokens[:19], [3, 5]), 19), (Request(tokens[19:], [6]), 11)]
-        results.append(each.submit(step(scheduled, block_size=BLOCK_SIZE)).wait().logits)
+        batch = step(scheduled, block_size=BLOCK_SIZE)
+        rng = np.random.default_rng(2)
+        batch.inputs = tuple(rng.standard_normal((len(tokens), v.cols)).astype(np.float32) for v in graph.inputs)
+        results.append(each.submit(batch).wait().logits)
         each.close()
     # The cpu backend's cache holds 16-bit numbers.
     tolerance = 5e-3 if graph.kv_caches else 1e-5

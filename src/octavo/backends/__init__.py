@@ -99,7 +99,8 @@ class Executor(Protocol):
     def submit(self, batch: Batch) -> PendingStep:
         """Starts one step and returns. The step copies `block_copies`, computes, and samples.
 
-        With `return_hidden_states` it ends before the output head, and nothing is sampled. The step reads the batch
+        With `return_hidden_states` it ends before the output head, and nothing is sampled. A segment that makes no
+        logits gives its outputs back as `StepOutput.values`. The step reads the batch
         while it runs: its arrays must not change before `wait` has returned. Steps run in the order of their calls.
         Raises ValueError or UsageError for a batch whose arrays or numbers do not fit, before anything runs.
         """

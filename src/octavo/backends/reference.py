@@ -19,6 +19,7 @@ from octavo.errors import UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops import Array, LayerCache
+from octavo.graph.segments import check_inputs
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import Weight
 
@@ -121,14 +122,19 @@ class ReferenceExecutor:
         for source, destination in batch.block_copies.tolist():
             self._copy_block(source, destination)
         step = _Step(batch, self._dtype, self._weights, self._caches, self._states)
-        result = self._graph.hidden_states if batch.return_hidden_states else self._graph.output
-        for node in self._graph.nodes:
+        graph = self._graph
+        result = graph.hidden_states if batch.return_hidden_states else graph.outputs[-1]
+        for node in graph.nodes:
             step.results[node.output] = node.op.evaluate(step)
-            if node.output == result:
+            if node.output == result and batch.return_hidden_states:
                 break
         if batch.return_hidden_states:
             output = _unsampled(len(batch.logits_indices))
             output.hidden_states = step.results[result]  # float64 where the executor was asked for it
+            return output
+        if not graph.makes_logits:
+            output = _unsampled(len(batch.logits_indices))
+            output.values = tuple(step.results[value] for value in graph.outputs)
             return output
         logits = step.results[result]
         if batch.sampling is None:
@@ -151,6 +157,7 @@ class ReferenceExecutor:
         self._states.clear()
 
     def _check(self, batch: Batch) -> None:
+        check_inputs(self._graph.inputs, self._graph.makes_logits, batch)
         limits = self._limits
         for what, count, limit in (
             ("tokens", len(batch.token_ids), limits.max_num_batched_tokens),

@@ -15,6 +15,7 @@ from octavo.graph.ops import (
     AttentionParams,
     Embedding,
     GatedActivation,
+    Input,
     LayerNorm,
     Linear,
     Logits,
@@ -40,6 +41,12 @@ class Node:
     op: Op
     output: Value
     layer: str  # `layers.3`, or the stem of the weight outside of layers: `embed_tokens`
+
+    @property
+    def layer_index(self) -> int | None:
+        """3 of `layers.3`; None outside of layers."""
+        number = self.layer.rpartition(".")[2]
+        return int(number) if number.isdecimal() else None
 
 
 class Graph:
@@ -96,6 +103,17 @@ class Graph:
     @output.setter
     def output(self, value: Value) -> None:
         self.outputs = (value,)
+
+    @property
+    def makes_logits(self) -> bool:
+        """The only output has a row for each of `Batch.logits_indices`. A segment that hands values on has others."""
+        return len(self._outputs) == 1 and self._outputs[0].rows is Rows.OUTPUTS
+
+    @property
+    def inputs(self) -> list[Value]:
+        """The values that a step must bring, in the order of `Batch.inputs`."""
+        entries = [(node.op.slot, node.output) for node in self.nodes if isinstance(node.op, Input)]
+        return [value for _, value in sorted(entries, key=lambda entry: entry[0])]
 
     @property
     def hidden_states(self) -> Value:

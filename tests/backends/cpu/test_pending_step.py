@@ -38,7 +38,7 @@ def big_batch(cpu_batch) -> Batch:
 
 def submit(program: _native.Program, batch: Batch) -> tuple[_native.PendingStep, np.ndarray]:
     copy = np.full((ROWS, COLS), np.nan, np.float32)
-    return program.submit(batch, 2, None, None, copy), copy
+    return program.submit(batch, 2, None, None, [(2, copy)]), copy
 
 
 def test_submit_returns_while_the_step_runs(big_batch):

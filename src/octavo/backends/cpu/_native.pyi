@@ -125,10 +125,12 @@ class Program:
         result: int,
         output: StepOutput | None,
         errors: NDArray[np.int32] | None,
-        copy: NDArray[np.float32] | None = None,
+        copies: list[tuple[int, NDArray[np.float32]]] = ...,
+        inputs: list[tuple[int, NDArray[np.float32]]] = ...,
     ) -> PendingStep:
-        """Starts the block copies, the records that lead to the value `result`, sampling from it if the batch asks, and
-        a copy of it. Blocks while another step runs. Raises ValueError for a batch that does not fit."""
+        """Starts the block copies, the records that lead to the value `result` (-1: all), and sampling from it if the
+        batch asks. inputs: values that are written before; copies: values that are read afterwards. Blocks while
+        another step runs. Raises ValueError for a batch that does not fit."""
     def value(self, index: int, rows: int) -> NDArray[np.float32]: ...
     def start_profile(self) -> None:
         """Counts from zero from now on."""

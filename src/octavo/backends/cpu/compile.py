@@ -20,6 +20,7 @@ from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
 from octavo.graph.layer_formats import LayerFormat, layer_formats
 from octavo.graph.memory_plan import plan
+from octavo.graph.ops import Input
 from octavo.graph.passes import optimize
 from octavo.graph.values import Parameter, Rows, Value
 
@@ -80,7 +81,7 @@ def choose_isa(isa: str | None = None) -> str:
 def _check_kernels(graph: Graph) -> None:
     known = set(_native.kernel_names())
     for node in graph.nodes:
-        if node.op.name not in known:
+        if node.op.name not in known and not isinstance(node.op, Input):
             raise GraphError(f"{node.layer}: {node.op.name}: the cpu backend has no kernel for this operation")
 
 
@@ -109,7 +110,9 @@ class _Compiler:
 
     def run(self, progress: LoadProgress | None, pack_cache: PackCacheOptions | None, kv_dtype: KVDtype) -> CpuExecutor:
         self._formats = layer_formats(self._graph, lambda p: plain_weight(self._weights, p), kv_dtype)
-        lowered = [(node, self._lower(node)) for node in self._graph.nodes]
+        # The step itself fills the values of inputs.
+        computed = [node for node in self._graph.nodes if not isinstance(node.op, Input)]
+        lowered = [(node, self._lower(node)) for node in computed]
         matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
         packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
         self._matrices = {name: self._program.add_packed_weight(weight) for name, weight in packed.items()}
@@ -148,7 +151,7 @@ class _Compiler:
     def _vocab_size(self) -> int:
         """Token ids of a batch are below this: the rows of the embedding."""
         tables = [p.shape[0] for n in self._graph.nodes if n.op.name == "embedding" for p in n.op.parameters]
-        return min(tables, default=self._graph.output.cols)
+        return min(tables, default=np.iinfo(np.int32).max)
 
     def _lower(self, node: Node) -> Operands:
         cache = node.op.cache

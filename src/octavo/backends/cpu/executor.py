@@ -13,6 +13,9 @@ from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import UsageError
 from octavo.graph.cost import Cost, activation_bytes, node_cost
+from octavo.graph.ops import Input
+from octavo.graph.segments import check_inputs
+from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
     from octavo.backends.cpu import _native
@@ -80,6 +83,7 @@ class CpuExecutor:
         self._program = program
         self._graph = graph
         self._values = values
+        self._inputs = graph.inputs
         self._weight_bytes = weight_bytes
         self.mapped_bytes = mapped_bytes
         self.kv_bytes_per_token = program.cache_block_bytes(_BLOCK_SIZE) // _BLOCK_SIZE
@@ -113,12 +117,19 @@ class CpuExecutor:
 
     def submit(self, batch: Batch) -> CpuPendingStep:
         """See `Executor`."""
-        rows = len(batch.logits_indices)
+        graph, rows = self._graph, len(batch.logits_indices)
+        check_inputs(self._inputs, graph.makes_logits, batch)
         output = _empty_output(rows, batch)
-        result = self._graph.hidden_states if batch.return_hidden_states else self._graph.output
-        copy = np.empty((rows, result.cols), np.float32) if batch.return_logits or batch.return_hidden_states else None
         errors = np.zeros(rows, np.int32)
-        step = self._program.submit(batch, self._values[result], output, errors, copy)
+        inputs = [(self._values[value], array) for value, array in zip(self._inputs, batch.inputs, strict=True)]
+        if not graph.makes_logits:
+            output.values = tuple(np.empty((_rows(value, batch), value.cols), np.float32) for value in graph.outputs)
+            copies = [(self._values[value], array) for value, array in zip(graph.outputs, output.values, strict=True)]
+            return CpuPendingStep(self._program.submit(batch, -1, output, errors, copies, inputs), output, errors)
+        result = graph.hidden_states if batch.return_hidden_states else graph.output
+        copy = np.empty((rows, result.cols), np.float32) if batch.return_logits or batch.return_hidden_states else None
+        copies = [] if copy is None else [(self._values[result], copy)]
+        step = self._program.submit(batch, self._values[result], output, errors, copies, inputs)
         if batch.return_hidden_states:
             output.hidden_states = copy
         else:
@@ -145,8 +156,9 @@ class CpuExecutor:
                 tuple(p.name for p in node.op.parameters if len(p.shape) > 1),
             )
             for node in self._graph.nodes
+            if not isinstance(node.op, Input)
         ]
-        logits = 4 * sizes.outputs * self._graph.output.cols
+        logits = 4 * sizes.outputs * self._graph.output.cols if self._graph.makes_logits else 0
         costs.append((Cost(bytes_read=logits), logits, False, ()))
         return [
             RecordTime(label, kernel, calls, nanoseconds / 1e9, busy / 1e9, *cost)
@@ -161,6 +173,10 @@ class CpuExecutor:
 
     def close(self) -> None:
         self._program.close()
+
+
+def _rows(value: Value, batch: Batch) -> int:
+    return len(batch.token_ids if value.rows is Rows.TOKENS else batch.logits_indices)
 
 
 def _empty_output(rows: int, batch: Batch) -> StepOutput:

@@ -52,4 +52,5 @@ def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: 
     """
     values = plan(graph, largest_rows(limits), ELEMENT_BYTES).total_bytes
     states = limits.max_num_seqs * graph.state_elements_per_sequence * ELEMENT_BYTES
-    return values + states + num_threads * graph.output.cols * 7 * 4
+    vocab_size = graph.output.cols if graph.makes_logits else 0
+    return values + states + num_threads * vocab_size * 7 * 4

@@ -23,6 +23,7 @@ from octavo.graph.ops.elementwise import Softcap as Softcap
 from octavo.graph.ops.fused import FusedAttention as FusedAttention
 from octavo.graph.ops.fused import FusedLinear as FusedLinear
 from octavo.graph.ops.linear import Embedding as Embedding
+from octavo.graph.ops.linear import Input as Input
 from octavo.graph.ops.linear import Linear as Linear
 from octavo.graph.ops.linear import Logits as Logits
 from octavo.graph.ops.linear import MoE as MoE

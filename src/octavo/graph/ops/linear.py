@@ -1,4 +1,4 @@
-"""Operations with weight matrices: embedding, linear layers, experts, and the output rows."""
+"""Operations with weight matrices: embedding, linear layers, experts, and the output rows; and a graph's inputs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,24 @@ import numpy as np
 from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
 from octavo.graph.ops.elementwise import ACTIVATIONS, require_activation, sigmoid, softcap
 from octavo.graph.values import Parameter, Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Input(Op):
+    """`Batch.inputs[slot]`: a value that another graph made."""
+
+    slot: int
+    rows: Rows
+    cols: int
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        return self.rows, self.cols
+
+    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
+        return 0
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return step.batch.inputs[self.slot].astype(step.dtype)
 
 
 @dataclass(frozen=True, slots=True)

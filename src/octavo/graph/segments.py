@@ -1,0 +1,57 @@
+"""Cuts a graph between layers into graphs that run one after another, each with an executor of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from octavo.batch import Batch
+from octavo.errors import GraphError, UsageError
+from octavo.graph.builder import Graph, Node
+from octavo.graph.ops import Input
+from octavo.graph.values import Rows, Value
+
+
+def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
+    """One graph for each range of layers; the first also has the embedding, the last the output head.
+
+    The outputs of a segment are the inputs of the next one: a step hands `StepOutput.values` on as `Batch.inputs`.
+    layers: consecutive ranges over all layers of the graph. Raises GraphError if they are not.
+    """
+    borders = _borders(graph.nodes, layers)
+    segments = []
+    inputs: tuple[Value, ...] = ()
+    for begin, end in pairwise(borders):
+        outputs = graph.outputs if end == len(graph.nodes) else _live_values(graph, end)
+        label = graph.nodes[begin].layer
+        entries = [Node(Input(slot, value.rows, value.cols), value, label) for slot, value in enumerate(inputs)]
+        segments.append(Graph.from_nodes(graph.weights, [*entries, *graph.nodes[begin:end]], outputs))
+        inputs = outputs
+    return segments
+
+
+def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
+    """Raises UsageError unless the batch brings `inputs`, and asks for tokens only of a graph that makes logits."""
+    counts = {Rows.TOKENS: len(batch.token_ids), Rows.OUTPUTS: len(batch.logits_indices)}
+    wanted, found = [(counts[v.rows], v.cols) for v in inputs], [array.shape for array in batch.inputs]
+    if wanted != found:
+        raise UsageError(f"the inputs of the step have shapes {found}, the graph takes {wanted}")
+    if not makes_logits and (batch.sampling is not None or batch.return_logits or batch.return_hidden_states):
+        raise UsageError("a segment that makes no logits cannot sample or return them; ask the last segment")
+
+
+def _borders(nodes: Sequence[Node], layers: Sequence[range]) -> list[int]:
+    """The first node of each segment, and the end."""
+    first_nodes: dict[int, int] = {}
+    for index, node in enumerate(nodes):
+        if node.layer_index is not None:
+            first_nodes.setdefault(node.layer_index, index)
+    if [layer for part in layers for layer in part] != sorted(first_nodes) or not all(layers):
+        raise GraphError(f"{[*layers]} are not consecutive ranges over the {len(first_nodes)} layers of the graph")
+    return [0, *(first_nodes[part.start] for part in layers[1:]), len(nodes)]
+
+
+def _live_values(graph: Graph, border: int) -> tuple[Value, ...]:
+    """Values made before the node `border` and needed from there on, in the order in which they are made."""
+    needed = {value for node in graph.nodes[border:] for value in node.op.inputs}.union(graph.outputs)
+    return tuple(node.output for node in graph.nodes[:border] if node.output in needed)
