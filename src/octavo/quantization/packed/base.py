@@ -61,6 +61,8 @@ def row_axis(shape: tuple[int, ...]) -> int:
     return max(len(shape) - 2, 0)
 
 
-def join_arrays(arrays: Sequence[NDArray[Any]], axis: int | None) -> NDArray[Any]:
-    """One component of several weights as one array."""
+def join_arrays(arrays: Sequence[Any], axis: int | None) -> Any:
+    """One component of several weights as one array; None if they lack it."""
+    if arrays[0] is None:
+        return None
     return np.stack(arrays) if axis is None else np.concatenate(arrays, axis)

@@ -1,0 +1,75 @@
+"""Four-bit codes that stand for the entries of a table, with a scale for each block of columns: NF4, FP4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class CodebookFormat:
+    """name: of the table, such as `NF4`. table: the numbers of the 16 codes. block: columns with one scale."""
+
+    name: str
+    table: tuple[float, ...]
+    block: int
+
+    def __post_init__(self) -> None:
+        if len(self.table) != 16:
+            raise ValueError(f"the table of {self.name} has {len(self.table)} entries; 16 are needed")
+
+
+@dataclass(frozen=True, slots=True)
+class CodebookWeight:
+    """scale * table[code] in float32. A byte has two columns, the first in its low four bits."""
+
+    format: CodebookFormat
+    codes: NDArray[np.uint8]  # [*, out, in / 2]
+    scales: NDArray[np.float16] | NDArray[np.float32]  # [*, out, in / block]
+
+    def __post_init__(self) -> None:
+        *rows, width = self.shape
+        if width % self.format.block or self.scales.shape != (*rows, width // self.format.block):
+            raise ValueError(f"scales of {self.type_name} are {list(self.scales.shape)} for {list(self.shape)} numbers")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.codes.shape[:-1], self.codes.shape[-1] * 2)
+
+    @property
+    def nbytes(self) -> int:
+        return self.codes.nbytes + self.scales.nbytes
+
+    @property
+    def type_name(self) -> str:
+        return f"{self.format.name}_{self.format.block}"
+
+    @property
+    def column_step(self) -> int:
+        return lcm(self.format.block, 2)
+
+    def dequantize(self) -> NDArray[np.float32]:
+        codes = np.stack([self.codes & 15, self.codes >> 4], axis=-1)
+        values = np.asarray(self.format.table, np.float32)[codes].reshape(*self.scales.shape, -1)
+        values *= self.scales[..., None].astype(np.float32)
+        return values.reshape(self.shape)
+
+    def rows(self, index: RowIndex) -> CodebookWeight:
+        return replace(self, codes=self.codes[..., index, :], scales=self.scales[..., index, :])
+
+    def columns(self, begin: int, end: int) -> CodebookWeight:
+        check_columns(self, begin, end)
+        blocks = slice(begin // self.format.block, end // self.format.block)
+        return replace(self, codes=self.codes[..., begin // 2 : end // 2], scales=self.scales[..., blocks])
+
+    def joined(self, parts: Sequence[CodebookWeight], axis: int | None) -> CodebookWeight:
+        if any(part.format != self.format for part in parts):
+            raise ValueError(f"weights with different tables {self.format.name} cannot become one")
+        codes, scales = join_arrays([p.codes for p in parts], axis), join_arrays([p.scales for p in parts], axis)
+        return CodebookWeight(self.format, codes, scales)

@@ -1,0 +1,115 @@
+"""Eight-bit floats with a scale for the tensor, for each row, or for each block of rows and columns.
+
+Source: Micikevicius et al., arXiv 2209.05433. E4M3 has no infinities: its largest number is 448.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Format:
+    """block_rows, block_columns: rows and columns with one scale; None: all of them."""
+
+    kind: Literal["E4M3", "E5M2"]
+    block_rows: int | None = None
+    block_columns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Weight:
+    """data * scale in float32. The last block of rows or columns may be shorter than the others."""
+
+    format: Float8Format
+    data: NDArray[np.uint8]  # [*, out, in], the bits of the numbers
+    scales: NDArray[np.float32]  # [*, blocks of rows, blocks of columns]
+
+    def __post_init__(self) -> None:
+        if self.data.ndim < 2:
+            raise ValueError(f"{self.type_name} data of shape {list(self.data.shape)} is no matrix")
+        *lead, rows, columns = self.data.shape
+        f = self.format
+        wanted = (*lead, -(-rows // (f.block_rows or rows)), -(-columns // (f.block_columns or columns)))
+        if self.scales.shape != wanted:
+            raise ValueError(f"scales of {self.type_name} are {list(self.scales.shape)}, not {list(wanted)}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.data.shape
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes + self.scales.nbytes
+
+    @property
+    def type_name(self) -> str:
+        """`F8_E4M3`, one scale in all; `F8_E4M3_ROW`; `F8_E4M3_128X128`."""
+        blocks = (self.format.block_rows, self.format.block_columns)
+        if blocks == (None, None):
+            return f"F8_{self.format.kind}"
+        return f"F8_{self.format.kind}_" + ("ROW" if blocks == (1, None) else "X".join(str(b or "ALL") for b in blocks))
+
+    @property
+    def column_step(self) -> int:
+        return self.format.block_columns or 1
+
+    def dequantize(self) -> NDArray[np.float32]:
+        values = _values(self.format.kind)[self.data]
+        rows, columns = self.data.shape[-2:]
+        scales = np.repeat(self.scales, self.format.block_rows or rows, axis=-2)[..., :rows, :]
+        step = self.format.block_columns or columns
+        for block, begin in enumerate(range(0, columns, step)):
+            values[..., begin : begin + step] *= scales[..., block, None]
+        return values
+
+    def rows(self, index: RowIndex) -> Float8Weight:
+        """As every weight's. A cut through blocks of rows gives each row the scale of its block."""
+        step = self.format.block_rows
+        if step is None:
+            return replace(self, data=self.data[..., index, :])
+        if isinstance(index, slice):
+            begin, end, stride = index.indices(self.shape[-2])
+            if stride == 1 and begin % step == 0:
+                blocks = slice(begin // step, -(-end // step))
+                return replace(self, data=self.data[..., index, :], scales=self.scales[..., blocks, :])
+        each = self._with_row_scales()
+        return replace(each, data=each.data[..., index, :], scales=each.scales[..., index, :])
+
+    def columns(self, begin: int, end: int) -> Float8Weight:
+        check_columns(self, begin, end)
+        step = self.format.block_columns
+        blocks = slice(None) if step is None else slice(begin // step, -(-end // step))
+        return replace(self, data=self.data[..., begin:end], scales=self.scales[..., blocks])
+
+    def joined(self, parts: Sequence[Float8Weight], axis: int | None) -> Float8Weight:
+        step = self.format.block_rows
+        if axis is not None and (step is None or any(part.shape[-2] % step for part in parts[:-1])):
+            parts = [part._with_row_scales() for part in parts]
+        data, scales = join_arrays([p.data for p in parts], axis), join_arrays([p.scales for p in parts], axis)
+        return Float8Weight(parts[0].format, data, scales)
+
+    def _with_row_scales(self) -> Float8Weight:
+        rows = self.shape[-2]
+        scales = np.repeat(self.scales, self.format.block_rows or rows, axis=-2)[..., :rows, :]
+        return Float8Weight(replace(self.format, block_rows=1), self.data, scales)
+
+
+@cache
+def _values(kind: str) -> NDArray[np.float32]:
+    """The numbers of all 256 bytes."""
+    bits = np.arange(256, dtype=np.uint16)
+    if kind == "E5M2":
+        return (bits << 8).view(np.float16).astype(np.float32)
+    exponent, mantissa = (bits >> 3 & 15).astype(np.int32), (bits & 7).astype(np.float32)
+    magnitude = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(1 + mantissa / 8, exponent - 7))
+    magnitude[bits & 127 == 127] = np.nan
+    return np.where(bits & 128, -magnitude, magnitude).astype(np.float32)

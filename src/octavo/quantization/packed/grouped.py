@@ -1,0 +1,152 @@
+"""Whole numbers of few bits with a scale for each group of columns: GPTQ, AWQ, int8 per row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd, lcm
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+
+Floats = NDArray[np.float16] | NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedFormat:
+    """bits: of a code, 2 to 8. group: columns with one scale, a power of two; None: the whole row.
+
+    zero: the code of the number zero, where it is the same for all groups.
+    """
+
+    bits: int
+    group: int | None
+    zero: int = 0
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.bits <= 8:
+            raise ValueError(f"codes have {self.bits} bits; 2 to 8 are possible")
+        if self.group is not None and (self.group < 1 or self.group & (self.group - 1)):
+            raise ValueError(f"groups have {self.group} columns; a power of two is needed")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupedWeight:
+    """scale * (code - zero), or with minima scale * code + minimum, in float32.
+
+    Codes of a row follow each other without gaps, from the lowest bits up. Column j of the codes is column
+    column_order[j] of the weight.
+    """
+
+    format: GroupedFormat
+    codes: NDArray[np.uint8]  # [*, out, in * bits / 8]
+    scales: Floats  # [*, out, groups]
+    zeros: NDArray[np.uint8] | None = None  # [*, out, groups], in place of the format's zero
+    minima: Floats | None = None  # [*, out, groups], in place of zeros
+    column_order: NDArray[np.int32] | None = None  # [*, in]
+
+    def __post_init__(self) -> None:
+        width = self.shape[-1]
+        if self.codes.shape[-1] * 8 != width * self.format.bits or width % (self.format.group or width):
+            raise ValueError(f"a row of {self.codes.shape[-1]} bytes is no whole number of groups of {self.type_name}")
+        wanted = (*self.codes.shape[:-1], width // (self.format.group or width))
+        for name, array in (("scales", self.scales), ("zeros", self.zeros), ("minima", self.minima)):
+            if array is not None and array.shape != wanted:
+                raise ValueError(f"{name} of {self.type_name} are {list(array.shape)}, not {list(wanted)}")
+        if self.zeros is not None and self.minima is not None:
+            raise ValueError("a grouped weight has zeros or minima, not both")
+        order = self.column_order
+        if order is not None and order.shape != (*self.codes.shape[:-2], width):
+            raise ValueError(f"the column order is {list(order.shape)} for {width} columns")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (*self.codes.shape[:-1], self.codes.shape[-1] * 8 // self.format.bits)
+
+    @property
+    def nbytes(self) -> int:
+        arrays = (self.codes, self.scales, self.zeros, self.minima, self.column_order)
+        return sum(array.nbytes for array in arrays if array is not None)
+
+    @property
+    def type_name(self) -> str:
+        """`I4_128`, `I8_ROW`; with `_Z` for zeros, `_M` for minima, `_ORDER` for a column order."""
+        marks = {"Z": self.zeros, "M": self.minima, "ORDER": self.column_order}
+        names = [f"I{self.format.bits}", str(self.format.group or "ROW")]
+        return "_".join(names + [mark for mark, array in marks.items() if array is not None])
+
+    @property
+    def column_step(self) -> int:
+        if self.column_order is not None:
+            return self.shape[-1]
+        return lcm(self.format.group or 1, 8 // gcd(8, self.format.bits))
+
+    def dequantize(self) -> NDArray[np.float32]:
+        values = _unpacked(self.codes, self.format.bits)
+        grouped = values.reshape(*self.scales.shape, -1).astype(np.float32)
+        if self.minima is None:
+            grouped -= np.float32(self.format.zero) if self.zeros is None else self.zeros[..., None].astype(np.float32)
+        grouped *= self.scales[..., None].astype(np.float32)
+        if self.minima is not None:
+            grouped += self.minima[..., None].astype(np.float32)
+        out = grouped.reshape(self.shape)
+        if self.column_order is None:
+            return out
+        ordered = np.empty_like(out)
+        np.put_along_axis(ordered, np.broadcast_to(self.column_order[..., None, :], out.shape), out, -1)
+        return ordered
+
+    def rows(self, index: RowIndex) -> GroupedWeight:
+        return replace(
+            self,
+            codes=self.codes[..., index, :],
+            scales=self.scales[..., index, :],
+            zeros=None if self.zeros is None else self.zeros[..., index, :],
+            minima=None if self.minima is None else self.minima[..., index, :],
+        )
+
+    def columns(self, begin: int, end: int) -> GroupedWeight:
+        check_columns(self, begin, end)
+        if (begin, end) == (0, self.shape[-1]):
+            return self
+        group = self.format.group
+        groups = slice(None) if group is None else slice(begin // group, end // group)
+        return replace(
+            self,
+            codes=self.codes[..., begin * self.format.bits // 8 : end * self.format.bits // 8],
+            scales=self.scales[..., groups],
+            zeros=None if self.zeros is None else self.zeros[..., groups],
+            minima=None if self.minima is None else self.minima[..., groups],
+        )
+
+    def joined(self, parts: Sequence[GroupedWeight], axis: int | None) -> GroupedWeight:
+        orders = [part.column_order for part in parts]
+        for part in parts:
+            if part.format != self.format:
+                raise ValueError(f"weights of {self.format} and {part.format} cannot become one")
+            if axis is not None and not _are_equal(part.column_order, self.column_order):
+                raise ValueError("rows with different column orders cannot be joined")
+        return GroupedWeight(
+            self.format,
+            join_arrays([part.codes for part in parts], axis),
+            join_arrays([part.scales for part in parts], axis),
+            join_arrays([part.zeros for part in parts], axis),
+            join_arrays([part.minima for part in parts], axis),
+            join_arrays(orders, None) if axis is None else self.column_order,
+        )
+
+
+def _are_equal(a: NDArray[np.int32] | None, b: NDArray[np.int32] | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+
+
+def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The codes of each row, one a byte."""
+    if 8 % bits == 0:
+        pieces = codes[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+        return pieces.reshape(*codes.shape[:-1], -1)
+    stream = np.unpackbits(codes, axis=-1, bitorder="little").reshape(*codes.shape[:-1], -1, bits)
+    values: NDArray[np.uint8] = np.matmul(stream, (1 << np.arange(bits)).astype(np.uint8))
+    return values
