@@ -145,8 +145,9 @@ def _are_equal(a: NDArray[np.int32] | None, b: NDArray[np.int32] | None) -> bool
 def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """The codes of each row, one a byte."""
     if 8 % bits == 0:
-        pieces = codes[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8((1 << bits) - 1)
+        pieces: NDArray[np.uint8] = codes[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8(
+            (1 << bits) - 1
+        )
         return pieces.reshape(*codes.shape[:-1], -1)
     stream = np.unpackbits(codes, axis=-1, bitorder="little").reshape(*codes.shape[:-1], -1, bits)
-    values: NDArray[np.uint8] = np.matmul(stream, (1 << np.arange(bits)).astype(np.uint8))
-    return values
+    return np.matmul(stream, (1 << np.arange(bits)).astype(np.uint8))
