@@ -150,4 +150,5 @@ def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
         )
         return pieces.reshape(*codes.shape[:-1], -1)
     stream = np.unpackbits(codes, axis=-1, bitorder="little").reshape(*codes.shape[:-1], -1, bits)
-    return np.matmul(stream, (1 << np.arange(bits)).astype(np.uint8))
+    values: NDArray[np.uint8] = stream @ (1 << np.arange(bits)).astype(np.uint8)
+    return values
