@@ -19,7 +19,7 @@ from report import table
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.compile import choose_isa
-from octavo.batch import SamplingBatch, StepOutput
+from octavo.batch import SamplingBatch, StepOutput, greedy_rows
 
 ROWS = 8
 NUM_TOP = 5
@@ -67,28 +67,18 @@ def make_logits(vocab: int, *, flat: bool) -> np.ndarray:
 
 def make_batch(case: Case, vocab: int) -> SamplingBatch:
     rng = np.random.default_rng(1)
-    off: dict[str, tuple[float, type]] = {
-        "temperature": (1, np.float32),
-        "top_k": (0, np.int32),
-        "top_p": (1, np.float32),
-        "min_p": (0, np.float32),
-        "typical_p": (1, np.float32),
-        "repetition_penalty": (1, np.float32),
-        "presence_penalty": (0, np.float32),
-        "frequency_penalty": (0, np.float32),
-        "seed": (1, np.uint64),
-        "target": (-1, np.int32),
-        "num_logprobs": (-1, np.int32),
-    }
-    fields = {name: np.full(ROWS, case.options.get(name, value), dtype) for name, (value, dtype) in off.items()}
+    rows = greedy_rows(ROWS)
+    rows["temperature"] = rows["seed"] = 1
+    rows["counter"] = np.arange(ROWS)
+    for name, value in case.options.items():
+        rows[name] = value
     seen = [rng.choice(vocab, case.history, replace=False) for _ in range(ROWS)]
     mask = None
     if case.allowed is not None:
         bits = rng.random((ROWS, -(-vocab // 32) * 32)) < case.allowed
         mask = np.packbits(bits, axis=1, bitorder="little").view(np.uint32)
     return SamplingBatch(
-        **fields,
-        counter=np.arange(ROWS, dtype=np.uint64),
+        rows,
         history_start=np.arange(ROWS + 1, dtype=np.int32) * case.history,
         history_ids=np.concatenate(seen).astype(np.int32),
         history_counts=np.ones(ROWS * case.history, np.int32),
@@ -106,7 +96,7 @@ def aligned(nbytes: int) -> np.ndarray:
 
 def best_milliseconds(isa: str, logits: np.ndarray, batch: SamplingBatch, rounds: int) -> float:
     """Seconds per row in the fastest round over all rows."""
-    num_top = max(int(batch.num_logprobs.max()), 0)
+    num_top = max(int(batch.rows["num_logprobs"].max()), 0)
     output = StepOutput(
         np.empty(ROWS, np.int32),
         np.empty(ROWS, np.float32),

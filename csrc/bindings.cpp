@@ -117,7 +117,7 @@ class PyPendingStep {
         task_ = {program.value_data(pending_.result), rows, value.cols, sampling_->batch(),
                  read_step_output(output_, errors_, rows)};
         for (int32_t r = 0; r < rows; ++r)
-            if (task_.batch.num_logprobs[r] > task_.output.num_top)
+            if (task_.batch.rows[r].num_logprobs > task_.output.num_top)
                 throw nb::value_error("num_logprobs exceeds the columns of top_ids");
         pending_.finale_context = this;
         pending_.finale = [](void* context, Worker& worker) {

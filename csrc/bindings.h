@@ -27,10 +27,6 @@ constexpr const char* array_description<uint32_t, 2>() {
     return "a contiguous uint32 array of two dimensions";
 }
 template <>
-constexpr const char* array_description<uint64_t, 1>() {
-    return "a contiguous uint64 array of one dimension";
-}
-template <>
 constexpr const char* array_description<float, 1>() {
     return "a contiguous float32 array of one dimension";
 }

@@ -45,6 +45,8 @@ void sample_batch(const std::string& isa, Array<float, 2> logits, nb::handle sam
 void bind_sampling(nb::module_& module) {
     module.def("sample", &sample_batch, "isa"_a, "logits"_a, "sampling"_a, "output"_a, "errors"_a, "num_workers"_a = 1,
                "scratch"_a.noconvert() = nb::none());
+    check_sampling_row(nb::module_::import_("octavo.batch").attr("SAMPLING_ROW"));
+    module.def("check_sampling_row", &check_sampling_row, "dtype"_a);
     module.def("sampling_scratch_bytes", &sampling_scratch_bytes, "vocab"_a);
 }
 

@@ -1,5 +1,7 @@
 #include "bindings_step.h"
 
+#include <nanobind/stl/string.h>
+
 namespace nb = nanobind;
 
 namespace octavo {
@@ -67,25 +69,51 @@ Step StepArrays::step() const {
     return s;
 }
 
+SamplingRows::SamplingRows(nb::handle array, size_t count) {
+    // The dtype itself, as octavo.batch made it; the module that was imported lives as long as the interpreter.
+    static const nb::handle dtype = nb::object(nb::module_::import_("octavo.batch").attr("SAMPLING_ROW")).release();
+    const nb::object found = nb::getattr(array, "dtype", nb::none());
+    const bool is_known = found.is(dtype) || found.equal(dtype);
+    if (!is_known || PyObject_GetBuffer(array.ptr(), &buffer_, PyBUF_ND) != 0) {
+        PyErr_Clear();
+        throw nb::value_error("rows must be a contiguous array of SAMPLING_ROW");
+    }
+    if (buffer_.ndim == 1 && static_cast<size_t>(buffer_.shape[0]) == count) return;
+    const std::string length = buffer_.ndim == 1 ? std::to_string(buffer_.shape[0]) : "not one dimension but several";
+    PyBuffer_Release(&buffer_);
+    throw nb::value_error(("rows has " + length + " entries, must have " + std::to_string(count)).c_str());
+}
+
+void check_sampling_row(nb::handle dtype) {
+    const auto fail = [](const std::string& what) {
+        throw nb::import_error(("octavo.batch.SAMPLING_ROW and csrc/sampling.h differ: " + what +
+                                "; change both and build the native module again")
+                                   .c_str());
+    };
+    const nb::dict fields = nb::cast<nb::dict>(dtype.attr("fields").attr("copy")());
+    for (const SamplingRowField& expected : SAMPLING_ROW_FIELDS) {
+        if (!fields.contains(expected.name)) fail("there is no field " + std::string(expected.name));
+        const nb::tuple found = nb::cast<nb::tuple>(fields[expected.name]);
+        const std::string type = nb::cast<std::string>(found[0].attr("str"));
+        const size_t offset = nb::cast<size_t>(found[1]);
+        if (type != expected.type || offset != expected.offset)
+            fail(std::string(expected.name) + " is " + type + " at byte " + std::to_string(offset) + ", must be " +
+                 expected.type + " at byte " + std::to_string(expected.offset));
+    }
+    const size_t itemsize = nb::cast<size_t>(dtype.attr("itemsize"));
+    if (fields.size() != std::size(SAMPLING_ROW_FIELDS) || itemsize != sizeof(SamplingRow))
+        fail(std::to_string(fields.size()) + " fields in " + std::to_string(itemsize) + " bytes, must be " +
+             std::to_string(std::size(SAMPLING_ROW_FIELDS)) + " in " + std::to_string(sizeof(SamplingRow)));
+}
+
 SamplingArrays::SamplingArrays(nb::handle sampling, size_t rows, int32_t vocab)
-    : temperature_(read_array<float>(sampling, "temperature", rows)),
-      top_p_(read_array<float>(sampling, "top_p", rows)),
-      min_p_(read_array<float>(sampling, "min_p", rows)),
-      typical_p_(read_array<float>(sampling, "typical_p", rows)),
-      repetition_penalty_(read_array<float>(sampling, "repetition_penalty", rows)),
-      presence_penalty_(read_array<float>(sampling, "presence_penalty", rows)),
-      frequency_penalty_(read_array<float>(sampling, "frequency_penalty", rows)),
-      bias_values_(read_array<float, 1>(sampling, "bias_values")),
-      top_k_(read_array<int32_t>(sampling, "top_k", rows)),
-      target_(read_array<int32_t>(sampling, "target", rows)),
-      num_logprobs_(read_array<int32_t>(sampling, "num_logprobs", rows)),
+    : rows_(nb::object(sampling.attr("rows")), rows),
       history_start_(read_array<int32_t>(sampling, "history_start", rows + 1)),
       history_ids_(read_array<int32_t, 1>(sampling, "history_ids")),
       history_counts_(read_array<int32_t>(sampling, "history_counts", history_ids_.shape(0))),
       bias_start_(read_array<int32_t>(sampling, "bias_start", rows + 1)),
-      bias_ids_(read_array<int32_t>(sampling, "bias_ids", bias_values_.shape(0))),
-      seed_(read_array<uint64_t>(sampling, "seed", rows)),
-      counter_(read_array<uint64_t>(sampling, "counter", rows)) {
+      bias_ids_(read_array<int32_t, 1>(sampling, "bias_ids")),
+      bias_values_(read_array<float>(sampling, "bias_values", bias_ids_.shape(0))) {
     check_starts("history_start", history_start_, history_ids_.shape(0));
     check_starts("bias_start", bias_start_, bias_ids_.shape(0));
     if (sampling.attr("allowed_mask").is_none()) return;
@@ -98,18 +126,7 @@ SamplingArrays::SamplingArrays(nb::handle sampling, size_t rows, int32_t vocab)
 
 SamplingBatch SamplingArrays::batch() const {
     SamplingBatch b{};
-    b.temperature = temperature_.data();
-    b.top_k = top_k_.data();
-    b.top_p = top_p_.data();
-    b.min_p = min_p_.data();
-    b.typical_p = typical_p_.data();
-    b.repetition_penalty = repetition_penalty_.data();
-    b.presence_penalty = presence_penalty_.data();
-    b.frequency_penalty = frequency_penalty_.data();
-    b.seed = seed_.data();
-    b.counter = counter_.data();
-    b.target = target_.data();
-    b.num_logprobs = num_logprobs_.data();
+    b.rows = rows_.data();
     b.history_start = history_start_.data();
     b.history_ids = history_ids_.data();
     b.history_counts = history_counts_.data();

@@ -18,6 +18,23 @@ class StepArrays {
     Array<int32_t, 2> block_tables_, block_copies_;
 };
 
+// A contiguous array of dtype SAMPLING_ROW, kept alive.
+class SamplingRows {
+  public:
+    // Throws ValueError unless it has `count` elements of that dtype.
+    SamplingRows(nanobind::handle array, size_t count);
+    ~SamplingRows() { PyBuffer_Release(&buffer_); }
+    SamplingRows(const SamplingRows&) = delete;
+    SamplingRows& operator=(const SamplingRows&) = delete;
+    const SamplingRow* data() const { return static_cast<const SamplingRow*>(buffer_.buf); }
+
+  private:
+    Py_buffer buffer_{};
+};
+
+// Throws ImportError naming the first field in which a numpy dtype is not `SamplingRow`.
+void check_sampling_row(nanobind::handle dtype);
+
 // octavo.batch.SamplingBatch, checked in the same way; `rows` is Batch.logits_indices' length.
 class SamplingArrays {
   public:
@@ -25,11 +42,9 @@ class SamplingArrays {
     SamplingBatch batch() const;
 
   private:
-    Array<float, 1> temperature_, top_p_, min_p_, typical_p_, repetition_penalty_, presence_penalty_,
-        frequency_penalty_, bias_values_;
-    Array<int32_t, 1> top_k_, target_, num_logprobs_, history_start_, history_ids_, history_counts_, bias_start_,
-        bias_ids_;
-    Array<uint64_t, 1> seed_, counter_;
+    SamplingRows rows_;
+    Array<int32_t, 1> history_start_, history_ids_, history_counts_, bias_start_, bias_ids_;
+    Array<float, 1> bias_values_;
     Array<uint32_t, 2> allowed_mask_;
 };
 

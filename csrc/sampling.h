@@ -8,21 +8,47 @@
 
 namespace octavo {
 
+// One element of the dtype SAMPLING_ROW in octavo/batch.py; `SAMPLING_ROW_FIELDS` is compared with it on import.
+struct SamplingRow {
+    float temperature;
+    int32_t top_k;
+    float top_p;
+    float min_p;
+    float typical_p;
+    float repetition_penalty;
+    float presence_penalty;
+    float frequency_penalty;
+    uint64_t seed;
+    uint64_t counter;
+    int32_t target;
+    int32_t num_logprobs;
+};
+
+struct SamplingRowField {
+    const char* name;
+    const char* type;  // as numpy writes it
+    size_t offset;
+};
+
+constexpr SamplingRowField SAMPLING_ROW_FIELDS[] = {
+    {"temperature", "<f4", offsetof(SamplingRow, temperature)},
+    {"top_k", "<i4", offsetof(SamplingRow, top_k)},
+    {"top_p", "<f4", offsetof(SamplingRow, top_p)},
+    {"min_p", "<f4", offsetof(SamplingRow, min_p)},
+    {"typical_p", "<f4", offsetof(SamplingRow, typical_p)},
+    {"repetition_penalty", "<f4", offsetof(SamplingRow, repetition_penalty)},
+    {"presence_penalty", "<f4", offsetof(SamplingRow, presence_penalty)},
+    {"frequency_penalty", "<f4", offsetof(SamplingRow, frequency_penalty)},
+    {"seed", "<u8", offsetof(SamplingRow, seed)},
+    {"counter", "<u8", offsetof(SamplingRow, counter)},
+    {"target", "<i4", offsetof(SamplingRow, target)},
+    {"num_logprobs", "<i4", offsetof(SamplingRow, num_logprobs)},
+};
+
 // octavo/batch.py SamplingBatch, same names. R rows.
 struct SamplingBatch {
-    const float* temperature;         // [R]
-    const int32_t* top_k;             // [R]
-    const float* top_p;               // [R]
-    const float* min_p;               // [R]
-    const float* typical_p;           // [R]
-    const float* repetition_penalty;  // [R]
-    const float* presence_penalty;    // [R]
-    const float* frequency_penalty;   // [R]
-    const uint64_t* seed;             // [R]
-    const uint64_t* counter;          // [R]
-    const int32_t* target;            // [R]
-    const int32_t* num_logprobs;      // [R]
-    const int32_t* history_start;     // [R + 1]
+    const SamplingRow* rows;       // [R]
+    const int32_t* history_start;  // [R + 1]
     const int32_t* history_ids;
     const int32_t* history_counts;
     const int32_t* bias_start;  // [R + 1]

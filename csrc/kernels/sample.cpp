@@ -41,7 +41,7 @@ void clear_outputs(const StepOutput& out, int32_t row) {
 }
 
 bool ids_are_known(const SamplingBatch& b, int32_t row, int32_t vocab) {
-    return b.target[row] < vocab &&
+    return b.rows[row].target < vocab &&
            ids_in_range(b.history_ids, b.history_start[row], b.history_start[row + 1], vocab) &&
            ids_in_range(b.bias_ids, b.bias_start[row], b.bias_start[row + 1], vocab);
 }
@@ -53,7 +53,7 @@ RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& buffers) 
     Logits raw{task.logits + static_cast<int64_t>(row) * vocab, vocab, 0, 0, buffers.raw_max};
     Logits changed{buffers.changed, vocab, 0, 0, buffers.changed_max};
     int32_t& token = task.output.token_ids[row];
-    const bool changes = b.target[row] < 0 && changes_logits(b, row), reports = b.num_logprobs[row] >= 0;
+    const bool changes = b.rows[row].target < 0 && changes_logits(b, row), reports = b.rows[row].num_logprobs >= 0;
     if (changes) {
         if (!copy_allowed(raw, allowed_words(b, row, vocab), buffers.changed, changed)) return ROW_NAN_LOGITS;
         change_logits(b, row, buffers.changed, changed);
@@ -69,8 +69,8 @@ RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& buffers) 
         update_maxima(changed);
         raw = changed;
     }
-    if (!changes) token = b.target[row] < 0 ? choose(raw, b, row, buffers) : b.target[row];
-    if (reports) report_logprobs(raw, b.num_logprobs[row], row, buffers, task.output);
+    if (!changes) token = b.rows[row].target < 0 ? choose(raw, b, row, buffers) : b.rows[row].target;
+    if (reports) report_logprobs(raw, b.rows[row].num_logprobs, row, buffers, task.output);
     return ROW_OK;
 }
 

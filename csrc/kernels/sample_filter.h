@@ -30,7 +30,7 @@ inline double uniform(uint64_t seed, uint64_t counter) {
 
 // Stages 3 to 5.
 inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row, RowBuffers& buffers) {
-    const float temperature = b.temperature[row], min_p = b.min_p[row];
+    const float temperature = b.rows[row].temperature, min_p = b.rows[row].min_p;
     if (temperature <= 0) return largest_id(logits);
     Softening soft{logits.max, temperature, SMALLEST_X};
     if (min_p > 0) {
@@ -38,23 +38,23 @@ inline int32_t choose(const Logits& logits, const SamplingBatch& b, int32_t row,
         soft.smallest_x = x > SMALLEST_X ? x : SMALLEST_X;
     }
     Weights w = make_weights(logits, soft, buffers);
-    const int32_t k = b.top_k[row] > 0 && b.top_k[row] < logits.size ? b.top_k[row] : 0;
+    const int32_t k = b.rows[row].top_k > 0 && b.rows[row].top_k < logits.size ? b.rows[row].top_k : 0;
     weigh(w, 0 < k && k < logits.panels() ? reached_by(logits, k, buffers.candidates, buffers.select) : NONE);
-    const bool typical = b.typical_p[row] < 1, top_p = b.top_p[row] < 1;
+    const bool typical = b.rows[row].typical_p < 1, top_p = b.rows[row].top_p < 1;
     Cut cut;
     if (k > 0 || typical || top_p) {
         // All that weigh so little are together less than what top-p drops.
         const bool only_top_p = k == 0 && !typical;
-        const double negligible = only_top_p ? 0.999 * (1.0 - b.top_p[row]) * w.total() / logits.size : 0.0;
+        const double negligible = only_top_p ? 0.999 * (1.0 - b.rows[row].top_p) * w.total() / logits.size : 0.0;
         Histogram histogram(w, buffers.bins, static_cast<float>(negligible));
         if (k > 0) keep_top_k(w, histogram, k, cut, buffers);
         if (typical) {
             cut.apply(w);
-            keep_mass(w, histogram, {true, mean_x(w)}, b.typical_p[row], cut, buffers);
+            keep_mass(w, histogram, {true, mean_x(w)}, b.rows[row].typical_p, cut, buffers);
         }
-        if (top_p) keep_mass(w, histogram, Order{}, b.top_p[row], cut, buffers);
+        if (top_p) keep_mass(w, histogram, Order{}, b.rows[row].top_p, cut, buffers);
     }
-    const Place place = draw_panel(w, uniform(b.seed[row], b.counter[row]));
+    const Place place = draw_panel(w, uniform(b.rows[row].seed, b.rows[row].counter));
     cut.apply(w, place.panel);
     return draw_token(w, place);
 }

@@ -91,8 +91,8 @@ inline bool ids_in_range(const int32_t* ids, int32_t begin, int32_t end, int32_t
 }
 
 inline bool changes_logits(const SamplingBatch& b, int32_t row) {
-    const bool penalties =
-        b.repetition_penalty[row] != 1.0f || b.presence_penalty[row] != 0.0f || b.frequency_penalty[row] != 0.0f;
+    const bool penalties = b.rows[row].repetition_penalty != 1.0f || b.rows[row].presence_penalty != 0.0f ||
+                           b.rows[row].frequency_penalty != 0.0f;
     return b.allowed_mask || b.bias_start[row + 1] > b.bias_start[row] ||
            (penalties && b.history_start[row + 1] > b.history_start[row]);
 }
@@ -144,13 +144,13 @@ inline void change_logits(const SamplingBatch& b, int32_t row, float* data, Logi
         const int32_t id = b.bias_ids[i];
         if (!words || words[id / 32] >> (id % 32) & 1u) data[id] += b.bias_values[i];
     }
-    const float repetition = b.repetition_penalty[row];
+    const float repetition = b.rows[row].repetition_penalty;
     for (int32_t i = b.history_start[row]; i < b.history_start[row + 1]; ++i) {
         float logit = data[b.history_ids[i]];
         const int32_t count = b.history_counts[i];
         if (repetition != 1.0f) logit = logit > 0 ? logit / repetition : logit * repetition;
-        logit -= b.frequency_penalty[row] * static_cast<float>(count);
-        if (count > 0) logit -= b.presence_penalty[row];
+        logit -= b.rows[row].frequency_penalty * static_cast<float>(count);
+        if (count > 0) logit -= b.rows[row].presence_penalty;
         set(b.history_ids[i], logit);
     }
     for (int32_t i = b.bias_start[row]; i < b.bias_start[row + 1]; ++i) set(b.bias_ids[i], data[b.bias_ids[i]]);

@@ -11,25 +11,45 @@ Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
 
 
+SamplingRows = NDArray[np.void]
+
+# Sampling options of one output row. The native sampler reads these rows as a struct, csrc/sampling.h.
+SAMPLING_ROW = np.dtype(
+    [
+        ("temperature", np.float32),  # 0: greedy
+        ("top_k", np.int32),  # 0: off
+        ("top_p", np.float32),  # 1: off
+        ("min_p", np.float32),  # 0: off
+        ("typical_p", np.float32),  # 1: off
+        ("repetition_penalty", np.float32),  # 1: off
+        ("presence_penalty", np.float32),  # 0: off
+        ("frequency_penalty", np.float32),  # 0: off
+        ("seed", np.uint64),
+        ("counter", np.uint64),  # number of the token within its sequence: with the seed, all of the randomness
+        ("target", np.int32),  # -1: sample. Else no sampling: the log-probability of this token is wanted
+        ("num_logprobs", np.int32),  # -1: none, 0: only the chosen token's, n: also the n most likely
+    ]
+)
+
+
+def greedy_rows(num_rows: int) -> SamplingRows:
+    """Rows [num_rows] of SAMPLING_ROW that take the most likely token, with every option off."""
+    rows = np.zeros(num_rows, SAMPLING_ROW)
+    for name in ("top_p", "typical_p", "repetition_penalty"):
+        rows[name] = 1
+    for name in ("target", "num_logprobs"):
+        rows[name] = -1
+    return rows
+
+
 @dataclass(slots=True)
 class SamplingBatch:
-    """The sampling parameters of each output row. R = rows, in the order of `Batch.logits_indices`.
+    """Sampling options of the output rows. R = rows, in the order of `Batch.logits_indices`.
 
-    `octavo.backends.sampling` defines their meaning and the order of the stages.
+    The meaning is `octavo.backends.sampling`; the order of the stages is written there.
     """
 
-    temperature: Float32  # [R]; 0: greedy
-    top_k: Int32  # [R]; 0: off
-    top_p: Float32  # [R]; 1: off
-    min_p: Float32  # [R]; 0: off
-    typical_p: Float32  # [R]; 1: off
-    repetition_penalty: Float32  # [R]; 1: off
-    presence_penalty: Float32  # [R]; 0: off
-    frequency_penalty: Float32  # [R]; 0: off
-    seed: NDArray[np.uint64]  # [R]
-    counter: NDArray[np.uint64]  # [R]; number of the token within its sequence: with the seed, all of the randomness
-    target: Int32  # [R]; -1: sample. Else no sampling: the log-probability of this token is wanted
-    num_logprobs: Int32  # [R]; -1: none, 0: only the chosen token's, n: also the n most likely
+    rows: SamplingRows  # [R], of SAMPLING_ROW
     # Tokens seen so far, compressed rows: entries history_start[r] to history_start[r + 1] belong to row r.
     history_start: Int32  # [R + 1]
     history_ids: Int32  # distinct token ids within a row
@@ -39,6 +59,12 @@ class SamplingBatch:
     bias_ids: Int32
     bias_values: Float32
     allowed_mask: NDArray[np.uint32] | None = None  # [R, ceil(vocab / 32)]; bit i of word w allows token 32 w + i
+
+    @classmethod
+    def plain(cls, rows: SamplingRows) -> SamplingBatch:
+        """`rows` without history, bias or mask."""
+        starts, none = np.zeros(len(rows) + 1, np.int32), np.zeros(0, np.int32)
+        return cls(rows, starts, none, none, starts, none, np.zeros(0, np.float32))
 
 
 @dataclass(slots=True)

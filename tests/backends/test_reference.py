@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from octavo.backends import ExecutorLimits, get_backend, reference
-from octavo.batch import SamplingBatch
 from octavo.errors import UsageError
 from tests.support.batches import Request, step
+from tests.support.sampling_batches import sampling_batch
 from tests.support.tiny_models import tiny_graph
 
 TOKENS = list(range(5, 27))
@@ -26,39 +26,6 @@ def executor() -> reference.ReferenceExecutor:
     return executor
 
 
-def greedy(num_rows: int, **changes: object) -> SamplingBatch:
-    """Sampling that takes the most likely token of every row and reports its log-probability."""
-    rows: dict[str, object] = {
-        "temperature": 0.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "typical_p": 1.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "seed": 0,
-        "counter": 0,
-        "target": -1,
-        "num_logprobs": 0,
-        **changes,
-    }
-    ints = ("top_k", "target", "num_logprobs")
-    wide = ("seed", "counter")
-    kinds = {name: np.int32 if name in ints else np.uint64 if name in wide else np.float32 for name in rows}
-    arrays = {name: np.full(num_rows, value, kinds[name]) for name, value in rows.items()}
-    none, starts = np.zeros(0, np.int32), np.zeros(num_rows + 1, np.int32)
-    return SamplingBatch(
-        **arrays,
-        history_start=starts,
-        history_ids=none,
-        history_counts=none,
-        bias_start=starts,
-        bias_ids=none,
-        bias_values=np.zeros(0, np.float32),
-    )
-
-
 def test_sizes(executor: reference.ReferenceExecutor) -> None:
     graph, weights = tiny_graph("llama")
     assert get_backend("reference") is reference
@@ -69,7 +36,7 @@ def test_sizes(executor: reference.ReferenceExecutor) -> None:
 
 def test_samples(executor: reference.ReferenceExecutor) -> None:
     batch = step([(Request(TOKENS, BLOCKS), 22)])
-    batch.sampling = greedy(22)
+    batch.sampling = sampling_batch(22, num_logprobs=0)
     output = executor.submit(batch).wait()
     assert output.logits is not None
     np.testing.assert_array_equal(output.token_ids, output.logits.argmax(axis=1))

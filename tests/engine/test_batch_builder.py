@@ -65,12 +65,12 @@ def test_a_step_of_decode_and_prefill_together(engine: Engine) -> None:
     sampling = batches(engine)[2].sampling
     assert sampling is not None
     assert batches(engine)[2].logits_indices.tolist() == [0, 5]
-    assert sampling.temperature.tolist() == [0.0, 0.5]
-    assert sampling.top_k.tolist() == [0, 7]
-    assert sampling.seed.tolist()[1] == 9
-    assert sampling.counter.tolist() == [2, 0]
-    assert sampling.target.tolist() == [-1, -1]
-    assert sampling.num_logprobs.tolist() == [-1, -1]
+    assert sampling.rows["temperature"].tolist() == [0.0, 0.5]
+    assert sampling.rows["top_k"].tolist() == [0, 7]
+    assert sampling.rows["seed"].tolist()[1] == 9
+    assert sampling.rows["counter"].tolist() == [2, 0]
+    assert sampling.rows["target"].tolist() == [-1, -1]
+    assert sampling.rows["num_logprobs"].tolist() == [-1, -1]
     assert sampling.allowed_mask is None
 
 
@@ -80,8 +80,8 @@ def test_rows_of_prompt_logprobs_come_before_the_sampled_one(engine: Engine) -> 
     batch = batches(engine)[0]
     assert batch.logits_indices.tolist() == [0, 1, 2, 3]
     assert batch.sampling is not None
-    assert batch.sampling.target.tolist() == [6, 7, 8, -1]
-    assert batch.sampling.num_logprobs.tolist() == [2, 2, 2, 1]
+    assert batch.sampling.rows["target"].tolist() == [6, 7, 8, -1]
+    assert batch.sampling.rows["num_logprobs"].tolist() == [2, 2, 2, 1]
 
 
 def test_histories_biases_and_masks_belong_to_their_rows(engine: Engine) -> None:
@@ -114,7 +114,11 @@ def test_a_row_that_changes_hands_gets_new_parameters(engine: Engine) -> None:
     engine.step()
     add(engine, "second", [6], temperature=0.25, seed=4, max_tokens=1)
     engine.step()
-    seen = [(batch.sampling.temperature[0], batch.sampling.seed[0]) for batch in batches(engine) if batch.sampling]
+    seen = [
+        (batch.sampling.rows["temperature"][0], batch.sampling.rows["seed"][0])
+        for batch in batches(engine)
+        if batch.sampling
+    ]
     assert seen == [(1.5, 3), (0.25, 4)]
 
 
@@ -129,13 +133,21 @@ def test_what_stays_the_same_is_kept_from_step_to_step(engine: Engine) -> None:
     engine.step()
     samplings = [batch.sampling for batch in batches(engine)]
     temperatures = [*[[0.5, 0.75]] * 3, [0.75], *[[0.75, 1.0]] * 2]
-    assert [s.temperature.tolist() for s in samplings if s is not None] == temperatures
-    assert [s.counter.tolist() for s in samplings if s is not None] == [[0, 0], [1, 1], [2, 2], [3], [4, 0], [5, 1]]
-    assert [s.seed.tolist() for s in samplings if s is not None] == [*[[1, 2]] * 3, [2], *[[2, 3]] * 2]
+    assert [s.rows["temperature"].tolist() for s in samplings if s is not None] == temperatures
+    assert [s.rows["counter"].tolist() for s in samplings if s is not None] == [
+        [0, 0],
+        [1, 1],
+        [2, 2],
+        [3],
+        [4, 0],
+        [5, 1],
+    ]
+    assert [s.rows["seed"].tolist() for s in samplings if s is not None] == [*[[1, 2]] * 3, [2], *[[2, 3]] * 2]
     first, second, third, *_, last = samplings
     assert first is not None
     assert second is not None
     assert third is not None
     assert last is not None
-    assert first.temperature is second.temperature is third.temperature
+    assert first.history_start is second.history_start is third.history_start
+    assert first.rows is not second.rows  # the step before may still be reading its own
     assert len(last.history_ids) == 3  # the penalty sees what the last step made

@@ -14,7 +14,7 @@ import numpy as np
 
 from octavo.backends import FinishedStep
 from octavo.backends.sampling import sample
-from octavo.batch import Batch, SamplingBatch, StepOutput
+from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
@@ -31,14 +31,12 @@ def fake_logits(token_ids: list[int], vocab_size: int = VOCAB_SIZE) -> np.ndarra
 
 def check_arrays(batch: Batch | SamplingBatch) -> None:
     """Asserts the requirements of a native executor: contiguous arrays of the types in `octavo.batch`."""
-    wide = {"seed": np.uint64, "counter": np.uint64, "allowed_mask": np.uint32}
-    floats = {"temperature", "top_p", "min_p", "typical_p", "bias_values"}
+    dtypes = {"rows": SAMPLING_ROW, "allowed_mask": np.uint32, "bias_values": np.float32}
     for field in dataclasses.fields(batch):
         array = getattr(batch, field.name)
         if isinstance(array, np.ndarray):
-            is_float = field.name in floats or field.name.endswith("_penalty")
             assert array.flags.c_contiguous, field.name
-            assert array.dtype == wide.get(field.name, np.float32 if is_float else np.int32), field.name
+            assert array.dtype == dtypes.get(field.name, np.int32), field.name
         elif isinstance(array, SamplingBatch):
             check_arrays(array)
 

@@ -87,7 +87,7 @@ def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
     Raises OctavoError naming the row and the reason if a row has no defined outcome.
     """
     num_rows = logits.shape[0]
-    num_top = max(int(batch.num_logprobs.max(initial=0)), 0)
+    num_top = max(int(batch.rows["num_logprobs"].max(initial=0)), 0)
     output = StepOutput(
         token_ids=np.zeros(num_rows, np.int32),
         logprobs=np.full(num_rows, np.nan, np.float32),
@@ -96,20 +96,20 @@ def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
         top_logprobs=np.full((num_rows, num_top), np.nan, np.float32),
     )
     errors = np.zeros(num_rows, np.int32)
-    draws = uniform(batch.seed, batch.counter)
-    for row in range(num_rows):
+    draws = uniform(batch.rows["seed"], batch.rows["counter"])
+    for row, options in enumerate(batch.rows):
         raw = np.minimum(logits[row], _LARGEST, dtype=np.float32)
         errors[row] = _row_error(raw, batch, row)
-        if errors[row] == ROW_OK and batch.target[row] >= 0:
-            output.token_ids[row] = batch.target[row]
+        if errors[row] == ROW_OK and options["target"] >= 0:
+            output.token_ids[row] = options["target"]
         elif errors[row] == ROW_OK:
             processed = _process(raw, batch, row)
             if processed.max() == -np.inf:
                 errors[row] = ROW_NOTHING_ALLOWED
             else:
-                output.token_ids[row] = _choose(processed, batch, row, float(draws[row]))
-        if errors[row] == ROW_OK and batch.num_logprobs[row] >= 0:
-            _report_logprobs(raw, int(batch.num_logprobs[row]), row, output)
+                output.token_ids[row] = _choose(processed, options, float(draws[row]))
+        if errors[row] == ROW_OK and options["num_logprobs"] >= 0:
+            _report_logprobs(raw, int(options["num_logprobs"]), row, output)
     raise_row_errors(errors)
     return output
 
@@ -144,7 +144,7 @@ def _row_error(raw: Float32, batch: SamplingBatch, row: int) -> int:
     history = batch.history_ids[batch.history_start[row] : batch.history_start[row + 1]]
     biased = batch.bias_ids[batch.bias_start[row] : batch.bias_start[row + 1]]
     ids = np.concatenate([history, biased])
-    if batch.target[row] >= raw.size or np.any((ids < 0) | (ids >= raw.size)):
+    if batch.rows["target"][row] >= raw.size or np.any((ids < 0) | (ids >= raw.size)):
         return ROW_TOKEN_ID_OUT_OF_RANGE
     if np.isnan(raw).any():
         return ROW_NAN_LOGITS
@@ -154,6 +154,7 @@ def _row_error(raw: Float32, batch: SamplingBatch, row: int) -> int:
 def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
     """Stages 1 and 2: bias, mask, penalties."""
     logits: Float32 = raw.copy()
+    options = batch.rows[row]
     biased = slice(batch.bias_start[row], batch.bias_start[row + 1])
     with np.errstate(over="ignore"):
         np.add.at(logits, batch.bias_ids[biased], batch.bias_values[biased])
@@ -162,32 +163,32 @@ def _process(raw: Float32, batch: SamplingBatch, row: int) -> Float32:
             logits[bits[: logits.size] == 0] = -np.inf
         seen = slice(batch.history_start[row], batch.history_start[row + 1])
         ids, counts = batch.history_ids[seen], batch.history_counts[seen]
-        repetition = batch.repetition_penalty[row]
+        repetition = options["repetition_penalty"]
         if repetition != 1:
             logits[ids] = np.where(logits[ids] > 0, logits[ids] / repetition, logits[ids] * repetition)
-        logits[ids] -= batch.frequency_penalty[row] * counts.astype(np.float32)
-        logits[ids] -= np.where(counts > 0, batch.presence_penalty[row], np.float32(0))
+        logits[ids] -= options["frequency_penalty"] * counts.astype(np.float32)
+        logits[ids] -= np.where(counts > 0, options["presence_penalty"], np.float32(0))
         np.minimum(logits, _LARGEST, out=logits)
     return logits
 
 
-def _choose(logits: Float32, batch: SamplingBatch, row: int, draw: float) -> int:
+def _choose(logits: Float32, options: np.void, draw: float) -> int:
     """Stages 3 to 5 on one row of processed logits."""
-    if batch.temperature[row] <= 0:
+    if options["temperature"] <= 0:
         return int(np.argmax(logits))
     with np.errstate(over="ignore"):
-        x = (logits - logits.max()) / batch.temperature[row]
+        x = (logits - logits.max()) / options["temperature"]
     ids = np.flatnonzero(x >= _SMALLEST_X)
-    if batch.min_p[row] > 0:
-        ids = ids[x[ids] >= np.float32(np.log(min(float(batch.min_p[row]), 1.0)))]
-    if 0 < batch.top_k[row] < ids.size:
-        ids = np.sort(_by_likelihood(logits, ids)[: batch.top_k[row]])
-    if batch.typical_p[row] < 1:
+    if options["min_p"] > 0:
+        ids = ids[x[ids] >= np.float32(np.log(min(float(options["min_p"]), 1.0)))]
+    if 0 < options["top_k"] < ids.size:
+        ids = np.sort(_by_likelihood(logits, ids)[: options["top_k"]])
+    if options["typical_p"] < 1:
         weights = np.exp(x[ids].astype(np.float64))
         distance = np.abs(x[ids] - np.float32(np.sum(weights * x[ids]) / np.sum(weights)))
-        ids = _shortest_prefix(ids[np.argsort(distance, kind="stable")], x, float(batch.typical_p[row]))
-    if batch.top_p[row] < 1:
-        ids = _shortest_prefix(_by_likelihood(logits, ids), x, float(batch.top_p[row]))
+        ids = _shortest_prefix(ids[np.argsort(distance, kind="stable")], x, float(options["typical_p"]))
+    if options["top_p"] < 1:
+        ids = _shortest_prefix(_by_likelihood(logits, ids), x, float(options["top_p"]))
     cumulative = np.cumsum(np.exp(x[ids].astype(np.float64)))
     position = np.searchsorted(cumulative, draw * cumulative[-1], side="right")
     return int(ids[min(int(position), ids.size - 1)])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from octavo.backends.cpu.executor import CpuExecutor, RecordTime
-from octavo.batch import Batch, SamplingBatch
+from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.bench.ceilings import Ceilings, measure_kernel_ceilings
 from octavo.bench.load import check_sizes
 from octavo.config import EngineConfig
@@ -169,7 +169,7 @@ class _Stepper:
             block_tables=tables,
             slot_mapping=slots.reshape(-1).astype(np.int32),
             logits_indices=ends[1:] - np.int32(1),
-            sampling=_greedy(requests),
+            sampling=SamplingBatch.plain(greedy_rows(requests)),
         )
 
     def _measure(self, name: str, batch: Batch, sizes: StepSizes, iterations: int) -> StepProfile:
@@ -226,31 +226,6 @@ def _least_seconds(record: RecordTime, ceilings: Ceilings) -> float:
     reading = moved / ceilings.value("read from memory") + record.activation_bytes / ceilings.value("read from L2")
     rate = ceilings.value("int8 multiply-adds" if record.is_integer else "float multiply-adds")
     return max(reading, record.cost.flops / 2 / rate)
-
-
-def _greedy(rows: int) -> SamplingBatch:
-    zeros, ones = np.zeros(rows, np.float32), np.ones(rows, np.float32)
-    none, no_ids = np.zeros(rows + 1, np.int32), np.zeros(0, np.int32)
-    return SamplingBatch(
-        temperature=zeros,
-        top_k=np.zeros(rows, np.int32),
-        top_p=ones,
-        min_p=zeros,
-        typical_p=ones,
-        repetition_penalty=ones,
-        presence_penalty=zeros,
-        frequency_penalty=zeros,
-        seed=np.zeros(rows, np.uint64),
-        counter=np.zeros(rows, np.uint64),
-        target=np.full(rows, -1, np.int32),
-        num_logprobs=np.full(rows, -1, np.int32),
-        history_start=none,
-        history_ids=no_ids,
-        history_counts=no_ids,
-        bias_start=none,
-        bias_ids=no_ids,
-        bias_values=np.zeros(0, np.float32),
-    )
 
 
 def _label(record: RecordTime) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import Batch, Float32, Int32, SamplingBatch
+from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch
 from octavo.engine.request import Sequence
 from octavo.engine.sampling_state import SamplingState
 from octavo.engine.scheduler import ScheduledSequence
@@ -29,9 +29,7 @@ class BatchBuilder:
         self._block_size = block_size
         self._vocab_size = vocab_size
         self._block_tables = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)
-        self._floats = np.zeros((7, max_num_seqs), np.float32)  # SamplingState.floats
-        self._ints = np.zeros((2, max_num_seqs), np.int32)  # SamplingState.ints
-        self._seeds = np.zeros(max_num_seqs, np.uint64)
+        self._sampling_rows = np.zeros(max_num_seqs, SAMPLING_ROW)
         self._owners: list[Sequence | None] = [None] * max_num_seqs
         self._states: list[SamplingState | None] = [None] * max_num_seqs
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
@@ -94,9 +92,7 @@ class BatchBuilder:
         self._owners[row] = sequence
         sequence.num_synced_blocks = 0
         self._states[row] = state = SamplingState(sequence, self._vocab_size)
-        self._floats[:, row] = state.floats()
-        self._ints[:, row] = state.ints()
-        self._seeds[row] = sequence.seed
+        state.fill_row(self._sampling_rows[row])
 
     # --- sampling ---
 
@@ -128,7 +124,9 @@ class BatchBuilder:
         if max(targets, default=0) >= 0:
             return self._gather_sampling(sequences, targets)
         if self._settled is not None and self._settled[0] == sequences:
-            return replace(self._settled[1], counter=_counters(sequences))
+            rows = self._settled[1].rows.copy()  # a step in flight reads the others
+            rows["counter"] = _counters(sequences)
+            return replace(self._settled[1], rows=rows)
         sampling = self._gather_sampling(sequences, targets)
         self._settled = (sequences, sampling) if self._are_plain(sequences) else None
         return sampling
@@ -139,14 +137,14 @@ class BatchBuilder:
         return not any(state is None or state.has_penalties or state.has_bias or state.has_mask for state in states)
 
     def _gather_sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
-        rows = np.array([sequence.row for sequence in sequences], np.intp)
-        temperature, top_p, min_p, typical_p, repetition, presence, frequency = np.take(self._floats, rows, axis=1)
-        top_k, num_logprobs = np.take(self._ints, rows, axis=1)
+        rows = self._sampling_rows[np.array([sequence.row for sequence in sequences], np.intp)]
+        rows["counter"] = _counters(sequences)
         states: list[SamplingState | None] = []
         for i, (sequence, target) in enumerate(zip(sequences, targets, strict=True)):
             states.append(self._states[sequence.row] if target < 0 else None)
             if target >= 0:
-                num_logprobs[i] = sequence.request.num_prompt_logprobs
+                rows["target"][i] = target
+                rows["num_logprobs"][i] = sequence.request.num_prompt_logprobs
         history_start, history_ids, history_counts = _compress(
             [None if state is None or not state.has_penalties else state.history() for state in states], np.int32
         )
@@ -154,18 +152,7 @@ class BatchBuilder:
             [None if state is None or not state.has_bias else state.bias() for state in states], np.float32
         )
         return SamplingBatch(
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            repetition_penalty=repetition,
-            presence_penalty=presence,
-            frequency_penalty=frequency,
-            seed=self._seeds[rows],
-            counter=_counters(sequences),
-            target=np.array(targets, np.int32),
-            num_logprobs=num_logprobs,
+            rows=rows,
             history_start=history_start,
             history_ids=history_ids,
             history_counts=history_counts,

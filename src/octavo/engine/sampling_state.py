@@ -32,27 +32,23 @@ class SamplingState:
         self._seen_ids = np.zeros(64, np.int32)
         self._seen_counts = np.zeros(64, np.int32)
 
-    def floats(self) -> tuple[float, ...]:
-        """temperature, top_p, min_p, typical_p, repetition, presence and frequency penalty."""
-        params = self._params
-        return (
-            0.0 if params.is_greedy else params.temperature,
-            params.top_p,
-            params.min_p,
-            params.typical_p,
-            params.repetition_penalty,
-            params.presence_penalty,
-            params.frequency_penalty,
-        )
-
-    def ints(self) -> tuple[int, int]:
-        """top_k and num_logprobs, within the vocabulary."""
-        sequence = self._sequence
-        wanted = self._params
-        if sequence.request.beam_search is not None:
-            return 0, min(sequence.request.num_seats + len(sequence.request.eos_token_ids), self._vocab_size)
-        num_logprobs = -1 if wanted.logprobs is None else min(wanted.logprobs, self._vocab_size)
-        return min(max(wanted.top_k, 0), self._vocab_size), num_logprobs
+    def fill_row(self, row: np.void) -> None:
+        """Writes what stays the same over the sequence's life into its row, an element of SAMPLING_ROW."""
+        params, request, vocab_size = self._params, self._sequence.request, self._vocab_size
+        num_logprobs = -1 if params.logprobs is None else params.logprobs
+        if request.beam_search is not None:
+            num_logprobs = request.num_seats + len(request.eos_token_ids)
+        row["temperature"] = 0.0 if params.is_greedy else params.temperature
+        row["top_k"] = min(max(params.top_k, 0), vocab_size)
+        row["top_p"] = params.top_p
+        row["min_p"] = params.min_p
+        row["typical_p"] = params.typical_p
+        row["repetition_penalty"] = params.repetition_penalty
+        row["presence_penalty"] = params.presence_penalty
+        row["frequency_penalty"] = params.frequency_penalty
+        row["seed"] = self._sequence.seed
+        row["target"] = -1
+        row["num_logprobs"] = min(num_logprobs, vocab_size)
 
     def _make_mask(self) -> NDArray[np.uint32] | None:
         if self._params.allowed_token_ids is None:

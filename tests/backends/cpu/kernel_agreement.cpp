@@ -248,25 +248,27 @@ void compare_positions(Judge& judge, Random& random) {
 // Sampled tokens with all filters and penalties, as floats of their bits side by side.
 std::vector<float> sample(Isa level, const Matrix& logits, int num_top) {
     const size_t rows = static_cast<size_t>(logits.rows);
-    std::map<std::string, std::vector<float>> f;
-    for (const char* name : {"temperature", "top_p", "min_p", "typical_p", "repetition", "presence", "frequency"})
-        f[name].assign(rows, 1.0f);
-    std::vector<int32_t> top_k(rows, 0), target(rows, -1), num_logprobs(rows, num_top), history_start, bias_start;
-    std::vector<uint64_t> seed(rows, 7), counter(rows);
+    std::vector<SamplingRow> options;
+    std::vector<int32_t> history_start, bias_start;
     std::vector<int32_t> ids, counts;
     std::vector<float> bias;
     for (size_t r = 0; r <= rows; ++r) {
         history_start.push_back(static_cast<int32_t>(ids.size()));
         bias_start.push_back(static_cast<int32_t>(bias.size()));
         if (r == rows) break;
-        f["temperature"][r] = r % 5 ? 0.3f * static_cast<float>(r % 7) + 0.2f : 0.0f;
-        f["top_p"][r] = r % 3 ? 0.9f : 1.0f;
-        f["min_p"][r] = r % 4 ? 0.0f : 0.01f;
-        f["typical_p"][r] = r % 6 ? 1.0f : 0.8f;
-        f["repetition"][r] = r % 2 ? 1.3f : 1.0f;
-        f["presence"][r] = f["frequency"][r] = r % 2 ? 0.25f : 0.0f;
-        top_k[r] = r % 3 == 1 ? 40 : 0;
-        counter[r] = 100 + r;
+        SamplingRow row{};
+        row.temperature = r % 5 ? 0.3f * static_cast<float>(r % 7) + 0.2f : 0.0f;
+        row.top_k = r % 3 == 1 ? 40 : 0;
+        row.top_p = r % 3 ? 0.9f : 1.0f;
+        row.min_p = r % 4 ? 0.0f : 0.01f;
+        row.typical_p = r % 6 ? 1.0f : 0.8f;
+        row.repetition_penalty = r % 2 ? 1.3f : 1.0f;
+        row.presence_penalty = row.frequency_penalty = r % 2 ? 0.25f : 0.0f;
+        row.seed = 7;
+        row.counter = 100 + r;
+        row.target = -1;
+        row.num_logprobs = num_top;
+        options.push_back(row);
         for (int i = 0; i < 5; ++i) {
             ids.push_back(static_cast<int32_t>(11 * r) + i);
             counts.push_back(i % 3);
@@ -279,30 +281,13 @@ std::vector<float> sample(Isa level, const Matrix& logits, int num_top) {
     task.logits = logits.values.data();
     task.num_rows = logits.rows;
     task.vocab = logits.cols;
-    task.batch = {f["temperature"].data(),
-                  top_k.data(),
-                  f["top_p"].data(),
-                  f["min_p"].data(),
-                  f["typical_p"].data(),
-                  f["repetition"].data(),
-                  f["presence"].data(),
-                  f["frequency"].data(),
-                  seed.data(),
-                  counter.data(),
-                  target.data(),
-                  num_logprobs.data(),
-                  history_start.data(),
-                  ids.data(),
-                  counts.data(),
-                  bias_start.data(),
-                  ids.data(),
-                  bias.data(),
-                  nullptr};
+    task.batch = {options.data(),    history_start.data(), ids.data(),  counts.data(),
+                  bias_start.data(), ids.data(),           bias.data(), nullptr};
     task.output = {tokens.data(),       logprobs.data(), ranks.data(), top_ids.data(),
                    top_logprobs.data(), num_top,         errors.data()};
-    PoolOptions options;
-    options.count = 2;
-    ThreadPool pool(options);
+    PoolOptions pool_options;
+    pool_options.count = 2;
+    ThreadPool pool(pool_options);
     pool.reserve_scratch(sampling_scratch_bytes(logits.cols));
     const KernelFn kernel = find_kernel("sample", level)->run;
     run_on(pool, [&](Worker& worker) { sample_rows(kernel, task, worker); });

@@ -9,7 +9,7 @@ import pytest
 from octavo.backends import ExecutorLimits, cpu, reference
 from octavo.backends.cpu import CompileOptions, CpuExecutor, choose_isa
 from octavo.backends.cpu.sizes import cache_bytes_per_token
-from octavo.batch import Batch, SamplingBatch
+from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph
@@ -17,6 +17,7 @@ from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops import AttentionParams, RopeParams, StepSizes
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
 from tests.support.batches import Request, step
+from tests.support.sampling_batches import sampling_batch
 
 BLOCK = 16
 LIMITS = ExecutorLimits(max_num_batched_tokens=64, max_num_seqs=4, max_num_outputs=64, max_model_len=128)
@@ -217,22 +218,7 @@ def test_a_profile_has_times_and_costs():
     assert all(row.calls == row.seconds == 0 for row in executor.profile(sizes))
 
 
-SAMPLING = SamplingBatch(
-    *(np.full(1, x, np.float32) for x in (0,)),
-    top_k=np.zeros(1, np.int32),
-    **{name: np.ones(1, np.float32) for name in ("top_p", "typical_p", "repetition_penalty")},
-    **{name: np.zeros(1, np.float32) for name in ("min_p", "presence_penalty", "frequency_penalty")},
-    seed=np.zeros(1, np.uint64),
-    counter=np.zeros(1, np.uint64),
-    target=np.full(1, -1, np.int32),
-    num_logprobs=np.full(1, 2, np.int32),
-    history_start=np.zeros(2, np.int32),
-    history_ids=np.zeros(0, np.int32),
-    history_counts=np.zeros(0, np.int32),
-    bias_start=np.zeros(2, np.int32),
-    bias_ids=np.zeros(0, np.int32),
-    bias_values=np.zeros(0, np.float32),
-)
+SAMPLING = sampling_batch(1, num_logprobs=2)
 
 
 def test_a_step_samples_in_the_same_call():
@@ -284,7 +270,17 @@ WRONG_BATCHES: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "output row": (lambda b: replace(b, logits_indices=i32(5)), r"logits_indices\[0\] is 5, must be below 5"),
     "copied block": (lambda b: replace(b, block_copies=i32(3, 24)[None]), r"block_copies\[1\] is 24, must be below 24"),
     "copied pairs": (lambda b: replace(b, block_copies=i32(3, 4, 5)[None]), r"block_copies must be \[copies, 2\]"),
-    "sampling rows": (lambda b: replace(b, sampling=SAMPLING), "temperature has 1 entries, must have 5"),
+    "sampling rows": (lambda b: replace(b, sampling=SAMPLING), "rows has 1 entries, must have 5"),
+    "sampling dtype": (
+        lambda b: replace(
+            b, logits_indices=i32(1), sampling=replace(SAMPLING, rows=np.zeros(1, [("num_logprobs", np.int32)]))
+        ),
+        "rows must be a contiguous array of SAMPLING_ROW",
+    ),
+    "strided sampling rows": (
+        lambda b: replace(b, logits_indices=i32(1, 2), sampling=SamplingBatch.plain(greedy_rows(4)[::2])),
+        "rows must be a contiguous array of SAMPLING_ROW",
+    ),
     "mask": (
         lambda b: replace(
             b, logits_indices=i32(1), sampling=replace(SAMPLING, allowed_mask=np.zeros((1, 2), np.uint32))

@@ -9,7 +9,7 @@ import pytest
 
 from octavo.backends import sampling
 from octavo.backends.cpu import _native
-from octavo.batch import SamplingBatch, StepOutput
+from octavo.batch import SAMPLING_ROW, SamplingBatch, StepOutput
 from octavo.errors import OctavoError
 from tests.support.sampling_batches import sampling_batch
 
@@ -22,7 +22,7 @@ VOCAB = 3000
 
 
 def native_sample(logits: np.ndarray, batch: SamplingBatch, isa: str = "avx2", num_workers: int = 1) -> StepOutput:
-    rows, top = logits.shape[0], max(int(batch.num_logprobs.max(initial=0)), 0)
+    rows, top = logits.shape[0], max(int(batch.rows["num_logprobs"].max(initial=0)), 0)
     output = StepOutput(
         np.full(rows, -7, np.int32),
         np.full(rows, -7, np.float32),
@@ -261,3 +261,17 @@ def test_the_largest_vocabulary_in_use() -> None:
         expected, found = sampling.sample(logits, batch), native_sample(logits, batch)
         assert np.count_nonzero(found.token_ids != expected.token_ids) <= 1
         np.testing.assert_allclose(found.top_logprobs, expected.top_logprobs, atol=1e-5)
+
+
+def test_the_native_struct_is_the_dtype():
+    _native.check_sampling_row(SAMPLING_ROW)
+    fields = [(name, SAMPLING_ROW[name]) for name in SAMPLING_ROW.names]
+    swapped = [fields[1], fields[0], *fields[2:]]
+    with pytest.raises(ImportError, match="temperature is <f4 at byte 4, must be <f4 at byte 0"):
+        _native.check_sampling_row(np.dtype(swapped))
+    with pytest.raises(ImportError, match="there is no field top_k"):
+        _native.check_sampling_row(np.dtype([fields[0], ("k", np.int32), *fields[2:]]))
+    with pytest.raises(ImportError, match="counter is <i8 at byte 40, must be <u8 at byte 40"):
+        _native.check_sampling_row(np.dtype([(n, np.int64) if n == "counter" else (n, t) for n, t in fields]))
+    with pytest.raises(ImportError, match="13 fields in 60 bytes, must be 12 in 56"):
+        _native.check_sampling_row(np.dtype([*fields, ("new", np.float32)]))

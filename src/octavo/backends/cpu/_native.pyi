@@ -79,6 +79,10 @@ def sample(
     scratch: memory to work in, aligned to 64 bytes. Raises ValueError if it has less than `sampling_scratch_bytes`.
     """
 
+def check_sampling_row(dtype: np.dtype[np.void]) -> None:
+    """Raises ImportError naming the first field in which `dtype` is not the native struct. Importing the module checks
+    `octavo.batch.SAMPLING_ROW`."""
+
 def sampling_scratch_bytes(vocab: int) -> int:
     """What a worker needs beside its operands to sample from `vocab` logits."""
 

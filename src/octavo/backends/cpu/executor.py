@@ -181,7 +181,7 @@ def _rows(value: Value, batch: Batch) -> int:
 
 def _empty_output(rows: int, batch: Batch) -> StepOutput:
     """As for a step without sampling: token -1, no probabilities. Sampling writes every element."""
-    num_top = 0 if batch.sampling is None else max(int(batch.sampling.num_logprobs.max(initial=0)), 0)
+    num_top = 0 if batch.sampling is None else max(int(batch.sampling.rows["num_logprobs"].max(initial=0)), 0)
     return StepOutput(
         token_ids=np.full(rows, -1, np.int32),
         logprobs=np.full(rows, np.nan, np.float32),
