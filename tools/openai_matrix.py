@@ -92,7 +92,10 @@ TOP_P = Entry(0.5, 0, "above 0, to 1")
 TOP_K = Entry(5, -2, "1 and more; 0 or -1: off")
 USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
 CACHE_KEY = Entry("k", 1, "text", without_effect="every prompt's beginning is cached anyway")
-
+OPTIONS = {
+    "priority": Entry(1, "high", "an integer; less is earlier"),
+    "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
+}
 SAMPLING = {
     "model": OWN_MODEL,
     "stream": FLAG,
@@ -143,8 +146,7 @@ SAMPLING = {
     "truncation_side": Entry(
         "middle", "top", "left, middle, with `truncate_prompt_tokens`", {"truncate_prompt_tokens": 8}
     ),
-    "priority": Entry(1, "high", "an integer; less is earlier"),
-    "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
+    **OPTIONS,
     "return_token_ids": FLAG,
     "timings": FLAG,
     "user": USER,
@@ -213,8 +215,9 @@ EMBEDDINGS = Route(
         "pooling": Entry("last", "max", "mean, last"),
         "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
         "user": USER,
+        **OPTIONS,
     },
-    {"input_type": "query", "normalize": False, "priority": 1},
+    {"input_type": "query", "normalize": False, "seed": 1},
 )
 RESPONSES = Route(
     "/v1/responses",
@@ -252,6 +255,7 @@ RESPONSES = Route(
         "conversation": Entry(None, "conv_1", "only null", without_effect="nothing is stored"),
         "max_tool_calls": Entry(None, 3, "only null", without_effect="there are no built-in tools"),
         "prompt": Entry(None, {"id": "x"}, "only null", without_effect="there are no stored prompts"),
+        **OPTIONS,
     },
     {"seed": 1, "top_k": 5, "stop": "x", "prompt_cache_retention": "24h", "context_management": []},
 )
@@ -287,6 +291,7 @@ MESSAGES_ROUTE = Route(
         "metadata": Entry({"user_id": "me"}, {"user_id": 1}, "`user_id`", without_effect=SPEAKS_ONLY),
         "service_tier": Entry("auto", "priority", "auto, standard_only", without_effect="there is one tier"),
         "stream": FLAG,
+        **OPTIONS,
     },
     {"container": "x", "mcp_servers": [{}], "context_management": {}, "inference_geo": "eu", "seed": 1},
 )
@@ -352,6 +357,7 @@ TGI_BODY = Route(
         "parameters": Entry({}, 1, "an object; its fields stand below"),
         "stream": FLAG,
         "model": OWN_MODEL,
+        **OPTIONS,
     },
     {"options": {}},
 )

@@ -13,7 +13,7 @@ from octavo.engine.prompts import Message, Prompt
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import OctavoError
-from octavo.generation_request import Params
+from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -31,19 +31,19 @@ class AsyncLLM:
         prompt: Prompt,
         sampling_params: Params | None = None,
         request_id: str | None = None,
-        *,
-        priority: int = 0,
+        **options: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one prompt: `async for output in llm.generate(...)`; each output holds all so far.
 
         With `output_kind` DELTA in the parameters it holds what is new, with FINAL_ONLY there is one output.
         The request ends when the iterator is closed or its task is cancelled. request_id: unique while it runs.
+        options: fields of `RequestOptions`, such as priority.
         Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
         # Tokenizing a book takes a while; other requests of this loop go on meanwhile.
         request = await asyncio.to_thread(
-            self._session.create_request, prompt, params, request_id=request_id, priority=priority
+            self._session.create_request, prompt, params, request_id=request_id, options=RequestOptions(**options)
         )
         async with aclosing(self._stream(request)) as outputs:
             async for output in outputs:
@@ -55,14 +55,14 @@ class AsyncLLM:
         sampling_params: Params | None = None,
         request_id: str | None = None,
         *,
-        priority: int = 0,
         chat_template: str | None = None,
         **template_arguments: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answers one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
+        options = RequestOptions.take(template_arguments)
         token_ids = await asyncio.to_thread(self._session.encode_chat, messages, chat_template, **template_arguments)
         params = SamplingParams() if sampling_params is None else sampling_params
-        request = self._session.create_request(token_ids, params, request_id=request_id, priority=priority)
+        request = self._session.create_request(token_ids, params, request_id=request_id, options=options)
         async with aclosing(self._stream(request)) as outputs:
             async for output in outputs:
                 yield output

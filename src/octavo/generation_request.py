@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.errors import UsageError
+from octavo.sampling_params import MAX_CACHE_SALT_CHARS, BeamSearchParams, RequestOutputKind, SamplingParams
 
 Pooling: TypeAlias = Literal["mean", "last"]
 
@@ -42,12 +43,23 @@ Params: TypeAlias = "SamplingParams | BeamSearchParams | PoolingParams"
 class RequestOptions:
     """The options of a request, beside its prompt and its parameters.
 
-    A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class.
+    A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class. The
+    metadata are the limits of the field in a request's body, as arguments of `pydantic.Field`.
     priority: lower runs first. cache_salt: only requests with the same salt share blocks of the prefix cache.
+    Raises UsageError for a wrong value.
     """
 
-    priority: int = 0
-    cache_salt: str = ""
+    priority: int = field(default=0, metadata={"ge": -(2**31), "le": 2**31 - 1})
+    cache_salt: str = field(default="", metadata={"min_length": 1, "max_length": MAX_CACHE_SALT_CHARS})
+
+    def __post_init__(self) -> None:
+        _check_priority(self.priority)
+        _check_cache_salt(self.cache_salt)
+
+    @classmethod
+    def take(cls, given: dict[str, Any]) -> RequestOptions:
+        """The options among keyword arguments, which are removed from them."""
+        return cls(**{field.name: given.pop(field.name) for field in fields(cls) if field.name in given})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,3 +73,33 @@ class GenerationRequest:
     params: Params
     prompt: str | None = None
     options: RequestOptions = field(default_factory=RequestOptions)
+
+
+def _check_priority(priority: object) -> None:
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        code = "invalid_type"
+    elif -(2**31) <= priority < 2**31:
+        return
+    else:
+        code = "integer_above_max_value" if priority > 0 else "integer_below_min_value"
+    shown = "too large to show" if isinstance(priority, int) and priority.bit_length() > 256 else repr(priority)
+    raise UsageError(
+        f"priority is {shown:.80}; it must be an integer of 32 bits, lower goes first", param="priority", code=code
+    )
+
+
+def _check_cache_salt(salt: object) -> None:
+    if not isinstance(salt, str):
+        raise UsageError(f"cache_salt must be a string, not {salt!r:.80}", param="cache_salt", code="invalid_type")
+    if len(salt) > MAX_CACHE_SALT_CHARS:
+        raise UsageError(
+            f"cache_salt has {len(salt)} characters; at most {MAX_CACHE_SALT_CHARS} are allowed",
+            param="cache_salt",
+            code="string_above_max_length",
+        )
+    if any("\ud800" <= char <= "\udfff" for char in salt):
+        raise UsageError(
+            f"cache_salt holds half of a surrogate pair, which is no character: {salt!r:.80}",
+            param="cache_salt",
+            code="invalid_encoding",
+        )

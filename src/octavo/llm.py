@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import queue
 import weakref
@@ -17,12 +18,14 @@ from octavo.engine.prompts import Message, Prompt
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
-from octavo.generation_request import Params
+from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import RejectedPromptsError, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_OPTIONS = [field.name for field in dataclasses.fields(RequestOptions)]
 
 
 class OutputStream:
@@ -91,12 +94,11 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        *,
-        priority: int | Sequence[int] = 0,
+        **options: Any,
     ) -> list[RequestOutput]:
         """Answers prompts (texts or token ids, one or many), all at once, in their order.
 
-        sampling_params: one for all, or one a prompt. priority: likewise; lower goes first.
+        sampling_params: one for all, or one a prompt. options: fields of `RequestOptions`, such as priority, likewise.
         use_tqdm: vLLM's name; False: no progress bar. There is one only on a terminal, after a second.
         Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
         others, if some of many are wrong.
@@ -104,7 +106,7 @@ class LLM:
         is_single = _is_single(prompts)
         items = [prompts] if is_single else list(prompts)
         params = _one_each("sampling_params", _or_default(sampling_params), len(items))
-        return self._run(items, params, priority, use_tqdm, single=is_single)
+        return self._run(items, params, options, use_tqdm, single=is_single)
 
     def chat(
         self,
@@ -118,33 +120,32 @@ class LLM:
         """Answers conversations, one or many, each a list of messages with `role` and `content`.
 
         chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
-        add_generation_prompt, and what the template knows besides. Errors as in `generate`.
+        add_generation_prompt, and what the template knows besides; options may stand beside them. As `generate`.
         """
+        options = {name: template_arguments.pop(name) for name in _OPTIONS if name in template_arguments}
         is_single = not (isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)))
         conversations: list[Any] = [messages] if is_single else list(messages)
         prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
         params = _one_each("sampling_params", _or_default(sampling_params), len(prompts))
-        return self._run(prompts, params, 0, use_tqdm, single=is_single)
+        return self._run(prompts, params, options, use_tqdm, single=is_single)
 
     def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True, **options: Any
     ) -> list[RequestOutput]:
         """The most likely answers: each output's `outputs` are the finished beams, best first."""
         if not isinstance(params, BeamSearchParams):
             raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
         is_single = _is_single(prompts)
         items = [prompts] if is_single else list(prompts)
-        return self._run(items, [params] * len(items), 0, use_tqdm, single=is_single)
+        return self._run(items, [params] * len(items), options, use_tqdm, single=is_single)
 
-    def stream(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, *, priority: int = 0
-    ) -> OutputStream:
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any) -> OutputStream:
         """Answers one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
 
-        Raises UsageError before the first piece if the request is wrong.
+        options: fields of `RequestOptions`. Raises UsageError before the first piece if the request is wrong.
         """
         request = self._session.create_request(
-            prompt, _or_default(sampling_params), output_kind=RequestOutputKind.DELTA, priority=priority
+            prompt, _or_default(sampling_params), output_kind=RequestOutputKind.DELTA, options=RequestOptions(**options)
         )
         return OutputStream(self._session, request)
 
@@ -188,19 +189,19 @@ class LLM:
         self,
         prompts: Sequence[Any],
         params: Sequence[Params],
-        priority: int | Sequence[int],
+        options: Mapping[str, Any],
         show_progress: bool,
         single: bool = False,
     ) -> list[RequestOutput]:
         """Submits all, waits for all. single: a refused prompt raises its own error."""
-        priorities = _one_each("priority", priority, len(prompts))
+        values = {name: _one_each(name, value, len(prompts)) for name, value in options.items()}
         results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]] = queue.SimpleQueue()
         outputs: list[RequestOutput | None] = [None] * len(prompts)
         errors: dict[int, OctavoError] = {}
         pending: dict[int, str] = {}  # index of the prompt -> request_id
         try:
             for i, prompt in enumerate(prompts):
-                request = self._create(prompt, params[i], priorities[i])
+                request = self._create(prompt, params[i], {name: value[i] for name, value in values.items()})
                 if isinstance(request, Request):
                     pending[i] = request.request_id
                     self._session.submit(request, _sink(results, i))
@@ -227,10 +228,10 @@ class LLM:
             raise RejectedPromptsError(outputs, errors)
         return [output for output in outputs if output is not None]
 
-    def _create(self, prompt: Prompt, params: Params, priority: int) -> Request | UsageError:
+    def _create(self, prompt: Prompt, params: Params, options: Mapping[str, Any]) -> Request | UsageError:
         try:
             return self._session.create_request(
-                prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, priority=priority
+                prompt, params, output_kind=RequestOutputKind.FINAL_ONLY, options=RequestOptions(**options)
             )
         except UsageError as error:
             return error

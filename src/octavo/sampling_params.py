@@ -15,7 +15,7 @@ import enum
 import json
 import math
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
@@ -58,7 +58,7 @@ class StructuredOutputsParams:
 
     json: str | Mapping[str, object] | None = None
     regex: str | None = None
-    choice: Iterable[str] | None = None
+    choice: Sequence[str] | None = None
     grammar: str | None = None
     json_object: bool = False
 
@@ -112,11 +112,11 @@ class SamplingParams:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Iterable[int] | None = None
-    bad_words: Iterable[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] = ()
     seed: int | None = None
-    stop: str | Iterable[str] = ()
-    stop_token_ids: Iterable[int] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     min_tokens: int = 0

@@ -10,20 +10,21 @@ import pytest
 from octavo.config import EngineConfig
 from octavo.core.start import start_client
 from octavo.errors import UsageError
-from tests.support.engine_clients import wait_until
+from octavo.generation_request import Pooling
+from tests.support.engine_clients import embed, wait_until
 
 PROMPTS = [[0, 2, 3], [2] * 100, [3, 4, 5, 2]]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_both_clients_give_the_same_vectors(tiny_config: EngineConfig, pooling: str) -> None:
+def test_both_clients_give_the_same_vectors(tiny_config: EngineConfig, pooling: Pooling) -> None:
     async def vectors(in_process: bool) -> list[np.ndarray]:
         client = start_client(tiny_config, in_process=in_process, stall_timeout_s=30)
         try:
             await client.wait_ready()
-            result = await client.embed(PROMPTS, pooling=pooling)  # type: ignore[arg-type]
+            result = await embed(client, PROMPTS, pooling)
             with pytest.raises(UsageError) as caught:
-                await client.embed([[0], [1 << 20]], pooling="mean")
+                await embed(client, [[0], [1 << 20]], "mean")
             assert (caught.value.param, caught.value.code) == ("prompt", "token_out_of_range")
             assert all(vector.shape == (client.info.hidden_size,) for vector in result)
             return result
@@ -42,13 +43,13 @@ def test_a_cancelled_call_leaves_no_work_and_no_blocks(tiny_config: EngineConfig
         client = start_client(tiny_config, in_process=in_process, stall_timeout_s=30)
         try:
             await client.wait_ready()
-            call = asyncio.ensure_future(client.embed([[2] * 100_000] * 4, pooling="mean"))
+            call = asyncio.ensure_future(embed(client, [[2] * 100_000] * 4, "mean"))
             await wait_until(lambda: client.status().num_used_blocks > 0, 10)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
             await wait_until(lambda: client.status().num_used_blocks == 0, 10)
-            assert len((await client.embed([[2]], pooling="last"))[0]) == client.info.hidden_size
+            assert len((await embed(client, [[2]], "last"))[0]) == client.info.hidden_size
         finally:
             await client.close()
 

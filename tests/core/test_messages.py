@@ -11,13 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.client import GenerateRequest
 from octavo.core.messages import (
     Abort,
-    Generate,
     MalformedMessageError,
-    News,
     Step,
+    Submit,
     decode_from_engine,
     decode_request,
     decode_to_engine,
@@ -27,13 +25,14 @@ from octavo.core.messages import (
     to_problem,
 )
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
-from octavo.outputs import CompletionOutput, Logprob, RequestMetrics
-from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
+from octavo.generation_request import GenerationRequest, Params, PoolingParams, RequestOptions
+from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 
 
-def travel(request: GenerateRequest) -> GenerateRequest:
+def travel(request: GenerationRequest) -> GenerationRequest:
     message = decode_to_engine(encode_request("request-1", request))
-    assert isinstance(message, Generate)
+    assert isinstance(message, Submit)
     return decode_request(message)
 
 
@@ -57,22 +56,21 @@ def travel(request: GenerateRequest) -> GenerateRequest:
             structured_outputs=StructuredOutputsParams(json={"type": "object", "properties": {"a": {"minimum": 0.5}}}),
         ),
         BeamSearchParams(beam_width=3, early_stopping="never", n=2),
+        PoolingParams(pooling="last"),
     ],
 )
-def test_a_request_arrives_as_it_was(params: SamplingParams | BeamSearchParams) -> None:
-    request = GenerateRequest(
-        prompt_token_ids=[0, 7, 2**31 - 1], params=params, prompt=None, priority=-3, cache_salt="tenant"
+def test_a_request_arrives_as_it_was(params: Params) -> None:
+    request = GenerationRequest(
+        prompt_token_ids=[0, 7, 2**31 - 1],
+        params=params,
+        prompt=None,
+        options=RequestOptions(priority=-3, cache_salt="tenant"),
     )
     assert travel(request) == request
 
 
 def test_only_the_fact_that_the_prompt_was_a_text_travels() -> None:
-    assert travel(GenerateRequest(prompt_token_ids=[1], params=SamplingParams(), prompt="hello")).prompt == ""
-
-
-def test_the_output_kind_stays_at_home() -> None:
-    params = SamplingParams(output_kind=RequestOutputKind.FINAL_ONLY)
-    assert travel(GenerateRequest(prompt_token_ids=[1], params=params)).params == SamplingParams()
+    assert travel(GenerationRequest(prompt_token_ids=[1], params=SamplingParams(), prompt="hello")).prompt == ""
 
 
 @pytest.mark.parametrize(
@@ -82,27 +80,33 @@ def test_the_output_kind_stays_at_home() -> None:
         ({"prompt_token_ids": [1, True]}, "prompt", "invalid_type"),
         ({"prompt_token_ids": [1, 2.5]}, "prompt", "invalid_type"),
         ({"prompt_token_ids": [1, 2**40]}, "prompt", "token_out_of_range"),
-        ({"priority": "high"}, "priority", "invalid_type"),
-        ({"priority": 2**70}, "priority", "integer_above_max_value"),
-        ({"cache_salt": 5}, "cache_salt", "invalid_type"),
-        ({"cache_salt": "\ud800"}, "cache_salt", "invalid_encoding"),
     ],
 )
 def test_what_cannot_be_said_is_refused_before_it_is_sent(changes: dict[str, Any], param: str, code: str) -> None:
     fields: dict[str, Any] = {"prompt_token_ids": [1], "params": SamplingParams(), **changes}
     with pytest.raises(UsageError) as refusal:
-        encode_request("request-1", GenerateRequest(**fields))
+        encode_request("request-1", GenerationRequest(**fields))
     assert (refusal.value.param, refusal.value.code) == (param, code)
 
 
-def test_parameters_are_checked_anew_on_arrival() -> None:
-    with pytest.raises(UsageError) as refusal:
-        decode_request(Generate("request-1", b"\0\0\0\0", {"temperature": 7.0}))
-    assert refusal.value.param == "temperature"
+def test_a_request_is_checked_anew_on_arrival() -> None:
+    fields: dict[str, Any] = {"prompt_token_ids": [1], "params": {}, "options": {}}
+    for wrong, name in (
+        ({"params": {"temperature": 7.0}}, "temperature"),
+        ({"options": {"priority": 2**40}}, "priority"),
+    ):
+        with pytest.raises(UsageError) as refusal:
+            decode_request(Submit("request-1", "SamplingParams", {**fields, **wrong}))
+        assert refusal.value.param == name
     for message in (
-        Generate("r", b"\0\0\0", {}),  # no multiple of four bytes
-        Generate("r", b"\0\0\0\0", {"no_such_field": 1}),
-        Generate("r", b"\0\0\0\0", {"structured_outputs": 5}),
+        Submit("r", "SamplingParams", {**fields, "prompt_token_ids": [1, True]}),
+        Submit("r", "SamplingParams", {**fields, "params": {"structured_outputs": 5}}),
+        Submit("r", "SamplingParams", {**fields, "options": {"priority": "high"}}),
+        Submit("r", "SamplingParams", {**fields, "no_such_field": 1}),
+        Submit("r", "SamplingParams", {"params": {}}),
+        Submit("r", "NoSuchParams", fields),
+        Submit("r", "BeamSearchParams", fields),  # without beam_width
+        Submit("r", "SamplingParams", 5),
     ):
         with pytest.raises(MalformedMessageError):
             decode_request(message)
@@ -111,11 +115,12 @@ def test_parameters_are_checked_anew_on_arrival() -> None:
 def test_outputs_arrive_as_they_were() -> None:
     logprobs: list[dict[int, Logprob]] = [{7: Logprob(-0.5, 2, "b"), 3: Logprob(-math.inf, 1, None)}]
     output = CompletionOutput(1, "b\0ß", [7], -0.5, logprobs, "stop", "ß")
-    news = News("request-9", [output], True, RequestMetrics(queue_s=0.25), [None, *logprobs])
-    arrived = decode_from_engine(encode(Step([news], [])))
-    assert arrived == Step([news], [])
+    whole = RequestOutput("request-9", None, [], [output], True, [None, *logprobs], RequestMetrics(queue_s=0.25))
+    step = Step([whole], {"request-3": b"\0\0\x80?"}, {"request-4": to_problem(EngineDeadError("no"))})
+    arrived = decode_from_engine(encode(step))
+    assert arrived == step
     assert isinstance(arrived, Step)
-    assert list((arrived.news[0].outputs[0].logprobs or [])[0]) == [7, 3]  # the token itself first
+    assert list((arrived.outputs[0].outputs[0].logprobs or [])[0]) == [7, 3]  # the token itself first
 
 
 @pytest.mark.parametrize(
@@ -150,9 +155,9 @@ HOSTILE = [
     msgspec.msgpack.encode(["Abort", 5]),
     msgspec.msgpack.encode(["Abort"]),
     msgspec.msgpack.encode(["NoSuchMessage", "x"]),
-    msgspec.msgpack.encode(["Generate", "r", [1, 2], {}]),
+    msgspec.msgpack.encode(["Submit", "r", [1, 2], {}]),
     msgspec.msgpack.encode({"type": "Abort", "request_id": "r"}),
-    msgspec.msgpack.encode(["Step", [["r", [{"index": "0"}]]], []]),
+    msgspec.msgpack.encode(["Step", [{"request_id": "r", "outputs": [{"index": "0"}]}], {}, {}]),
     encode(Abort("r"))[:-1],
     b"\x92\xa5Abort\xa2\xff\xfe",  # no UTF-8
 ]

@@ -77,7 +77,7 @@ def test_a_beam_search_has_one_output_at_its_end(tiny_config: EngineConfig) -> N
     async def run() -> None:
         async with engine_process(tiny_config) as client:
             beams = BeamSearchParams(beam_width=3, max_tokens=6)
-            outputs = await collect(await client.generate(request([0, 2], beams)))  # type: ignore[arg-type]
+            outputs = await collect(await client.generate(request([0, 2], beams)))
         assert len(outputs) == 1
         assert [choice.index for choice in outputs[0].outputs] == [0, 1, 2]
 
@@ -173,7 +173,7 @@ def test_a_cancelled_caller_leaves_no_request(
         await asyncio.gather(*callers, return_exceptions=True)
         assert all(caller.cancelled() for caller in callers)
         start = time.monotonic()
-        while (await client.metrics())["num_running"] or client._running:
+        while (await client.metrics())["num_running"] or client._streams:
             assert time.monotonic() - start < SOON_S
 
     loop.run_until_complete(run())

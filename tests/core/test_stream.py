@@ -9,6 +9,7 @@ import pytest
 from octavo.core.stream import MergedStream
 from octavo.errors import EngineDeadError
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from tests.support.engine_clients import request
 
 
 def output(*choices: CompletionOutput, finished: bool = False, metrics: RequestMetrics | None = None) -> RequestOutput:
@@ -17,7 +18,7 @@ def output(*choices: CompletionOutput, finished: bool = False, metrics: RequestM
 
 def test_unread_outputs_become_one() -> None:
     async def run() -> None:
-        stream = MergedStream("r", lambda _: None)
+        stream = MergedStream("r", request([1]), lambda _: None)
         first, second, third = ({token: Logprob(-1.0, 1)} for token in (4, 5, 6))
         stream.feed(output(CompletionOutput(0, "a", [4], -1.0, [first]), CompletionOutput(1, "x", [7])))
         stream.feed(output(CompletionOutput(0, "b", [5], -2.0, [second])))
@@ -39,7 +40,7 @@ def test_unread_outputs_become_one() -> None:
 
 def test_a_reader_that_waits_gets_each_output() -> None:
     async def run() -> None:
-        stream = MergedStream("r", lambda _: None)
+        stream = MergedStream("r", request([1]), lambda _: None)
 
         async def read() -> list[str]:
             return [item.outputs[0].text async for item in stream]
@@ -56,7 +57,7 @@ def test_a_reader_that_waits_gets_each_output() -> None:
 
 def test_an_error_comes_after_what_was_generated_and_once() -> None:
     async def run() -> None:
-        stream = MergedStream("r", lambda _: None)
+        stream = MergedStream("r", request([1]), lambda _: None)
         stream.feed(output(CompletionOutput(0, "a", [4])))
         stream.fail(EngineDeadError("gone"))
         stream.feed(output(CompletionOutput(0, "late", [5])))
@@ -72,7 +73,10 @@ def test_an_error_comes_after_what_was_generated_and_once() -> None:
 def test_closing_aborts_once_and_only_what_runs() -> None:
     async def run() -> None:
         aborted: list[str] = []
-        running, ended = MergedStream("r", aborted.append), MergedStream("e", aborted.append)
+        running, ended = (
+            MergedStream("r", request([1]), aborted.append),
+            MergedStream("e", request([1]), aborted.append),
+        )
         ended.feed(output(CompletionOutput(0, "a", [4]), finished=True))
         waiting = asyncio.create_task(anext(running, None))
         await asyncio.sleep(0)
@@ -87,7 +91,7 @@ def test_closing_aborts_once_and_only_what_runs() -> None:
 
 def test_a_cancelled_reader_can_read_on() -> None:
     async def run() -> None:
-        stream = MergedStream("r", lambda _: None)
+        stream = MergedStream("r", request([1]), lambda _: None)
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(anext(stream), 0.01)
         stream.feed(output(CompletionOutput(0, "a", [4]), finished=True))

@@ -289,7 +289,7 @@ def test_what_is_asked_for_reaches_the_engine(client: httpx.Client, engine: Fake
     params: Any = request.params
     assert (params.top_k, params.min_p, params.min_tokens, params.ignore_eos) == (7, 0.1, 2, True)
     assert (params.max_tokens, params.seed, params.logit_bias, params.stop) == (9, 4, {5: 3.0}, ("x", "y"))
-    assert request.priority == -2
+    assert request.options.priority == -2
     client.post(URL, json=BODY)
     params = engine.requests[-1].params
     assert (params.temperature, params.top_p, params.top_k, params.max_tokens) == (1.0, 1.0, 0, None)

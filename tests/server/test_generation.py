@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from octavo.core.client import GenerateRequest
 from octavo.errors import EngineDeadError, GenerationTimeoutError, OverloadedError, UsageError
+from octavo.generation_request import GenerationRequest, RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
@@ -47,7 +47,7 @@ def make_state(**config: Any) -> ServerState:
 class Harness:
     """A fake engine with a state around it. After `run`, nothing may be left running."""
 
-    def __init__(self, tokenizer: Tokenizer, script: Script | Callable[[GenerateRequest], Script], **config: Any):
+    def __init__(self, tokenizer: Tokenizer, script: Script | Callable[[GenerationRequest], Script], **config: Any):
         self.client = FakeClient(tokenizer, script)
         self.model = fake_model(tokenizer, self.client)
         self.config = config
@@ -107,7 +107,7 @@ def test_events_of_several_choices(smollm2_tokenizer: Tokenizer) -> None:
 
 
 def test_several_prompts_have_choices_in_their_order(smollm2_tokenizer: Tokenizer) -> None:
-    def script(request: GenerateRequest) -> Script:
+    def script(request: GenerationRequest) -> Script:
         return Script([str(len(request.prompt_token_ids)), "!"], delay_s=0.01 if request.prompt == "a" else 0.0)
 
     harness = Harness(smollm2_tokenizer, script)
@@ -120,13 +120,13 @@ def test_several_prompts_have_choices_in_their_order(smollm2_tokenizer: Tokenize
 
 def test_what_the_engine_gets(smollm2_tokenizer: Tokenizer) -> None:
     harness = Harness(smollm2_tokenizer, Script())
-    harness.events(text("a", priority=3, tenant="t", cache_salt="s"))
-    harness.events(text("a", priority=3, tenant="t", cache_salt=""))
+    harness.events(text("a", options=RequestOptions(priority=3, cache_salt="s"), tenant="t"))
+    harness.events(text("a", options=RequestOptions(priority=3), tenant="t"))
     harness.events(text("a"))
     salted, of_tenant, plain = harness.client.requests
-    assert salted.priority == 3
-    assert plain.cache_salt == ""
-    assert len({salted.cache_salt, of_tenant.cache_salt, ""}) == 3
+    assert salted.options.priority == 3
+    assert plain.options.cache_salt == ""
+    assert len({salted.options.cache_salt, of_tenant.options.cache_salt, ""}) == 3
 
 
 def test_tokens_without_text_come_with_the_next_text(smollm2_tokenizer: Tokenizer) -> None:
@@ -386,7 +386,7 @@ def test_cancelling_the_reader_aborts(smollm2_tokenizer: Tokenizer) -> None:
 
 def test_the_cancel_route_ends_it(smollm2_tokenizer: Tokenizer) -> None:
     async def work(state: ServerState) -> None:
-        generation = await harness.start(state, text(tenant="me", cache_salt="x"), "mine")
+        generation = await harness.start(state, text(tenant="me", options=RequestOptions(cache_salt="x")), "mine")
         assert not state.admission.cancel("mine", "you")
         assert state.admission.cancel("mine", "me")
         with pytest.raises(ApiError) as caught:
@@ -412,7 +412,7 @@ def test_an_engine_that_dies(smollm2_tokenizer: Tokenizer) -> None:
 def test_an_engine_that_refuses(smollm2_tokenizer: Tokenizer) -> None:
     """The second of two prompts: the first one must not go on."""
 
-    def script(request: GenerateRequest) -> Script:
+    def script(request: GenerationRequest) -> Script:
         error = OverloadedError("restarting", code="engine_restarting")
         return Script(never_ends=True, refusal=error if len(request.prompt_token_ids) == 2 else None)
 

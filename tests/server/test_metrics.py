@@ -7,25 +7,25 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import httpx
 import pytest
 from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.batch import Float32
-from octavo.core.client import EngineState, EngineStatus, GenerateRequest
+from octavo.core.client import EngineState, EngineStatus
 from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
+from octavo.generation_request import GenerationRequest
 from octavo.sampling_params import SamplingParams
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.tokenizer.tokenizer import Tokenizer
-from tests.support.fake_client import FakeClient, Script
+from tests.support.engine_clients import embed
+from tests.support.fake_client import FakeClient, FakeStream, Script
 from tests.support.scripted_app import ScriptedApp, scripted_app
 from tests.support.server import RunningServer
 
@@ -110,7 +110,7 @@ def observe(
 
     async def run() -> None:
         client = ObservedClient(FakeClient(tokenizer, script), metrics, "m")
-        request = GenerateRequest(prompt_token_ids=[1, 2, 3, 4, 5], params=params or SamplingParams())
+        request = GenerationRequest(prompt_token_ids=[1, 2, 3, 4, 5], params=params or SamplingParams())
         stream = await client.generate(request)
         try:
             seen = 0
@@ -175,7 +175,7 @@ def test_a_request_that_the_engine_refuses_has_never_run(smollm2_tokenizer: Toke
     metrics = ServerMetrics()
     client = ObservedClient(FakeClient(smollm2_tokenizer, Script(refusal=UsageError("no"))), metrics, "m")
     with pytest.raises(UsageError):
-        asyncio.run(client.generate(GenerateRequest(prompt_token_ids=[1], params=SamplingParams())))
+        asyncio.run(client.generate(GenerationRequest(prompt_token_ids=[1], params=SamplingParams())))
     assert not any(value for name, value in samples(metrics).items() if "request_success" in name)
 
 
@@ -229,10 +229,10 @@ class SlowEmbedder(FakeClient):
         super().__init__(tokenizer)
         self.may_go_on = threading.Event()
 
-    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
+    async def generate(self, request: GenerationRequest) -> FakeStream:
         while not self.may_go_on.is_set():
             await asyncio.sleep(0.001)
-        return await super().embed(prompts, pooling=pooling)
+        return await super().generate(request)
 
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
@@ -242,8 +242,9 @@ def test_texts_to_embed_run_and_wait_too(smollm2_tokenizer: Tokenizer, is_cancel
     async def run() -> None:
         metrics, engine = ServerMetrics(), SlowEmbedder(smollm2_tokenizer)
         client = ObservedClient(engine, metrics, "m")
-        calls = [asyncio.create_task(client.embed([[1, 2]] * 10, pooling="mean")) for _ in range(2)]
-        await asyncio.sleep(0)
+        calls = [asyncio.create_task(embed(client, [[1, 2]] * 10, "mean")) for _ in range(2)]
+        for _ in range(2):  # the calls, then their requests
+            await asyncio.sleep(0)
         await metrics.refresh()
         found = samples(metrics)
         assert client.info.max_num_seqs == found["vllm:num_requests_running"] == 16

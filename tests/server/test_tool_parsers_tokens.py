@@ -6,7 +6,7 @@ import dataclasses
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from octavo.engine.constrained import GrammarCompiler
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server.generation.chat_plan import ChatPlan, mark_token_ids, plan_chat
+from octavo.server.generation.chat_plan import AnswerFormat, mark_token_ids, plan_chat
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, tool_formats
 from octavo.tokenizer.detokenizer import Detokenizer
@@ -54,12 +54,17 @@ def tokenizer(smollm2_path: Path, request: pytest.FixtureRequest) -> Tokenizer:
     return with_marks(smollm2_path, are_control=request.param == "control")
 
 
-def plan(tokenizer: Tokenizer, name: str, **fields: Any) -> ChatPlan:
+class Plan(NamedTuple):
+    spec: ChatSpec
+    answer_format: AnswerFormat
+
+
+def plan(tokenizer: Tokenizer, name: str, **fields: Any) -> Plan:
     tool_format = tool_formats()[name]
     model = dataclasses.replace(fake_model(tokenizer, FakeClient(tokenizer)), tool_format=tool_format)
     try:
         spec = {"params": SamplingParams(), "messages": [{"role": "user", "content": "Hi"}], "tools": TOOLS, **fields}
-        return plan_chat(model, ChatSpec(**spec))
+        return Plan(*plan_chat(model, ChatSpec(**spec)))
     finally:
         model.prompts.close()
 
@@ -94,11 +99,11 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False, parse_special=True)
 
 
-def read(tokenizer: Tokenizer, made: ChatPlan, token_ids: list[int]) -> tuple[str, list[tuple[str, str]]]:
+def read(tokenizer: Tokenizer, made: Plan, token_ids: list[int]) -> tuple[str, list[tuple[str, str]]]:
     """What becomes of an answer of these tokens, as the engine would hand it on."""
-    assert made.create_tool_parser is not None
-    parser = made.create_tool_parser()
-    detokenizer = Detokenizer(tokenizer, skip_special_tokens=made.params.skip_special_tokens)
+    assert made.answer_format.create_tool_parser is not None
+    parser = made.answer_format.create_tool_parser()
+    detokenizer = Detokenizer(tokenizer, skip_special_tokens=made.spec.params.skip_special_tokens)
     parts = [part for token_id in token_ids for part in parser.push(detokenizer.push([token_id]))]
     content, calls = "", []
     for part in [*parts, *parser.push(detokenizer.flush()), *parser.finish()]:
@@ -116,7 +121,7 @@ def test_a_forced_call_begins_with_the_token(tokenizer: Tokenizer, name: str) ->
     made = plan(tokenizer, name, tool_choice="required")
     token_ids = encode(tokenizer, CALLS[name])
     assert token_ids[0] == 3 + next(i for i, mark in enumerate(MARKS) if CALLS[name].startswith(mark))
-    matcher = matcher_of(tokenizer, made.params)
+    matcher = matcher_of(tokenizer, made.spec.params)
     first = allowed(matcher)
     assert token_ids[0] in first
     if name != "llama3_json":  # its templates write calls without the tag
@@ -131,7 +136,7 @@ def test_what_the_mask_allows_is_read_as_a_call(tokenizer: Tokenizer, name: str)
     made = plan(tokenizer, name, tool_choice="required", tools=[TOOLS[2]], parallel_tool_calls=False)
     rng = np.random.default_rng(0)
     for _ in range(4):
-        matcher, token_ids = matcher_of(tokenizer, made.params), []
+        matcher, token_ids = matcher_of(tokenizer, made.spec.params), []
         while not matcher.is_accepting():
             token_ids.append(int(rng.choice(allowed_ids(matcher))))
             matcher.consume_token(token_ids[-1])
@@ -142,8 +147,8 @@ def test_what_the_mask_allows_is_read_as_a_call(tokenizer: Tokenizer, name: str)
 @pytest.mark.parametrize("name", WITH_MARKS)
 def test_a_free_call_is_read_from_tokens(tokenizer: Tokenizer, name: str) -> None:
     made = plan(tokenizer, name)
-    assert isinstance(made.params, SamplingParams)
-    assert made.params.structured_outputs is None
+    assert isinstance(made.spec.params, SamplingParams)
+    assert made.spec.params.structured_outputs is None
     assert read(tokenizer, made, encode(tokenizer, f"So. {CALLS[name]}")) == ("So.", [("now", "{}")])
 
 
@@ -156,7 +161,7 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
     spelled = [i for char in mark for i in encode(tokenizer, char)] + encode(tokenizer, CALLS[name][len(mark) :])
     for call in (encode(tokenizer, CALLS[name]), spelled):
         token_ids = encode(tokenizer, text) + call
-        matcher = matcher_of(tokenizer, made.params)
+        matcher = matcher_of(tokenizer, made.spec.params)
         num_allowed = matcher.try_consume_tokens(token_ids)
         if name == "llama3_json" and call is spelled:  # text begins with neither a brace nor the tag
             assert num_allowed < len(token_ids)
@@ -165,7 +170,7 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
         assert matcher.is_accepting()
         assert read(tokenizer, made, token_ids) == (text.strip(), [("now", "{}")])
     wrong = encode(tokenizer, text + CALLS[name].replace("now", "new"))
-    assert matcher_of(tokenizer, made.params).try_consume_tokens(wrong) < len(wrong)
+    assert matcher_of(tokenizer, made.spec.params).try_consume_tokens(wrong) < len(wrong)
 
 
 MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>")
@@ -181,7 +186,7 @@ def test_strict_arguments_hold_whatever_the_mask_allows(tokenizer: Tokenizer, na
     end_of_text = sorted(tokenizer.eos_token_ids)
     num_calls = 0
     for seed in range(8):
-        matcher, rng, token_ids = matcher_of(tokenizer, made.params), np.random.default_rng(seed), list[int]()
+        matcher, rng, token_ids = matcher_of(tokenizer, made.spec.params), np.random.default_rng(seed), list[int]()
         while len(token_ids) < 80 and not (num_calls and matcher.is_accepting() and rng.random() < 0.1):
             mark = tokenizer.encode(
                 MARK_TEXTS.get(name, "[TOOL_CALLS]"), add_special_tokens=False, parse_special=rng.random() < 0.5
@@ -207,7 +212,7 @@ def test_strict_arguments_hold_whatever_the_mask_allows(tokenizer: Tokenizer, na
 def test_control_tokens_stay_hidden_where_no_mark_is_one(smollm2_path: Path) -> None:
     for are_control in (True, False):
         made = plan(with_marks(smollm2_path, are_control=are_control), "hermes")
-        assert made.params.skip_special_tokens is not are_control
+        assert made.spec.params.skip_special_tokens is not are_control
 
 
 def test_a_vocabulary_that_puts_a_space_before_texts() -> None:
@@ -236,9 +241,9 @@ def test_thinking_is_told_apart_where_calls_are_free(
 ) -> None:
     strict = {"type": "function", "function": {"name": "now", "strict": True}}
     made = plan(with_template(smollm2_tokenizer, THINKING), "hermes", tools=[strict], **fields)
-    assert (made.reasoning is not None) is is_told_apart
+    assert (made.answer_format.reasoning is not None) is is_told_apart
     if not fields:
-        matcher = matcher_of(smollm2_tokenizer, made.params)
+        matcher = matcher_of(smollm2_tokenizer, made.spec.params)
         answer = encode(smollm2_tokenizer, f"<think>\nHm.\n</think>\n\n{CALLS['hermes']}")
         assert matcher.try_consume_tokens(answer) == len(answer)
 

@@ -8,11 +8,13 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+from octavo.batch import Float32
 from octavo.config import EngineConfig
-from octavo.core.client import AnswerStream, EngineState, GenerateRequest
+from octavo.core.client import AnswerStream, EngineClient, EngineState
 from octavo.core.local_client import LocalClient
 from octavo.core.process_client import ProcessClient
-from octavo.outputs import RequestOutput
+from octavo.generation_request import GenerationRequest, Params, Pooling, PoolingParams
+from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
 
 SOON_S = 10.0  # on a machine with other work; engines that nobody ends give up after 30
@@ -42,9 +44,30 @@ async def engine_here(config: EngineConfig) -> AsyncIterator[LocalClient]:
         await client.close()
 
 
-def request(token_ids: list[int], params: SamplingParams | None = None, **options: Any) -> GenerateRequest:
+def request(token_ids: list[int], params: Params | None = None, **options: Any) -> GenerationRequest:
     """A request for ENDLESS, or for what params say."""
-    return GenerateRequest(prompt_token_ids=token_ids, params=params or ENDLESS, **options)
+    return GenerationRequest(prompt_token_ids=token_ids, params=params or ENDLESS, **options)
+
+
+async def embed(client: EngineClient, prompts: list[list[int]], pooling: Pooling) -> list[Float32]:
+    """The vectors of prompts that the engine has at once. All requests end with the first error."""
+
+    async def one(token_ids: list[int]) -> Float32:
+        stream = await client.generate(request(token_ids, PoolingParams(pooling=pooling)))
+        try:
+            (output,) = [item async for item in stream]
+        finally:
+            await stream.aclose()
+        assert isinstance(output, PoolingOutput)
+        assert output.num_prompt_tokens == len(token_ids)
+        return output.vector
+
+    tasks = [asyncio.create_task(one(token_ids)) for token_ids in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def collect(stream: AnswerStream) -> list[RequestOutput]:

@@ -12,17 +12,15 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
-from octavo.batch import Float32
-from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
+from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.engine.prompts import PromptEncoder
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.loader.checkpoint import open_checkpoint
-from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
 from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers import ToolFormat
 from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -58,10 +56,10 @@ class FakeClient:
     """
 
     tokenizer: Tokenizer
-    script: Script | Callable[[GenerateRequest], Script] = Script()
+    script: Script | Callable[[GenerationRequest], Script] = Script()
     max_model_len: int = MAX_MODEL_LEN
     state: EngineState = EngineState.READY
-    requests: list[GenerateRequest] = field(default_factory=list)
+    requests: list[GenerationRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     is_closed: bool = False
 
@@ -91,7 +89,7 @@ class FakeClient:
     async def wait_ready(self) -> None:
         await asyncio.sleep(0)
 
-    async def generate(self, request: GenerateRequest) -> FakeStream:
+    async def generate(self, request: GenerationRequest) -> FakeStream:
         await asyncio.sleep(0)
         if self.is_closed:
             raise EngineDeadError("the engine is closed")
@@ -102,15 +100,6 @@ class FakeClient:
         stream = FakeStream(f"fake-{len(self.requests)}", request, script, self.tokenizer)
         self.streams.append(stream)
         return stream
-
-    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
-        """A vector [8] that depends on the tokens and the pooling."""
-        await asyncio.sleep(0)
-        vectors = []
-        for token_ids in prompts:
-            seed = [*token_ids, pooling == "last"]
-            vectors.append(np.random.default_rng(seed).normal(size=8).astype(np.float32))
-        return vectors
 
     async def metrics(self) -> dict[str, object]:
         await asyncio.sleep(0)
@@ -126,7 +115,7 @@ class FakeClient:
 class FakeStream:
     """Implements `octavo.core.client.AnswerStream`. `was_aborted`: it was closed before its end."""
 
-    def __init__(self, request_id: str, request: GenerateRequest, script: Script, tokenizer: Tokenizer) -> None:
+    def __init__(self, request_id: str, request: GenerationRequest, script: Script, tokenizer: Tokenizer) -> None:
         self.request_id = request_id
         self.is_closed = False
         self.was_aborted = False
@@ -134,10 +123,10 @@ class FakeStream:
         self._tokenizer = tokenizer
         self._outputs = self._play(script)
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         return self
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> RequestOutput | PoolingOutput:
         try:
             return await self._outputs.__anext__()
         except (StopAsyncIteration, OctavoError):
@@ -149,8 +138,12 @@ class FakeStream:
         self.is_closed = True
         await self._outputs.aclose()
 
-    async def _play(self, script: Script) -> AsyncIterator[RequestOutput]:
+    async def _play(self, script: Script) -> AsyncIterator[RequestOutput | PoolingOutput]:
         params = self._request.params
+        if isinstance(params, PoolingParams):
+            yield self._vector(params)
+            self.is_closed = True
+            return
         num_choices = params.num_choices
         steps, finish_reason = self._steps(script)
         num_generated = 0
@@ -169,6 +162,12 @@ class FakeStream:
             raise script.error
         if script.never_ends:
             await asyncio.Event().wait()
+
+    def _vector(self, params: PoolingParams) -> PoolingOutput:
+        """A vector [8] that depends on the tokens and the pooling."""
+        token_ids = self._request.prompt_token_ids
+        vector = np.random.default_rng([*token_ids, params.pooling == "last"]).normal(size=8).astype(np.float32)
+        return PoolingOutput(self.request_id, vector, len(token_ids))
 
     def _steps(self, script: Script) -> tuple[list[tuple[str, Sequence[int]]], str]:
         """The outputs up to max_tokens; tokens have no half, so a piece is said or not."""
@@ -189,10 +188,10 @@ class FakeStream:
         self, index: int, text: str, token_ids: list[int], finish_reason: str | None, stop_reason: int | str | None
     ) -> CompletionOutput:
         params = self._request.params
-        is_wanted = not isinstance(params, BeamSearchParams) and params.logprobs is not None
+        num_top = params.sampling.logprobs
         output = CompletionOutput(index, text, token_ids, finish_reason=finish_reason)
-        if is_wanted:
-            logprobs = [self._logprobs(token_id, params.logprobs or 0) for token_id in token_ids]
+        if num_top is not None:
+            logprobs = [self._logprobs(token_id, num_top) for token_id in token_ids]
             output = dataclasses.replace(output, logprobs=logprobs, cumulative_logprob=-0.5)
         return dataclasses.replace(output, stop_reason=stop_reason) if finish_reason else output
 
@@ -209,8 +208,8 @@ class FakeStream:
     ) -> RequestOutput:
         request = self._request
         prompt_logprobs = None
-        if isinstance(request.params, SamplingParams) and request.params.prompt_logprobs is not None:
-            num_top = request.params.prompt_logprobs
+        num_top = request.params.prompt_logprobs
+        if num_top is not None:
             prompt_logprobs = [None, *(self._logprobs(item, num_top) for item in request.prompt_token_ids[1:])]
         metrics = RequestMetrics(
             queue_s=0.001,

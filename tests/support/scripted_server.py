@@ -19,7 +19,7 @@ import httpx
 import uvicorn
 
 from octavo.config import EngineConfig
-from octavo.core.client import GenerateRequest
+from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
@@ -63,15 +63,15 @@ class ScriptedServer:
     http: httpx.Client
 
     @property
-    def script(self) -> Script | Callable[[GenerateRequest], Script]:
+    def script(self) -> Script | Callable[[GenerationRequest], Script]:
         return self.client.script
 
     @script.setter
-    def script(self, script: Script | Callable[[GenerateRequest], Script]) -> None:
+    def script(self, script: Script | Callable[[GenerationRequest], Script]) -> None:
         self.client.script = script
 
     @property
-    def last_request(self) -> GenerateRequest:
+    def last_request(self) -> GenerationRequest:
         """The last request to the engine."""
         return self.client.requests[-1]
 

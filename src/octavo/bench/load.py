@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from octavo.engine.session import Session
 from octavo.errors import OctavoError, UsageError
+from octavo.generation_request import RequestOptions
 from octavo.outputs import RequestMetrics, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 
@@ -59,7 +60,7 @@ def run_once(session: Session, num_requests: int, input_len: int, output_len: in
     results: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
     start = time.perf_counter()
     for prompt in prompts:
-        session.submit(session.create_request(prompt, params), results.put)
+        session.submit(session.create_request(prompt, params, options=RequestOptions()), results.put)
     outputs = []
     for _ in prompts:
         item = results.get()

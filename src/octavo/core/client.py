@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Protocol
 
-from octavo.batch import Float32
 from octavo.config import KVDtype
-from octavo.outputs import RequestOutput
-from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.generation_request import GenerationRequest
+from octavo.outputs import PoolingOutput, RequestOutput
 
 
 class EngineState(enum.Enum):
@@ -45,24 +44,10 @@ class ModelInfo:
     load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerateRequest:
-    """A prompt for the engine.
-
-    prompt: its text, if it was one, for `RequestOutput.prompt`. priority: lower goes first. cache_salt: only
-    requests with the same salt share prefix cache blocks. The output kind of `params` is replaced by DELTA, except for
-    beam search, which has one output at its end.
-    """
-
-    prompt_token_ids: Sequence[int]
-    params: SamplingParams | BeamSearchParams
-    prompt: str | None = None
-    priority: int = 0
-    cache_salt: str = ""
-
-
 class AnswerStream(Protocol):
     """The answer to one request as it comes: `RequestOutput`s with what is new, the last one `finished`.
+
+    With PoolingParams it is one `PoolingOutput`.
 
     Raises, instead of a further output, the OctavoError that ended the request: UsageError or NumericalError if
     it was the request's own fault, EngineDeadError if the engine died. Outputs that nobody fetches are merged into one.
@@ -72,10 +57,10 @@ class AnswerStream(Protocol):
     def request_id(self) -> str:
         """The engine's own id, unique for the life of the server."""
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         """Itself."""
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> RequestOutput | PoolingOutput:
         """What is new since the last call; waits until something is."""
 
     async def aclose(self) -> None:
@@ -112,15 +97,14 @@ class EngineClient(Protocol):
     async def wait_ready(self) -> None:
         """Returns when the engine is READY; raises what kept it from loading."""
 
-    async def generate(self, request: GenerateRequest) -> AnswerStream:
-        """Hands a request in; returns when the engine has checked and taken it.
+    async def generate(self, request: GenerationRequest) -> AnswerStream:
+        """Hands a request of any kind in; returns when the engine has checked and taken it.
+
+        The output kind of its parameters is replaced by DELTA, except for beam search, which has one output.
 
         Raises UsageError (with param and code) if it is wrong or could never fit, OverloadedError if the
         engine is loading, restarting or stalled, EngineDeadError if it is gone for good.
         """
-
-    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
-        """The pooled last hidden state of each prompt, [hidden_size], not normalised. Raises as `generate`."""
 
     async def metrics(self) -> dict[str, object]:
         """`EngineMetrics` as plain numbers, dicts and lists. Raises OverloadedError if the engine is not READY."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from octavo.config import EngineConfig, KVDtype, LoadProgress
-from octavo.core.client import GenerateRequest, ModelInfo
+from octavo.core.client import ModelInfo
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.engine.request import Request
 from octavo.engine.session import Session
-from octavo.generation_request import GenerationRequest, Pooling, PoolingParams, RequestOptions
+from octavo.generation_request import GenerationRequest
 from octavo.sampling_params import RequestOutputKind
 
 # No sign of life for so long is a stall, and so is no step while work waits and nothing computes.
@@ -78,23 +78,10 @@ def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, flo
     )
 
 
-def create_request(session: Session, request_id: str, request: GenerateRequest) -> Request:
+def create_request(session: Session, request_id: str, request: GenerationRequest) -> Request:
     """The request, checked, as a stream of deltas. Raises UsageError with param and code."""
-    generation = GenerationRequest(
-        prompt_token_ids=request.prompt_token_ids,
-        params=request.params.with_output_kind(RequestOutputKind.DELTA),
-        prompt=request.prompt,
-        options=RequestOptions(priority=request.priority, cache_salt=request.cache_salt),
-    )
-    return session.model().engine.create_request(request_id, generation)
-
-
-def create_pooling_request(
-    session: Session, request_id: str, prompt_token_ids: Sequence[int], pooling: Pooling
-) -> Request:
-    """The request for one vector, checked. Raises UsageError with param and code."""
-    generation = GenerationRequest(prompt_token_ids=prompt_token_ids, params=PoolingParams(pooling=pooling))
-    return session.model().engine.create_request(request_id, generation)
+    params = request.params.with_output_kind(RequestOutputKind.DELTA)
+    return session.model().engine.create_request(request_id, dataclasses.replace(request, params=params))
 
 
 def plain_metrics(metrics: EngineMetrics) -> dict[str, object]:

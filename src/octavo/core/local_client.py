@@ -5,18 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-from collections.abc import Sequence
-from functools import partial
-from typing import Literal
 
-from octavo.batch import Float32
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineState, EngineStatus, GenerateRequest, ModelInfo
-from octavo.core.loaded import SLOW_STEP_S, create_pooling_request, create_request, load, plain_metrics
+from octavo.core.client import EngineState, EngineStatus, ModelInfo
+from octavo.core.loaded import SLOW_STEP_S, create_request, load, plain_metrics
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
+from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
 
 
@@ -65,46 +62,20 @@ class LocalClient:
     async def wait_ready(self) -> None:
         await asyncio.shield(self._loading)
 
-    async def generate(self, request: GenerateRequest) -> MergedStream:
+    async def generate(self, request: GenerationRequest) -> MergedStream:
         session = self._ready_session()
         request_id = f"request-{next(self._ids)}"
         # A long prompt or a grammar takes a while to check; other requests of this loop go on meanwhile.
         checked = await asyncio.to_thread(create_request, session, request_id, request)
-        stream = MergedStream(request_id, self._abort)
+        stream = MergedStream(request_id, request, self._abort)
         self._streams[request_id] = stream
 
-        def hand_over(item: RequestOutput | OctavoError) -> None:
+        def hand_over(item: RequestOutput | PoolingOutput | OctavoError) -> None:
             # From the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
             self._loop.call_soon_threadsafe(self._deliver, stream, item)
 
         session.submit(checked, hand_over)
         return stream
-
-    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
-        session = self._ready_session()
-        answers: dict[str, asyncio.Future[Float32]] = {}
-
-        def deliver(answer: asyncio.Future[Float32], item: PoolingOutput | OctavoError) -> None:
-            if answer.done():
-                return
-            if isinstance(item, OctavoError):
-                answer.set_exception(item)
-            else:
-                answer.set_result(item.vector)
-
-        def hand_over(answer: asyncio.Future[Float32], item: PoolingOutput | OctavoError) -> None:
-            self._loop.call_soon_threadsafe(deliver, answer, item)
-
-        try:
-            for prompt in prompts:
-                request_id = f"embedding-{next(self._ids)}"
-                answers[request_id] = answer = self._loop.create_future()
-                session.submit(create_pooling_request(session, request_id, prompt, pooling), partial(hand_over, answer))
-            return list(await asyncio.gather(*answers.values()))
-        finally:
-            for request_id, answer in answers.items():
-                if not answer.done() or answer.cancelled():
-                    session.abort(request_id)
 
     async def metrics(self) -> dict[str, object]:
         return plain_metrics(self._ready_session().metrics)
@@ -148,7 +119,7 @@ class LocalClient:
             raise refusal(state, reason)
         return self._session
 
-    def _deliver(self, stream: MergedStream, item: RequestOutput | OctavoError) -> None:
+    def _deliver(self, stream: MergedStream, item: RequestOutput | PoolingOutput | OctavoError) -> None:
         if isinstance(item, OctavoError):
             self._streams.pop(stream.request_id, None)
             stream.fail(item)

@@ -5,15 +5,14 @@ Only what is new travels. Outputs go as they are; msgspec encodes them without a
 
 from __future__ import annotations
 
-import dataclasses
 from array import array
 from collections.abc import Sequence
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias, get_type_hints
 
 import msgspec
 
-from octavo.core.client import GenerateRequest, ModelInfo
-from octavo.engine.request_checks import check_cache_salt, check_priority
+from octavo.core.client import ModelInfo
 from octavo.errors import (
     EngineDeadError,
     GraphError,
@@ -24,8 +23,9 @@ from octavo.errors import (
     OverloadedError,
     UsageError,
 )
-from octavo.outputs import CompletionOutput, Logprob, RequestMetrics
-from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.generation_request import GenerationRequest, PoolingParams
+from octavo.outputs import RequestOutput
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 
 # Names of the sockets in the directory of a StartOrder. The server binds both.
 TO_ENGINE = "to-engine"
@@ -45,6 +45,8 @@ _ERRORS: tuple[type[OctavoError], ...] = (
     UsageError,
 )
 _ERROR_TYPES = {kind.__name__: kind for kind in _ERRORS}
+_PARAMS_TYPES = {kind.__name__: kind for kind in (SamplingParams, BeamSearchParams, PoolingParams)}
+_REQUEST_TYPES = get_type_hints(GenerationRequest)
 
 
 class MalformedMessageError(Exception):
@@ -86,27 +88,15 @@ class Hello(_Message):
     """The server has both connections."""
 
 
-class Generate(_Message):
-    """`GenerateRequest`. prompt_token_ids: int32 of this machine. params: those fields that differ from the defaults.
+class Submit(_Message):
+    """A `GenerationRequest` for the engine, for `decode_request` to check.
 
-    is_text: the prompt was a text, which matters to the words of an error only.
+    kind: the class of its parameters. request: its fields; of the prompt's text only that there was one.
     """
 
     request_id: str
-    prompt_token_ids: bytes
-    params: dict[str, Any]
-    is_beam_search: bool = False
-    is_text: bool = False
-    priority: int = 0
-    cache_salt: str = ""
-
-
-class Embed(_Message):
-    """A prompt to embed. prompt_token_ids: as in `Generate`."""
-
-    request_id: str
-    prompt_token_ids: bytes
-    pooling: Literal["mean", "last"]
+    kind: str
+    request: Any
 
 
 class Abort(_Message):
@@ -121,7 +111,7 @@ class Close(_Message):
     """End."""
 
 
-ToEngine: TypeAlias = "Hello | Generate | Embed | Abort | AskMetrics | Close"
+ToEngine: TypeAlias = "Hello | Submit | Abort | AskMetrics | Close"
 
 
 # --- from the engine ---
@@ -175,36 +165,16 @@ class Rejected(_Message):
     problem: Problem
 
 
-class News(msgspec.Struct, array_like=True, gc=False):
-    """What is new of one request. metrics: only where they have changed. prompt_logprobs: with the first news only."""
-
-    request_id: str
-    outputs: list[CompletionOutput]
-    finished: bool = False
-    metrics: RequestMetrics | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-
-
-class Failure(msgspec.Struct, array_like=True):
-    """A request that ended without an answer."""
-
-    request_id: str
-    problem: Problem
-
-
 class Step(_Message):
-    """The news of all requests after one step."""
+    """The news of all requests after one step, by request where they are no `RequestOutput`s.
 
-    news: list[News]
-    failures: list[Failure]
+    Of the outputs prompt and prompt_token_ids stay behind, and prompt_logprobs come with the first alone.
+    vectors: of PoolingParams, float32 of this machine. failures: requests that ended without an answer.
+    """
 
-
-class Embedded(_Message):
-    """The answer to an `Embed`. vector: float32 of this machine."""
-
-    request_id: str
-    vector: bytes = b""
-    problem: Problem | None = None
+    outputs: list[RequestOutput]
+    vectors: dict[str, bytes]
+    failures: dict[str, Problem]
 
 
 class Metrics(_Message):
@@ -221,15 +191,13 @@ class Log(_Message):
 
 
 FromEngine: TypeAlias = (
-    "Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Embedded | Metrics | Log"
+    "Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Metrics | Log"
 )
 
 _encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(
-    Hello | Generate | Embed | Abort | AskMetrics | Close
-)
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(Hello | Submit | Abort | AskMetrics | Close)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(
-    Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Embedded | Metrics | Log
+    Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Metrics | Log
 )
 
 
@@ -254,20 +222,12 @@ def decode_from_engine(data: bytes) -> FromEngine:
         raise MalformedMessageError(str(error)) from None
 
 
-def encode_request(request_id: str, request: GenerateRequest) -> bytes:
-    """A `Generate` message. Raises UsageError for what cannot be said in one."""
-    is_beam_search = isinstance(request.params, BeamSearchParams)
-    message = Generate(
-        request_id,
-        _packed(request.prompt_token_ids),
-        _fields(request.params),
-        is_beam_search,
-        request.prompt is not None,
-        check_priority(request.priority),
-        check_cache_salt(request.cache_salt),
-    )
+def encode_request(request_id: str, request: GenerationRequest) -> bytes:
+    """A `Submit` message. Raises UsageError for what cannot be said in one."""
+    text = None if request.prompt is None else ""
+    request = replace(request, prompt_token_ids=_plain_ids(request.prompt_token_ids), prompt=text)
     try:
-        data = _encoder.encode(message)
+        data = _encoder.encode(Submit(request_id, type(request.params).__name__, request))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"the request holds a value that cannot be sent: {error}", code="invalid_value") from error
     if len(data) > MAX_MESSAGE_BYTES:
@@ -275,32 +235,17 @@ def encode_request(request_id: str, request: GenerateRequest) -> bytes:
     return data
 
 
-def encode_prompt(request_id: str, prompt_token_ids: Sequence[int], pooling: Literal["mean", "last"]) -> bytes:
-    """An `Embed` message. Raises UsageError for what is no list of token ids."""
-    return _encoder.encode(Embed(request_id, _packed(prompt_token_ids), pooling))
-
-
-def decode_prompt(message: Embed) -> list[int]:
-    """The token ids. Raises MalformedMessageError."""
-    return _unpacked(message.prompt_token_ids)
-
-
-def decode_request(message: Generate) -> GenerateRequest:
+def decode_request(message: Submit) -> GenerationRequest:
     """The request, its parameters checked anew. Raises UsageError, or MalformedMessageError."""
-    token_ids = _unpacked(message.prompt_token_ids)
     try:
-        params = _params(message.params, message.is_beam_search)
-    except OctavoError:
-        raise
-    except (TypeError, ValueError) as error:
+        types = {**_REQUEST_TYPES, "params": _PARAMS_TYPES[message.kind]}
+        return GenerationRequest(
+            **{name: msgspec.convert(value, types[name]) for name, value in message.request.items()}
+        )
+    except (msgspec.ValidationError, AttributeError, KeyError, TypeError) as error:
+        if isinstance(error.__cause__, UsageError):  # of the parameters' own check
+            raise error.__cause__ from None
         raise MalformedMessageError(str(error)) from None
-    return GenerateRequest(
-        prompt_token_ids=token_ids,
-        params=params,
-        prompt="" if message.is_text else None,
-        priority=message.priority,
-        cache_salt=message.cache_salt,
-    )
 
 
 def to_problem(error: Exception) -> Problem:
@@ -328,41 +273,14 @@ def to_error(problem: Problem) -> OctavoError:
     return kind(problem.message)
 
 
-def _packed(token_ids: Any) -> bytes:
+def _plain_ids(token_ids: Sequence[int]) -> list[int]:
+    """The ids as integers of Python. What the model makes of them is for the engine to say."""
     try:
         if bool in set(map(type, token_ids)):
             raise TypeError("a bool is no token id")
-        return array("i", token_ids).tobytes()
+        return array("i", token_ids).tolist()
     except TypeError:
         raise UsageError("prompt token ids must be integers", param="prompt", code="invalid_type") from None
     except OverflowError:
         text = "the prompt holds a number beyond 32 bits, which is no token id of any model"
         raise UsageError(text, param="prompt", code="token_out_of_range") from None
-
-
-def _unpacked(data: bytes) -> list[int]:
-    token_ids = array("i")
-    try:
-        token_ids.frombytes(data)
-    except ValueError as error:
-        raise MalformedMessageError(str(error)) from None
-    return token_ids.tolist()
-
-
-def _fields(params: SamplingParams | BeamSearchParams | StructuredOutputsParams) -> dict[str, Any]:
-    """The fields that differ from their defaults. The output kind does not travel: it is always that of a stream."""
-    changed = {}
-    for field in dataclasses.fields(params):
-        value = getattr(params, field.name)
-        if value != field.default and field.name != "output_kind":
-            changed[field.name] = _fields(value) if isinstance(value, StructuredOutputsParams) else value
-    return changed
-
-
-def _params(fields: dict[str, Any], is_beam_search: bool) -> SamplingParams | BeamSearchParams:
-    if is_beam_search:
-        return BeamSearchParams(**fields)
-    structured = fields.get("structured_outputs")
-    if structured is not None:
-        fields = {**fields, "structured_outputs": StructuredOutputsParams(**structured)}
-    return SamplingParams(**fields)

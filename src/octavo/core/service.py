@@ -16,37 +16,33 @@ import zmq
 from octavo.config import EngineConfig
 from octavo.core.cpu_meter import CpuMeter
 from octavo.core.faults import Faults
-from octavo.core.loaded import create_pooling_request, create_request, load, plain_metrics
+from octavo.core.loaded import create_request, load, plain_metrics
 from octavo.core.messages import (
     Abort,
     Accepted,
     AskMetrics,
     Close,
-    Embed,
-    Embedded,
-    Failure,
-    Generate,
     Heartbeat,
     Hello,
     LoadFailed,
     Loading,
     MalformedMessageError,
     Metrics,
-    News,
     Ready,
     Rejected,
     StartOrder,
     Step,
+    Submit,
     ToEngine,
-    decode_prompt,
     decode_request,
     decode_to_engine,
     to_problem,
 )
 from octavo.core.outbox import Outbox
+from octavo.engine.async_engine import Sink
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
-from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.outputs import PoolingOutput, RequestOutput
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +72,7 @@ class EngineService:
         self._lock = threading.Lock()
         self._being_checked: set[str] = set()
         # Only the engine's thread touches these.
-        self._news: list[News] = []
-        self._failures: list[Failure] = []
+        self._news = Step([], {}, {})
 
     def run(self) -> None:
         """Until the server says close."""
@@ -181,10 +176,8 @@ class EngineService:
             self._handle(message)
 
     def _handle(self, message: ToEngine) -> None:
-        if isinstance(message, Generate):
+        if isinstance(message, Submit):
             self._begin(message)
-        elif isinstance(message, Embed):
-            self._embed(message)
         elif isinstance(message, Abort):
             self._abort(message.request_id)
         elif isinstance(message, AskMetrics):
@@ -198,15 +191,15 @@ class EngineService:
         if self._num_malformed.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood must not fill the log
             logger.warning("a malformed message was dropped, the %dth: %.200s", self._num_malformed, error)
 
-    def _begin(self, message: Generate) -> None:
+    def _begin(self, message: Submit) -> None:
         with self._lock:
             self._being_checked.add(message.request_id)
-        if "structured_outputs" in message.params:
+        if _has_grammar(message):
             self._checkers.submit(self._guarded, lambda: self._check(message))
         else:
             self._check(message)
 
-    def _check(self, message: Generate) -> None:
+    def _check(self, message: Submit) -> None:
         """Answers whether the request is taken, and hands it to the engine if so."""
         request_id = message.request_id
         try:
@@ -225,26 +218,7 @@ class EngineService:
                 return
             self._being_checked.remove(request_id)
         self._outbox.send(Accepted(request_id))
-        self._session.submit(request, _Reporter(request_id, self._news, self._failures))
-
-    def _embed(self, message: Embed) -> None:
-        def answer(item: PoolingOutput | OctavoError) -> None:
-            if isinstance(item, OctavoError):
-                self._outbox.send(Embedded(message.request_id, problem=to_problem(item)))
-            else:
-                self._outbox.send(Embedded(message.request_id, item.vector.tobytes()))
-
-        try:
-            if self._session is None:
-                raise EngineDeadError("the model is not loaded")
-            prompt = decode_prompt(message)
-            self._session.submit(
-                create_pooling_request(self._session, message.request_id, prompt, message.pooling), answer
-            )
-        except OctavoError as error:
-            answer(error)
-        except MalformedMessageError as error:
-            self._note_malformed(error)
+        self._session.submit(request, self._sink(request_id))
 
     def _abort(self, request_id: str) -> None:
         with self._lock:
@@ -255,33 +229,38 @@ class EngineService:
 
     # --- the engine's thread ---
 
+    def _sink(self, request_id: str) -> Sink:
+        """Notes what is new of one request."""
+        is_first = True
+
+        def note(item: RequestOutput | PoolingOutput | OctavoError) -> None:
+            nonlocal is_first
+            if isinstance(item, OctavoError):
+                self._news.failures[request_id] = to_problem(item)
+            elif isinstance(item, PoolingOutput):
+                self._news.vectors[request_id] = item.vector.tobytes()
+            else:
+                prompt_logprobs = item.prompt_logprobs if is_first else None
+                is_first = False
+                output = RequestOutput(request_id, None, [], item.outputs, item.finished, prompt_logprobs, item.metrics)
+                self._news.outputs.append(output)
+
+        return note
+
     def _end_round(self) -> None:
-        if self._news or self._failures:
-            self._outbox.send(Step(self._news, self._failures))
-            self._news.clear()
-            self._failures.clear()
+        news = self._news
+        if news.outputs or news.vectors or news.failures:
+            self._news = Step([], {}, {})
+            self._outbox.send(news)
         failure = self._session.failure if self._session is not None else None
         if failure is not None and failure.__cause__ is not None:  # one that was closed has no cause
             self._fail(str(failure))
         self._faults.at("step")
 
 
-class _Reporter:
-    """Notes what is new of one request, on the engine's thread."""
-
-    __slots__ = ("_failures", "_metrics", "_news", "_request_id")
-
-    def __init__(self, request_id: str, news: list[News], failures: list[Failure]) -> None:
-        self._request_id = request_id
-        self._news = news
-        self._failures = failures
-        self._metrics: RequestMetrics | None = None
-
-    def __call__(self, item: RequestOutput | OctavoError) -> None:
-        if isinstance(item, OctavoError):
-            self._failures.append(Failure(self._request_id, to_problem(item)))
-            return
-        metrics = None if item.metrics is self._metrics else item.metrics
-        prompt_logprobs = item.prompt_logprobs if self._metrics is None else None
-        self._metrics = item.metrics
-        self._news.append(News(self._request_id, item.outputs, item.finished, metrics, prompt_logprobs))
+def _has_grammar(message: Submit) -> bool:
+    """Whether a grammar has to be compiled for the request. Its fields are not checked yet."""
+    try:
+        return message.request["params"].get("structured_outputs") is not None
+    except (AttributeError, KeyError, TypeError):
+        return False

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 from octavo.errors import OctavoError
-from octavo.outputs import CompletionOutput, RequestOutput
+from octavo.generation_request import GenerationRequest
+from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestOutput
 
 
 class MergedStream:
@@ -16,11 +17,14 @@ class MergedStream:
     It never holds more than one output: a slow reader costs the memory of its answer's text, not of its steps.
     """
 
-    def __init__(self, request_id: str, abort: Callable[[str], None]) -> None:
+    def __init__(self, request_id: str, request: GenerationRequest, abort: Callable[[str], None]) -> None:
         """abort: called with the id when the stream is closed before its end."""
         self._request_id = request_id
+        self._prompt = request.prompt
+        self._prompt_token_ids = list(request.prompt_token_ids)
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._abort = abort
-        self._pending: RequestOutput | None = None
+        self._pending: RequestOutput | PoolingOutput | None = None
         self._error: OctavoError | None = None
         self._is_ended = False
         self._waiter: asyncio.Future[None] | None = None
@@ -29,11 +33,17 @@ class MergedStream:
     def request_id(self) -> str:
         return self._request_id
 
-    def feed(self, output: RequestOutput) -> None:
-        """Takes what is new; its lists belong to the stream from now on."""
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self._prompt_token_ids)
+
+    def feed(self, output: RequestOutput | PoolingOutput) -> None:
+        """Takes what is new; its lists belong to the stream from now on. What it says of the prompt may be left out."""
         if self._is_ended:
             return
-        self._pending = output if self._pending is None else merge(self._pending, output)
+        if isinstance(output, RequestOutput) and isinstance(self._pending, RequestOutput):
+            output = merge(self._pending, output)
+        self._pending = output
         self._is_ended = output.finished
         self._wake()
 
@@ -45,10 +55,10 @@ class MergedStream:
         self._is_ended = True
         self._wake()
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         return self
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> RequestOutput | PoolingOutput:
         while self._pending is None:
             if self._error is not None:
                 error, self._error = self._error, None
@@ -61,7 +71,7 @@ class MergedStream:
             finally:
                 self._waiter = None
         output, self._pending = self._pending, None
-        return output
+        return output if isinstance(output, PoolingOutput) else self._with_prompt(output)
 
     async def aclose(self) -> None:
         self._pending = self._error = None
@@ -70,6 +80,19 @@ class MergedStream:
         self._is_ended = True
         self._abort(self._request_id)
         self._wake()
+
+    def _with_prompt(self, output: RequestOutput) -> RequestOutput:
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = output.prompt_logprobs
+        return RequestOutput(
+            request_id=self._request_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids,
+            outputs=output.outputs,
+            finished=output.finished,
+            prompt_logprobs=self._prompt_logprobs,
+            metrics=output.metrics,
+        )
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
@@ -82,7 +105,8 @@ def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     for choice in second.outputs:
         before = choices.get(choice.index)
         choices[choice.index] = choice if before is None else _join(before, choice)
-    return replace(second, outputs=list(choices.values()))
+    prompt_logprobs = first.prompt_logprobs if second.prompt_logprobs is None else second.prompt_logprobs
+    return replace(second, outputs=list(choices.values()), prompt_logprobs=prompt_logprobs)
 
 
 def _join(before: CompletionOutput, choice: CompletionOutput) -> CompletionOutput:

@@ -22,9 +22,7 @@ from octavo.engine.output_builder import OutputBuilder
 from octavo.engine.pooling import PoolingQueue
 from octavo.engine.request import FinishReason, Request, Sequence, derive_seed
 from octavo.engine.request_checks import (
-    check_cache_salt,
     check_params,
-    check_priority,
     check_prompt,
     find_bad_words,
 )
@@ -126,8 +124,8 @@ class Engine:
             max_total_tokens=len(token_ids) + max_tokens,
             eos_token_ids=frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids,
             prompt=generation.prompt,
-            priority=check_priority(options.priority),
-            cache_salt=check_cache_salt(options.cache_salt),
+            priority=options.priority,
+            cache_salt=options.cache_salt,
             bad_words_ids=find_bad_words(params.sampling, self.tokenizer, num_tokens),
             arrival_time=time.perf_counter(),
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from octavo.errors import UsageError
 from octavo.generation_request import Params
-from octavo.sampling_params import MAX_CACHE_SALT_CHARS, SamplingParams
+from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
@@ -61,39 +61,6 @@ def check_params(params: Params, vocab_size: int, room: int) -> None:
         )
     for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
         _check_range(name, getattr(sampling, name) or (), vocab_size)
-
-
-def check_priority(priority: object) -> int:
-    """A priority of 32 bits. Raises UsageError."""
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        code = "invalid_type"
-    elif -(2**31) <= priority < 2**31:
-        return priority
-    else:
-        code = "integer_above_max_value" if priority > 0 else "integer_below_min_value"
-    shown = "too large to show" if isinstance(priority, int) and priority.bit_length() > 256 else repr(priority)
-    raise UsageError(
-        f"priority is {shown:.80}; it must be an integer of 32 bits, lower goes first", param="priority", code=code
-    )
-
-
-def check_cache_salt(salt: object) -> str:
-    """A salt that can be hashed, "" for none. Raises UsageError."""
-    if not isinstance(salt, str):
-        raise UsageError(f"cache_salt must be a string, not {salt!r:.80}", param="cache_salt", code="invalid_type")
-    if len(salt) > MAX_CACHE_SALT_CHARS:
-        raise UsageError(
-            f"cache_salt has {len(salt)} characters; at most {MAX_CACHE_SALT_CHARS} are allowed",
-            param="cache_salt",
-            code="string_above_max_length",
-        )
-    if any("\ud800" <= char <= "\udfff" for char in salt):
-        raise UsageError(
-            f"cache_salt holds half of a surrogate pair, which is no character: {salt!r:.80}",
-            param="cache_salt",
-            code="invalid_encoding",
-        )
-    return salt
 
 
 def find_bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:

@@ -68,12 +68,9 @@ class Session:
         *,
         output_kind: RequestOutputKind | None = None,
         request_id: str | None = None,
-        priority: int = 0,
-        cache_salt: str = "",
+        options: RequestOptions,
     ) -> Request:
         """A checked request, not yet submitted. output_kind: instead of that of the parameters.
-
-        cache_salt: only requests with the same salt share blocks of the prefix cache.
 
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
         """
@@ -87,7 +84,7 @@ class Session:
             prompt_token_ids=self.encode(prompt),
             params=params if output_kind is None else params.with_output_kind(output_kind),
             prompt=prompt if isinstance(prompt, str) else None,
-            options=RequestOptions(priority=priority, cache_salt=cache_salt),
+            options=options,
         )
         return self.model().engine.create_request(
             request_id if request_id is not None else f"request-{next(self._ids)}", generation

@@ -14,8 +14,8 @@ import pydantic
 import pytest
 from openai.types.chat import ChatCompletionMessageFunctionToolCall
 
-from octavo.core.client import GenerateRequest
 from octavo.errors import EngineDeadError, OverloadedError
+from octavo.generation_request import GenerationRequest
 from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
@@ -326,7 +326,7 @@ def test_keys(smollm2_tokenizer: Tokenizer) -> None:
 def test_a_full_server_is_asked_again(scripted: openai.OpenAI, fake: ScriptedServer) -> None:
     asked: list[float] = []
 
-    def script(_request: GenerateRequest) -> Script:
+    def script(_request: GenerationRequest) -> Script:
         asked.append(time.monotonic())
         if len(asked) < 2:
             return Script(refusal=OverloadedError("no room", code="server_overloaded", retry_after_s=1))

@@ -14,7 +14,7 @@ from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParam
 from octavo.server.generation.json_schema import check_tool_choice, check_tools
 from octavo.server.generation.naming import constraint_named
 from octavo.server.generation.run import start_chat
-from octavo.server.generation.spec import ChatSpec, Generation
+from octavo.server.generation.spec import ChatSpec, Generation, read_options
 from octavo.server.generation.thinking import effort_arguments
 from octavo.server.http.json_body import Int, JsonRoute
 from octavo.server.http.sse import event
@@ -83,9 +83,8 @@ async def create_chat_completion(request: Request, body: ChatCompletionRequest) 
             tool_choice=tool_choice,
             parallel_tool_calls=body.parallel_tool_calls is not False,
             template_arguments=_template_arguments(body, model),
-            priority=body.priority or 0,
+            options=read_options(body),
             tenant=tenant_of(request),
-            cache_salt=body.cache_salt or "",
             truncate_prompt_tokens=limit,
             truncation_side=side,
             max_tokens_may_shrink=body.max_tokens is None and body.max_completion_tokens is None,

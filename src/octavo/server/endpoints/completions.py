@@ -15,8 +15,8 @@ from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, BeamSearchParams, 
 from octavo.server.endpoints.chat_completions import LAST_EVENT
 from octavo.server.generation.naming import constraint_named
 from octavo.server.generation.prompt import MAX_PROMPTS
-from octavo.server.generation.run import num_choices, start_text
-from octavo.server.generation.spec import Generation, TextSpec
+from octavo.server.generation.run import start_text
+from octavo.server.generation.spec import Generation, TextSpec, read_options
 from octavo.server.http.json_body import Int, JsonRoute, Text
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import COMPLETION, streamed_answer
@@ -64,9 +64,8 @@ async def create_completion(request: Request, body: CompletionRequest) -> Respon
     spec = TextSpec(
         params=params,
         prompts=prompts,
-        priority=body.priority or 0,
+        options=read_options(body),
         tenant=tenant_of(request),
-        cache_salt=body.cache_salt or "",
         truncate_prompt_tokens=limit,
         truncation_side=side,
         max_tokens_may_shrink=body.max_tokens is None,
@@ -154,7 +153,7 @@ def _options(body: CompletionRequest, spec: TextSpec) -> TextOptions:
         has_timings=bool(body.timings),
         reports_truncation=body.truncate_prompt_tokens is not None,
         prompts=spec.prompts,
-        num_choices=num_choices(spec),
+        num_choices=spec.params.num_choices,
         echo=bool(body.echo),
         only_prompt=_only_prompt(body),
         has_prompt_logprobs=body.prompt_logprobs is not None,

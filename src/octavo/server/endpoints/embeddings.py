@@ -17,6 +17,8 @@ from octavo.batch import Float32
 from octavo.server.admission import Ticket
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_inputs
+from octavo.server.generation.run import embed, separated
+from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
 from octavo.server.http.dialects import OPENAI
 from octavo.server.http.disconnect import run_unless_gone
@@ -25,7 +27,7 @@ from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
 from octavo.server.protocols.answering import tenant_of
 from octavo.server.protocols.protocol_errors import protocol_route, request_id_of
-from octavo.server.protocols.sampling_fields import NullIsAbsent
+from octavo.server.protocols.sampling_fields import OptionFields
 from octavo.server.state import state_of
 
 MAX_INPUTS = 2048
@@ -52,7 +54,7 @@ Input: TypeAlias = Annotated[
 ]
 
 
-class EmbeddingsRequest(NullIsAbsent):
+class EmbeddingsRequest(OptionFields):
     """pooling: of the last hidden states, an addition to OpenAI's fields; None: mean. dimensions: only the model's
     own number."""
 
@@ -91,19 +93,19 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
         tenant=tenant_of(request),
     )
     try:
-        prompts = await ticket.wait(partial(prepare_inputs, model, inputs, body.truncate_prompt_tokens))
-        record.num_prompt_tokens = prompts.num_tokens
-        ticket.add_prompt_tokens(prompts.num_tokens)
-        vectors = await _compute(ticket, model, prompts.token_ids, body)
+        prompts, num_truncated = await ticket.wait(partial(prepare_inputs, model, inputs, body.truncate_prompt_tokens))
+        num_tokens = record.num_prompt_tokens = sum(map(len, prompts))
+        ticket.add_prompt_tokens(num_tokens)
+        vectors = await _compute(ticket, model, prompts, body)
     finally:
         ticket.release()
     data = [
         {"object": "embedding", "index": i, "embedding": _encode(_normalized(vector), body.encoding_format)}
         for i, vector in enumerate(vectors)
     ]
-    usage = {"prompt_tokens": prompts.num_tokens, "total_tokens": prompts.num_tokens}
+    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     if body.truncate_prompt_tokens is not None:
-        usage["truncated_tokens"] = prompts.num_truncated_tokens
+        usage["truncated_tokens"] = num_truncated
     return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
 
 
@@ -116,9 +118,10 @@ def _inputs(given: Any) -> list[Any]:
 async def _compute(
     ticket: Ticket, model: ServedModel, prompts: Sequence[Sequence[int]], body: EmbeddingsRequest
 ) -> list[Float32]:
+    options = separated(read_options(body), ticket.tenant)
     vectors: list[Float32] = []
     for i in range(0, len(prompts), INPUTS_AT_ONCE):
-        call = partial(model.client.embed, prompts[i : i + INPUTS_AT_ONCE], pooling=body.pooling or "mean")
+        call = partial(embed, model, prompts[i : i + INPUTS_AT_ONCE], body.pooling or "mean", options)
         vectors += await ticket.wait(call)
         ticket.started()
     return vectors

@@ -19,12 +19,13 @@ from octavo.sampling_params import MAX_STOP_STRINGS, SamplingParams, StructuredO
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.run import start_text
-from octavo.server.generation.spec import Generation, TextSpec
+from octavo.server.generation.spec import Generation, TextSpec, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text, quote
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import GENERATED_TEXT, INFO, streamed_answer, whole_answer
 from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
 from octavo.server.protocols.protocol_errors import TGI, TGI_SCHEMA, describe_errors, protocol_route, request_id_of
+from octavo.server.protocols.sampling_fields import OptionFields
 from octavo.server.protocols.tgi_answer import TgiOptions, TgiWriter
 from octavo.server.state import state_of
 
@@ -78,7 +79,7 @@ class Parameters(RequestModel):
     adapter_id: Text | None = None
 
 
-class GenerateRequest(RequestModel):
+class GenerateRequest(OptionFields):
     """stream: for `/` and `/generate`. model: an addition to TGI, for servers of several models."""
 
     inputs: Text
@@ -143,6 +144,7 @@ async def _generate(request: Request, body: GenerateRequest, *, stream: bool) ->
         prompts=[body.inputs],
         params=params,
         tenant=tenant_of(request),
+        options=read_options(body),
         truncate_prompt_tokens=parameters.truncate,
         max_tokens_may_shrink=parameters.max_new_tokens is None,
     )

@@ -10,7 +10,8 @@ from typing import Any
 
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
-from octavo.server.generation.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
+from octavo.server.generation.choice import ChoiceReader
+from octavo.server.generation.reasoning import ReasoningFormat, find_reasoning_format
 from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
 from octavo.server.models.served_model import ServedModel
@@ -24,28 +25,32 @@ _NUM_LAST_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPlan:
-    """messages, template_arguments: for the template. params: with what the tools and the thinking need of the engine.
+class AnswerFormat:
+    """The parts of an answer to tell apart.
 
-    create_tool_parser: None where the answer has no calls to look for. reasoning: None where it is not told apart.
+    create_tool_parser: None where there are no calls to look for. reasoning: None where thinking stays in the text.
     """
 
-    messages: Sequence[Mapping[str, Any]]
-    template_arguments: Mapping[str, Any]
-    params: SamplingParams | BeamSearchParams
     create_tool_parser: Callable[[], ToolParser] | None
     reasoning: ReasoningFormat | None
 
-    def create_reasoning_parser(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ReasoningParser | None:
-        """A parser for one answer to this prompt."""
-        if self.reasoning is None:
-            return None
-        end = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-        return self.reasoning.create_parser(end)
+    def create_reader(
+        self, index: int, spec: ChatSpec, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
+    ) -> ChoiceReader:
+        """A reader for choice `index` of the answer to this prompt."""
+        tools = None if self.create_tool_parser is None else self.create_tool_parser()
+        reasoning = None
+        if self.reasoning is not None:
+            end = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
+            reasoning = self.reasoning.create_parser(end)
+        return ChoiceReader(index, tools, reasoning, parallel_tool_calls=spec.parallel_tool_calls)
 
 
-def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
-    """Raises UsageError where a tool must be called and the request also says what the answer looks like otherwise."""
+def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerFormat]:
+    """The request as the model's template wants it, with the constraints that its tools need, and the answer's format.
+
+    Raises UsageError where a tool must be called and the request also says what the answer looks like otherwise.
+    """
     template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
     tool_format = model.tool_format or tool_formats()[_TAUGHT_FORMAT]
@@ -72,7 +77,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> ChatPlan:
             reasoning = None
         elif is_control_token:
             params = dataclasses.replace(params, skip_special_tokens=False)
-    return ChatPlan(messages, arguments, params, create_tool_parser, reasoning)
+    adapted = dataclasses.replace(spec, messages=messages, template_arguments=arguments, params=params)
+    return adapted, AnswerFormat(create_tool_parser, reasoning)
 
 
 def _without_strict(tool: Tool) -> Tool:
@@ -101,7 +107,7 @@ def _with_tools(
         if not strict:
             return params
         if tool_format.optional_grammar is None or isinstance(params, BeamSearchParams):
-            what = "beam search" if isinstance(params, BeamSearchParams) else "this model's format of tool calls"
+            what = "this model's format of tool calls" if params is params.sampling else "beam search"
             message = f"{what} cannot hold arguments to their schema with tool_choice auto; leave strict out"
             raise UsageError(message, param=f"tools[{strict[0]}].function.strict", code="unsupported_value")
         grammar = tool_format.optional_grammar(tools, spec.parallel_tool_calls, token_ids)
@@ -122,7 +128,7 @@ def _with_tools(
 
 def _is_constrained(params: SamplingParams | BeamSearchParams) -> bool:
     """Whether the answer has a form, which then leaves no room for thinking."""
-    return isinstance(params, SamplingParams) and params.structured_outputs is not None
+    return params.structured_outputs is not None
 
 
 def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import anyio.to_thread
@@ -12,48 +11,38 @@ import anyio.to_thread
 from octavo.errors import ModelLoadError, UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
-from octavo.server.generation.chat_plan import ChatPlan, plan_chat
+from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.spec import ChatSpec, Common, TextSpec
 from octavo.server.models.served_model import ServedModel
 
 MAX_PROMPTS = 128  # of one request
 
 T = TypeVar("T")
-Params: TypeAlias = "SamplingParams | BeamSearchParams"
+Prepared: TypeAlias = tuple[list[list[int]], int]
+"""Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedPrompts:
-    """Prompts, or texts to embed, as the engine gets them: each fits the context."""
+async def prepare_chat(model: ServedModel, spec: ChatSpec) -> Prepared:
+    """The prompt of a conversation that `plan_chat` has adapted.
 
-    token_ids: list[list[int]]
-    num_truncated_tokens: int
-
-    @property
-    def num_tokens(self) -> int:
-        return sum(len(ids) for ids in self.token_ids)
-
-
-async def prepare_chat(model: ServedModel, spec: ChatSpec, plan: ChatPlan) -> PreparedPrompts:
-    """The prompt of a conversation. Raises as `encode_conversation`, and where it does not fit the context."""
-    return _fit_answered(model, spec, [await _encode(model, plan)], "messages")
+    Raises as `encode_conversation`, and where it does not fit the context.
+    """
+    return _fit_answered(model, spec, [await _encode(model, spec)], "messages")
 
 
 async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
     """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` where it does not suit
     the template."""
-    return await _encode(model, plan_chat(model, spec))
+    return await _encode(model, plan_chat(model, spec)[0])
 
 
-async def prepare_texts(model: ServedModel, spec: TextSpec) -> PreparedPrompts:
+async def prepare_texts(model: ServedModel, spec: TextSpec) -> Prepared:
     """Tokenizes the prompts. Raises UsageError naming `prompt` where one is empty or holds no token ids."""
     token_ids = await in_thread(lambda: [_encode_text(model, prompt) for prompt in spec.prompts])
     return _fit_answered(model, spec, token_ids, "prompt")
 
 
-async def prepare_inputs(
-    model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None
-) -> PreparedPrompts:
+async def prepare_inputs(model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None) -> Prepared:
     """Tokenizes texts to embed, which may fill the context, as no answer needs room.
 
     truncate_to: see `Common.truncate_prompt_tokens`. Raises as `prepare_texts`.
@@ -63,20 +52,22 @@ async def prepare_inputs(
     return _fit(token_ids, limit, room=limit if truncate_to == -1 else truncate_to, num_answer_tokens=0)
 
 
-def fit_max_tokens(model: ServedModel, spec: Common, params: Params, prompts: PreparedPrompts) -> Params:
+def fit_max_tokens(
+    model: ServedModel, spec: Common, prompts: Sequence[Sequence[int]]
+) -> SamplingParams | BeamSearchParams:
     """The parameters, with max_tokens where the context bounds them. Raises UsageError naming `max_tokens` where the
     request wants more of them than the context has left."""
-    limit, wanted = model.info.max_model_len, params.max_tokens
-    longest = max(map(len, prompts.token_ids))
+    limit, wanted = model.info.max_model_len, spec.params.max_tokens
+    longest = max(map(len, prompts))
     if wanted is None or longest + wanted <= limit:
-        return params
+        return spec.params
     if not spec.max_tokens_may_shrink:
         message = (
             f"the prompt has {longest} tokens and max_tokens is {wanted}, together {longest + wanted}; the "
             f"context of this model has {limit}: lower max_tokens to {limit - longest} or shorten the prompt"
         )
         raise UsageError(message, param="max_tokens", code="context_length_exceeded")
-    return dataclasses.replace(params, max_tokens=limit - longest)
+    return dataclasses.replace(spec.params, max_tokens=limit - longest)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -84,16 +75,16 @@ async def in_thread(work: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(work)
 
 
-async def _encode(model: ServedModel, plan: ChatPlan) -> list[int]:
-    token_ids = await in_thread(lambda: _render(model, plan))
+async def _encode(model: ServedModel, adapted: ChatSpec) -> list[int]:
+    token_ids = await in_thread(lambda: _render(model, adapted))
     if not token_ids:
         raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
     return token_ids
 
 
-def _render(model: ServedModel, plan: ChatPlan) -> list[int]:
+def _render(model: ServedModel, adapted: ChatSpec) -> list[int]:
     try:
-        return model.prompts.encode_chat(plan.messages, None, **plan.template_arguments)
+        return model.prompts.encode_chat(adapted.messages, None, **adapted.template_arguments)
     except UsageError as error:
         raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
     except ModelLoadError as error:
@@ -119,7 +110,7 @@ def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
     return list(prompt)
 
 
-def _fit_answered(model: ServedModel, spec: Common, prompts: list[list[int]], param: str) -> PreparedPrompts:
+def _fit_answered(model: ServedModel, spec: Common, prompts: list[list[int]], param: str) -> Prepared:
     limit = model.info.max_model_len
     room = spec.truncate_prompt_tokens
     if room == -1:  # what an answer of max_tokens leaves, or three quarters of the context
@@ -138,7 +129,7 @@ def _fit(
     side: str = "left",
     param: str = "prompt",
     remedy: str = "shorten it, or ask for truncate_prompt_tokens",
-) -> PreparedPrompts:
+) -> Prepared:
     """The prompts as they fit a context of `limit` tokens, cut to `room` tokens only where that is given.
 
     num_answer_tokens: that have to fit after each: 1, or 0 for texts to embed.
@@ -151,7 +142,7 @@ def _fit(
         of_answer = f" for prompt and answer; at most {limit - 1} leave room for one token" if num_answer_tokens else ""
         message = f"the prompt has {longest} tokens, and the context of this model has {limit}{of_answer}: {remedy}"
         raise UsageError(message, param=param, code="context_length_exceeded")
-    return PreparedPrompts(prompts, num_before - sum(map(len, prompts)))
+    return prompts, num_before - sum(map(len, prompts))
 
 
 def _truncate(token_ids: list[int], room: int, side: str) -> list[int]:

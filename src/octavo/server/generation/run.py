@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from octavo.core.client import AnswerStream, GenerateRequest
+from octavo.batch import Float32
+from octavo.core.client import AnswerStream
+from octavo.generation_request import GenerationRequest, Pooling, PoolingParams, RequestOptions
+from octavo.outputs import PoolingOutput
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
 from octavo.server.generation.naming import constraint_named
-from octavo.server.generation.prompt import Params, PreparedPrompts, fit_max_tokens, prepare_chat, prepare_texts
+from octavo.server.generation.prompt import fit_max_tokens, prepare_chat, prepare_texts
 from octavo.server.generation.running import RunningGeneration
 from octavo.server.generation.spec import ChatSpec, Common, Generation, TextSpec
 from octavo.server.models.served_model import ServedModel
@@ -27,31 +32,47 @@ async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, req
     Raises UsageError (with param and code) where the request is wrong, OverloadedError where there is no room.
     """
     with _admitted(state, model, spec, request_id, num_prompts=1) as ticket:
-        plan = plan_chat(model, spec)
-        prompts = await ticket.wait(lambda: prepare_chat(model, spec, plan))
-
-        def create_reader(index: int) -> ChoiceReader:
-            tools = None if plan.create_tool_parser is None else plan.create_tool_parser()
-            reasoning = plan.create_reasoning_parser(model.tokenizer, prompts.token_ids[0])
-            return ChoiceReader(index, tools, reasoning, parallel_tool_calls=spec.parallel_tool_calls)
-
-        readers = [create_reader(index) for index in range(num_choices(spec))]
+        adapted, answer_format = plan_chat(model, spec)
+        prompts, num_truncated = await ticket.wait(lambda: prepare_chat(model, adapted))
+        readers = [
+            answer_format.create_reader(index, spec, model.tokenizer, prompts[0])
+            for index in range(spec.params.num_choices)
+        ]
         # With tools the only constraint is the one that makes the model call them.
         with constraint_named("tools" if spec.tools and spec.tool_choice != "none" else "structured_outputs"):
-            return await _start(model, spec, plan.params, prompts, ticket, readers)
+            return await _start(model, adapted, prompts, num_truncated, ticket, readers)
 
 
 async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, request_id: str) -> Generation:
     """Begins to continue texts; otherwise as `start_chat`."""
     with _admitted(state, model, spec, request_id, num_prompts=len(spec.prompts)) as ticket:
-        prompts = await ticket.wait(lambda: prepare_texts(model, spec))
-        readers = [ChoiceReader(i) for i in range(num_choices(spec) * len(spec.prompts))]
-        return await _start(model, spec, spec.params, prompts, ticket, readers)
+        prompts, num_truncated = await ticket.wait(lambda: prepare_texts(model, spec))
+        readers = [ChoiceReader(i) for i in range(spec.params.num_choices * len(spec.prompts))]
+        return await _start(model, spec, prompts, num_truncated, ticket, readers)
 
 
-def num_choices(spec: Common) -> int:
-    """Of each prompt."""
-    return spec.params.num_choices
+async def embed(
+    model: ServedModel, prompts: Sequence[Sequence[int]], pooling: Pooling, options: RequestOptions
+) -> list[Float32]:
+    """The vectors of prompts, [hidden_size] each, which the engine computes side by side. Raises as `start_chat`."""
+    params = PoolingParams(pooling=pooling)
+
+    async def embed_one(token_ids: Sequence[int]) -> Float32:
+        request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
+        stream = await model.client.generate(request)
+        try:
+            output = await anext(stream)
+        finally:
+            await stream.aclose()
+        assert isinstance(output, PoolingOutput)
+        return output.vector
+
+    tasks = [asyncio.create_task(embed_one(token_ids)) for token_ids in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 @contextmanager
@@ -62,10 +83,10 @@ def _admitted(
     ticket = state.admission.admit(
         model,
         request_id,
-        num_sequences=num_choices(spec) * num_prompts,
+        num_sequences=spec.params.num_choices * num_prompts,
         num_prompts=num_prompts,
         tenant=spec.tenant,
-        priority=spec.priority,
+        priority=spec.options.priority,
     )
     try:
         yield ticket
@@ -77,21 +98,19 @@ def _admitted(
 async def _start(
     model: ServedModel,
     spec: Common,
-    params: Params,
-    prompts: PreparedPrompts,
+    prompts: Sequence[Sequence[int]],
+    num_truncated: int,
     ticket: Ticket,
     readers: Sequence[ChoiceReader],
 ) -> Generation:
-    params = fit_max_tokens(model, spec, params, prompts)
-    ticket.add_prompt_tokens(prompts.num_tokens)
-    salt = cache_salt(spec.tenant, spec.cache_salt)
+    params = fit_max_tokens(model, spec, prompts)
+    ticket.add_prompt_tokens(sum(map(len, prompts)))
+    options = separated(spec.options, spec.tenant)
     streams: list[AnswerStream] = []
 
     async def submit() -> None:
-        for token_ids in prompts.token_ids:
-            request = GenerateRequest(
-                prompt_token_ids=token_ids, params=params, priority=spec.priority, cache_salt=salt
-            )
+        for token_ids in prompts:
+            request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
             streams.append(await model.client.generate(request))
 
     try:
@@ -100,11 +119,12 @@ async def _start(
         for stream in streams:
             await stream.aclose()
         raise
-    return RunningGeneration(ticket, prompts, streams, readers)
+    return RunningGeneration(ticket, prompts, num_truncated, streams, readers)
 
 
-def cache_salt(tenant: str, own_salt: str) -> str:
-    """Whose prefix cache a request may share; of bounded length, whatever the request says."""
-    if not tenant and not own_salt:
-        return ""
-    return hashlib.sha256(f"{len(tenant)}:{tenant}{own_salt}".encode()).hexdigest()
+def separated(options: RequestOptions, tenant: str) -> RequestOptions:
+    """The options with a salt that no other tenant has, of bounded length whatever the request says."""
+    if not tenant and not options.cache_salt:
+        return options
+    salt = hashlib.sha256(f"{len(tenant)}:{tenant}{options.cache_salt}".encode()).hexdigest()
+    return replace(options, cache_salt=salt)

@@ -13,7 +13,6 @@ from octavo.errors import EngineDeadError
 from octavo.outputs import RequestMetrics, RequestOutput
 from octavo.server.generation.choice import ChoiceReader
 from octavo.server.generation.events import Event, Usage
-from octavo.server.generation.prompt import PreparedPrompts
 
 if TYPE_CHECKING:
     from octavo.server.admission import Ticket
@@ -31,14 +30,15 @@ class RunningGeneration:
     def __init__(
         self,
         ticket: Ticket,
-        prompts: PreparedPrompts,
+        prompts: Sequence[Sequence[int]],
+        num_truncated_tokens: int,
         streams: Sequence[AnswerStream],
         readers: Sequence[ChoiceReader],
     ) -> None:
-        """streams: one a prompt. readers: one a choice; those of prompt i are i * n to i * n + n - 1."""
+        """prompts, streams: one a prompt. readers: one a choice; those of prompt i are i * n to i * n + n - 1."""
         self.request_id = ticket.request_id
-        self.prompt_token_ids: Sequence[Sequence[int]] = prompts.token_ids
-        self.num_truncated_tokens = prompts.num_truncated_tokens
+        self.prompt_token_ids: Sequence[Sequence[int]] = prompts
+        self.num_truncated_tokens = num_truncated_tokens
         self.prompt_logprobs: list[Any] = [None] * len(streams)
         self._ticket = ticket
         self._streams = streams
@@ -91,6 +91,7 @@ class RunningGeneration:
     async def _fetch(self, prompt: int, stream: AnswerStream) -> None:
         async def forward() -> None:
             async for output in stream:
+                assert isinstance(output, RequestOutput)
                 await self._outputs.put((prompt, output))
                 if output.finished:
                     return

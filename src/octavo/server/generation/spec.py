@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, TypeAlias
 
+from octavo.generation_request import RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.generation.events import Event
 
@@ -19,21 +20,29 @@ class NamedTool:
     name: str
 
 
+def read_options(body: object) -> RequestOptions:
+    """The options of a request: each from the field of its body that has its name, if that is given.
+
+    Raises UsageError for a wrong value.
+    """
+    given = {option.name: getattr(body, option.name) for option in fields(RequestOptions)}
+    return RequestOptions(**{name: value for name, value in given.items() if value is not None})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
     """What requests of every kind can say beside their prompt.
 
-    tenant: whose request this is, by the API key: nobody else can cancel it or share its prefix cache. cache_salt:
-    separates the prefix cache further. truncate_prompt_tokens: keep only so many tokens, the last ones, or all but the
-    middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink: max_tokens is a
-    default and no wish, so the context may end the answer before. offers_truncation: the protocol has a field for
-    truncate_prompt_tokens, which an error then proposes.
+    options: see `read_options`. tenant: whose request this is, by the API key: nobody else can cancel it or share its
+    prefix cache, which `cache_salt` separates further. truncate_prompt_tokens: keep only so many tokens, the last ones,
+    or all but the middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink:
+    max_tokens is a default and no wish, so the context may end the answer before. offers_truncation: the protocol has a
+    field for truncate_prompt_tokens, which an error then proposes.
     """
 
     params: SamplingParams | BeamSearchParams
-    priority: int = 0
+    options: RequestOptions = field(default_factory=RequestOptions)
     tenant: str = ""
-    cache_salt: str = ""
     truncate_prompt_tokens: int | None = None
     offers_truncation: bool = True
     truncation_side: Literal["left", "middle"] = "left"

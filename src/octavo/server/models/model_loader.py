@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from octavo.config import EngineConfig
-from octavo.core.client import EngineClient, GenerateRequest
+from octavo.core.client import EngineClient
 from octavo.core.start import start_client
 from octavo.engine.load import MIN_MODEL_LEN
 from octavo.engine.prompts import PromptEncoder
 from octavo.engine.sizes import model_sizes
 from octavo.errors import OctavoError
+from octavo.generation_request import GenerationRequest
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.sampling_params import SamplingParams
@@ -175,7 +176,7 @@ async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
 async def _make_token(client: EngineClient) -> None:
     params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
     with suppress(OctavoError):  # it cannot generate: requests are told
-        stream = await client.generate(GenerateRequest(prompt_token_ids=[0], params=params))
+        stream = await client.generate(GenerationRequest(prompt_token_ids=[0], params=params))
         try:
             await anext(stream)
         finally:

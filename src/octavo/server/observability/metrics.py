@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import anyio
 from prometheus_client import CollectorRegistry, Metric, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.openmetrics import exposition as openmetrics
 
-from octavo.core.client import EngineClient, GenerateRequest
+from octavo.core.client import EngineClient
 from octavo.errors import NumericalError, OctavoError, UsageError
-from octavo.outputs import RequestMetrics, RequestOutput
+from octavo.generation_request import GenerationRequest
+from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.server.observability import metric_families
 from octavo.server.observability.metric_values import (
@@ -44,7 +45,7 @@ _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 class RequestMeter:
     """Watches one request of the engine; `ObservedClient` makes one a request and tells it everything."""
 
-    def __init__(self, stats: ModelStats, request: GenerateRequest, clock: Callable[[], float]) -> None:
+    def __init__(self, stats: ModelStats, request: GenerationRequest, clock: Callable[[], float]) -> None:
         self._stats = stats
         self._clock = clock
         self._start = clock()
@@ -54,6 +55,7 @@ class RequestMeter:
         self._reasons: dict[int, str] = {}
         self._metrics = RequestMetrics()
         self.phase: CancelPhase = "prefill"
+        self._stats.num_embedding += not self._params.is_answered
         self.has_ended = False
 
     @property
@@ -66,8 +68,11 @@ class RequestMeter:
         """By choice, of those that have ended."""
         return [self._reasons[index] for index in sorted(self._reasons)]
 
-    def saw(self, output: RequestOutput) -> None:
+    def saw(self, output: RequestOutput | PoolingOutput) -> None:
         """Called with every output on its way to the user."""
+        if isinstance(output, PoolingOutput):
+            self.close()
+            return
         now = self._clock()
         stats = self._stats
         self._metrics = output.metrics
@@ -120,25 +125,31 @@ class RequestMeter:
         if self._params.max_tokens is not None:
             stats.params_max_tokens.observe(self._params.max_tokens)
 
-    def cancelled(self) -> None:
-        """Nobody wants the rest: the client left, the request was cancelled or ran out of time."""
+    def close(self) -> None:
+        """Nothing more is counted of it; a text to embed is none of those in the engine any more."""
         if not self.has_ended:
             self.has_ended = True
+            self._stats.num_embedding -= not self._params.is_answered
+
+    def cancelled(self) -> None:
+        """Nobody wants the rest: the client left, the request was cancelled or ran out of time."""
+        if not self.has_ended and self._params.is_answered:
             self._stats.cancelled[self.phase] += 1
             self._stats.finished["abort"] += 1
+        self.close()
 
     def failed(self, error: Exception) -> None:
         """The engine ended it with an error."""
-        if not self.has_ended:
-            self.has_ended = True
+        if not self.has_ended and self._params.is_answered:
             self._stats.finished["error"] += 1
             self._stats.num_corrupted += isinstance(error, NumericalError)
+        self.close()
 
 
 class ServerMetrics:
     """Everything a server counts. Belongs to its event loop.
 
-    Who calls what: `ObservedClient` calls `served`, `ended`, `request_started` and `embedding`; the guard calls
+    Who calls what: `ObservedClient` calls `served`, `ended` and `request_started`; the guard calls
     `http_request`, once a response; whoever shows the figures calls `refresh` before.
     """
 
@@ -181,19 +192,9 @@ class ServerMetrics:
         if figures is not None:
             figures.left()
 
-    def request_started(self, model_name: str, request: GenerateRequest) -> RequestMeter:
+    def request_started(self, model_name: str, request: GenerationRequest) -> RequestMeter:
         """One prompt was handed to the engine."""
         return RequestMeter(self.models.setdefault(model_name, ModelStats()), request, self._clock)
-
-    @contextmanager
-    def embedding(self, model_name: str, num_texts: int) -> Iterator[None]:
-        """While the engine has texts to embed."""
-        stats = self.models.setdefault(model_name, ModelStats())
-        stats.num_embedding += num_texts
-        try:
-            yield
-        finally:
-            stats.num_embedding -= num_texts
 
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
         """A response was sent.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from typing import Literal
+from collections.abc import AsyncIterator
 
-from octavo.batch import Float32
-from octavo.core.client import AnswerStream, EngineClient, EngineStatus, GenerateRequest, ModelInfo
+from octavo.core.client import AnswerStream, EngineClient, EngineStatus, ModelInfo
 from octavo.errors import OctavoError
-from octavo.outputs import RequestOutput
+from octavo.generation_request import GenerationRequest
+from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.server.observability.metrics import RequestMeter, ServerMetrics
 from octavo.server.observability.tracing import RequestSpan
 
@@ -36,24 +35,21 @@ class ObservedClient:
     async def wait_ready(self) -> None:
         await self._client.wait_ready()
 
-    async def generate(self, request: GenerateRequest) -> AnswerStream:
+    async def generate(self, request: GenerationRequest) -> AnswerStream:
         meter = self._metrics.request_started(self._model_name, request)
         tracer = self._metrics.tracer
-        span = tracer.begin(self._model_name, request) if tracer is not None else None
+        span = tracer.begin(self._model_name, request) if tracer is not None and request.params.is_answered else None
         try:
             stream = await self._client.generate(request)
         except BaseException as error:
             # One that the engine refuses never began: its response counts, as an error, and nothing else.
             if isinstance(error, asyncio.CancelledError):
                 meter.cancelled()
+            meter.close()
             if span is not None:
                 span.end(meter.metrics, (), type(error).__name__)
             raise
         return ObservedStream(stream, meter, span)
-
-    async def embed(self, prompts: Sequence[Sequence[int]], *, pooling: Literal["mean", "last"]) -> list[Float32]:
-        with self._metrics.embedding(self._model_name, len(prompts)):
-            return await self._client.embed(prompts, pooling=pooling)
 
     async def metrics(self) -> dict[str, object]:
         return await self._client.metrics()
@@ -75,10 +71,10 @@ class ObservedStream:
     def request_id(self) -> str:
         return self._stream.request_id
 
-    def __aiter__(self) -> AsyncIterator[RequestOutput]:
+    def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         return self
 
-    async def __anext__(self) -> RequestOutput:
+    async def __anext__(self) -> RequestOutput | PoolingOutput:
         try:
             output = await self._stream.__anext__()
         except OctavoError as error:

@@ -16,8 +16,8 @@ import anyio.to_thread
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo import __version__
-from octavo.core.client import GenerateRequest
 from octavo.errors import UsageError
+from octavo.generation_request import GenerationRequest
 from octavo.outputs import RequestMetrics
 from octavo.sampling_params import SamplingParams
 
@@ -84,7 +84,7 @@ class RequestTracer:
         self._provider = provider
         self._tracer = provider.get_tracer("octavo.server", __version__)
 
-    def begin(self, model_name: str, request: GenerateRequest) -> RequestSpan:
+    def begin(self, model_name: str, request: GenerationRequest) -> RequestSpan:
         """One prompt was handed to the engine."""
         from opentelemetry.trace import SpanKind
 

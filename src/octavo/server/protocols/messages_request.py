@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
@@ -10,13 +11,13 @@ from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema, check_tool_choice
-from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice
+from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_options
 from octavo.server.generation.thinking import effort_arguments, switch_arguments
 from octavo.server.http.json_body import Int, Number, Text
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.messages_input import CacheControl, Message, TextContent, continues, to_messages
 from octavo.server.protocols.protocol_fields import UNSUPPORTED, Unsupported, by_type, check_own_tools
-from octavo.server.protocols.sampling_fields import NullIsAbsent
+from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
 
 MAX_MESSAGES = 4096
 MIN_THINKING_BUDGET = 1
@@ -112,7 +113,7 @@ class CountTokensRequest(NullIsAbsent):
     cache_control: CacheControl | None = None
 
 
-class MessagesRequest(CountTokensRequest):
+class MessagesRequest(CountTokensRequest, OptionFields):
     """What is not here is refused by name."""
 
     max_tokens: Int
@@ -139,7 +140,7 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
         stop=body.stop_sequences or (),
         structured_outputs=_structured(body.output_config),
     )
-    return prompt_spec(body, model, tenant, params)
+    return replace(prompt_spec(body, model, tenant, params), options=read_options(body))
 
 
 def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:

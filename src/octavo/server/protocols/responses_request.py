@@ -10,13 +10,13 @@ from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema, check_tool_choice
-from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice
+from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_options
 from octavo.server.generation.thinking import effort_arguments
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.protocol_fields import UNSUPPORTED, Unsupported, by_type, check_own_tools, text_or_list
 from octavo.server.protocols.responses_input import InputItem, to_messages
-from octavo.server.protocols.sampling_fields import NullIsAbsent
+from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -111,7 +111,7 @@ Choice: TypeAlias = Annotated[
 ]
 
 
-class ResponsesRequest(NullIsAbsent):
+class ResponsesRequest(OptionFields):
     """What is not here is refused by name. Nothing is stored, so every request brings its whole conversation."""
 
     model: Text | None = None
@@ -184,6 +184,7 @@ def to_chat_spec(body: ResponsesRequest, model: ServedModel, tenant: str) -> Cha
             structured_outputs=_structured(body.text),
         ),
         tenant=tenant,
+        options=read_options(body),
         truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
         truncation_side="middle",
         messages=to_messages(body.input, body.instructions),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Set
-from typing import Annotated, Any, Literal
+from dataclasses import fields
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, create_model, model_validator
 
 from octavo.errors import UsageError
+from octavo.generation_request import RequestOptions
 from octavo.sampling_params import (
-    MAX_CACHE_SALT_CHARS,
     MAX_CHOICES,
     MAX_LIST_ITEMS,
     MAX_LOGIT_BIAS,
@@ -106,7 +107,18 @@ class StreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(NullIsAbsent):
+_OPTION_TYPES: Mapping[type, Any] = {bool: bool, int: Int, float: Number, str: Text}
+_OPTIONS: dict[str, Any] = {
+    option.name: (Annotated[_OPTION_TYPES[kind], Field(**option.metadata)] | None, None)
+    for option, kind in zip(fields(RequestOptions), get_type_hints(RequestOptions).values(), strict=True)
+}
+
+
+class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_OPTIONS)):  # type: ignore[misc]
+    """The fields of `RequestOptions`, for `read_options`."""
+
+
+class SamplingFields(OptionFields):
     """What chat and text requests have in common. `sampling_params` judges the values."""
 
     model: Text | None = None
@@ -148,8 +160,6 @@ class SamplingFields(NullIsAbsent):
 
     truncate_prompt_tokens: Annotated[Int, _within(-1)] | None = None
     truncation_side: Literal["left", "middle"] | None = None
-    priority: Annotated[Int, _within(-(2**31), _INT32_MAX)] | None = None
-    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_CACHE_SALT_CHARS)] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
 
