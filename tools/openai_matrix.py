@@ -24,15 +24,15 @@ from octavo.sampling_params import (
     MAX_STOP_STRINGS,
     MAX_STRING_CHARS,
 )
-from octavo.server.endpoints.chat_completions import ChatCompletionRequest
-from octavo.server.endpoints.completions import CompletionRequest
 from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingsRequest
-from octavo.server.endpoints.tgi import GenerateRequest, Parameters
 from octavo.server.endpoints.tokenize import MAX_TOKENS, DetokenizeRequest, TokenizeRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.protocols.chat_messages import MAX_MESSAGES
+from octavo.server.protocols.chat_request import ChatCompletionRequest
+from octavo.server.protocols.completion_request import CompletionRequest
 from octavo.server.protocols.messages_request import CountTokensRequest, MessagesRequest
 from octavo.server.protocols.responses_request import MAX_ITEMS, ResponsesRequest
+from octavo.server.protocols.tgi_request import GenerateRequest, Parameters
 
 
 @dataclass(frozen=True)

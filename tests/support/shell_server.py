@@ -24,7 +24,7 @@ from octavo.server.errors import ApiError
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, JsonRoute, Number, RequestModel
 from octavo.server.http.listener import bind, web_server
-from octavo.server.http.sse import event, event_stream
+from octavo.server.http.sse import EventStream, event
 
 
 class Message(RequestModel):
@@ -172,7 +172,7 @@ def endpoints(probe: Probe) -> ModuleType:
         if not call.stream:
             text = await run_unless_gone(request, _work(call, probe))
             return Response(text, media_type="application/json")
-        return event_stream(request, _events(call, probe), on_error=_error_event, last=event(b"[DONE]"))
+        return EventStream(request, _events(call, probe), on_error=_error_event, last=event(b"[DONE]"))
 
     @router.get("/v1/models")
     async def models() -> dict[str, str]:

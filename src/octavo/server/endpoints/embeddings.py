@@ -26,7 +26,7 @@ from octavo.server.http.json_body import Int, Text, quote
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
 from octavo.server.protocols.answering import tenant_of
-from octavo.server.protocols.protocol_errors import protocol_route, request_id_of
+from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.sampling_fields import OptionFields
 from octavo.server.state import state_of
 
@@ -88,7 +88,7 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     record.model = model.name
     ticket = state_of(request).admission.admit(
         model,
-        request_id_of(request),
+        record.request_id,
         num_sequences=min(len(inputs), INPUTS_AT_ONCE),
         tenant=tenant_of(request),
     )

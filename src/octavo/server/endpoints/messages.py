@@ -9,12 +9,9 @@ from starlette.responses import Response
 
 from octavo.sampling_params import SamplingParams
 from octavo.server.generation.prompt import encode_conversation
-from octavo.server.generation.run import start_chat
-from octavo.server.generation.spec import Generation
 from octavo.server.http.disconnect import run_unless_gone
-from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import MESSAGE, streamed_answer
-from octavo.server.protocols.answering import AnswerWriter, answer, tenant_of
+from octavo.server.protocols.answering import answer, tenant_of
 from octavo.server.protocols.messages_answer import MessagesWriter
 from octavo.server.protocols.messages_request import (
     FIELD_NAMES,
@@ -28,7 +25,6 @@ from octavo.server.protocols.protocol_errors import (
     ANTHROPIC_SCHEMA,
     describe_errors,
     protocol_route,
-    request_id_of,
 )
 from octavo.server.state import state_of
 
@@ -46,14 +42,8 @@ class TokenCount(BaseModel):
 @router.post("/v1/messages", responses=streamed_answer(MESSAGE))
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answers a conversation; with `stream` as server-sent events."""
-    request_id = request_id_of(request)
-
-    async def start(model: ServedModel) -> tuple[Generation, AnswerWriter]:
-        spec = to_chat_spec(body, model, tenant_of(request))
-        generation = await start_chat(state_of(request), model, spec, request_id)
-        return generation, MessagesWriter(model, generation, body.max_tokens)
-
-    return await answer(request, body.model, start, stream=bool(body.stream))
+    tenant = tenant_of(request)
+    return await answer(request, body, lambda model: to_chat_spec(body, model, tenant), MessagesWriter)
 
 
 @router.post("/v1/messages/count_tokens")

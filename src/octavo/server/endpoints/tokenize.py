@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -20,11 +18,10 @@ from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.chat_messages import (
     MAX_MESSAGES,
     Message,
+    TemplateFields,
     Tool,
     chat_messages,
     chat_tools,
-    check_continuation,
-    check_template_variables,
 )
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 from octavo.server.state import state_of
@@ -34,7 +31,7 @@ MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
 
-class TokenizeRequest(NullIsAbsent):
+class TokenizeRequest(TemplateFields):
     """A prompt or messages. add_special_tokens: None is true for a prompt, and false for messages, whose template
     writes them."""
 
@@ -43,10 +40,7 @@ class TokenizeRequest(NullIsAbsent):
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
     tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class TokenizeResponse(BaseModel):
@@ -117,17 +111,12 @@ def _check_kind(body: TokenizeRequest) -> None:
 def _chat_spec(body: TokenizeRequest) -> ChatSpec:
     tools = chat_tools(body.tools)
     check_tools(tools)
-    arguments = dict(body.chat_template_kwargs or {})
-    check_template_variables(arguments)
-    check_continuation(body.messages or (), body.continue_final_message, body.add_generation_prompt)
-    for name in ("add_generation_prompt", "continue_final_message"):
-        if getattr(body, name) is not None:
-            arguments[name] = getattr(body, name)
+    messages = body.messages or ()
     return ChatSpec(
         params=SamplingParams(),
-        messages=chat_messages(body.messages or ()),
+        messages=chat_messages(messages),
         tools=tools,
-        template_arguments=arguments,
+        template_arguments=body.template_arguments(messages),
     )
 
 

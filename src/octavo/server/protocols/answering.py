@@ -1,10 +1,12 @@
-"""What the protocols beside OpenAI's chat have in common: one writer makes the stream, and the whole answer of it."""
+"""The way from a request to its answer that all protocols share: one writer makes the stream and the whole answer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -12,107 +14,123 @@ from starlette.responses import Response
 
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import Event, Usage
-from octavo.server.generation.spec import Generation
-from octavo.server.generation.streaming import ChunkStream
+from octavo.server.generation.run import start_chat, start_text
+from octavo.server.generation.spec import ChatSpec, Generation, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
 from octavo.server.http.disconnect import run_unless_gone
-from octavo.server.http.sse import event, event_stream
+from octavo.server.http.sse import EventStream
+from octavo.server.http.sse import event as sse_event
 from octavo.server.models.served_model import ServedModel
 from octavo.server.state import state_of
 
-JsonObject: TypeAlias = "dict[str, Any] | msgspec.Struct"
-NamedEvent: TypeAlias = "tuple[str | None, JsonObject]"
+NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
 """The type of a server-sent event, None for the default, and its data."""
-
+B = TypeVar("B")
+S = TypeVar("S", bound="ChatSpec | TextSpec")
 
 _encoder = msgspec.json.Encoder()
 
 
-class AnswerWriter(Protocol):
-    """One answer in a protocol's words. The stream is what `begin` and `push` yield; `body` is the same as a whole."""
+class AnswerWriter(ABC, Generic[B, S]):
+    """Writes one answer in the words of a protocol. The stream is what `begin` and `push` yield; `body` is the same as
+    a whole."""
+
+    def __init__(self, body: B, spec: S, model: ServedModel, generation: Generation) -> None:
+        self.request = body
+        self.spec = spec
+        self.model = model
+        self.generation = generation
+
+    @property
+    def num_truncated_tokens(self) -> int | None:
+        """Tokens cut off the prompts; None unless the request asked for truncation."""
+        return None if self.spec.truncate_prompt_tokens is None else self.generation.num_truncated_tokens
 
     def begin(self) -> Iterator[NamedEvent]:
-        """Before the first event of the generation."""
+        """The events before the first token, which most protocols do not have."""
+        return iter(())
 
+    @abstractmethod
     def push(self, event: Event) -> Iterator[NamedEvent]:
-        """For each event of the generation; the last one is its Usage."""
+        """The events for one event of the generation. The last one is its Usage."""
 
+    @abstractmethod
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
-        """In place of all further events."""
+        """The events that take the place of all further ones."""
 
-    def body(self) -> JsonObject:
+    @abstractmethod
+    def body(self) -> dict[str, Any]:
         """The whole answer, after the last event."""
 
 
 async def answer(
     request: Request,
-    model_name: str | None,
-    start: Callable[[ServedModel], Coroutine[Any, Any, tuple[Generation, AnswerWriter]]],
+    body: Any,
+    ask: Callable[[ServedModel], S],
+    writer_class: Callable[[Any, S, ServedModel, Generation], AnswerWriter[Any, S]],
     *,
-    stream: bool,
     last: bytes = b"",
 ) -> Response:
     """The response to a request that generates: server-sent events or one JSON object.
 
-    start: begins the generation, on the model that the request names. Ends it when the client leaves. last: ends every
-    stream, whatever happened before.
+    body: with `model` and `stream`. ask: makes the specification for the loaded model. last: ends every stream, also
+    one that failed. The generation ends when the client leaves.
     """
-    resources = AsyncExitStack()
-    record = record_of(request)
+    state, record, resources = state_of(request), record_of(request), AsyncExitStack()
 
-    async def begin() -> tuple[Generation, AnswerWriter]:
-        model = await resources.enter_async_context(state_of(request).models.use(model_name))
+    async def begin() -> AnswerWriter[Any, S]:
+        model = await resources.enter_async_context(state.models.use(body.model))
         record.model = model.name
-        generation, writer = await start(model)
+        spec = ask(model)
+        if isinstance(spec, ChatSpec):
+            generation = await start_chat(state, model, spec, record.request_id)
+        else:
+            generation = await start_text(state, model, spec, record.request_id)
         resources.push_async_callback(generation.aclose)
-        return generation, writer
+        return writer_class(body, spec, model, generation)
 
-    async def whole() -> JsonObject:
-        generation, writer = await begin()
-        for _ in writer.begin():
+    async def whole() -> dict[str, Any]:
+        writer = await begin()
+        async for _ in _stream(writer, record, _discard):
             pass
-        async for item in generation:
-            if isinstance(item, Usage):
-                _record(record, item)
-            for _ in writer.push(item):
-                pass
         return writer.body()
 
     try:
-        if not stream:
-            body = await run_unless_gone(request, whole())
-            return Response(_encoder.encode(body), media_type="application/json")
-        generation, writer = await run_unless_gone(request, begin())
+        if not body.stream:
+            return Response(_encoder.encode(await run_unless_gone(request, whole())), media_type="application/json")
+        writer = await run_unless_gone(request, begin())
         held = resources.pop_all()
     finally:
         await resources.aclose()
-    chunks = ChunkStream(_chunks(generation, writer, record), held)
-    return event_stream(request, chunks, on_error=lambda error: b"".join(map(_encode, writer.fail(error))), last=last)
+    chunks = _stream(writer, record, _encode)
+    return EventStream(request, chunks, on_error=lambda error: _encode(writer.fail(error)), last=last, held=held)
 
 
-async def _chunks(generation: Generation, writer: AnswerWriter, record: AccessRecord) -> AsyncGenerator[bytes, None]:
-    if first := b"".join(map(_encode, writer.begin())):
-        yield first
-    async for item in generation:
-        if isinstance(item, Usage):
-            _record(record, item)
-        if chunk := b"".join(map(_encode, writer.push(item))):
+async def _stream(
+    writer: AnswerWriter[Any, Any], record: AccessRecord, encode: Callable[[Iterator[NamedEvent]], bytes]
+) -> AsyncGenerator[bytes, None]:
+    """The events of the answer, each step of the generation as one chunk."""
+    if chunk := encode(writer.begin()):
+        yield chunk
+    async for event in writer.generation:
+        if isinstance(event, Usage):
+            record.num_prompt_tokens = event.num_prompt_tokens
+            record.num_completion_tokens = event.num_completion_tokens
+            record.num_cached_tokens = event.num_cached_tokens
+            record.ttft_s = event.metrics.time_to_first_token_s
+        if chunk := encode(writer.push(event)):
             yield chunk
 
 
-def _record(record: AccessRecord, usage: Usage) -> None:
-    """For the line of the access log."""
-    record.num_prompt_tokens = usage.num_prompt_tokens
-    record.num_completion_tokens = usage.num_completion_tokens
-    record.num_cached_tokens = usage.num_cached_tokens
-    record.ttft_s = usage.metrics.time_to_first_token_s
+def _encode(events: Iterator[NamedEvent]) -> bytes:
+    return b"".join(sse_event(_encoder.encode(data), name) for name, data in events)
 
 
-def _encode(named: NamedEvent) -> bytes:
-    name, data = named
-    return event(_encoder.encode(data), name)
+def _discard(events: Iterator[NamedEvent]) -> bytes:
+    deque(events, maxlen=0)
+    return b""
 
 
 def tenant_of(request: Request) -> str:
-    """Whose request this is, by its API key; see `Common.tenant`."""
+    """The owner of this request, by its API key; see `Common.tenant`."""
     return str(getattr(request.state, "tenant", ""))

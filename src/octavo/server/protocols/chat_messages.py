@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -128,19 +128,26 @@ def chat_tool_choice(
     return choice
 
 
-def check_template_variables(arguments: Mapping[str, Any]) -> None:
-    """Refuses `chat_template_kwargs` that hold what the server itself says to a template."""
-    wrong = sorted(_OWN_VARIABLES & arguments.keys())
-    if wrong:
-        message = f"chat_template_kwargs cannot hold {wrong[0]}, which the server itself sets"
-        raise UsageError(message, param="chat_template_kwargs", code="invalid_value")
+class TemplateFields(NullIsAbsent):
+    """Fields of requests that say how the chat template renders the conversation."""
 
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
 
-def check_continuation(messages: Sequence[Message], continues: bool | None, begins: bool | None) -> None:
-    """continues, begins: `continue_final_message` and `add_generation_prompt` of the request."""
-    if continues and (begins or messages[-1].role != "assistant"):
-        message = "continue_final_message needs a last message of the assistant, and no add_generation_prompt"
-        raise UsageError(message, param="continue_final_message", code="invalid_value")
+    def template_arguments(self, messages: Sequence[Message]) -> dict[str, Any]:
+        """The arguments for the template. Raises UsageError for what the server itself sets or cannot continue."""
+        arguments = dict(self.chat_template_kwargs or {})
+        if wrong := sorted(_OWN_VARIABLES & arguments.keys()):
+            message = f"chat_template_kwargs cannot hold {wrong[0]}, which the server itself sets"
+            raise UsageError(message, param="chat_template_kwargs", code="invalid_value")
+        if self.continue_final_message and (self.add_generation_prompt or messages[-1].role != "assistant"):
+            message = "continue_final_message needs a last message of the assistant, and no add_generation_prompt"
+            raise UsageError(message, param="continue_final_message", code="invalid_value")
+        for name in ("add_generation_prompt", "continue_final_message"):
+            if getattr(self, name) is not None:
+                arguments[name] = getattr(self, name)
+        return arguments
 
 
 def _check_role(message: Message, where: str) -> None:

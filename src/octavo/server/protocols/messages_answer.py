@@ -10,21 +10,20 @@ from pydantic_core import from_json
 
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
-from octavo.server.generation.spec import Generation
+from octavo.server.generation.spec import ChatSpec, Generation
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.answering import NamedEvent
+from octavo.server.protocols.answering import AnswerWriter, NamedEvent
+from octavo.server.protocols.messages_request import MessagesRequest
 from octavo.server.protocols.protocol_errors import anthropic_body
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class MessagesWriter:
-    """Implements `AnswerWriter`. One block at a time is open: what begins another closes it."""
+class MessagesWriter(AnswerWriter[MessagesRequest, ChatSpec]):
+    """Writes blocks. One block at a time is open; the next one closes it."""
 
-    def __init__(self, model: ServedModel, generation: Generation, max_tokens: int) -> None:
-        self._model = model
-        self._generation = generation
-        self._max_tokens = max_tokens
+    def __init__(self, body: MessagesRequest, spec: ChatSpec, model: ServedModel, generation: Generation) -> None:
+        super().__init__(body, spec, model, generation)
         self._content: list[dict[str, Any]] = []
         self._is_open = False
         self._arguments = ""  # of the tool use that is open
@@ -70,7 +69,7 @@ class MessagesWriter:
             yield from self._finish(event)
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
-        yield "error", anthropic_body(error, self._generation.request_id)
+        yield "error", anthropic_body(error, self.generation.request_id)
 
     def body(self) -> dict[str, Any]:
         return {**self._message, "content": self._content}
@@ -128,7 +127,7 @@ class MessagesWriter:
             return "end_turn"
         if self._end.finish_reason == "stop" and isinstance(self._end.stop_reason, str):
             return "stop_sequence"
-        if self._end.finish_reason == "length" and usage.num_completion_tokens < self._max_tokens:
+        if self._end.finish_reason == "length" and usage.num_completion_tokens < self.request.max_tokens:
             return "model_context_window_exceeded"
         return _STOP_REASONS[self._end.finish_reason]
 

@@ -105,11 +105,6 @@ def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
     return UsageError(message, param=param, code=error.code)
 
 
-def request_id_of(request: Request) -> str:
-    """The id that the guard gave this request."""
-    return str(getattr(request.state, "request_id", ""))
-
-
 def _anthropic_type(error: ApiError) -> str:
     by_status = {
         401: "authentication_error",

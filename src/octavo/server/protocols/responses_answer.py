@@ -17,8 +17,9 @@ from octavo.server.generation.events import (
     ToolCallDelta,
     Usage,
 )
+from octavo.server.generation.spec import ChatSpec, Generation
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.answering import NamedEvent
+from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import chat_logprobs
 from octavo.server.protocols.responses_request import ResponsesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -26,13 +27,11 @@ from octavo.tokenizer.tokenizer import Tokenizer
 Open: TypeAlias = "_Message | _Reasoning | _FunctionCall"
 
 
-class ResponsesWriter:
-    """Implements `AnswerWriter`. One item at a time is open: what begins another closes it."""
+class ResponsesWriter(AnswerWriter[ResponsesRequest, ChatSpec]):
+    """Writes output items. One item at a time is open; the next one closes it."""
 
-    def __init__(self, body: ResponsesRequest, model: ServedModel, num_truncated_tokens: int) -> None:
-        self._body = body
-        self._model = model
-        self._num_truncated_tokens = num_truncated_tokens
+    def __init__(self, body: ResponsesRequest, spec: ChatSpec, model: ServedModel, generation: Generation) -> None:
+        super().__init__(body, spec, model, generation)
         self._number = -1
         self._output: list[dict[str, Any]] = []
         self._open: Open | None = None
@@ -79,11 +78,11 @@ class ResponsesWriter:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._model.tokenizer
+        return self.model.tokenizer
 
     @property
     def num_top_logprobs(self) -> int:
-        return self._body.top_logprobs or 0
+        return self.request.top_logprobs or 0
 
     def _add(self, kind: type[_Message] | type[_Reasoning], delta: TextDelta | ReasoningDelta) -> Iterator[NamedEvent]:
         if not isinstance(self._open, kind):
@@ -132,8 +131,8 @@ class ResponsesWriter:
             "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
             "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
         }
-        if self._body.truncation == "auto":
-            counts["truncated_tokens"] = self._num_truncated_tokens
+        if self.num_truncated_tokens is not None:
+            counts["truncated_tokens"] = self.num_truncated_tokens
         return counts
 
     def _event(self, kind: str, **fields: Any) -> NamedEvent:
@@ -147,7 +146,7 @@ class ResponsesWriter:
         return {**self._response, "output": list(self._output)}
 
     def _empty_response(self) -> dict[str, Any]:
-        body = self._body
+        body = self.request
         text = body.text.model_dump(by_alias=True, exclude_none=True) if body.text is not None else {}
         choice = body.tool_choice
         reasoning = body.reasoning
@@ -163,7 +162,7 @@ class ResponsesWriter:
             "instructions": body.instructions,
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": None,
-            "model": self._model.name,
+            "model": self.model.name,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": None,

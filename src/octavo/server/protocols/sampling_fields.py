@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Set
 from dataclasses import fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model, model_validator
 
@@ -107,10 +107,18 @@ class StreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = None
 
 
-_OPTION_TYPES: Mapping[type, Any] = {bool: bool, int: Int, float: Number, str: Text}
+def _option_type(kind: type, limits: Mapping[str, Any]) -> Any:
+    """The type of an option's field. The limits come before the conversion of numbers, as the document needs them."""
+    base, *conversions = get_args({int: Int, float: Number}.get(kind)) or (kind,)
+    annotated: Any = Annotated[base, Field(**limits)]
+    for conversion in conversions:
+        annotated = Annotated[annotated, conversion]
+    return annotated | None
+
+
+_OPTION_TYPES = get_type_hints(RequestOptions)
 _OPTIONS: dict[str, Any] = {
-    option.name: (Annotated[_OPTION_TYPES[kind], Field(**option.metadata)] | None, None)
-    for option, kind in zip(fields(RequestOptions), get_type_hints(RequestOptions).values(), strict=True)
+    option.name: (_option_type(_OPTION_TYPES[option.name], option.metadata), None) for option in fields(RequestOptions)
 }
 
 
@@ -188,6 +196,11 @@ class SamplingFields(OptionFields):
                 value = "false" if name.startswith("spaces") else "true"
                 raise UsageError(f"{name}: {value} is not supported", param=name, code="unsupported_value")
         return self
+
+    @property
+    def num_top_logprobs(self) -> int | None:
+        """The number of most likely tokens to report with each token; None: no log-probabilities."""
+        raise NotImplementedError
 
     @property
     def includes_usage(self) -> bool:

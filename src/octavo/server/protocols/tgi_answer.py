@@ -3,50 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
-from octavo.sampling_params import SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs
-from octavo.server.generation.spec import Generation
+from octavo.server.generation.spec import Generation, TextSpec
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.answering import NamedEvent
+from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import MIN_LOGPROB, most_likely, token_text
 from octavo.server.protocols.protocol_errors import tgi_body
+from octavo.server.protocols.tgi_request import GenerateRequest
 from octavo.tokenizer.detokenizer import Detokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class TgiOptions:
-    """shown_prompt: what the text begins with, for `return_full_text`. seed: None: nothing was drawn."""
+class TgiWriter(AnswerWriter[GenerateRequest, TextSpec]):
+    """Writes one event a token. The last token's event also has the whole text. A token that may be the last one waits
+    for what comes after it; all others go out at once."""
 
-    seed: int | None
-    shown_prompt: str
-    num_top_tokens: int
-    has_details: bool
-    reports_truncation: bool
-
-
-class TgiWriter:
-    """Implements `AnswerWriter`. The last token's event has the whole text with it, so a token that may be the last
-    waits for what comes after it; all others go out at once."""
-
-    def __init__(self, model: ServedModel, generation: Generation, params: SamplingParams, options: TgiOptions) -> None:
-        self._model = model
-        self._generation = generation
-        self._params = params
-        self._options = options
+    def __init__(self, body: GenerateRequest, spec: TextSpec, model: ServedModel, generation: Generation) -> None:
+        super().__init__(body, spec, model, generation)
+        self._params = spec.params.sampling
+        self._num_top_tokens = body.wanted.top_n_tokens or 0
         self._detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=False)
-        self._text = options.shown_prompt
+        self._text = body.inputs if body.wanted.return_full_text else ""
         self._num_tokens = 0
         self._tokens: list[dict[str, Any]] = []
         self._top_tokens: list[list[dict[str, Any]]] = []
         self._held: dict[str, Any] | None = None
         self._finish_reason = ""
-
-    def begin(self) -> Iterator[NamedEvent]:
-        return iter(())
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
         if isinstance(event, TextDelta):
@@ -63,23 +47,22 @@ class TgiWriter:
                 yield None, self._last_event()
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
-        yield None, tgi_body(error, self._generation.request_id)
+        yield None, tgi_body(error, self.generation.request_id)
 
     def body(self) -> dict[str, Any]:
         whole: dict[str, Any] = {"generated_text": self._text}
-        if not self._options.has_details:
+        if not self.request.wanted.has_details:
             return whole
         details: dict[str, Any] = {
             "finish_reason": self._finish_reason,
             "generated_tokens": self._num_tokens,
-            "seed": self._options.seed,
+            "seed": self._params.seed,
             "prefill": self._prefill(),
             "tokens": self._tokens,
         }
-        if self._options.num_top_tokens:
+        if self._num_top_tokens:
             details["top_tokens"] = self._top_tokens
-        self._report_truncation(details)
-        return {**whole, "details": details}
+        return {**whole, "details": details | self._truncation()}
 
     def _release(self) -> Iterator[NamedEvent]:
         if self._held is not None:
@@ -87,11 +70,11 @@ class TgiWriter:
             self._held = None
 
     def _may_be_last(self, event: TextDelta) -> bool:
-        length = len(self._generation.prompt_token_ids[0]) + self._num_tokens
-        ends_text = event.token_ids[-1:] != () and event.token_ids[-1] in self._model.tokenizer.eos_token_ids
+        length = len(self.generation.prompt_token_ids[0]) + self._num_tokens
+        ends_text = event.token_ids[-1:] != () and event.token_ids[-1] in self.model.tokenizer.eos_token_ids
         return (
             self._num_tokens == self._params.max_tokens
-            or length >= self._model.info.max_model_len
+            or length >= self.model.info.max_model_len
             or ends_text
             or self._params.structured_outputs is not None  # which may end after any token
             or self._text.endswith(tuple(self._params.stop_strings))
@@ -107,10 +90,10 @@ class TgiWriter:
             "generated_text": None,
             "details": None,
         }
-        if self._options.num_top_tokens:
+        if self._num_top_tokens:
             event["top_tokens"] = [
                 self._token(other, entry.logprob, self._name(other))
-                for other, entry in most_likely(item.entries, self._options.num_top_tokens)
+                for other, entry in most_likely(item.entries, self._num_top_tokens)
             ]
             self._top_tokens.append(event["top_tokens"])
         return event
@@ -121,15 +104,13 @@ class TgiWriter:
         details = {
             "finish_reason": self._finish_reason,
             "generated_tokens": self._num_tokens,
-            "input_length": len(self._generation.prompt_token_ids[0]),
-            "seed": self._options.seed,
+            "input_length": len(self.generation.prompt_token_ids[0]),
+            "seed": self._params.seed,
         }
-        self._report_truncation(details)
-        return {**last, "generated_text": self._text, "details": details}
+        return {**last, "generated_text": self._text, "details": details | self._truncation()}
 
-    def _report_truncation(self, details: dict[str, Any]) -> None:
-        if self._options.reports_truncation:
-            details["truncated_tokens"] = self._generation.num_truncated_tokens
+    def _truncation(self) -> dict[str, Any]:
+        return {} if self.num_truncated_tokens is None else {"truncated_tokens": self.num_truncated_tokens}
 
     def _end(self, end: ChoiceEnd) -> None:
         if self._tokens:
@@ -140,10 +121,10 @@ class TgiWriter:
             self._finish_reason = "stop_sequence" if isinstance(end.stop_reason, str) else "eos_token"
 
     def _prefill(self) -> list[dict[str, Any]]:
-        positions: Any = self._generation.prompt_logprobs[0]
+        positions: Any = self.generation.prompt_logprobs[0]
         if not positions:
             return []
-        token_ids = self._generation.prompt_token_ids[0]
+        token_ids = self.generation.prompt_token_ids[0]
         return [
             {
                 "id": token_id,
@@ -154,8 +135,8 @@ class TgiWriter:
         ]
 
     def _token(self, token_id: int, logprob: float, text: str) -> dict[str, Any]:
-        special = token_id in self._model.tokenizer.special_token_ids
+        special = token_id in self.model.tokenizer.special_token_ids
         return {"id": token_id, "text": text, "logprob": max(logprob, MIN_LOGPROB), "special": special}
 
     def _name(self, token_id: int) -> str:
-        return token_text(self._model.tokenizer, token_id)[0]
+        return token_text(self.model.tokenizer, token_id)[0]
