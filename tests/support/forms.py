@@ -1,0 +1,91 @@
+"""Which classes carry a request and its answer: seen while the program runs, in what its functions get and give.
+
+seen = watch(lambda value: "needle" in ..., work)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+from pydantic import BaseModel
+
+import octavo
+
+PACKAGE = str(Path(octavo.__file__).parent)
+
+
+class Watch:
+    """Notes the classes of Octavo's data objects that hold what `is_it` finds, in the order in which they were seen.
+
+    Make it before the threads to watch begin; it is blind outside of `with`.
+    """
+
+    def __init__(self, is_it: Callable[[object], bool]) -> None:
+        """is_it: called with texts, numbers, arrays and lists of numbers."""
+        self.seen: list[type] = []
+        self._is_it = is_it
+        self._is_on = False
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+
+    def __enter__(self) -> Watch:
+        self._is_on = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_on = False
+
+    def close(self) -> None:
+        threading.setprofile(None)
+        sys.setprofile(None)
+
+    def _profile(self, frame: FrameType, event: str, result: object) -> None:
+        if not self._is_on or event not in ("call", "return") or not frame.f_code.co_filename.startswith(PACKAGE):
+            return
+        values = [result] if event == "return" else []
+        for value in [*values, *list(frame.f_locals.values())]:
+            self._note(value)
+
+    def _note(self, value: object) -> None:
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            if is_data(item) and type(item) not in self.seen and self._holds(item, set()):
+                self.seen.append(type(item))
+
+    def _holds(self, value: object, known: set[int]) -> bool:
+        if id(value) in known:
+            return False
+        known.add(id(value))
+        if is_data(value):
+            return any(self._holds(item, known) for item in _fields_of(value))
+        if isinstance(value, dict):
+            return any(self._holds(item, known) for item in value.values())
+        if isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
+            return any(self._holds(item, known) for item in value)
+        return self._is_it(value)
+
+
+def is_data(value: object) -> bool:
+    """An instance of a class of Octavo's that is made to hold data."""
+    kind = type(value)
+    is_named_tuple = isinstance(value, tuple) and hasattr(kind, "_fields")
+    return kind.__module__.startswith("octavo.") and (
+        dataclasses.is_dataclass(kind) or issubclass(kind, (msgspec.Struct, BaseModel)) or is_named_tuple
+    )
+
+
+def _fields_of(value: Any) -> Iterator[object]:
+    if isinstance(value, tuple):
+        yield from value
+    elif isinstance(value, BaseModel):
+        yield from value.__dict__.values()
+    else:
+        names = value.__struct_fields__ if isinstance(value, msgspec.Struct) else value.__dataclass_fields__
+        for name in names:
+            yield getattr(value, name, None)

@@ -1,0 +1,113 @@
+"""Adds a line to the class `RequestOptions` and looks for the new option in the engine, whoever asks.
+
+python -m tests.support.new_option MODEL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+BODIES: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/completions", {"prompt": "Hi", "max_tokens": 1}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": 1}),
+    ("/v1/messages", {"messages": MESSAGES, "max_tokens": 1}),
+    ("/v1/embeddings", {"input": "Hi"}),
+    ("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}),
+    ("/generate_stream", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}),
+    ("/", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}),
+]
+LIMITS: dict[str, Any] = {"num_threads": 1, "kv_cache_memory": "16MiB"}
+
+
+def add_option() -> None:
+    """Puts the module with the line more in the place of the real one, before anything imports it."""
+    spec = importlib.util.find_spec("octavo.generation_request")
+    assert spec is not None
+    assert spec.origin is not None
+    text, line = Path(spec.origin).read_text(), "    priority: int = field("
+    assert text.count(line) == 1
+    module = types.ModuleType(spec.name)
+    sys.modules[spec.name] = module
+    exec(compile(text.replace(line, f'    adapter: str = ""\n{line}'), spec.origin, "exec"), module.__dict__)
+
+
+def watch_engine() -> list[str]:
+    """The option of every request that an engine makes from now on."""
+    from octavo.engine.engine import Engine
+    from octavo.engine.request import Request
+
+    seen: list[str] = []
+    create_request = Engine.create_request
+
+    def note(self: Engine, request_id: str, request: Any) -> Request:
+        seen.append(request.options.adapter)
+        return create_request(self, request_id, request)
+
+    Engine.create_request = note  # type: ignore[method-assign]
+    return seen
+
+
+async def ask_endpoints(model: str, seen: list[str]) -> None:
+    from octavo.config import EngineConfig
+    from tests.support.wired import wired_app
+
+    async with wired_app(EngineConfig(model=model, **LIMITS)) as (http, client):
+        for path, body in BODIES:
+            for given, adapter in (({}, ""), ({"adapter": f"mine {path}"}, f"mine {path}")):
+                seen.clear()
+                client.requests.clear()
+                answer = await http.post(path, json={**body, **given})
+                assert answer.status_code == 200, (path, answer.text)
+                assert seen == [adapter], (path, seen)
+                assert [request.options for request in client.requests] == [client.requests[0].options]
+        schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
+        with_options = [schema for schema in schemas.values() if "cache_salt" in schema.get("properties", ())]
+        assert len(with_options) == len({path for path, _ in BODIES} - {"/", "/generate_stream"})
+        assert all("adapter" in schema["properties"] for schema in with_options)
+
+
+async def ask_from_a_loop(model: str) -> None:
+    from octavo.async_llm import AsyncLLM
+    from octavo.sampling_params import SamplingParams
+
+    params = SamplingParams(max_tokens=1)
+    async with AsyncLLM(model, **LIMITS) as llm:
+        async for _ in llm.generate("Hi", params, adapter="generate"):
+            pass
+        async for _ in llm.chat(MESSAGES, params, adapter="chat"):
+            pass
+
+
+def ask_from_a_script(model: str) -> None:
+    from octavo.llm import LLM
+    from octavo.sampling_params import BeamSearchParams, SamplingParams
+
+    params = SamplingParams(max_tokens=1)
+    with LLM(model, **LIMITS) as llm:
+        llm.generate(["a", "b"], params, adapter=["one", "other"])
+        llm.chat(MESSAGES, params, adapter="chat")
+        llm.beam_search("a", BeamSearchParams(beam_width=2, max_tokens=1), adapter="beams")
+        list(llm.stream("a", params, adapter="stream"))
+
+
+def main(model: str) -> None:
+    add_option()
+    seen = watch_engine()
+    asyncio.run(ask_endpoints(model, seen))
+    seen.clear()
+    asyncio.run(ask_from_a_loop(model))
+    ask_from_a_script(model)
+    assert seen == ["generate", "chat", "one", "other", "chat", "beams", "stream"], seen
+    sys.stdout.write(json.dumps({"endpoints": len(BODIES), "calls": len(seen)}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

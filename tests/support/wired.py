@@ -1,0 +1,78 @@
+"""A server whose engine is in this process, while all that passes between the two is encoded and decoded.
+
+async with wired_app(EngineConfig(model=path)) as (http, client):
+    await http.post("/v1/chat/completions", json={...})
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+
+from octavo.config import EngineConfig
+from octavo.core.local_client import LocalClient
+from octavo.core.messages import (
+    Step,
+    Submit,
+    decode_from_engine,
+    decode_request,
+    decode_to_engine,
+    encode,
+    encode_request,
+)
+from octavo.core.stream import MergedStream
+from octavo.engine.prompts import PromptEncoder
+from octavo.errors import OctavoError
+from octavo.generation_request import GenerationRequest
+from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.server.admission import Admission
+from octavo.server.app import create_app
+from octavo.server.config import ServerConfig
+from octavo.server.models.model_manager import ModelManager, ModelSpec
+from octavo.server.models.served_model import ServedModel
+from octavo.server.state import ServerState
+from tests.support.fake_client import read_tokenizer
+from tests.support.scripted_server import ReadyLoader
+
+
+class WiredClient(LocalClient):
+    """requests: as they left the wire, on their way to the engine."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.requests: list[GenerationRequest] = []
+
+    async def generate(self, request: GenerationRequest) -> MergedStream:
+        message = decode_to_engine(encode_request("request", request))
+        assert isinstance(message, Submit)
+        self.requests.append(decode_request(message))
+        return await super().generate(self.requests[-1])
+
+    def _deliver(self, stream: MergedStream, item: RequestOutput | PoolingOutput | OctavoError) -> None:
+        if isinstance(item, RequestOutput):
+            step = decode_from_engine(encode(Step([item], {}, {})))
+            assert isinstance(step, Step)
+            item = step.outputs[0]
+        super()._deliver(stream, item)
+
+
+@asynccontextmanager
+async def wired_app(config: EngineConfig) -> AsyncIterator[tuple[httpx.AsyncClient, WiredClient]]:
+    """Every endpoint over the model of `config`, and the client that they ask."""
+    client = WiredClient(config)
+    await client.wait_ready()
+    prompts = PromptEncoder(read_tokenizer(Path(config.model)), client.info.eos_token_id)
+    model = ServedModel("model", client, prompts)
+    manager = ModelManager([ModelSpec(model.name, config)], ReadyLoader(model))
+    server = ServerConfig()
+    app = create_app(ServerState(config=server, models=manager, admission=Admission(server)))
+    await manager.load(None)
+    try:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            yield http, client
+    finally:
+        await manager.close()
+        prompts.close()
