@@ -1,4 +1,4 @@
-"""Which classes carry a request and its answer: seen while the program runs, in what its functions get and give.
+"""A watch on the classes that carry a request and its answer, by what functions get and give while they run.
 
 seen = watch(lambda value: "needle" in ..., work)
 """
