@@ -32,7 +32,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--reference", required=True, metavar="PYTHON", help="a Python with torch and transformers")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="octavo or llama.cpp")
     parser.add_argument(
-        "--kv-dtype", action="append", choices=["float16", "int8"], help="of the cache; may be given several times"
+        "--kv-dtype", action="append", choices=["float16", "int8"], help="cache type; may be given several times"
     )
     parser.add_argument("--positions", type=int, default=2048)
     parser.add_argument("--window", type=int, default=512, help="tokens in a window; each starts from an empty cache")

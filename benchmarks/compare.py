@@ -81,15 +81,17 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.gguf")
     parser.add_argument("--octavo", default=sys.executable, metavar="PYTHON", help="a Python with octavo; - for none")
-    parser.add_argument("--peer", action="append", default=[], type=_pair, metavar="NAME=PYTHON", help="see peers/")
-    parser.add_argument("--converted", type=Path, metavar="FOLDER", help="where convert.py has written")
+    parser.add_argument(
+        "--peer", action="append", default=[], type=_pair, metavar="NAME=PYTHON", help="an engine of peers/"
+    )
+    parser.add_argument("--converted", type=Path, metavar="FOLDER", help="output folder of convert.py")
     parser.add_argument(
         "--measure", type=_measures, default=set(MEASURES), metavar="A,B", help=f"of {', '.join(MEASURES)}"
     )
-    parser.add_argument("--skip", action="append", default=[], type=_skip, metavar="NAME=A,B", help="too slow for that")
+    parser.add_argument("--skip", action="append", default=[], type=_skip, metavar="NAME=A,B", help="measures to skip")
     parser.add_argument("--runs", type=int, default=5, help="turns of each engine")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--realtime", action="store_true", help="turns ahead of all other work (needs root)")
+    parser.add_argument("--realtime", action="store_true", help="run turns at real-time priority (needs root)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args(words)
     if options.runs < 1:

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("copy")
-    parser.add_argument("type", choices=["F32", "F16"], help="of matrices; vectors are always F32")
+    parser.add_argument("type", choices=["F32", "F16"], help="type of matrices; vectors are always F32")
     options = parser.parse_args()
     source = GGUFReader(options.model)
     target = GGUFWriter(options.copy, source.fields["general.architecture"].contents())
