@@ -40,9 +40,7 @@ def as_json(ceilings: Ceilings) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=0, help="default: the engine's own number")
-    parser.add_argument(
-        "--isa", default=None, help="instruction set of the kernels; default: the widest of the machine"
-    )
+    parser.add_argument("--isa", default=None, help="instruction set; default: the widest of the machine")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     options = parser.parse_args()
     ceilings = measure_ceilings(choose_isa(options.isa), plan_threads(options.threads).count)

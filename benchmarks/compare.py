@@ -81,9 +81,7 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.gguf")
     parser.add_argument("--octavo", default=sys.executable, metavar="PYTHON", help="a Python with octavo; - for none")
-    parser.add_argument(
-        "--peer", action="append", default=[], type=_pair, metavar="NAME=PYTHON", help="an engine of peers/"
-    )
+    parser.add_argument("--peer", action="append", default=[], type=_pair, metavar="NAME=PYTHON", help="one of peers/")
     parser.add_argument("--converted", type=Path, metavar="FOLDER", help="output folder of convert.py")
     parser.add_argument(
         "--measure", type=_measures, default=set(MEASURES), metavar="A,B", help=f"of {', '.join(MEASURES)}"

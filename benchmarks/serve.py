@@ -93,9 +93,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--users", type=int, nargs="+", default=[], metavar="N", help="users of a closed loop")
     parser.add_argument("--rate", type=float, nargs="+", default=[], metavar="R", help="open loop, requests a second")
     parser.add_argument("--overhead", action="store_true", help="compare with `octavo bench throughput` instead")
-    parser.add_argument(
-        "--requests", type=int, default=5, help="requests per user; an open loop sends 16 times as many"
-    )
+    parser.add_argument("--requests", type=int, default=5, help="requests per user; an open loop counts as 16 users")
     parser.add_argument("--input-len", type=int, default=64)
     parser.add_argument("--output-len", type=int, default=64)
     parser.add_argument("--vary", type=float, default=0.5, help="lengths are uniform within this share around these")

@@ -76,7 +76,7 @@ class Route:
 
 
 FLAG = Entry(True, "yes", "true, false")
-OWN_MODEL = Entry("fake", "nobody", "a name in `/v1/models`; none: the first")
+OWN_MODEL = Entry("fake", "nobody", "a name in `/v1/models`; default: the first")
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 MESSAGES = [{"role": "user", "content": "Hi"}]
 PARAMETERS = {"type": "object", "properties": {}}
@@ -84,16 +84,16 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS
 OWN_TOOL = {"type": "function", "name": "add", "parameters": PARAMETERS}
 ANTHROPIC_TOOL = {"name": "add", "input_schema": PARAMETERS}
 BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
-SPEAKS_ONLY = "says something about the caller, not about the answer"
+SPEAKS_ONLY = "describes the caller, not the answer"
 STRINGS = f"at most {MAX_LIST_ITEMS} strings of {MAX_STRING_CHARS} characters"
 
 TEMPERATURE = Entry(0.5, 2.5, "0 to 2; 0: greedy")
 TOP_P = Entry(0.5, 0, "above 0, to 1")
 TOP_K = Entry(5, -2, "1 and more; 0 or -1: off")
 USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
-CACHE_KEY = Entry("k", 1, "text", without_effect="every prompt's beginning is cached anyway")
+CACHE_KEY = Entry("k", 1, "text", without_effect="prefixes of all prompts are cached anyway")
 OPTIONS = {
-    "priority": Entry(1, "high", "an integer; less is earlier"),
+    "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
 }
 SAMPLING = {
@@ -105,7 +105,7 @@ SAMPLING = {
         "`include_usage`, `continuous_usage_stats`",
         {"stream": True},
     ),
-    "n": Entry(2, 0, f"1 to {MAX_CHOICES}, and what runs at once"),
+    "n": Entry(2, 0, f"1 to {MAX_CHOICES}, and at most `--max-num-seqs`"),
     "temperature": TEMPERATURE,
     "top_p": TOP_P,
     "top_k": TOP_K,
@@ -123,9 +123,9 @@ SAMPLING = {
     "allowed_token_ids": Entry([5, 6], [], "1 and more ids of the model"),
     "ignore_eos": FLAG,
     "min_tokens": Entry(2, -1, "0 to `max_tokens`", {"max_tokens": 5}),
-    "max_tokens": Entry(5, -1, "1 to what is left of the context"),
+    "max_tokens": Entry(5, -1, "1 to the rest of the context"),
     "skip_special_tokens": FLAG,
-    "spaces_between_special_tokens": Entry(True, False, "only true", without_effect="it is what is always done"),
+    "spaces_between_special_tokens": Entry(True, False, "only true", without_effect="this is always done"),
     "prompt_logprobs": Entry(1, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, not streamed"),
     "use_beam_search": Entry(True, "yes", "true, false; not with sampling fields", {"n": 2, "max_tokens": 3}),
     "length_penalty": Entry(1.5, "x", "a number, with `use_beam_search`", BEAMS),
@@ -169,7 +169,7 @@ CHAT = Route(
         "tools": Entry([TOOL], [{"type": "retrieval", "function": {"name": "x"}}], "functions"),
         "tool_choice": Entry("required", "always", "none, auto, required, a function", {"tools": [TOOL]}),
         "parallel_tool_calls": Entry(False, "no", "true, false", {"tools": [TOOL]}),
-        "reasoning_effort": Entry("medium", 1, "what the chat template knows; others are refused"),
+        "reasoning_effort": Entry("medium", 1, "the values of the chat template; others are refused"),
         "modalities": Entry(["text"], ["audio"], "only text", without_effect="answers are text"),
         "chat_template_kwargs": Entry({"a": 1}, {"messages": []}, "an object"),
         "add_generation_prompt": FLAG,
@@ -211,7 +211,7 @@ EMBEDDINGS = Route(
         "model": OWN_MODEL,
         "input": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_INPUTS} of them"),
         "encoding_format": Entry("base64", "hex", "float, base64"),
-        "dimensions": Entry(8, 7, "only the model's own number", without_effect="it is what the vectors have"),
+        "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
         "pooling": Entry("last", "max", "mean, last"),
         "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
         "user": USER,
@@ -233,8 +233,8 @@ RESPONSES = Route(
         ),
         "parallel_tool_calls": FLAG,
         "text": Entry({"format": {"type": "json_object"}}, {"verbosity": "low"}, "`format`; `verbosity` only medium"),
-        "reasoning": Entry({}, {"summary": "auto"}, "`effort` where the chat template knows it"),
-        "max_output_tokens": Entry(5, 0, "1 to what is left of the context"),
+        "reasoning": Entry({}, {"summary": "auto"}, "`effort` if the chat template supports it"),
+        "max_output_tokens": Entry(5, 0, "1 to the rest of the context"),
         "temperature": TEMPERATURE,
         "top_p": TOP_P,
         "top_logprobs": Entry(2, 21, "0 to 20"),
@@ -250,7 +250,7 @@ RESPONSES = Route(
         "prompt_cache_key": CACHE_KEY,
         "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
         "store": Entry(False, True, "only false", without_effect="nothing is stored"),
-        "background": Entry(False, True, "only false", without_effect="an answer is made while its request waits"),
+        "background": Entry(False, True, "only false", without_effect="a request waits for its answer"),
         "previous_response_id": Entry(None, "resp_1", "only null", without_effect="nothing is stored"),
         "conversation": Entry(None, "conv_1", "only null", without_effect="nothing is stored"),
         "max_tool_calls": Entry(None, 3, "only null", without_effect="there are no built-in tools"),
@@ -263,7 +263,7 @@ CACHE_CONTROL = Entry(
     {"type": "ephemeral"},
     {"type": "forever"},
     "`ephemeral`",
-    without_effect="every prompt's beginning is cached anyway",
+    without_effect="prefixes of all prompts are cached anyway",
 )
 ASKED = {
     "model": OWN_MODEL,
@@ -271,7 +271,7 @@ ASKED = {
     "system": Entry("Be kind.", 1, "text, or blocks of text"),
     "tools": Entry([ANTHROPIC_TOOL], [{"type": "bash_20250124", "name": "bash"}], "with `input_schema`"),
     "tool_choice": Entry({"type": "any"}, {"type": "all"}, "auto, any, none, tool", {"tools": [ANTHROPIC_TOOL]}),
-    "thinking": Entry({"type": "disabled"}, {"type": "enabled", "budget_tokens": 0}, "where the model can think"),
+    "thinking": Entry({"type": "disabled"}, {"type": "enabled", "budget_tokens": 0}, "if the model can think"),
     "output_config": Entry(
         {"format": {"type": "json_schema", "schema": SCHEMA}}, {"effort": "huge"}, "`format`, `effort`"
     ),
@@ -325,7 +325,7 @@ TGI = Route(
     Parameters,
     {"inputs": "Hi"},
     {
-        "max_new_tokens": Entry(5, 0, "1 to what is left of the context"),
+        "max_new_tokens": Entry(5, 0, "1 to the rest of the context"),
         "temperature": Entry(0.5, 0, "above 0, to 2"),
         "top_k": Entry(5, 0, "1 and more"),
         "top_p": TOP_P,
@@ -341,7 +341,7 @@ TGI = Route(
         "decoder_input_details": Entry(True, "yes", "true, false; not streamed"),
         "top_n_tokens": Entry(2, 21, "0 to 20, with `details` or a stream", needs={"details": True}),
         "grammar": Entry({"type": "regex", "value": "a+"}, {"type": "xml", "value": "a"}, "json, json_schema, regex"),
-        "best_of": Entry(1, 2, "only 1", without_effect="one sequence is made"),
+        "best_of": Entry(1, 2, "only 1", without_effect="one sequence is generated"),
         "watermark": Entry(False, True, "only false", without_effect="there are no watermarks"),
         "adapter_id": Entry(None, "mine", "only null", without_effect="there are no adapters"),
     },
@@ -354,7 +354,7 @@ TGI_BODY = Route(
     {"inputs": "Hi"},
     {
         "inputs": Entry("Hi", 1, "text"),
-        "parameters": Entry({}, 1, "an object; its fields stand below"),
+        "parameters": Entry({}, 1, "an object; its fields are listed below"),
         "stream": FLAG,
         "model": OWN_MODEL,
         **OPTIONS,
@@ -376,16 +376,17 @@ ROUTES = (
 
 _HEAD = """# Fields of requests
 
-Written by `tools/openai_matrix.py` from the request models. A test sends every field below, once right and once \
-wrong: what is right is answered with 200, what is wrong with 400 and the field's name. `null` is the same as leaving \
-a field out; a field that is not here is refused by name. What the routes answer is in [protocols.md](protocols.md).
+Written by `tools/openai_matrix.py` from the request models. A test sends a valid and an invalid value of every \
+field below: the valid one is answered with 200, the invalid one with a 400 that names the field. `null` is the same \
+as leaving a field out; a field that is not listed is refused by name. [protocols.md](protocols.md) describes the \
+answers.
 
-- Required and named tools (`tool_choice`) are enforced by grammar in every tool format. Under `auto`, `strict` tools \
-are enforced in every format but gemma's (refused there, and beside beam search), in what the format's marks begin; \
-[protocols.md](protocols.md) says what else is read as a call.
-- Tools cannot be combined with a format of the answer (`response_format` and its like).
-- Hugging Face's `InferenceClient` names a model `dummy` where it is given an address alone; pass `model` with each \
-chat request.
+- Required and named tools (`tool_choice`) are enforced by a grammar in every tool format. Under `auto`, `strict` \
+tools are enforced after the marks of the format, in every format except gemma's; they are refused there and with beam \
+search. [protocols.md](protocols.md) describes the other text that is read as a call.
+- Tools cannot be combined with a format of the answer (`response_format` and similar fields).
+- Hugging Face's `InferenceClient` names a model `dummy` if it is given only an address; pass `model` with each chat \
+request.
 """
 
 
