@@ -105,7 +105,7 @@ SAMPLING = {
         "`include_usage`, `continuous_usage_stats`",
         {"stream": True},
     ),
-    "n": Entry(2, 0, f"1 to {MAX_CHOICES}, and at most `--max-num-seqs`"),
+    "n": Entry(2, 0, f"1 to {MAX_CHOICES}; beams at most `--max-num-seqs`"),
     "temperature": TEMPERATURE,
     "top_p": TOP_P,
     "top_k": TOP_K,

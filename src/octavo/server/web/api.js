@@ -1,4 +1,4 @@
-// The server's HTTP interface, as much of it as the pages use.
+// The part of the server's HTTP interface that the pages use.
 
 const KEY = "octavo.api-key";
 
@@ -31,7 +31,7 @@ export class ServerError extends Error {
 
   get text() {
     if (this.status === 0) return "The server cannot be reached. Is it still running?";
-    if (this.status === 401) return "This server asks for an API key. Enter it in the settings.";
+    if (this.status === 401) return "This server requires an API key. Enter it in the settings.";
     if (this.code === "server_overloaded" || this.code === "queue_timeout") {
       const when = this.retryAfter ? ` Try again in ${this.retryAfter} s.` : " Try again in a moment.";
       return `The server is busy.${when}`;

@@ -1,4 +1,4 @@
-// The chat page: what the user does becomes requests, what the model says becomes text.
+// The chat page: turns the user's actions into requests, and the model's answers into text.
 import { ServerError, getJson, streamChat } from "./api.js";
 import { byId, copyText, element } from "./dom.js";
 import { exportJson, exportMarkdown } from "./export.js";

@@ -161,14 +161,14 @@ function sum(counts) {
 function showTotals(data, model) {
   const cached = model.num_prompt_tokens ? Math.round((100 * model.num_cached_tokens) / model.num_prompt_tokens) : 0;
   const entries = [
-    ["Running for", age(data.uptime_s)],
+    ["Uptime", age(data.uptime_s)],
     ["Answers", number.format(sum(model.finished) - (model.finished.abort ?? 0) - (model.finished.error ?? 0))],
     ["Cancelled", number.format(sum(model.cancelled))],
     ["Refused", number.format(sum(data.rejected))],
     ["Server errors", number.format(data.num_http_errors)],
     ["Generated tokens", number.format(model.num_generated_tokens)],
     ["Prompt tokens", number.format(model.num_prompt_tokens)],
-    ["Found in prefix cache", `${cached} %`],
+    ["Prefix cache hits", `${cached} %`],
     ["Engine restarts", number.format(model.num_restarts)],
     ["Engine memory", `${number.format(Math.round(model.resident_bytes / 2 ** 20))} MiB`],
   ];
