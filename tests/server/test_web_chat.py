@@ -353,7 +353,7 @@ def test_a_key_is_asked_for(chromium: Browser, engine: FakeClient, smollm2_token
     config = ServerConfig(api_key=("sesame",))
     with scripted_app(engine, smollm2_tokenizer, config) as app, watched_page(chromium, app.url) as page:
         page.goto("/")
-        expect(page.locator("#welcome-note")).to_contain_text("asks for an API key")
+        expect(page.locator("#welcome-note")).to_contain_text("requires an API key")
         expect(page.locator("#api-key")).to_be_focused()
         page.keyboard.type("sesame")
         page.keyboard.press("Tab")
