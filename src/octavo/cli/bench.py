@@ -64,20 +64,10 @@ def bench(context: click.Context) -> None:
 @_number("--iterations", 10, "runs that count")
 @_as_json
 @with_engine_options
-def latency(
-    *,
-    model: str,
-    input_len: int,
-    output_len: int,
-    batch_size: int,
-    iterations: int,
-    as_json: bool,
-    engine_options: Options,
-) -> None:
+def latency(*, model: str, iterations: int, as_json: bool, engine_options: Options, **load: int) -> None:
     """Measure the latency of one batch of requests."""
     from octavo.bench import latency as measure
 
-    load = {"input_len": input_len, "output_len": output_len, "batch_size": batch_size}
     _write(_run(measure, model, iterations, {**load, **engine_options}), as_json)
 
 
@@ -89,20 +79,10 @@ def latency(
 @_number("--iterations", 3, "runs that count")
 @_as_json
 @with_engine_options
-def throughput(
-    *,
-    model: str,
-    input_len: int,
-    output_len: int,
-    num_prompts: int,
-    iterations: int,
-    as_json: bool,
-    engine_options: Options,
-) -> None:
+def throughput(*, model: str, iterations: int, as_json: bool, engine_options: Options, **load: int) -> None:
     """Measure the throughput of many requests submitted at once."""
     from octavo.bench import throughput as measure
 
-    load = {"input_len": input_len, "output_len": output_len, "num_prompts": num_prompts}
     _write(_run(measure, model, iterations, {**load, **engine_options}), as_json)
 
 

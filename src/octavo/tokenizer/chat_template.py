@@ -20,6 +20,13 @@ MAX_RENDER_SECONDS = 2.0
 MAX_OUTPUT_CHARS = 4 << 20
 MAX_MEMORY_BYTES = 512 << 20
 MAX_SOURCE_CHARS = 1 << 20
+# Kinds of the worker's errors: those of a conversation, and those of the template itself.
+_REFUSALS = {
+    "raised": "refuses this conversation",
+    "undefined": "needs something that this conversation lacks",
+    "failed": "failed on this conversation",
+}
+_FAULTS = {"unsafe": "does something unsafe and was stopped", "limit": "was stopped"}
 _RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
@@ -143,21 +150,11 @@ class ChatTemplate:
         return answer
 
     def _text(self, answer: dict[str, str]) -> str:
-        kind = answer.get("error")
-        if kind is None:
+        if (kind := answer.get("error")) is None:
             return answer["text"]
-        message = answer["message"]
-        if kind == "raised":
-            raise UsageError(f"the chat template refuses this conversation: {message}")
-        if kind == "undefined":
-            raise UsageError(f"the chat template needs something that this conversation lacks: {message}")
-        if kind == "failed":
-            raise UsageError(f"the chat template failed on this conversation: {message}")
-        if kind == "unsafe":
-            raise self._fault(f"{self._name} does something unsafe and was stopped: {message}")
-        if kind == "limit":
-            raise self._fault(f"{self._name} was stopped: {message}")
-        raise self._fault(f"{self._name} is broken: {message}")
+        if kind in _REFUSALS:
+            raise UsageError(f"the chat template {_REFUSALS[kind]}: {answer['message']}")
+        raise self._fault(f"{self._name} {_FAULTS.get(kind, 'is broken')}: {answer['message']}")
 
 
 def check_messages(messages: Sequence[Message]) -> None:
