@@ -17,7 +17,7 @@ STEP = StepSizes(tokens=6, requests=2, outputs=2, context=9)
 def test_linear() -> None:
     g = Graph({"embed.weight": (10, 8), "up.weight": (12, 8), "up.bias": (12,)})
     g.linear(g.embedding("embed"), "up")
-    weight_bytes = {"embed.weight": 400, "up.weight": 100, "up.bias": 48}
+    weight_bytes = dict(zip(g.parameters, (400, 100, 48), strict=True))  # embedding, matrix, bias
     # Six of ten rows of the embedding are read.
     assert node_cost(g.nodes[0], STEP, weight_bytes) == Cost(240, 6 * 8 * 4, 0)
     assert node_cost(g.nodes[1], STEP, weight_bytes) == Cost(6 * 8 * 4 + 148, 6 * 12 * 4, 6 * 12 * (2 * 8 + 1))
@@ -44,7 +44,7 @@ def test_attention_counts_pairs_and_cache(window: int | None, queries: int, cont
 @pytest.mark.parametrize("name", CONFIGS)
 def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     graph, weights = tiny_graph(name)
-    weight_bytes = {n: w.nbytes for n, w in weights.items()}
+    weight_bytes = {p: weights[p.name].nbytes for p in graph.parameters}
     all_rows = StepSizes(tokens=64, requests=1, outputs=64, context=64)
     plain, fused = (graph_cost(g, all_rows, weight_bytes) for g in (graph, optimize(graph, PASSES)))
     matrices = sum(w.shape[0] * w.shape[1] for n, w in weights.items() if len(w.shape) == 2 and "embed" not in n)
@@ -58,7 +58,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
 
 def test_fewer_outputs_cost_less() -> None:
     graph = optimize(tiny_graph("llama")[0], PASSES)
-    weight_bytes = dict.fromkeys((p.name for p in graph.parameters), 0)
+    weight_bytes = dict.fromkeys(graph.parameters, 0)
     few, many = (graph_cost(graph, StepSizes(64, 1, n, 64), weight_bytes).flops for n in (1, 64))
     # The head, and the last layer after its attention.
     assert few < 0.8 * many

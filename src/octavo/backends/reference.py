@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from octavo.backends import ExecutorLimits, FinishedStep, PackCacheOptions
+from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
 from octavo.batch import Batch, StepOutput
 from octavo.config import KVDtype
@@ -39,13 +40,12 @@ def compile(  # noqa: A001 - the backend protocol's name
 
     kv_dtype: what keys and values are rounded to; they are kept in `dtype` all the same. None: nothing is rounded.
     """
-    dense: dict[str, Array] = {}
-    total = sum(weights[p.name].nbytes for p in graph.parameters)
+    dense: dict[Parameter, Array] = {}
+    total = sum(parameter_info(weights, p).nbytes for p in graph.parameters)
     loaded = 0
     for parameter in graph.parameters:
-        weight = weights[parameter.name]
-        dense[parameter.name] = weight.dequantize().astype(dtype, copy=False).reshape(parameter.shape)
-        loaded += weight.nbytes
+        dense[parameter] = weight_of(weights, parameter).dequantize().astype(dtype, copy=False)
+        loaded += parameter_info(weights, parameter).nbytes
         if progress is not None:
             progress(loaded, total)
     return ReferenceExecutor(graph, dense, limits, kv_dtype, dtype)
@@ -59,7 +59,7 @@ class ReferenceExecutor:
     def __init__(
         self,
         graph: Graph,
-        weights: dict[str, Array],
+        weights: dict[Parameter, Array],
         limits: ExecutorLimits,
         kv_dtype: KVDtype | None,
         dtype: DTypeLike,
@@ -104,7 +104,7 @@ class ReferenceExecutor:
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         formats = {}
         if self._kv_dtype is not None:
-            formats = layer_formats(self._graph, lambda p: self._weights[p.name], self._kv_dtype)
+            formats = layer_formats(self._graph, lambda p: self._weights[p], self._kv_dtype)
         for kv in self._graph.kv_caches:
             cache = self._caches[kv.layer] = LayerCache.empty(kv, num_blocks, block_size, self._dtype)
             if kv.layer in formats:
@@ -175,7 +175,7 @@ class _Step:
         self,
         batch: Batch,
         dtype: DTypeLike,
-        weights: Mapping[str, Array],
+        weights: Mapping[Parameter, Array],
         caches: Mapping[int, LayerCache],
         states: Mapping[int, list[Array]],
     ) -> None:
@@ -190,7 +190,7 @@ class _Step:
         return self.results[value]
 
     def weight(self, parameter: Parameter) -> Array:
-        return self._weights[parameter.name]
+        return self._weights[parameter]
 
     def cache(self, layer: int) -> LayerCache:
         return self._caches[layer]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.ops import StepSizes
-from octavo.graph.values import Value
+from octavo.graph.values import Parameter, Value
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +27,12 @@ class Cost:
         )
 
 
-def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[str, int]) -> Cost:
-    """The cost of one operation. weight_bytes: of each weight by name, as stored."""
+def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
+    """The cost of one operation. weight_bytes: of each parameter, in memory."""
     op = node.op
     cache_read, cache_written = _cache_bytes(op.cache, sizes)
     inputs = _activation_bytes(op.inputs, sizes)
-    weights = sum(int(weight_bytes[p.name] * op.weight_fraction(p, sizes)) for p in op.parameters)
+    weights = sum(int(weight_bytes[p] * op.weight_fraction(p, sizes)) for p in op.parameters)
     output = _activation_bytes((node.output,), sizes)
     return Cost(inputs + weights + cache_read, output + cache_written, op.flops(sizes))
 
@@ -42,7 +42,7 @@ def activation_bytes(node: Node, sizes: StepSizes) -> int:
     return _activation_bytes((*node.op.inputs, node.output), sizes)
 
 
-def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[str, int]) -> Cost:
+def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
     """The cost of a step: the sum over all operations."""
     return sum((node_cost(node, sizes, weight_bytes) for node in graph.nodes), Cost())
 

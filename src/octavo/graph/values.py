@@ -55,11 +55,27 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class Parameter:
-    """A weight by its checkpoint name, for example `layers.0.self_attn.q_proj.weight`.
+class Part:
+    """The indices [begin, end) of one dimension of a weight: its rows, or its columns, the last dimension."""
 
-    shape: as in the checkpoint, [out_features, in_features] for a linear layer.
+    dimension: int
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A weight by its checkpoint name, for example `layers.0.self_attn.q_proj.weight`, or a part of it.
+
+    shape: of the weight or its part, [out_features, in_features] for a linear layer.
     """
 
     name: str
     shape: tuple[int, ...]
+    part: Part | None = None
+
+    @property
+    def label(self) -> str:
+        """The name, with the part if it is one: `layers.0.mlp.up_proj.weight[0: 0 to 512]`."""
+        part = self.part
+        return self.name if part is None else f"{self.name}[{part.dimension}: {part.begin} to {part.end}]"

@@ -178,7 +178,7 @@ def _weights(
         sources = transformed(stored, weight_table(module).transforms, config, file_format)
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
-    return Weights(sources, file.release)
+    return Weights(sources, file)
 
 
 def _warn_unused(path: Path, names: list[str]) -> None:

@@ -80,6 +80,11 @@ class GGUFFile:
         info = self._info(name)
         self._files[info.file].release(info.offset, info.nbytes)
 
+    def sample(self, name: str) -> bytes:
+        """At most a page from the middle of this tensor."""
+        info = self._info(name)
+        return self._files[info.file].sample(info.offset, info.nbytes)
+
     def identity(self) -> str | None:
         """Another whenever the content may be another; None while the files are too new to tell."""
         return identity_of(self._files.values())

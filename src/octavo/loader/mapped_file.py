@@ -73,6 +73,11 @@ class MappedFile:
             )
         return np.frombuffer(self.data, np.uint8, nbytes, offset)
 
+    def sample(self, offset: int, nbytes: int) -> bytes:
+        """At most a page from the middle of these bytes."""
+        begin = offset + max((nbytes - mmap.PAGESIZE) // 2, 0)
+        return self.array(begin, min(nbytes, mmap.PAGESIZE)).tobytes()
+
     def release(self, offset: int, nbytes: int) -> None:
         """Lets the system take back the whole pages within these bytes; they are read again if needed."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE

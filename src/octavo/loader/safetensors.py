@@ -111,6 +111,11 @@ class SafetensorsModel:
         tensor = self._tensor(name)
         self._files[tensor.file].release(tensor.offset, tensor.nbytes)
 
+    def sample(self, name: str) -> bytes:
+        """At most a page from the middle of this tensor."""
+        tensor = self._tensor(name)
+        return self._files[tensor.file].sample(tensor.offset, tensor.nbytes)
+
     def identity(self) -> str | None:
         """Another whenever the content may be another; None while the files are too new to tell."""
         return identity_of(self._files.values())

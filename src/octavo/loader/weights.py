@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from octavo.quantization.packed import Weight
 
@@ -24,13 +25,20 @@ class Source:
     steps: str = ""
 
 
+class StoredTensors(Protocol):
+    """An open model file."""
+
+    def release(self, name: str) -> None: ...
+
+    def sample(self, name: str) -> bytes: ...
+
+
 class Weights(Mapping[str, Weight]):
     """The weights by name, each made anew from the mapped file by every look-up."""
 
-    def __init__(self, sources: Mapping[str, Source], release: Callable[[str], None]) -> None:
-        """release: called with the name of a stored tensor whose pages the system may take back."""
+    def __init__(self, sources: Mapping[str, Source], file: StoredTensors) -> None:
         self._sources = sources
-        self._release = release
+        self._file = file
         self.shapes = {name: source.shape for name, source in sources.items()}
 
     def __getitem__(self, name: str) -> Weight:
@@ -52,4 +60,9 @@ class Weights(Mapping[str, Weight]):
     def release(self, name: str) -> None:
         """Lets the system take the pages of this weight back, once a backend has packed it."""
         for tensor in self._sources[name].tensors:
-            self._release(tensor)
+            self._file.release(tensor)
+
+    def fingerprint(self, name: str) -> bytes:
+        """How a weight is made, and some bytes of the stored tensors: others for another weight."""
+        source = self._sources[name]
+        return b"".join([source.steps.encode(), *map(self._file.sample, source.tensors)])

@@ -163,6 +163,12 @@ class FileWeights(dict[str, Weight]):
         super().__init__(weights)
         self.released: list[str] = []
 
+    def info(self, name: str) -> Weight:
+        return self[name]
+
+    def fingerprint(self, name: str) -> bytes:
+        return name.encode()
+
     def release(self, name: str) -> None:
         self.released.append(name)
 

@@ -53,7 +53,8 @@ def make_weights(*type_names: str, seed: int = 0) -> dict[str, Weight]:
 def load(weights: dict[str, Weight], identity: str | None = "model", limit: int = LIMIT) -> Packed:
     """identity None: without a cache."""
     options = None if identity is None else PackCacheOptions(identity, limit)
-    return load_matrices(weights, [Parameter(name, (N, K)) for name in weights], 2, None, options)
+    packed = load_matrices(weights, [Parameter(name, (N, K)) for name in weights], 2, None, options)
+    return {parameter.name: weight for parameter, weight in packed.items()}
 
 
 def content(packed: Packed) -> dict[str, tuple[str, bytes]]:

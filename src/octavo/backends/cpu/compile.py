@@ -104,7 +104,7 @@ class _Compiler:
         self._values: dict[Value, int] = {}
         self._plain: dict[Parameter | tuple[float, ...], int] = {}
         self._caches: dict[int, int] = {cache.layer: i for i, cache in enumerate(graph.kv_caches)}
-        self._matrices: dict[str, int] = {}
+        self._matrices: dict[Parameter, int] = {}
         self._formats: dict[int, LayerFormat] = {}
         self._program = self._make_program(limits, options)
 
@@ -115,12 +115,12 @@ class _Compiler:
         lowered = [(node, self._lower(node)) for node in computed]
         matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
         packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
-        self._matrices = {name: self._program.add_packed_weight(weight) for name, weight in packed.items()}
+        self._matrices = {p: self._program.add_packed_weight(weight) for p, weight in packed.items()}
         for node, operands in lowered:
             self._add_record(node, operands)
         self._program.finish()
-        weight_bytes = {p.name: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
-        weight_bytes |= {name: weight.nbytes for name, weight in packed.items()}
+        weight_bytes = {p: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
+        weight_bytes |= {p: weight.nbytes for p, weight in packed.items()}
         mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
         return CpuExecutor(
             self._program, self._graph, self._values, weight_bytes, mapped_bytes, self._isa, self._threads
@@ -172,7 +172,7 @@ class _Compiler:
         if operand is None:
             return -1
         if isinstance(operand, Parameter) and len(operand.shape) > 1:
-            return self._matrices[operand.name]
+            return self._matrices[operand]
         if operand not in self._plain:
             if isinstance(operand, Parameter):
                 array = plain_weight(self._weights, operand)

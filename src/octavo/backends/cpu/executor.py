@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from octavo.batch import Batch, Int32
     from octavo.graph.builder import Graph, Node
     from octavo.graph.ops import StepSizes
-    from octavo.graph.values import Value
+    from octavo.graph.values import Parameter, Value
 
 
 _BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
@@ -71,12 +71,12 @@ class CpuExecutor:
         program: _native.Program,
         graph: Graph,
         values: Mapping[Value, int],
-        weight_bytes: Mapping[str, int],
+        weight_bytes: Mapping[Parameter, int],
         mapped_bytes: int,
         isa: str,
         thread_plan: ThreadPlan,
     ) -> None:
-        """values: which value of the program each value of the graph is. weight_bytes: of each weight, as packed.
+        """values: which value of the program each value of the graph is. weight_bytes: of each parameter, as packed.
 
         mapped_bytes: how many of these lie in a mapped file.
         """
@@ -168,7 +168,7 @@ class CpuExecutor:
     def _is_integer(self, node: Node) -> bool:
         matrices = [p for p in node.op.parameters if len(p.shape) > 1]
         return node.op.name != "embedding" and any(
-            self._weight_bytes[p.name] < _BYTES_OF_FLOATS * prod(p.shape) for p in matrices
+            self._weight_bytes[p] < _BYTES_OF_FLOATS * prod(p.shape) for p in matrices
         )
 
     def close(self) -> None:

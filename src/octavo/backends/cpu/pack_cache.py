@@ -7,7 +7,8 @@ refused. The key covers
 
 - the model's files as the system identifies them: size and both time stamps of each. The time of the last change
   (ctime) is the system's own and cannot be set back, so a file that was written to, replaced or copied has another;
-- the name, type, size and a page of the content of each matrix, for systems whose time stamps lie;
+- the name, type and size of each matrix, how it is made of stored tensors, and a page of their content, for systems
+  whose time stamps lie;
 - the layout version of the packed bytes, which is the same on all instruction sets.
 
 Reading all of a model to make sure would cost what packing costs; the packed bytes themselves are all checked, at
@@ -17,6 +18,7 @@ the speed of memory, because they must come to memory anyway.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -26,13 +28,12 @@ import secrets
 import stat
 import struct
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from octavo import env
 from octavo.backends.cpu import _native
@@ -44,19 +45,23 @@ _KEY_BYTES = 32
 _ENTRY = struct.Struct("<QQ")  # index of the packed type, checksum of the packed bytes
 _SUFFIX = ".packed"
 _ALIGNMENT = 4096
-_SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix [n, k] of a model. packed_types: those that it may have when packed; stored: its bytes in the model."""
+    """A matrix [n, k] of a model, not packed yet.
+
+    packed_types: those that it may have when packed. nbytes: in the model. fingerprint: another if its content, or the
+    way it is made of stored tensors, is another.
+    """
 
     name: str
     type_name: str
     packed_types: tuple[str, ...]
     n: int
     k: int
-    stored: NDArray[np.uint8]
+    nbytes: int
+    fingerprint: bytes
 
 
 class _WrongFileError(Exception):
@@ -75,8 +80,8 @@ class PackCache:
         self._name = self._stem + _SUFFIX
         self.path = env.pack_cache_dir() / self._name
 
-    def load(self, num_threads: int, on_checked: Callable[[int], None]) -> dict[str, _native.PackedWeight] | None:
-        """The packed weights, mapped; None if they are not here, or not whole.
+    def load(self, num_threads: int, on_checked: Callable[[int], None]) -> list[_native.PackedWeight] | None:
+        """The packed weights in the model's order, mapped; None if they are not here, or not whole.
 
         on_checked: called with the bytes that each matrix has in the model, from several threads.
         """
@@ -89,19 +94,23 @@ class PackCache:
             logger.warning("%s: %s; the weights are packed anew", self.path, error.strerror or error)
             return None
 
-    def store(self, packed: Mapping[str, _native.PackedWeight]) -> bool:
-        """Writes the file, whole or not at all, and makes room for it. False: it could not be kept."""
+    def store(self, packed: Iterator[_native.PackedWeight]) -> bool:
+        """Writes the file, whole or not at all, and makes room for it. False: it could not be kept.
+
+        packed: the matrices in the model's order. Each is taken when the one before it is written, none if the file
+        cannot be kept.
+        """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with _open_folder(self.path.parent) as folder:
-                return self._store(folder, [packed[matrix.name] for matrix in self._matrices])
+                return self._store(folder, packed)
         except OSError as error:
             logger.warning("%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
             return False
 
     def _load(
         self, folder: int, num_threads: int, on_checked: Callable[[int], None]
-    ) -> dict[str, _native.PackedWeight] | None:
+    ) -> list[_native.PackedWeight] | None:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         file = os.open(self._name, flags, dir_fd=folder)
         try:
@@ -117,7 +126,7 @@ class PackCache:
         finally:
             os.close(file)
 
-    def _map(self, file: int, num_threads: int, on_checked: Callable[[int], None]) -> dict[str, _native.PackedWeight]:
+    def _map(self, file: int, num_threads: int, on_checked: Callable[[int], None]) -> list[_native.PackedWeight]:
         status = os.fstat(file)
         _check_private(status)
         if not stat.S_ISREG(status.st_mode):
@@ -133,15 +142,14 @@ class PackCache:
             panels = mapped[begin : begin + _native.packed_nbytes(type_name, matrix.n, matrix.k)]
             if _native.checksum(panels) != checksum:
                 raise _WrongFileError(f"the bytes of {matrix.name} are damaged")
-            on_checked(matrix.stored.size)
+            on_checked(matrix.nbytes)
             return _native.view_packed(type_name, panels, matrix.n, matrix.k)
 
         with ThreadPoolExecutor(num_threads, "octavo-check") as executor:
-            weights = list(executor.map(view, range(len(entries))))
-        return {matrix.name: weight for matrix, weight in zip(self._matrices, weights, strict=True)}
+            return list(executor.map(view, range(len(entries))))
 
-    def _store(self, folder: int, packed: Sequence[_native.PackedWeight]) -> bool:
-        offsets, size = self._places([weight.type_name for weight in packed])
+    def _store(self, folder: int, packed: Iterator[_native.PackedWeight]) -> bool:
+        _, size = self._places([matrix.packed_types[0] for matrix in self._matrices])
         if size > self._limit_bytes:
             logger.warning(
                 "%s: the packed weights take %d MB, more than pack_cache_size allows (%d MB): not kept",
@@ -157,9 +165,7 @@ class PackCache:
         try:
             fcntl.flock(file, fcntl.LOCK_EX)  # tells others that its writer lives
             os.posix_fallocate(file, 0, size)  # a full disk is noticed before anything is written
-            _write(file, self._header(packed), 0)
-            for weight, offset in zip(packed, offsets, strict=True):
-                _write(file, weight.panels.data, offset)
+            size = self._write_all(file, packed)
             os.fsync(file)
             os.rename(draft, self._name, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
@@ -172,14 +178,24 @@ class PackCache:
         logger.info("%s: packed weights kept for the next start, %d MB", self.path, size // 10**6)
         return True
 
+    def _write_all(self, file: int, packed: Iterator[_native.PackedWeight]) -> int:
+        """Matrix after matrix, then the header; the bytes of the file."""
+        types, entries = _native.packable_types(), []
+        end = _padded(self._header_bytes())
+        for weight in packed:
+            _write(file, weight.panels.data, end)
+            entries.append(_ENTRY.pack(types.index(weight.type_name), _native.checksum(weight.panels)))
+            end += _padded(weight.nbytes)
+        header = b"".join([_MAGIC, self._key, *entries])
+        _write(file, header + _checksum(header), 0)
+        # A matrix whose numbers need its wider type makes the file longer than was thought.
+        os.ftruncate(file, end)
+        if end > self._limit_bytes:
+            raise OSError(errno.EFBIG, f"they take {end // 10**6} MB, more than pack_cache_size allows")
+        return end
+
     def _header_bytes(self) -> int:
         return len(_MAGIC) + _KEY_BYTES + len(self._matrices) * _ENTRY.size + 8
-
-    def _header(self, packed: Sequence[_native.PackedWeight]) -> bytes:
-        types = _native.packable_types()
-        entries = [_ENTRY.pack(types.index(w.type_name), _native.checksum(w.panels)) for w in packed]
-        header = b"".join([_MAGIC, self._key, *entries])
-        return header + _checksum(header)
 
     def _read_header(self, header: bytes) -> list[tuple[str, int]]:
         """Packed type and checksum of each matrix."""
@@ -211,9 +227,8 @@ def _key(identity: str, matrices: Sequence[Matrix]) -> bytes:
     digest = hashlib.blake2b(digest_size=_KEY_BYTES)
     digest.update(f"{_native.PACK_LAYOUT_VERSION} {sys.byteorder} {identity}\n".encode())
     for matrix in matrices:
-        digest.update(f"{matrix.name!r} {matrix.type_name} {matrix.n} {matrix.k} {matrix.stored.size}\n".encode())
-        middle = max((matrix.stored.size - _SAMPLE_BYTES) // 2, 0)
-        digest.update(matrix.stored[middle : middle + _SAMPLE_BYTES].tobytes())
+        digest.update(f"{matrix.name!r} {matrix.type_name} {matrix.n} {matrix.k} {matrix.nbytes}\n".encode())
+        digest.update(matrix.fingerprint)
     return digest.digest()
 
 

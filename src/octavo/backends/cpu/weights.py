@@ -2,37 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections import deque
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.pack_cache import Matrix, PackCache
+from octavo.backends.parameters import fingerprint_of, parameter_info, release, weight_of
 from octavo.config import LoadProgress
-from octavo.errors import GraphError
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
 
 if TYPE_CHECKING:
     from octavo.backends import PackCacheOptions
 
-logger = logging.getLogger(__name__)
-
-
 _LARGEST_F16 = 65504.0
-
-
-@runtime_checkable
-class ReleasesPages(Protocol):
-    """A mapping of weights over a mapped file that can give the pages of one weight back."""
-
-    def release(self, name: str) -> None: ...
+_CHUNK_VALUES = 1 << 20  # numbers that are converted at a time
+_AHEAD = 4  # matrices, for each thread, that may be packed before the ones before them are written
 
 
 class _Meter:
@@ -57,81 +50,100 @@ def load_matrices(
     num_threads: int,
     progress: LoadProgress | None,
     pack_cache: PackCacheOptions | None,
-) -> dict[str, _native.PackedWeight]:
+) -> dict[Parameter, _native.PackedWeight]:
     """Each of `matrices` once, packed. With a pack cache they are mapped from it, and kept there if they were not.
 
-    progress: called with (bytes done, bytes in all), from the threads at work, one at a time.
+    Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, and no
+    more than a few are in memory before that. progress: called with (bytes done, bytes in all), from the threads at
+    work, one at a time.
     """
-    parameters = sorted({p.name: p for p in matrices}.values(), key=lambda p: -weights[p.name].nbytes)
-    if pack_cache is None:
-        return _pack_all(weights, parameters, num_threads, progress)
-    described = [_describe(weights[p.name], p) for p in parameters]
-    cache = PackCache(pack_cache.identity, pack_cache.limit_bytes, described)
-    meter = _Meter(sum(matrix.stored.size for matrix in described), progress)
-    mapped = cache.load(num_threads, meter.add)
-    if mapped is not None:
-        return mapped
-    packed = _pack_all(weights, parameters, num_threads, progress)
-    # The mapping has what was written, so this start is as the next one, and shares its memory with it.
-    kept = cache.load(num_threads, _Meter(0, None).add) if cache.store(packed) else None
-    return packed if kept is None else kept
+    parameters = sorted(set(matrices), key=lambda p: (-parameter_info(weights, p).nbytes, p.label))
+    total = sum(parameter_info(weights, p).nbytes for p in parameters)
+    if pack_cache is not None:
+        described = [_describe(weights, p) for p in parameters]
+        cache = PackCache(pack_cache.identity, pack_cache.limit_bytes, described)
+        kept = cache.load(num_threads, _Meter(total, progress).add)
+        if kept is None:
+            meter = _Meter(total, progress)
+            with closing(_packed(weights, parameters, num_threads, meter, _AHEAD * num_threads)) as packed:
+                is_stored = cache.store(packed)
+            # The mapping has what was written, so this start is as the next one, and shares its memory with it.
+            kept = cache.load(num_threads, _Meter(0, None).add) if is_stored else None
+        if kept is not None:
+            return dict(zip(parameters, kept, strict=True))
+    meter = _Meter(total, progress)
+    return dict(zip(parameters, _packed(weights, parameters, num_threads, meter, len(parameters)), strict=True))
 
 
-def _pack_all(
-    weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, progress: LoadProgress | None
-) -> dict[str, _native.PackedWeight]:
-    """Packs in the order given, the largest first so that the threads end together. Gives source pages back."""
-    meter = _Meter(sum(weights[p.name].nbytes for p in parameters), progress)
-    slow_types: set[str] = set()
+def _packed(
+    weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, meter: _Meter, ahead: int
+) -> Generator[_native.PackedWeight, None, None]:
+    """Packs in the order given, the largest first so that the threads end together. Gives source pages back.
+
+    ahead: how many are packed, or being packed, before the caller takes the first of them.
+    """
 
     def pack(parameter: Parameter) -> _native.PackedWeight:
-        weight = weights[parameter.name]
-        packed = _pack(weight, parameter)
-        if isinstance(weights, ReleasesPages):
-            weights.release(parameter.name)
-        if weight.type_name not in _native.packable_types():
-            slow_types.add(weight.type_name)
-        meter.add(weight.nbytes)
+        packed = _pack(weight_of(weights, parameter))
+        release(weights, parameter)
+        meter.add(parameter_info(weights, parameter).nbytes)
         return packed
 
-    with ThreadPoolExecutor(num_threads, "octavo-pack") as executor:
-        packed = dict(zip((p.name for p in parameters), executor.map(pack, parameters), strict=True))
-    for type_name in sorted(slow_types):
-        logger.info("%s has no kernel of its own: its weights are kept as 16-bit or 32-bit floats", type_name)
-    return packed
+    waiting: deque[Future[_native.PackedWeight]] = deque()
+    executor = ThreadPoolExecutor(num_threads, "octavo-pack")
+    try:
+        for parameter in parameters:
+            if len(waiting) == ahead:
+                yield waiting.popleft().result()
+            waiting.append(executor.submit(pack, parameter))
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def plain_weight(weights: Mapping[str, Weight], parameter: Parameter) -> NDArray[np.float32]:
     """A vector (norm, bias, sinks) as contiguous float32 [n]."""
-    weight = weights[parameter.name]
-    _check_shape(weight, parameter)
-    return np.ascontiguousarray(weight.dequantize(), np.float32).reshape(-1)
+    return np.ascontiguousarray(weight_of(weights, parameter).dequantize(), np.float32).reshape(-1)
 
 
-def _pack(weight: Weight, parameter: Parameter) -> _native.PackedWeight:
+def packed_types(type_name: str) -> tuple[str, ...]:
+    """The types that a matrix may have when packed. One without a kernel becomes as narrow a float as it fits."""
+    return (type_name,) if type_name in _native.packable_types() else ("F16", "F32")
+
+
+def _pack(weight: Weight) -> _native.PackedWeight:
     """[product of the leading dimensions, last dimension] in the layout of the kernels."""
-    matrix = _describe(weight, parameter)
-    n, k = matrix.n, matrix.k
-    if matrix.packed_types == (weight.type_name,):
-        return _native.pack_weight(weight.type_name, matrix.stored, n, k)
-    values = weight.dequantize()
-    if np.abs(values).max(initial=0.0) <= _LARGEST_F16:
-        return _native.pack_weight("F16", values.astype(np.float16).view(np.uint8).reshape(-1), n, k)
-    return _native.pack_weight("F32", np.ascontiguousarray(values).view(np.uint8).reshape(-1), n, k)
+    if packed_types(weight.type_name) != (weight.type_name,):
+        weight = _narrowed(weight)
+    assert isinstance(weight, (DenseWeight, GGMLWeight)), f"no kernel packs {type(weight).__name__}"
+    stored = np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1)
+    return _native.pack_weight(weight.type_name, stored, math.prod(weight.shape[:-1]), weight.shape[-1])
 
 
-def _describe(weight: Weight, parameter: Parameter) -> Matrix:
-    """What a matrix is before it is packed. Types without a kernel become floats, as narrow as their values allow."""
-    _check_shape(weight, parameter)
-    n, k = math.prod(parameter.shape[:-1]), parameter.shape[-1]
-    data = weight.data if isinstance(weight, (DenseWeight, GGMLWeight)) else weight.dequantize()
-    stored = np.ascontiguousarray(data).view(np.uint8).reshape(-1)
-    packed_types = (weight.type_name,) if weight.type_name in _native.packable_types() else ("F16", "F32")
-    return Matrix(parameter.name, weight.type_name, packed_types, n, k, stored)
+def _narrowed(weight: Weight) -> DenseWeight:
+    """The numbers as float16 where all fit, else as float32; converted by a few rows at a time."""
+    *lead, rows, width = weight.shape
+    out = np.empty(weight.shape, np.float16)
+    step = max(_CHUNK_VALUES // (math.prod(lead) * width), 1)
+    for begin in range(0, rows, step):
+        chunk = slice(begin, begin + step)
+        values = weight.rows(chunk).dequantize()
+        if not np.abs(values).max(initial=0.0) <= _LARGEST_F16:
+            return DenseWeight(weight.dequantize())
+        out[..., chunk, :] = values
+    return DenseWeight(out)
 
 
-def _check_shape(weight: Weight, parameter: Parameter) -> None:
-    if weight.shape != parameter.shape:
-        raise GraphError(
-            f"weight {parameter.name} has shape {list(weight.shape)}, the graph uses it as {list(parameter.shape)}"
-        )
+def _describe(weights: Mapping[str, Weight], parameter: Parameter) -> Matrix:
+    """A matrix before it is packed, for the pack cache."""
+    info = parameter_info(weights, parameter)
+    return Matrix(
+        parameter.label,
+        info.type_name,
+        packed_types(info.type_name),
+        n=math.prod(parameter.shape[:-1]),
+        k=parameter.shape[-1],
+        nbytes=info.nbytes,
+        fingerprint=fingerprint_of(weights, parameter),
+    )

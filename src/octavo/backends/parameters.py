@@ -1,0 +1,115 @@
+"""The weights behind a graph's parameters: their size before they are made, and the parts that a graph asks for."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from octavo.errors import GraphError
+from octavo.graph.values import Parameter
+from octavo.quantization.packed import Weight
+
+SAMPLE_BYTES = 4096
+
+
+class WeightInfo(Protocol):
+    """Type and size of a weight, which need not exist yet."""
+
+    @property
+    def type_name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+@runtime_checkable
+class StoredWeights(Protocol):
+    """A mapping of weights that makes each from a file when it is asked for."""
+
+    def info(self, name: str) -> WeightInfo:
+        """Type and size of a weight, which is not made for it."""
+
+    def fingerprint(self, name: str) -> bytes:
+        """How a weight is made, and some of its stored bytes: others for another weight."""
+
+    def release(self, name: str) -> None:
+        """Lets the system take the pages of this weight back, once it is packed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterInfo:
+    """A parameter's weight, or part of one. nbytes: as stored."""
+
+    type_name: str
+    nbytes: int
+
+
+def parameter_info(weights: Mapping[str, Weight], parameter: Parameter) -> ParameterInfo:
+    """Type and size of the weight that `weight_of` makes."""
+    info: WeightInfo = weights.info(parameter.name) if isinstance(weights, StoredWeights) else weights[parameter.name]
+    part, nbytes = parameter.part, info.nbytes
+    if part is not None:
+        nbytes = nbytes * (part.end - part.begin) // info.shape[part.dimension]
+    return ParameterInfo(info.type_name, nbytes)
+
+
+def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
+    """The weight of a parameter, or the part that it stands for.
+
+    Raises GraphError if it cannot be cut there, or has another shape than the graph expects.
+    """
+    weight = weights[parameter.name]
+    part, dimensions = parameter.part, len(weight.shape)
+    if part is not None:
+        if not 0 <= part.begin < part.end <= weight.shape[part.dimension]:
+            raise GraphError(f"weight {parameter.label} of {list(weight.shape)} has no such part")
+        if part.dimension == max(dimensions - 2, 0):
+            weight = weight.rows(slice(part.begin, part.end))
+        elif part.dimension == dimensions - 1:
+            try:
+                weight = weight.columns(part.begin, part.end)
+            except ValueError as error:
+                raise GraphError(f"weight {parameter.label}: {error}") from None
+        else:
+            raise GraphError(f"weight {parameter.label} of {list(weight.shape)} can be cut by rows and columns only")
+    if weight.shape != parameter.shape:
+        raise GraphError(
+            f"weight {parameter.label} has shape {list(weight.shape)}, the graph uses it as {list(parameter.shape)}"
+        )
+    return weight
+
+
+def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes:
+    """16 bytes that are others for another weight, another way of making it, or another part of it."""
+    digest = hashlib.blake2b(repr(parameter.part).encode(), digest_size=16)
+    if isinstance(weights, StoredWeights):
+        digest.update(weights.fingerprint(parameter.name))
+    else:
+        digest.update(_sample(weights[parameter.name]))
+    return digest.digest()
+
+
+def release(weights: Mapping[str, Weight], parameter: Parameter) -> None:
+    """Gives the pages of a weight that was packed back to the system, if it lies in a mapped file."""
+    if isinstance(weights, StoredWeights):
+        weights.release(parameter.name)
+
+
+def _sample(weight: Weight) -> bytes:
+    """A page from the middle of each array of a weight."""
+    assert dataclasses.is_dataclass(weight)
+    found = b""
+    for name in (field.name for field in dataclasses.fields(weight)):
+        if isinstance(array := getattr(weight, name), np.ndarray):
+            stored = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            middle = max((stored.size - SAMPLE_BYTES) // 2, 0)
+            found += stored[middle : middle + SAMPLE_BYTES].tobytes()
+    return found
