@@ -17,9 +17,10 @@ from typing import Any
 
 from report import commit, machine, table
 
+from octavo.backends.cpu.ceilings import measure_ceilings
 from octavo.backends.cpu.compile import choose_isa
 from octavo.backends.cpu.threads import plan_threads
-from octavo.bench.ceilings import Ceiling, Ceilings, measure_ceilings
+from octavo.backends.profiling import Ceiling, Ceilings
 
 COLUMNS = {"what": "what", "instruction set": "isa", "threads": "threads", "at most": "value"}
 SCALES = {"B/s": (1e-9, "GB/s"), "1/s": (1e-9, "G/s"), "s": (1e6, "microseconds")}

@@ -8,8 +8,8 @@ Python of its environment, with the same number of threads and the same token id
 (A B A B ...). Absolute figures on a shared machine drift, so the ratio counts. `measures.py` defines the measures.
 Peers that cannot read GGUF files read the output of `convert.py` for the same file.
 
-The ceiling of decode is read bandwidth (measured in the same turns by `octavo.bench.ceilings`, all threads) divided by
-the bytes of weights that one token needs. All other ceilings are measured once, at the start.
+The ceiling of decode is read bandwidth (measured in the same turns by `octavo.backends.cpu.ceilings`, all threads)
+divided by the bytes of weights that one token needs. All other ceilings are measured once, at the start.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from measures import MEASURES, MEMORY_CONTEXT, Workload, wanted_workloads
 from protocol import Peer, PeerError
 from report import commit, machine, spread, table
 
+from octavo.backends.cpu.ceilings import ReadBandwidth, measure_ceilings
 from octavo.backends.cpu.compile import choose_isa
-from octavo.bench.ceilings import Ceilings, ReadBandwidth, measure_ceilings
+from octavo.backends.profiling import Ceilings
 
 PAUSE_SECONDS = 0.3  # the spinning threads of the engine whose turn is over go to sleep
 CONVERTED = {"transformers": "transformers", "vllm": "transformers", "ctranslate2": "ctranslate2"}  # by `convert.py`

@@ -21,7 +21,7 @@ from octavo import (
     SamplingParams,
     UsageError,
 )
-from octavo.engine.memory import available_memory_bytes
+from octavo.backends.memory import available_memory_bytes
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_model import use_fake_model
 

@@ -62,6 +62,7 @@ SERVER_ROOMS: dict[str, set[str]] = {
     "protocols": {"errors", "state", "models", "http", "generation"},
 }
 PURE_PYTHON = {"engine/scheduler.py", "engine/block_pool.py", "engine/kv_cache.py", "engine/request.py"}
+BACKEND_MODULES = ("backends.cpu", "backends.reference")  # what the others know of them is octavo.backends
 TORCH_ROOMS = ("backends/torch/", "distributed/")
 
 
@@ -114,6 +115,8 @@ def check_imports() -> Iterator[str]:
                 yield f"{where}: server/{inner} must not import {module}"
             if top in {"torch", "triton"} and not relative.startswith(TORCH_ROOMS):
                 yield f"{where}: {top} is imported outside {', '.join(TORCH_ROOMS)}"
+            if rest.startswith(BACKEND_MODULES) and room != "backends":
+                yield f"{where}: {module} is a backend; ask octavo.backends.get_backend"
             if top in {"pickle", "marshal", "shelve", "dill", "cloudpickle", "transformers"}:
                 yield f"{where}: {top} is never imported by the package"
             if relative in PURE_PYTHON and top in {"numpy", "torch"}:

@@ -8,7 +8,8 @@ import json
 
 import pytest
 
-from octavo.bench import ProfileReport, ceilings, profile
+from octavo.backends.cpu import ceilings
+from octavo.bench import ProfileReport, profile
 from octavo.errors import UsageError
 from tests.support.fake_model import use_fake_model
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.bench import ceilings
+from octavo.backends.cpu import ceilings
 from tests.support.processes import octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 

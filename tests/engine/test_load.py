@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from octavo import LLM, SamplingParams
+from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine, plan_cache
 from octavo.errors import InsufficientMemoryError, UsageError
@@ -73,7 +74,7 @@ def test_a_tiny_context_of_the_model_itself_is_enough() -> None:
 def test_weights_that_do_not_fit_are_refused_before_they_are_packed(
     smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("octavo.engine.load.available_memory_bytes", lambda: 50 * 2**20)
+    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(50 * 2**20))
     with pytest.raises(InsufficientMemoryError, match=r"the weights take 9\d\.\d MiB, but only 50\.0 MiB"):
         load_engine(EngineConfig(model=str(smollm2_path)))
 
@@ -109,7 +110,7 @@ def test_the_cache_is_planned_beside_mapped_weights(smollm2_path: Path, tmp_path
     seen = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OCTAVO_CACHE", str(tmp_path))
-        patch.setattr("octavo.engine.load.available_memory_bytes", lambda: 10 * GIB)
+        patch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(10 * GIB))
         plan = plan_cache
         patch.setattr("octavo.engine.load.plan_cache", lambda *a: seen.append(a[3]) or plan(*a))
         for pack_cache in (False, True):

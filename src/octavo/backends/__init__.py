@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 from octavo.errors import UsageError
 
 if TYPE_CHECKING:
+    from octavo.backends.memory import MemoryBudget
+    from octavo.backends.sizes import Sizes
     from octavo.batch import Batch, StepOutput
-    from octavo.config import KVDtype
+    from octavo.config import KVDtype, LoadProgress
     from octavo.graph.builder import Graph
     from octavo.quantization.packed import Weight
 
@@ -109,6 +111,21 @@ class Executor(Protocol):
         """Frees weights, workspace, cache and threads, once no step runs. May be called twice."""
 
 
+@dataclass(frozen=True, slots=True)
+class BackendDescription:
+    """A backend on this machine, for people.
+
+    kernels: those that it runs, `avx512` for example. reason: why these. thread_reasons: why so many threads, one line
+    each. problems: why it cannot run as asked.
+    """
+
+    kernels: str
+    reason: str
+    num_threads: int
+    thread_reasons: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
 class Backend(Protocol):
     """A module under `octavo.backends` with these functions."""
 
@@ -119,7 +136,7 @@ class Backend(Protocol):
         limits: ExecutorLimits,
         *,
         num_threads: int = 0,
-        progress: Callable[[int, int], None] | None = None,
+        progress: LoadProgress | None = None,
         pack_cache: PackCacheOptions | None = None,
         kv_dtype: KVDtype = "float16",
     ) -> Executor:
@@ -129,6 +146,23 @@ class Backend(Protocol):
         are not kept; a backend that packs nothing keeps nothing. kv_dtype: how the paged cache holds numbers.
         Raises GraphError naming an operation that the backend lacks.
         """
+
+    def sizes(
+        self,
+        graph: Graph,
+        weights: Mapping[str, Weight],
+        limits: ExecutorLimits,
+        *,
+        num_threads: int = 0,
+        kv_dtype: KVDtype = "float16",
+    ) -> Sizes:
+        """The memory that `compile` would take with the same arguments. No matrix is read for it."""
+
+    def memory(self) -> MemoryBudget:
+        """The memory that is free where this backend computes."""
+
+    def describe(self) -> BackendDescription:
+        """What this backend finds on the machine."""
 
 
 def get_backend(name: str) -> Backend:

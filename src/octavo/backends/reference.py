@@ -6,16 +6,19 @@ is defined, in `octavo.graph.ops`; here are only the step, the weights and the c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from math import prod
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from octavo.backends import ExecutorLimits, FinishedStep, PackCacheOptions
+from octavo.backends import BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions
+from octavo.backends.memory import MemoryBudget, host_memory
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
+from octavo.backends.sizes import PackedType, Sizes, sum_types
 from octavo.batch import Batch, StepOutput
-from octavo.config import KVDtype
+from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import layer_formats
@@ -31,7 +34,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     limits: ExecutorLimits,
     *,
     num_threads: int = 0,  # noqa: ARG001 - numpy decides
-    progress: Callable[[int, int], None] | None = None,
+    progress: LoadProgress | None = None,
     pack_cache: PackCacheOptions | None = None,  # noqa: ARG001 - nothing is packed
     kv_dtype: KVDtype | None = None,
     dtype: DTypeLike = np.float32,
@@ -49,6 +52,43 @@ def compile(  # noqa: A001 - the backend protocol's name
         if progress is not None:
             progress(loaded, total)
     return ReferenceExecutor(graph, dense, limits, kv_dtype, dtype)
+
+
+def sizes(
+    graph: Graph,
+    weights: Mapping[str, Weight],
+    limits: ExecutorLimits,
+    *,
+    num_threads: int = 0,  # noqa: ARG001 - numpy decides
+    kv_dtype: KVDtype | None = None,  # noqa: ARG001 - the cache is kept in float32
+) -> Sizes:
+    """See `octavo.backends.Backend`; of an executor in float32."""
+    infos = {p: parameter_info(weights, p) for p in graph.parameters}
+    packed = {p: 4 * prod(p.shape) for p in infos}
+    matrices = [PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if len(p.shape) > 1]
+    return Sizes(
+        graph, packed, sum_types(matrices), 4 * _workspace_elements(graph, limits), 4 * graph.kv_elements_per_token
+    )
+
+
+def memory() -> MemoryBudget:
+    """See `octavo.backends.Backend`."""
+    return host_memory()
+
+
+def describe() -> BackendDescription:
+    """See `octavo.backends.Backend`."""
+    return BackendDescription("numpy", "the specification has no other", 1)
+
+
+def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
+    """Numbers of all values of the largest step, as nothing is reused here, and of the states of all sequences."""
+    rows = {
+        Rows.TOKENS: limits.max_num_batched_tokens,
+        Rows.OUTPUTS: limits.max_num_outputs,
+    }
+    values = sum(rows[n.output.rows] * n.output.cols for n in graph.nodes)
+    return values + limits.max_num_seqs * graph.state_elements_per_sequence
 
 
 class ReferenceExecutor:
@@ -87,15 +127,7 @@ class ReferenceExecutor:
 
     @property
     def workspace_bytes(self) -> int:
-        """All values of the largest step, as nothing is reused here, and the states of all sequences."""
-        limits = self._limits
-        rows = {
-            Rows.TOKENS: limits.max_num_batched_tokens,
-            Rows.OUTPUTS: limits.max_num_outputs,
-        }
-        values = sum(rows[n.output.rows] * n.output.cols for n in self._graph.nodes)
-        states = limits.max_num_seqs * self._graph.state_elements_per_sequence
-        return (values + states) * self._dtype.itemsize
+        return _workspace_elements(self._graph, self._limits) * self._dtype.itemsize
 
     @property
     def weight_bytes(self) -> int:

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from octavo.backends.cpu.executor import CpuExecutor, RecordTime
+from octavo.backends.profiling import Ceilings, ProfiledExecutor, RecordTime
 from octavo.batch import Batch, SamplingBatch, greedy_rows
-from octavo.bench.ceilings import Ceilings, measure_kernel_ceilings
 from octavo.bench.load import check_sizes
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
@@ -102,7 +101,7 @@ def profile(
     loaded = load_engine(EngineConfig.resolve(model, {**options, **room}))
     executor = loaded.executor
     try:
-        if not isinstance(executor, CpuExecutor):
+        if not isinstance(executor, ProfiledExecutor):
             raise UsageError("only the cpu backend can be profiled; leave --backend out")
         limits = loaded.engine.limits
         blocks = -(-longest // limits.block_size)
@@ -128,9 +127,9 @@ def profile(
 class _Stepper:
     """Runs steps of its own making on an executor whose cache nobody else uses."""
 
-    def __init__(self, executor: CpuExecutor, block_size: int, vocab_size: int) -> None:
+    def __init__(self, executor: ProfiledExecutor, block_size: int, vocab_size: int) -> None:
         self._executor = executor
-        self._ceilings = self._measure_ceilings()
+        self._ceilings = executor.measure_ceilings()
         self._block_size = block_size
         self._token_ids = np.random.default_rng(0)
         self._vocab_size = vocab_size
@@ -181,7 +180,7 @@ class _Stepper:
             self._executor.submit(batch).wait()
             seconds = time.perf_counter() - start
             measured.append((seconds, self._executor.profile(sizes)))
-        before, self._ceilings = self._ceilings, self._measure_ceilings()
+        before, self._ceilings = self._ceilings, self._executor.measure_ceilings()
         ceilings = before.best_of(self._ceilings)
         fastest = sorted(measured[1:], key=lambda step: step[0])[: max(iterations // _FASTEST_SHARE, 1)]
         records = zip(*(records for _, records in fastest), strict=True)
@@ -194,9 +193,6 @@ class _Stepper:
             seconds=sum(seconds for seconds, _ in fastest) / len(fastest),
             operations=tuple(_operation(of_one, ceilings) for of_one in records),
         )
-
-    def _measure_ceilings(self) -> Ceilings:
-        return measure_kernel_ceilings(self._executor.isa, self._executor.num_threads)
 
 
 def _operation(times: Sequence[RecordTime], ceilings: Ceilings) -> OperationProfile:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo import __version__
 from octavo.cli.terminal import size, write_facts, write_json
-from octavo.errors import OctavoError
+
+if TYPE_CHECKING:
+    from octavo.backends import BackendDescription
 
 _DEPENDENCIES = ("numpy", "tokenizers", "jinja2", "huggingface_hub", "click", "rich")
 _INTERESTING_FLAGS = (
@@ -50,13 +52,10 @@ def doctor(*, as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     """The findings under their names in the JSON output. Failed checks are listed under `problems`."""
     from octavo import env
-    from octavo.backends.cpu.threads import plan_threads
-    from octavo.engine.memory import available_memory_bytes
 
     problems: list[str] = []
     processor, flags = _processor()
-    isa, reason = _instruction_set(problems)
-    threads = plan_threads()
+    backend, available_bytes = _backend(problems)
     cache = env.cache_dir()
     dependencies = {name: _version(name, problems) for name in _DEPENDENCIES}
     return {
@@ -65,12 +64,12 @@ def examine() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "processor": processor,
         "cpu_flags": flags,
-        "isa": isa,
-        "isa_reason": reason,
-        "threads": threads.count,
-        "thread_reasons": list(threads.reasons),
-        "available_bytes": available_memory_bytes(),
-        "read_bytes_per_s": _read_bandwidth(threads.count),
+        "isa": backend.kernels,
+        "isa_reason": backend.reason,
+        "threads": backend.num_threads,
+        "thread_reasons": list(backend.thread_reasons),
+        "available_bytes": available_bytes,
+        "read_bytes_per_s": _read_bandwidth(backend.num_threads),
         "cache_dir": str(cache),
         "cache_bytes": _folder_bytes(cache),
         "pack_cache_dir": str(env.pack_cache_dir()),
@@ -96,22 +95,19 @@ def _processor() -> tuple[str, list[str]]:
     return facts.get("model name", platform.machine()), [flag for flag in _INTERESTING_FLAGS if flag in flags]
 
 
-def _instruction_set(problems: list[str]) -> tuple[str, str]:
-    """The instruction set of the kernels, and the reason for it."""
-    try:
-        from octavo import env
-        from octavo.backends.cpu import _native, choose_isa
+def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
+    """The default backend as it describes itself, and the bytes that are free where it computes."""
+    from octavo.backends import BackendDescription, get_backend
+    from octavo.config import EngineConfig
 
-        detected, chosen, cap = _native.detected_isa(), choose_isa(), env.max_instruction_set()
+    try:
+        backend = get_backend(EngineConfig.backend)
+        found = backend.describe()
     except ImportError as error:
         problems.append(f"the native library is missing ({error}): install the package again")
-        return "none", "no native library"
-    except OctavoError as error:
-        problems.append(str(error))
-        return "none", str(error)
-    if chosen != detected:
-        return chosen, f"limited by OCTAVO_ISA={cap}; processor, system and this build support {detected}"
-    return chosen, f"the widest that processor, system and this build support (of {', '.join(_native.known_isas())})"
+        return BackendDescription("none", "no native library", 1), 0
+    problems.extend(found.problems)
+    return found, backend.memory().available_bytes
 
 
 def _version(name: str, problems: list[str]) -> str:

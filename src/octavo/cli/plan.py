@@ -12,6 +12,7 @@ from octavo.config import EngineConfig
 from octavo.errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:
+    from octavo.backends.memory import MemoryBudget
     from octavo.loader.checkpoint import Checkpoint
 
 
@@ -37,6 +38,7 @@ class MemoryNeeds:
     largest_users: int  # with that context
     bytes_read_per_token: int  # in a decode step of all users at that context, which reads the weights only once
     flops_per_token: int
+    warnings: tuple[str, ...]  # types of weights that take more memory than in the file
 
 
 @click.command()
@@ -53,13 +55,13 @@ def plan(*, model: str, ctx: int | None, users: int, kv_dtype: str, as_json: boo
     MODEL is a path, a hub id or a short name.
     The exit code is 3 if the context given by --ctx does not fit or, without --ctx, if no context fits.
     """
-    from octavo.engine.memory import available_memory_bytes
+    from octavo.engine.sizes import free_memory
     from octavo.loader.checkpoint import open_checkpoint
 
     checkpoint = open_checkpoint(find_model(model))
     try:
         config = EngineConfig.resolve(model, {"kv_dtype": kv_dtype})
-        needs = memory_needs(checkpoint, ctx, users, available_memory_bytes(), config)
+        needs = memory_needs(checkpoint, ctx, users, free_memory(config), config)
     finally:
         checkpoint.close()
     if as_json:
@@ -77,15 +79,14 @@ def memory_needs(
     checkpoint: Checkpoint,
     context: int | None,
     users: int,
-    available_bytes: int,
+    memory: MemoryBudget,
     config: EngineConfig | None = None,
 ) -> MemoryNeeds:
     """The memory calculation, from the graph and the headers. context: None is the model's own.
 
     config: options of the engine; max_num_seqs is raised to `users`.
     """
-    from octavo.engine.memory import headroom_bytes
-    from octavo.engine.sizes import model_sizes
+    from octavo.engine.sizes import growth_notes, model_sizes
     from octavo.graph.cost import graph_cost
     from octavo.graph.ops import StepSizes
 
@@ -101,9 +102,8 @@ def memory_needs(
     sizes = model_sizes(checkpoint, config, wanted)
     weight_bytes, workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
     kv_bytes_per_token = sizes.kv_bytes_per_token
-    left = available_bytes - weight_bytes - workspace_bytes
-    headroom = headroom_bytes(left)
-    num_tokens = max(left - headroom, 0) // max(kv_bytes_per_token, 1)
+    left = memory.without(weight_bytes + workspace_bytes)
+    num_tokens = left.usable_bytes // max(kv_bytes_per_token, 1)
     block = config.block_size
     step_sizes = StepSizes(users, users, users, wanted, sizes.kv_element_bytes)
     step = graph_cost(sizes.graph, step_sizes, sizes.weights)
@@ -115,8 +115,8 @@ def memory_needs(
         kv_dtype=config.kv_dtype,
         kv_bytes_per_token=kv_bytes_per_token,
         workspace_bytes=workspace_bytes,
-        available_bytes=available_bytes,
-        headroom_bytes=headroom,
+        available_bytes=memory.available_bytes,
+        headroom_bytes=left.headroom_bytes,
         model_context=model_context,
         users=users,
         context=wanted,
@@ -127,6 +127,7 @@ def memory_needs(
         largest_users=num_tokens // per_request,
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
+        warnings=tuple(growth_notes(sizes)),
     )
 
 
@@ -146,6 +147,7 @@ def _write(needs: MemoryNeeds) -> None:
             "most users": f"{needs.largest_users:,} with {needs.context:,} tokens each",
             "one token": f"reads {size(needs.bytes_read_per_token)}, computes {needs.flops_per_token / 1e9:.3g} GFLOP "
             f"at {needs.context:,} tokens of context",
+            **({"warning": "; ".join(needs.warnings)} if needs.warnings else {}),
             **({"options": _options(needs)} if needs.fits else {}),
         }
     )

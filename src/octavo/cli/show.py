@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.terminal import find_model, size, write, write_facts, write_json
+from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
@@ -77,7 +78,19 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "tokenizer": _tokenizer_kind(checkpoint),
         "has_chat_template": _has_chat_template(checkpoint),
+        "warnings": _warnings(checkpoint),
     }
+
+
+def _warnings(checkpoint: Checkpoint) -> list[str]:
+    """Weights that take more memory than in the file, or the reason why the model cannot be loaded."""
+    from octavo.config import EngineConfig
+    from octavo.engine.sizes import growth_notes, model_sizes
+
+    try:
+        return growth_notes(model_sizes(checkpoint, EngineConfig(), checkpoint.config.max_position_embeddings))
+    except OctavoError as error:
+        return [f"the model cannot be loaded: {error}"]
 
 
 def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
@@ -109,6 +122,8 @@ def _write(facts: dict[str, Any]) -> None:
         "chat template": "yes" if facts["has_chat_template"] else "no",
     }
     write_facts(shown)
+    for warning in facts["warnings"]:
+        write(f"\nwarning: {warning}\n")
     write("\nformat     weights         bytes\n")
     for name, amount in facts["formats"].items():
         write(f"{name:<8} {amount['weights']:>15,} {size(amount['bytes']):>12}\n")

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_backend
+from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
-from octavo.engine.memory import available_memory_bytes, headroom_bytes
+from octavo.engine.sizes import executor_limits, gib, growth_notes, model_sizes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
@@ -20,8 +21,6 @@ from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 logger = logging.getLogger(__name__)
 
 
-# Rows of logits beside those of the running sequences, for prompt log-probabilities.
-_EXTRA_OUTPUTS = 16
 # A context below this is of no use to anybody; rather an error that says what is missing.
 MIN_MODEL_LEN = 256
 
@@ -71,7 +70,7 @@ def _load(
     executor = _compile(config, checkpoint, limits, progress)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
-        available = max(available_memory_bytes() - executor.mapped_bytes, 0)
+        available = max(get_backend(config.backend).memory().available_bytes - executor.mapped_bytes, 0)
         plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available)
         executor.allocate_cache(plan.num_blocks, config.block_size)
         engine = Engine(executor, tokenizer.result(), _engine_limits(config, limits, plan, checkpoint))
@@ -88,16 +87,6 @@ def _load(
         eos_token_id=_eos_token_id(checkpoint, engine.tokenizer),
         path=checkpoint.path,
         hidden_size=checkpoint.config.hidden_size,
-    )
-
-
-def executor_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
-    """The largest step that the engine makes. model_len: tokens of the longest request."""
-    return ExecutorLimits(
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_num_seqs=config.max_num_seqs,
-        max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
-        max_model_len=model_len,
     )
 
 
@@ -130,14 +119,16 @@ def _compile(
     except GraphError as error:  # a weight is missing or has another shape than the configuration says
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
-    weight_bytes = sum(checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters)
-    available = available_memory_bytes()
-    if weight_bytes > available:
-        raise InsufficientMemoryError(
-            f"{checkpoint.path}: the weights take {_gib(weight_bytes)}, but only {_gib(available)} of memory is free. "
-            "Free some, or take a smaller model or quantization"
-        )
     backend = get_backend(config.backend)
+    sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
+    for note in growth_notes(sizes):
+        logger.warning("%s: %s", checkpoint.path, note)
+    available = backend.memory().available_bytes
+    if sizes.weight_bytes > available:
+        raise InsufficientMemoryError(
+            f"{checkpoint.path}: the weights take {gib(sizes.weight_bytes)}, but only {gib(available)} of "
+            "memory is free. Free some, or take a smaller model or quantization"
+        )
     return backend.compile(
         graph,
         checkpoint.weights,
@@ -169,28 +160,28 @@ def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, av
     """
     block_bytes = max(kv_bytes_per_token, 1) * config.block_size
     blocks_per_request = -(-model_len // config.block_size)
-    usable = max(available_bytes - headroom_bytes(available_bytes), 0)
+    usable = MemoryBudget(available_bytes).usable_bytes
     if config.kv_cache_bytes is not None:
         budget = config.kv_cache_bytes
         if budget > usable:
             raise InsufficientMemoryError(
-                f"kv_cache_memory is {_gib(budget)}, but of the {_gib(available_bytes)} that are free after loading "
-                f"only {_gib(usable)} can be used; lower it"
+                f"kv_cache_memory is {gib(budget)}, but of the {gib(available_bytes)} that are free after loading "
+                f"only {gib(usable)} can be used; lower it"
             )
     else:
         budget = max(usable // 2, min(blocks_per_request * block_bytes, usable))
     num_blocks = min(budget // block_bytes, blocks_per_request * config.max_num_seqs)
     fitting = num_blocks * config.block_size
-    arithmetic = f"one token takes {kv_bytes_per_token / 1024:g} KiB of cache, and {_gib(budget)} hold {fitting} tokens"
+    arithmetic = f"one token takes {kv_bytes_per_token / 1024:g} KiB of cache, and {gib(budget)} hold {fitting} tokens"
     if config.max_model_len is not None and fitting < model_len:
         raise InsufficientMemoryError(
             f"max_model_len {model_len} does not fit: {arithmetic}. Lower max_model_len to {fitting}, or free "
-            f"{_gib(model_len * kv_bytes_per_token - budget)} more"
+            f"{gib(model_len * kv_bytes_per_token - budget)} more"
         )
     if fitting < min(MIN_MODEL_LEN, model_len):
         raise InsufficientMemoryError(
             f"not even a short request fits: {arithmetic}, the least useful number is {min(MIN_MODEL_LEN, model_len)}. "
-            f"Free {_gib(min(MIN_MODEL_LEN, model_len) * kv_bytes_per_token - budget)} more, or take a smaller model"
+            f"Free {gib(min(MIN_MODEL_LEN, model_len) * kv_bytes_per_token - budget)} more, or take a smaller model"
         )
     if fitting < model_len:
         logger.warning(
@@ -198,15 +189,11 @@ def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, av
             fitting,
             model_len,
             arithmetic,
-            _gib(blocks_per_request * block_bytes),
+            gib(blocks_per_request * block_bytes),
         )
     plan = CachePlan(num_blocks, min(model_len, fitting))
-    cache_size = _gib(num_blocks * block_bytes)
+    cache_size = gib(num_blocks * block_bytes)
     logger.info(
         "KV cache: %d blocks of %d tokens in %s, %s", num_blocks, config.block_size, config.kv_dtype, cache_size
     )
     return plan
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

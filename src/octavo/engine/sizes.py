@@ -1,47 +1,60 @@
-"""What a model will take of memory, from its headers, before anything is loaded."""
+"""The memory that a model will take, from its headers and from the backend that will run it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from octavo.backends.cpu.passes import PASSES
-from octavo.backends.cpu.sizes import cache_bytes_per_token, estimate_workspace_bytes
-from octavo.backends.cpu.threads import plan_threads
+from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends.memory import MemoryBudget
+from octavo.backends.sizes import Sizes
 from octavo.config import EngineConfig
-from octavo.engine.load import executor_limits
 from octavo.graph.builder import Graph
-from octavo.graph.layer_formats import layer_formats
-from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint
 from octavo.models import build_graph
 
-
-@dataclass(frozen=True, slots=True)
-class ModelSizes:
-    """In bytes. weights: of each parameter of the optimized graph, by name."""
-
-    graph: Graph
-    weights: dict[str, int]
-    workspace_bytes: int
-    kv_bytes_per_token: int
-
-    @property
-    def kv_element_bytes(self) -> float:
-        return self.kv_bytes_per_token / max(self.graph.kv_elements_per_token, 1)
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(self.weights.values())
+# Rows of logits beside those of the running sequences, for prompt log-probabilities.
+_EXTRA_OUTPUTS = 16
 
 
-def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int) -> ModelSizes:
-    """The arithmetic, from the graph and the headers. context: tokens of the longest request."""
-    graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
-    formats = layer_formats(graph, lambda p: checkpoint.weights[p.name].dequantize(), config.kv_dtype)
-    limits = executor_limits(config, context)
-    return ModelSizes(
-        graph=graph,
-        weights={parameter.name: checkpoint.weights[parameter.name].nbytes for parameter in graph.parameters},
-        workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(config.num_threads).count),
-        kv_bytes_per_token=cache_bytes_per_token(graph, formats),
+def executor_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
+    """The largest step that the engine makes. model_len: tokens of the longest request."""
+    return ExecutorLimits(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
+        max_model_len=model_len,
     )
+
+
+def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, graph: Graph | None = None) -> Sizes:
+    """The sizes on the backend of `config`. context: tokens of the longest request. graph: the model's, if at hand.
+
+    Raises GraphError if the weights do not fit the configuration.
+    """
+    if graph is None:
+        graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    return get_backend(config.backend).sizes(
+        graph,
+        checkpoint.weights,
+        executor_limits(config, context),
+        num_threads=config.num_threads,
+        kv_dtype=config.kv_dtype,
+    )
+
+
+def free_memory(config: EngineConfig) -> MemoryBudget:
+    """The memory that is free where the backend of `config` computes."""
+    return get_backend(config.backend).memory()
+
+
+def growth_notes(sizes: Sizes) -> list[str]:
+    """A sentence for each type whose weights take more memory than in the file, with the factor."""
+    return [
+        f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
+        f"{grown.factor:.1f} times their size in the file, {gib(grown.packed_bytes)} instead of "
+        f"{gib(grown.stored_bytes)}"
+        for grown in sizes.grown
+    ]
+
+
+def gib(num_bytes: int) -> str:
+    """A size for people: `92.1 MiB`, `1.25 GiB`."""
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

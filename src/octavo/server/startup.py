@@ -16,7 +16,7 @@ import anyio
 
 from octavo.core.client import EngineState
 from octavo.core.heap import return_large_blocks
-from octavo.engine.memory import available_memory_bytes, headroom_bytes
+from octavo.engine.sizes import free_memory
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
@@ -83,8 +83,7 @@ def build_state(config: ServerConfig, specs: Sequence[ModelSpec], report: LoadRe
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
     memory_bytes = config.models_memory_bytes
     if memory_bytes is None and len(specs) > 1:
-        available_bytes = available_memory_bytes()
-        memory_bytes = max(available_bytes - headroom_bytes(available_bytes), 0)
+        memory_bytes = free_memory(specs[0].engine).usable_bytes
     models = ModelManager(
         specs,
         ModelLoader(config, metrics, report, memory_bytes=memory_bytes, num_models=len(specs)),

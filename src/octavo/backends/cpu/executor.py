@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.backends.cpu.ceilings import measure_kernel_ceilings
+from octavo.backends.profiling import Ceilings, RecordTime
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import UsageError
@@ -29,21 +30,6 @@ if TYPE_CHECKING:
 _BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
 
 _BLOCK_SIZE = 16  # any that the cache can have: a block is as large as its tokens together
-
-
-@dataclass(frozen=True, slots=True)
-class RecordTime:
-    """What one operation took since `CpuExecutor.start_profile`, beside what it moves and computes in one call."""
-
-    label: str  # layer and operation
-    kernel: str
-    calls: int
-    seconds: float  # from the end of the operation before it to the end on the slowest thread
-    busy_seconds: float  # inside the kernel, summed over all threads: threads x seconds less this is waiting
-    cost: Cost
-    activation_bytes: int  # the part of the cost's bytes that is in a cache rather than in memory
-    is_integer: bool  # products of quantized weights
-    matrices: tuple[str, ...]  # names of the weights, norms and biases left out
 
 
 class CpuPendingStep:
@@ -164,6 +150,10 @@ class CpuExecutor:
             RecordTime(label, kernel, calls, nanoseconds / 1e9, busy / 1e9, *cost)
             for (label, kernel, calls, nanoseconds, busy), cost in zip(times, costs, strict=True)
         ]
+
+    def measure_ceilings(self) -> Ceilings:
+        """See `ProfiledExecutor`."""
+        return measure_kernel_ceilings(self.isa, self.num_threads)
 
     def _is_integer(self, node: Node) -> bool:
         matrices = [p for p in node.op.parameters if len(p.shape) > 1]

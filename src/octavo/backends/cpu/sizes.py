@@ -1,12 +1,21 @@
-"""What a graph takes of memory beside its weights, known before it is compiled."""
+"""The memory that a graph takes, known before it is compiled."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from octavo.backends.cpu import _native
+from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.threads import plan_threads
+from octavo.backends.cpu.weights import packed_types, plain_weight
+from octavo.backends.parameters import parameter_info
+from octavo.backends.sizes import PackedType, Sizes, sum_types
+from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
-from octavo.graph.values import Rows
+from octavo.graph.passes import optimize
+from octavo.graph.values import Parameter, Rows
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits
@@ -14,12 +23,42 @@ if TYPE_CHECKING:
     from octavo.graph.builder import Graph
     from octavo.graph.cache import KVCache
     from octavo.graph.layer_formats import LayerFormat
+    from octavo.quantization.packed import Weight
 
 ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
 
 _PADDED_TO = 16  # dimensions of a value in the cache
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
 _SCALE_BYTES = 2
+
+
+def sizes(
+    graph: Graph,
+    weights: Mapping[str, Weight],
+    limits: ExecutorLimits,
+    *,
+    num_threads: int = 0,
+    kv_dtype: KVDtype = "float16",
+) -> Sizes:
+    """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
+    graph = optimize(graph, PASSES)
+    formats = layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
+    matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if len(p.shape) > 1}
+    vectors = {p: 4 * p.shape[0] for p in graph.parameters if len(p.shape) == 1}
+    return Sizes(
+        graph=graph,
+        weights=vectors | {parameter: matrix.packed_bytes for parameter, matrix in matrices.items()},
+        types=sum_types(matrices.values()),
+        workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(num_threads).count),
+        kv_bytes_per_token=cache_bytes_per_token(graph, formats),
+    )
+
+
+def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> PackedType:
+    info = parameter_info(weights, parameter)
+    packed_as = packed_types(info.type_name)[0]
+    num_bytes = _native.packed_nbytes(packed_as, math.prod(parameter.shape[:-1]), parameter.shape[-1])
+    return PackedType(info.type_name, packed_as, info.nbytes, num_bytes)
 
 
 def cache_bytes_per_token(graph: Graph, formats: Mapping[int, LayerFormat]) -> int:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.engine.memory import available_memory_bytes
+from octavo.backends.memory import available_memory_bytes
 
 GIB = 2**30
 

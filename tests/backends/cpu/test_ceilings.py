@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.backends.cpu import _native
-from octavo.bench import ceilings
-from octavo.bench.ceilings import Ceiling, Ceilings, ReadBandwidth, measure_ceilings
+from octavo.backends.cpu import _native, ceilings
+from octavo.backends.cpu.ceilings import ReadBandwidth, measure_ceilings
+from octavo.backends.profiling import Ceiling, Ceilings
 
 
 @pytest.fixture(scope="module")

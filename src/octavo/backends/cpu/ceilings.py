@@ -8,12 +8,12 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
+from octavo.backends.profiling import Ceiling, Ceilings
 
 _BEYOND_CACHES = 256 << 20  # bytes that all threads together read; a power of two
 _CACHE_BYTES = {"L1": 16 << 10, "L2": 192 << 10}  # working sets of each thread, well inside the cache of that name
@@ -23,45 +23,6 @@ _SHORT_ROUNDS = 120
 _SECONDS_PER_ROUND = 0.0008
 _ASLEEP_S = 0.005  # longer than any worker spins between steps
 _LANES = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Ceiling:
-    """One figure. value None: this machine or build lacks the instructions, so nothing was measured."""
-
-    name: str
-    isa: str  # instruction set of the measured loop; "": the figure does not depend on it
-    threads: int
-    value: float | None
-    unit: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ceilings:
-    """All figures of one machine with `threads` workers, the kernels at level `isa`."""
-
-    isa: str
-    threads: int
-    figures: tuple[Ceiling, ...]
-
-    def value(self, name: str) -> float:
-        """The figure of that name at `isa` and with all threads. Raises KeyError if it was not measured."""
-        for figure in self.figures:
-            is_ours = figure.isa in ("", self.isa) and figure.threads == self.threads
-            if figure.name == name and is_ours and figure.value is not None:
-                return figure.value
-        raise KeyError(name)
-
-    def best_of(self, other: Ceilings) -> Ceilings:
-        """The better of two measurements of the same figures."""
-        return replace(self, figures=tuple(map(_better, self.figures, other.figures)))
-
-
-def _better(one: Ceiling, other: Ceiling) -> Ceiling:
-    if one.value is None or other.value is None:
-        return one
-    best = min if one.unit == "s" else max
-    return best(one, other, key=lambda figure: figure.value or 0.0)
 
 
 class ReadBandwidth:

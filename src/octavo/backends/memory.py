@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 # Kept free for the rest of the machine: a tenth of what is there, but not less than this.
 _MIN_HEADROOM_BYTES = 256 * 2**20
 _UNLIMITED = 2**60  # cgroup v1 writes a huge number for "no limit"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryBudget:
+    """The memory that a backend's device has free for this process. Negative where more is wanted than there is."""
+
+    available_bytes: int
+
+    @property
+    def headroom_bytes(self) -> int:
+        """The part that stays free for others, beside a loaded model. May be more than there is."""
+        return max(self.available_bytes // 10, _MIN_HEADROOM_BYTES)
+
+    @property
+    def usable_bytes(self) -> int:
+        return max(self.available_bytes - self.headroom_bytes, 0)
+
+    def without(self, num_bytes: int) -> MemoryBudget:
+        """The budget after something else has taken `num_bytes`."""
+        return MemoryBudget(self.available_bytes - num_bytes)
+
+
+def host_memory() -> MemoryBudget:
+    """The budget of a backend that computes in the machine's own memory."""
+    return MemoryBudget(available_memory_bytes())
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -22,11 +48,6 @@ def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sy
         if limit is not None and usage is not None and limit < _UNLIMITED:
             available = min(available, max(limit - usage + _reclaimable(group), 0))
     return available
-
-
-def headroom_bytes(available_bytes: int) -> int:
-    """How much of the memory that is free after loading stays free. May be more than there is."""
-    return max(available_bytes // 10, _MIN_HEADROOM_BYTES)
 
 
 def _meminfo(proc: Path) -> dict[str, int]:

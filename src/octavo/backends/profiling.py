@@ -1,0 +1,82 @@
+"""The figures of a profiled step, and the executors that can be profiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+from octavo.backends import Executor
+from octavo.graph.cost import Cost
+from octavo.graph.ops import StepSizes
+
+
+@dataclass(frozen=True, slots=True)
+class RecordTime:
+    """What one operation took since `ProfiledExecutor.start_profile`, beside what it moves and computes in one call."""
+
+    label: str  # layer and operation
+    kernel: str
+    calls: int
+    seconds: float  # from the end of the operation before it to the end on the slowest thread
+    busy_seconds: float  # inside the kernel, summed over all threads: threads x seconds less this is waiting
+    cost: Cost
+    activation_bytes: int  # the part of the cost's bytes that is in a cache rather than in memory
+    is_integer: bool  # products of quantized weights
+    matrices: tuple[str, ...]  # names of the weights, norms and biases left out
+
+
+@dataclass(frozen=True, slots=True)
+class Ceiling:
+    """One figure. value None: this machine or build lacks the instructions, so nothing was measured."""
+
+    name: str
+    isa: str  # instruction set of the measured loop; "": the figure does not depend on it
+    threads: int
+    value: float | None
+    unit: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """All figures of one machine with `threads` workers, the kernels at level `isa`."""
+
+    isa: str
+    threads: int
+    figures: tuple[Ceiling, ...]
+
+    def value(self, name: str) -> float:
+        """The figure of that name at `isa` and with all threads. Raises KeyError if it was not measured."""
+        for figure in self.figures:
+            is_ours = figure.isa in ("", self.isa) and figure.threads == self.threads
+            if figure.name == name and is_ours and figure.value is not None:
+                return figure.value
+        raise KeyError(name)
+
+    def best_of(self, other: Ceilings) -> Ceilings:
+        """The better of two measurements of the same figures."""
+        return replace(self, figures=tuple(map(_better, self.figures, other.figures)))
+
+
+def _better(one: Ceiling, other: Ceiling) -> Ceiling:
+    if one.value is None or other.value is None:
+        return one
+    best = min if one.unit == "s" else max
+    return best(one, other, key=lambda figure: figure.value or 0.0)
+
+
+@runtime_checkable
+class ProfiledExecutor(Executor, Protocol):
+    """An executor that times its operations."""
+
+    @property
+    def kv_element_bytes(self) -> float:
+        """Bytes of a number in the cache, with its share of padding and scales: for `StepSizes`."""
+
+    def start_profile(self) -> None:
+        """Times operations from now on, counting from zero."""
+
+    def profile(self, sizes: StepSizes) -> list[RecordTime]:
+        """Times of all operations in their order, sampling last, beside their cost in a step of `sizes`."""
+
+    def measure_ceilings(self) -> Ceilings:
+        """The peak rates of the machine for this executor's kernels and threads; takes about half a second."""

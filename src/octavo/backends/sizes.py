@@ -1,0 +1,63 @@
+"""The memory that a model takes on a backend, known before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Parameter
+
+
+@dataclass(frozen=True, slots=True)
+class PackedType:
+    """The matrices of one stored type, which the backend keeps as `packed_as`. Bytes are those of all of them."""
+
+    type_name: str
+    packed_as: str
+    stored_bytes: int
+    packed_bytes: int
+
+    @property
+    def factor(self) -> float:
+        """How many times their stored size they take."""
+        return self.packed_bytes / max(self.stored_bytes, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In bytes. graph: as the backend runs it. weights: of each of its parameters, as packed.
+
+    types: of its matrices, those of the most bytes first.
+    """
+
+    graph: Graph
+    weights: Mapping[Parameter, int]
+    types: tuple[PackedType, ...]
+    workspace_bytes: int
+    kv_bytes_per_token: int
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.weights.values())
+
+    @property
+    def kv_element_bytes(self) -> float:
+        """Bytes of a number in the cache, with its share of padding and scales: for `StepSizes`."""
+        return self.kv_bytes_per_token / max(self.graph.kv_elements_per_token, 1)
+
+    @property
+    def grown(self) -> tuple[PackedType, ...]:
+        """The types without a kernel of their own, which take more memory than they take in the file."""
+        return tuple(t for t in self.types if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes)
+
+
+def sum_types(matrices: Iterable[PackedType]) -> tuple[PackedType, ...]:
+    """One for each stored type, from one for each matrix."""
+    sums: dict[tuple[str, str], PackedType] = {}
+    for matrix in matrices:
+        key = (matrix.type_name, matrix.packed_as)
+        other = sums.get(key, PackedType(*key, 0, 0))
+        stored, packed = other.stored_bytes + matrix.stored_bytes, other.packed_bytes + matrix.packed_bytes
+        sums[key] = PackedType(*key, stored, packed)
+    return tuple(sorted(sums.values(), key=lambda t: -t.packed_bytes))
