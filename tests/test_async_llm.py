@@ -100,6 +100,7 @@ def test_abort_by_id_gives_a_last_output(
         return compute(batch)
 
     monkeypatch.setattr(executor, "compute", compute_until_aborted)
+    executor.is_deferred = True  # the first token is published while the second step runs
 
     async def run() -> RequestOutput:
         async for output in llm.generate("ab", LONG, "mine"):

@@ -108,7 +108,7 @@ class Octavo:
             )
             self._start(prompts, params, [self._new_salt() for _ in prompts])
             engine = self._loaded.engine
-            while sum(bool(request.first_token_time) for request in self._requests) < len(prompts):
+            while sum(bool(request.times.first_token) for request in self._requests) < len(prompts):
                 engine.step()
             outside = []
             for _ in range(count):
@@ -148,7 +148,7 @@ class Octavo:
                 if not isinstance(output, RequestOutput):
                     raise RuntimeError(f"a request failed: {output}")
                 answers[output.request_id] = list(output.outputs[0].token_ids)
-            if not first and all(request.first_token_time for request in self._requests):
+            if not first and all(request.times.first_token for request in self._requests):
                 first = time.perf_counter()
         end = time.perf_counter()
         return Generated(first - start, end - first, [answers[str(index)] for index in range(len(prompts))])

@@ -77,7 +77,7 @@ def test_a_failed_engine_is_dead(tiny_config: EngineConfig, monkeypatch: pytest.
             session = client._session
             assert session is not None
             stream = await client.generate(request([0, 2]))
-            monkeypatch.setattr(session.model().engine, "step", lambda: 1 / 0)
+            monkeypatch.setattr(session.model().engine, "start", lambda: 1 / 0)
             with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                 await collect(stream)
             assert client.status().state is EngineState.DEAD

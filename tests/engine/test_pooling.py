@@ -41,9 +41,7 @@ def embed(engine: Engine, prompts: list[list[int]], pooling: Pooling) -> list[Fl
         for item in engine.step():
             if isinstance(item, PoolingOutput):
                 vectors[item.request_id] = item.vector
-        engine.scheduler.kv_cache.pool.check_integrity(
-            [s.block_table for s in engine.scheduler.running] + engine._pooling.block_tables()
-        )
+        engine.scheduler.check_integrity()
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
     return [vectors[f"e{i}"] for i in range(len(prompts))]
 

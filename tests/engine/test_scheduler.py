@@ -6,7 +6,7 @@ import pytest
 
 from octavo.engine.engine import Engine
 from octavo.engine.request import Request, RequestStatus
-from octavo.engine.scheduler import Schedule
+from octavo.engine.schedule import Schedule
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from tests.support.fake_executor import create_request, fake_engine

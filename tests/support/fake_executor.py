@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from octavo.backends import FinishedStep
+from octavo.backends import FinishedStep, PendingStep
 from octavo.backends.sampling import sample
 from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
@@ -41,8 +41,21 @@ def check_arrays(batch: Batch | SamplingBatch) -> None:
             check_arrays(array)
 
 
+class DeferredStep:
+    """A `PendingStep` that is computed when somebody waits for it: as late as a step in flight may be."""
+
+    def __init__(self, compute: Callable[[], StepOutput]) -> None:
+        self._compute = compute
+
+    def wait(self) -> StepOutput:
+        return self._compute()
+
+
 class FakeExecutor:
-    """Implements `octavo.backends.Executor` over token ids."""
+    """Implements `octavo.backends.Executor` over token ids.
+
+    is_deferred: whether a step is computed when somebody waits for it, not when it is submitted.
+    """
 
     def __init__(self) -> None:
         self.slots = np.zeros(0, np.int64)
@@ -51,6 +64,7 @@ class FakeExecutor:
         self.num_tokens = 0
         self.fails_at_step: int | None = None
         self.is_closed = False
+        self.is_deferred = False
 
     max_in_flight = 1
     kv_bytes_per_token = 8
@@ -62,8 +76,10 @@ class FakeExecutor:
         self.block_size = block_size
         self.slots = np.full(num_blocks * block_size, -1, np.int64)
 
-    def submit(self, batch: Batch) -> FinishedStep:
-        return FinishedStep(lambda: self.compute(batch))
+    def submit(self, batch: Batch) -> PendingStep:
+        return (
+            DeferredStep(lambda: self.compute(batch)) if self.is_deferred else FinishedStep(lambda: self.compute(batch))
+        )
 
     def compute(self, batch: Batch) -> StepOutput:
         self.num_steps += 1

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from octavo.engine.engine import Engine, RequestFailure
+from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.engine.request import Request
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import PoolingOutput, RequestOutput
@@ -83,13 +83,10 @@ class AsyncEngine:
     def _run(self) -> None:
         try:
             while self._take_commands():
-                outputs = self.engine.step()
-                for output in outputs:
-                    self._deliver(output)
-                if self._on_round_end is not None:
-                    self._on_round_end()
-                if time.monotonic() - self.last_round_at > _LONG_STEP_S:
-                    self._await_follow_ups(sum(isinstance(item, RequestOutput) and item.finished for item in outputs))
+                self.engine.start()
+                self._publish()  # the outputs of the step before, while this one runs
+                if self.engine.finish() > _LONG_STEP_S:
+                    self._await_follow_ups(self._publish())
             failure = EngineDeadError("the engine was closed while the request ran")
         except Exception as error:  # whatever happens, nobody may wait for ever
             logger.exception("the engine failed")
@@ -104,6 +101,15 @@ class AsyncEngine:
             self._hand_over(sink, failure)
         if self._on_round_end is not None:
             self._on_round_end()
+
+    def _publish(self) -> int:
+        """Delivers the news of a step. Returns how many requests were answered."""
+        outputs = self.engine.publish()
+        for output in outputs:
+            self._deliver(output)
+        if self._on_round_end is not None:
+            self._on_round_end()
+        return sum(isinstance(output, RequestOutput) and output.finished for output in outputs)
 
     def _take_commands(self) -> bool:
         """Waits for work, then queues and aborts what callers asked for. False: it is time to end."""
@@ -136,7 +142,7 @@ class AsyncEngine:
         else:
             self._sinks[request.request_id] = sink
 
-    def _deliver(self, output: RequestOutput | PoolingOutput | RequestFailure) -> None:
+    def _deliver(self, output: Output) -> None:
         sink = self._sinks[output.request_id]
         if isinstance(output, RequestFailure):
             is_last = True

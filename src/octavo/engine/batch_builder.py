@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch
-from octavo.engine.request import Sequence
+from octavo.engine.request import RowKind, Sequence
 from octavo.engine.sampling_state import SamplingState
-from octavo.engine.scheduler import ScheduledSequence
+from octavo.engine.schedule import Schedule, ScheduledSequence
 
 if TYPE_CHECKING:
     from octavo.engine.constrained import GrammarState
 
 _Values = TypeVar("_Values", Int32, Float32)
+
+
+class _Rows(NamedTuple):
+    """Rows of output: whose they are, the token wanted (-1: a new one), and how many drafts come before that."""
+
+    sequences: list[Sequence]
+    targets: list[int]
+    num_drafts: list[int]
+
+    def counters(self) -> NDArray[np.uint64]:
+        counts = [sequence.num_output_tokens for sequence in self.sequences]
+        return np.array(counts, np.uint64) + np.array(self.num_drafts, np.uint64)
 
 
 class BatchBuilder:
@@ -34,8 +46,9 @@ class BatchBuilder:
         self._states: list[SamplingState | None] = [None] * max_num_seqs
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
 
-    def build(self, scheduled: list[ScheduledSequence]) -> Batch:
-        """The step's arrays; rows of logits in the order: prompt log-probabilities, then samplers, by sequence."""
+    def build(self, step: Schedule) -> Batch:
+        """The step's arrays; rows of output in the order of the sequences and their `rows`."""
+        scheduled = list(step.scheduled.values())
         for item in scheduled:
             self._sync_blocks(item.sequence)
         rows = np.array([item.sequence.row for item in scheduled], np.int32)
@@ -56,7 +69,7 @@ class BatchBuilder:
         slots = self._block_tables[token_rows, block] * np.int32(self._block_size) + offset
         seq_lens = starts + counts
         num_blocks = -(-int(seq_lens.max()) // self._block_size)
-        logits_indices, sampling = self._build_sampling(scheduled, query_start_loc)
+        logits_indices, wanted = self._build_rows(scheduled, query_start_loc)
         return Batch(
             token_ids=token_ids,
             positions=positions,
@@ -66,14 +79,16 @@ class BatchBuilder:
             slot_mapping=slots,
             logits_indices=logits_indices,
             block_copies=np.array([item.copy for item in scheduled if item.copy], np.int32).reshape(-1, 2),
-            sampling=sampling,
+            sampling=None if step.gives_hidden_states else self._sampling(wanted),
+            return_hidden_states=step.gives_hidden_states,
         )
 
     def _gather_token_ids(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32:
         token_ids = np.empty(int(query_start_loc[-1]), np.int32)
         for item, start in zip(scheduled, query_start_loc.tolist(), strict=False):
-            first = item.sequence.num_computed_tokens
-            token_ids[start : start + item.num_tokens] = item.sequence.token_ids[first : first + item.num_tokens]
+            sequence, first, end = item.sequence, item.sequence.num_computed_tokens, start + item.num_tokens
+            tokens = sequence.token_ids[first : first + item.num_tokens]
+            token_ids[start:end] = tokens + sequence.draft_token_ids[: item.num_tokens - len(tokens)]
         return token_ids
 
     def _sync_blocks(self, sequence: Sequence) -> None:
@@ -96,39 +111,36 @@ class BatchBuilder:
 
     # --- sampling ---
 
-    def _build_sampling(
-        self, scheduled: list[ScheduledSequence], query_start_loc: Int32
-    ) -> tuple[Int32, SamplingBatch]:
+    def _build_rows(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> tuple[Int32, _Rows]:
+        """Indices of the tokens whose rows are wanted, and what is wanted of them."""
         indices: list[int] = []
-        sequences: list[Sequence] = []
-        targets: list[int] = []
-        ends = query_start_loc.tolist()
-        for i, item in enumerate(scheduled):
-            sequence = item.sequence
-            if item.num_logprob_rows:
-                first = ends[i] + item.logprob_start - sequence.num_computed_tokens
-                indices.extend(range(first, first + item.num_logprob_rows))
-                sequences.extend([sequence] * item.num_logprob_rows)
-                after = item.logprob_start + 1
-                targets.extend(sequence.token_ids[after : after + item.num_logprob_rows])
-            for sampler in item.samplers:
-                if self._owners[sampler.row] is not sampler:
-                    self._adopt(sampler)
-                indices.append(ends[i + 1] - 1)
-                sequences.append(sampler)
-                targets.append(-1)
-        return np.array(indices, np.int32), self._sampling(sequences, targets)
+        rows = _Rows([], [], [])
+        for item, begin in zip(scheduled, query_start_loc.tolist(), strict=False):
+            offset = begin - item.sequence.num_computed_tokens
+            for use in item.rows:
+                sequence, count = use.sequence, use.count
+                indices.extend(range(offset + use.start, offset + use.start + count))
+                rows.sequences.extend([sequence] * count)
+                if use.consumer.kind is RowKind.LOGPROB:
+                    rows.targets.extend(sequence.token_ids[use.start + 1 : use.start + 1 + count])
+                    rows.num_drafts.extend([0] * count)
+                    continue
+                if self._owners[sequence.row] is not sequence:
+                    self._adopt(sequence)
+                rows.targets.extend([-1] * count)
+                rows.num_drafts.extend(range(count))
+        return np.array(indices, np.int32), rows
 
-    def _sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
+    def _sampling(self, rows: _Rows) -> SamplingBatch:
         """As `_gather_sampling`; what the last step gathered is kept while the same plain sequences go on."""
-        if max(targets, default=0) >= 0:
-            return self._gather_sampling(sequences, targets)
-        if self._settled is not None and self._settled[0] == sequences:
-            rows = self._settled[1].rows.copy()  # a step in flight reads the others
-            rows["counter"] = _counters(sequences)
-            return replace(self._settled[1], rows=rows)
-        sampling = self._gather_sampling(sequences, targets)
-        self._settled = (sequences, sampling) if self._are_plain(sequences) else None
+        if max(rows.targets, default=0) >= 0 or any(rows.num_drafts):
+            return self._gather_sampling(rows)
+        if self._settled is not None and self._settled[0] == rows.sequences:
+            settled = self._settled[1].rows.copy()  # a step in flight reads the others
+            settled["counter"] = rows.counters()
+            return replace(self._settled[1], rows=settled)
+        sampling = self._gather_sampling(rows)
+        self._settled = (rows.sequences, sampling) if self._are_plain(rows.sequences) else None
         return sampling
 
     def _are_plain(self, sequences: list[Sequence]) -> bool:
@@ -136,20 +148,21 @@ class BatchBuilder:
         states = (self._states[sequence.row] for sequence in sequences)
         return not any(state is None or state.has_penalties or state.has_bias or state.has_mask for state in states)
 
-    def _gather_sampling(self, sequences: list[Sequence], targets: list[int]) -> SamplingBatch:
-        rows = self._sampling_rows[np.array([sequence.row for sequence in sequences], np.intp)]
-        rows["counter"] = _counters(sequences)
+    def _gather_sampling(self, wanted: _Rows) -> SamplingBatch:
+        rows = self._sampling_rows[np.array([sequence.row for sequence in wanted.sequences], np.intp)]
+        rows["counter"] = wanted.counters()
         states: list[SamplingState | None] = []
-        for i, (sequence, target) in enumerate(zip(sequences, targets, strict=True)):
+        for i, (sequence, target) in enumerate(zip(wanted.sequences, wanted.targets, strict=True)):
             states.append(self._states[sequence.row] if target < 0 else None)
             if target >= 0:
                 rows["target"][i] = target
-                rows["num_logprobs"][i] = sequence.request.num_prompt_logprobs
+                rows["num_logprobs"][i] = sequence.request.params.prompt_logprobs
+        depths = list(zip(states, wanted.num_drafts, strict=True))
         history_start, history_ids, history_counts = _compress(
-            [None if state is None or not state.has_penalties else state.history() for state in states], np.int32
+            [state.history(n) if state is not None and state.has_penalties else None for state, n in depths], np.int32
         )
         bias_start, bias_ids, bias_values = _compress(
-            [None if state is None or not state.has_bias else state.bias() for state in states], np.float32
+            [state.bias(n) if state is not None and state.has_bias else None for state, n in depths], np.float32
         )
         return SamplingBatch(
             rows=rows,
@@ -159,7 +172,7 @@ class BatchBuilder:
             bias_start=bias_start,
             bias_ids=bias_ids,
             bias_values=bias_values,
-            allowed_mask=self._gather_masks(sequences, states),
+            allowed_mask=self._gather_masks(wanted.sequences, states),
         )
 
     def _gather_masks(
@@ -180,10 +193,6 @@ class BatchBuilder:
         if constrained:
             constrained[0][1].filler.fill(constrained, masks)
         return masks
-
-
-def _counters(sequences: list[Sequence]) -> NDArray[np.uint64]:
-    return np.array([sequence.num_output_tokens for sequence in sequences], np.uint64)
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:

@@ -119,6 +119,14 @@ class KVCacheManager:
         child.num_synced_blocks = 0
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
+    def truncate(self, sequence: Sequence) -> None:
+        """Gives back the blocks behind the computed tokens, after a step of which not all tokens were accepted."""
+        num_blocks = self.num_blocks_for(sequence.num_computed_tokens)
+        for block_id in reversed(sequence.block_table[num_blocks:]):
+            self.pool.free(block_id)
+        del sequence.block_table[num_blocks:]
+        sequence.num_synced_blocks = min(sequence.num_synced_blocks, num_blocks)
+
     def quarantine(self, sequences: list[Sequence]) -> None:
         """Lets nobody find the blocks that these sequences have filled or taken from the cache.
 

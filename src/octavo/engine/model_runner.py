@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.backends import Executor, PendingStep
 from octavo.engine.batch_builder import BatchBuilder
-from octavo.engine.scheduler import Schedule
+from octavo.engine.schedule import Schedule
 
 
 class ModelRunner:
@@ -16,4 +16,4 @@ class ModelRunner:
 
     def submit(self, schedule: Schedule) -> PendingStep:
         """Starts the step. One native call."""
-        return self.executor.submit(self._batch_builder.build(list(schedule.scheduled.values())))
+        return self.executor.submit(self._batch_builder.build(schedule))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from octavo.batch import StepOutput
-from octavo.engine.beam_search import BeamSearch
-from octavo.engine.request import FinishReason, Request, Sequence
-from octavo.engine.text_stream import TextStream
+from octavo.engine.request import Request, Sequence
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from octavo.sampling_params import RequestOutputKind
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -19,16 +17,14 @@ class OutputBuilder:
 
     def build(self, request: Request, kind: RequestOutputKind, finished: bool) -> RequestOutput:
         """All that there is now, or with DELTA what has come since the last time."""
-        if request.beam_search is not None:
-            outputs = self._beams(request, request.beam_search)
-        elif kind is RequestOutputKind.DELTA:
+        if kind is RequestOutputKind.DELTA:
             outputs = [self._delta(sequence) for sequence in request.sequences if _has_news(sequence)]
         else:
-            outputs = [self._cumulative(sequence) for sequence in request.sequences]
+            outputs = [self._cumulative(sequence) for sequence in request.sequences[: request.params.num_choices]]
         if finished or request.metrics is None:
             request.metrics = _metrics(request)
         prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-        if request.num_prompt_logprobs is not None:
+        if request.params.prompt_logprobs is not None:
             prompt_logprobs = [None, *request.prompt_logprobs]
         return RequestOutput(
             request_id=request.request_id,
@@ -59,7 +55,7 @@ class OutputBuilder:
             index=sequence.index,
             text=text,
             token_ids=token_ids,
-            cumulative_logprob=sequence.cumulative_logprob if wanted is not None else None,
+            cumulative_logprob=sequence.cumulative_logprob,
             logprobs=logprobs if wanted is not None else None,
             finish_reason=sequence.finish_reason.value if sequence.finish_reason is not None else None,
             stop_reason=sequence.stop_reason,
@@ -80,32 +76,6 @@ class OutputBuilder:
         text = self._tokenizer.token_bytes(token_id).decode("utf-8", "replace") if is_known else ""
         return Logprob(logprob, rank, text)
 
-    def _beams(self, request: Request, search: BeamSearch) -> list[CompletionOutput]:
-        """The finished hypotheses, best first; while the search runs there is nothing to show."""
-        num_choices = request.params.num_choices
-        if not search.is_finished:
-            return [
-                CompletionOutput(index=i, text="", token_ids=[], finish_reason=FinishReason.ABORT.value)
-                for i in range(num_choices)
-                if request.sequences[0].finish_reason is FinishReason.ABORT
-            ]
-        outputs = []
-        for index, hypothesis in enumerate(search.hypotheses[:num_choices]):
-            token_ids = hypothesis.output_token_ids
-            stream = TextStream(self._tokenizer, request.params.sampling)
-            stream.push(token_ids[:-1] if hypothesis.finish_reason is FinishReason.STOP else token_ids)
-            stream.flush()
-            outputs.append(
-                CompletionOutput(
-                    index=index,
-                    text=stream.text,
-                    token_ids=token_ids,
-                    cumulative_logprob=hypothesis.cumulative_logprob,
-                    finish_reason=hypothesis.finish_reason.value,
-                )
-            )
-        return outputs
-
 
 def _has_news(sequence: Sequence) -> bool:
     ended = sequence.finish_reason is not None and not sequence.is_end_reported
@@ -113,12 +83,12 @@ def _has_news(sequence: Sequence) -> bool:
 
 
 def _metrics(request: Request) -> RequestMetrics:
-    scheduled, first, last = request.scheduled_time, request.first_token_time, request.last_token_time
+    times = request.times
     return RequestMetrics(
-        queue_s=max(scheduled - request.arrival_time, 0.0),
-        prefill_s=max(first - scheduled, 0.0),
-        decode_s=max(last - first, 0.0),
-        time_to_first_token_s=first - request.arrival_time if first else None,
+        queue_s=times.queue_s,
+        prefill_s=times.prefill_s,
+        decode_s=times.decode_s,
+        time_to_first_token_s=times.time_to_first_token_s,
         num_prompt_tokens=request.num_prompt_tokens,
         num_cached_tokens=request.num_cached_tokens,
         num_generated_tokens=request.num_generated_tokens,

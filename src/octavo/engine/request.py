@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from octavo.errors import OctavoError
 from octavo.generation_request import Params
 from octavo.outputs import Logprob, RequestMetrics
 
 if TYPE_CHECKING:
-    from octavo.engine.beam_search import BeamSearch
+    from octavo.batch import Float32, StepOutput
     from octavo.engine.constrained import GrammarState
     from octavo.engine.text_stream import TextStream
 
@@ -35,29 +36,73 @@ class FinishReason(enum.Enum):
     ERROR = "error"
 
 
+class RowKind(enum.Enum):
+    """Meaning of a row of a step's output."""
+
+    SAMPLE = "sample"  # the next token, drawn by the sequence's parameters
+    LOGPROB = "logprob"  # the log-probability of the token that follows
+    HIDDEN = "hidden"  # the last hidden state
+
+
+class RowConsumer(Protocol):
+    """What a request wants of the rows of its sequences: logits or hidden states, one row a computed token.
+
+    Of the consumers of a group, each wants a range of tokens, and together they want the tokens up to the last.
+    """
+
+    kind: ClassVar[RowKind]
+
+    def wanted(self, sequence: Sequence) -> tuple[int, int]:
+        """Positions [start, end) of the tokens whose rows are wanted next; none of them may come from the cache."""
+
+    def num_logprobs(self, request: Request) -> int:
+        """Most likely tokens that are reported beside the one of a row; -1: not even that one."""
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Any) -> int:
+        """Takes the rows of a step, each use with the index of its first row. Returns how many tokens were accepted.
+
+        scheduler: the `Scheduler`, for consumers that end or replace sequences.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RowUse:
+    """Rows of one sequence in a step for one consumer: those of the tokens at start to start + count."""
+
+    consumer: RowConsumer
+    sequence: Sequence  # whose parameters hold: the one that computes, or a choice that starts from the same prompt
+    start: int
+    count: int
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One line of tokens of a request: its only one, one of its n choices, or one beam.
 
     The cache holds keys and values of token_ids[:num_computed_tokens] in the blocks of block_table.
+    draft_token_ids: guesses at the tokens after token_ids, for the next step to compute and its consumer to judge.
     """
 
     request: Request
     index: int
     token_ids: list[int]  # prompt and output
     seed: int = 0
+    group: SequenceGroup = field(init=False, repr=False)
     status: RequestStatus = RequestStatus.WAITING
+    draft_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
     row: int = -1  # where the batch builder keeps its arrays; -1: nowhere
     num_synced_blocks: int = 0  # entries of block_table that the batch builder has seen
-    cumulative_logprob: float = 0.0
+    cumulative_logprob: float | None = None  # None: not asked for
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
+    logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not in logprobs yet
     text_stream: TextStream | None = None
     grammar: GrammarState | None = None  # what the answer must look like, as far as it has come
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    is_settled: bool = False  # its end is final: text and finish_reason are complete
     num_reported_tokens: int = 0  # of the output, in a stream of deltas
     is_end_reported: bool = False
 
@@ -70,9 +115,64 @@ class Sequence:
         return self.token_ids[len(self.request.prompt_token_ids) :]
 
     @property
-    def key(self) -> tuple[int, int, int]:
-        """Order of service: lower priority number, then earlier arrival, then choice."""
-        return (self.request.priority, self.request.arrival, self.index)
+    def num_missing_tokens(self) -> int:
+        """Tokens that are not computed yet, drafts included."""
+        return len(self.token_ids) + len(self.draft_token_ids) - self.num_computed_tokens
+
+
+@dataclass(slots=True, eq=False)
+class SequenceGroup:
+    """Sequences of one request that are admitted, sampled and preempted together; the unit of the scheduler.
+
+    A plain sequence and each of n choices is a group of its own, the beams of a search are one.
+    """
+
+    request: Request
+    members: list[Sequence]
+    consumers: tuple[RowConsumer, ...]
+    key: tuple[int, int, int] = field(init=False)  # order of service: lower priority number, arrival, choice
+    wants_hidden_states: bool = field(init=False)  # in place of logits
+
+    def __post_init__(self) -> None:
+        self.key = (self.request.priority, self.request.arrival, self.members[0].index)
+        self.wants_hidden_states = self.consumers[0].kind is RowKind.HIDDEN
+        self.adopt(self.members)
+
+    def adopt(self, members: list[Sequence]) -> None:
+        """Makes these the members."""
+        self.members = members
+        for member in members:
+            member.group = self
+
+    @property
+    def status(self) -> RequestStatus:
+        return self.members[0].status
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """Moments of a request, in seconds of time.perf_counter; 0.0: did not happen."""
+
+    arrival: float = 0.0
+    scheduled: float = 0.0
+    first_token: float = 0.0
+    last_token: float = 0.0
+
+    @property
+    def queue_s(self) -> float:
+        return max(self.scheduled - self.arrival, 0.0)
+
+    @property
+    def prefill_s(self) -> float:
+        return max(self.first_token - self.scheduled, 0.0)
+
+    @property
+    def decode_s(self) -> float:
+        return max(self.last_token - self.first_token, 0.0)
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        return self.first_token - self.arrival if self.first_token else None
 
 
 @dataclass(slots=True, eq=False)
@@ -80,6 +180,7 @@ class Request:
     """One prompt with its parameters; created once, changed only by scheduler and engine.
 
     arrival: number of the request in order of arrival. max_total_tokens: prompt and output of one sequence.
+    sequences: what its user sees, in order. groups: what is computed: the same sequences, or the beams of a search.
     prompt_logprobs: collected so far, one entry a prompt position from the second on.
     """
 
@@ -94,16 +195,16 @@ class Request:
     cache_salt: str = ""
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     sequences: list[Sequence] = field(default_factory=list)
-    pending_choices: list[Sequence] = field(default_factory=list)  # wait for the first to compute the prompt
-    beam_search: BeamSearch | None = None
+    groups: list[SequenceGroup] = field(default_factory=list)
+    pending_groups: list[SequenceGroup] = field(default_factory=list)  # wait for the first to compute the prompt
     prompt_logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    prompt_logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not there yet
+    vector: Float32 | None = None  # the answer of a pooling request
+    error: OctavoError | None = None  # why it has no answer although it came to its end
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     num_generated_tokens: int = 0  # over all sequences, dropped beams included
-    arrival_time: float = 0.0  # seconds, time.perf_counter; 0.0: did not happen
-    scheduled_time: float = 0.0
-    first_token_time: float = 0.0
-    last_token_time: float = 0.0
+    times: RequestTimes = field(default_factory=RequestTimes)
     metrics: RequestMetrics | None = None  # as of the first output, and of the last
 
     @property
@@ -112,17 +213,8 @@ class Request:
 
     @property
     def num_seats(self) -> int:
-        """How many sequences one admission brings: a beam search runs its beams in lockstep, choices run alone."""
+        """Sequences that one admission brings: a beam search runs its beams in lockstep, choices run alone."""
         return self.params.num_seats
-
-    @property
-    def num_prompt_logprobs(self) -> int | None:
-        return self.params.prompt_logprobs
-
-    @property
-    def needs_prompt_logprobs(self) -> bool:
-        """Some prompt position still lacks its log-probability."""
-        return self.num_prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens - 1
 
     @property
     def is_finished(self) -> bool:
@@ -131,11 +223,14 @@ class Request:
     def release(self) -> None:
         """Lets go of the sequences, after the last output: they and their grammars go when others take their rows.
 
-        They refer back to their request. In such a circle they would stay until the next full collection, which
-        does not know how much native memory the states of grammars hold.
+        They refer back to their group and request. In such a circle they would stay until the next full collection,
+        which does not know how much native memory the states of grammars hold.
         """
+        for group in self.groups:
+            group.members, group.consumers = [], ()
         self.sequences = []
-        self.pending_choices = []
+        self.groups = []
+        self.pending_groups = []
 
 
 def derive_seed(seed: int, index: int) -> int:

@@ -14,7 +14,7 @@ from octavo.engine.request import Sequence
 class SamplingState:
     """One running sequence's sampling, as the batch builder needs it at each step.
 
-    It follows the sequence's tokens by itself, so that after a preemption it is simply made anew.
+    It is a function of the sequence's tokens, which it follows by itself: after a preemption it is made anew.
     """
 
     def __init__(self, sequence: Sequence, vocab_size: int) -> None:
@@ -34,10 +34,7 @@ class SamplingState:
 
     def fill_row(self, row: np.void) -> None:
         """Writes what stays the same over the sequence's life into its row, an element of SAMPLING_ROW."""
-        params, request, vocab_size = self._params, self._sequence.request, self._vocab_size
-        num_logprobs = -1 if params.logprobs is None else params.logprobs
-        if request.beam_search is not None:
-            num_logprobs = request.num_seats + len(request.eos_token_ids)
+        params, sequence, vocab_size = self._params, self._sequence, self._vocab_size
         row["temperature"] = 0.0 if params.is_greedy else params.temperature
         row["top_k"] = min(max(params.top_k, 0), vocab_size)
         row["top_p"] = params.top_p
@@ -46,9 +43,9 @@ class SamplingState:
         row["repetition_penalty"] = params.repetition_penalty
         row["presence_penalty"] = params.presence_penalty
         row["frequency_penalty"] = params.frequency_penalty
-        row["seed"] = self._sequence.seed
+        row["seed"] = sequence.seed
         row["target"] = -1
-        row["num_logprobs"] = min(num_logprobs, vocab_size)
+        row["num_logprobs"] = min(sequence.group.consumers[-1].num_logprobs(sequence.request), vocab_size)
 
     def _make_mask(self) -> NDArray[np.uint32] | None:
         if self._params.allowed_token_ids is None:
@@ -58,9 +55,11 @@ class SamplingState:
         mask: NDArray[np.uint32] = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
         return mask
 
-    def history(self) -> tuple[Int32, Int32]:
-        """Distinct token ids so far, and how often each was generated."""
+    def history(self, num_drafts: int = 0) -> tuple[Int32, Int32]:
+        """Distinct token ids so far, the first num_drafts drafts included, and how often each was generated."""
         sequence = self._sequence
+        if num_drafts:
+            return self._with_drafts(sequence.draft_token_ids[:num_drafts])
         num_prompt_tokens = sequence.request.num_prompt_tokens
         for i, token_id in enumerate(sequence.token_ids[self._num_seen :], self._num_seen):
             position = self._position.setdefault(token_id, len(self._position))
@@ -72,14 +71,24 @@ class SamplingState:
         self._num_seen = len(sequence.token_ids)
         return self._seen_ids[: len(self._position)], self._seen_counts[: len(self._position)]
 
-    def bias(self) -> tuple[Int32, Float32]:
-        """Distinct token ids and what is added to their logits for the next token."""
+    def _with_drafts(self, drafts: list[int]) -> tuple[Int32, Int32]:
+        """The history with drafts, of which nothing is kept: they may be refused."""
+        ids, counts = self.history()
+        new_ids = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._position]
+        counts = np.concatenate([counts, np.zeros(len(new_ids), np.int32)])
+        places = self._position | {token_id: len(ids) + i for i, token_id in enumerate(new_ids)}
+        for token_id in drafts:
+            counts[places[token_id]] += 1
+        return np.concatenate([ids, np.array(new_ids, np.int32)]), counts
+
+    def bias(self, num_drafts: int = 0) -> tuple[Int32, Float32]:
+        """Distinct token ids and what is added to their logits for the token after the first num_drafts drafts."""
         request, bias = self._sequence.request, dict(self._static_bias)
-        if self._sequence.num_output_tokens < self._params.min_tokens:
+        if self._sequence.num_output_tokens + num_drafts < self._params.min_tokens:
             for token_id in (*request.eos_token_ids, *self._params.stop_token_ids):
                 bias[token_id] = -math.inf
         if request.bad_words_ids:
-            output = self._sequence.output_token_ids
+            output = self._sequence.output_token_ids + self._sequence.draft_token_ids[:num_drafts]
             for word in request.bad_words_ids:
                 num_before = len(word) - 1
                 if num_before == 0 or tuple(output[-num_before:]) == word[:-1]:

@@ -5,75 +5,28 @@ the cache, and a step gives it some of the rest. Sequences that need one token g
 budget is filled with chunks of longer ones. Only for a short prompt do they wait a step, within bounds.
 When blocks run out, the last in the order of service (priority, then arrival) is preempted: its blocks are
 freed and its tokens computed again later.
+
+A step gives logits or hidden states. Prompts that want hidden states have a queue and seats of their own; while both
+kinds have work, their steps take turns.
 """
 
 from __future__ import annotations
 
-import heapq
-from bisect import insort
 from collections import deque
-from dataclasses import dataclass, field
-from itertools import islice
 
 from octavo.engine.kv_cache import KVCacheManager
-from octavo.engine.request import Request, RequestStatus, Sequence
+from octavo.engine.request import Request, RequestStatus, RowKind, RowUse, Sequence, SequenceGroup
+from octavo.engine.schedule import Schedule, ScheduledSequence
+from octavo.engine.service_queue import ServiceQueue
 from octavo.engine.step_budget import StepBudget
 from octavo.errors import UsageError
 
 
-@dataclass(slots=True)
-class ScheduledSequence:
-    """One sequence's part of a step.
-
-    samplers: the sequences whose next token comes from its last token's logits: itself, and with it the
-    choices that start from the same prompt. Empty while a prompt is not yet complete.
-    """
-
-    sequence: Sequence
-    num_tokens: int
-    samplers: list[Sequence]
-    logprob_start: int = 0  # the first token whose logits give the log-probability of the prompt token after it
-    num_logprob_rows: int = 0
-    copy: tuple[int, int] | None = None  # cache block to copy before the step: source, destination
-
-
-@dataclass(slots=True)
-class Schedule:
-    """One step: who, and what is left of its budgets."""
-
-    num_tokens_left: int
-    num_rows_left: int
-    num_tokens_held_back: int = 0  # taken out of what is left, so that the step does not become too long
-    num_decodes: int = 0  # sequences whose one token came before all chunks; they are the first that are scheduled
-    skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
-    chunk_start: int = 0  # where the first chunk begins in its sequence
-    scheduled: dict[Sequence, ScheduledSequence] = field(default_factory=dict)
-
-    @property
-    def has_chunks(self) -> bool:
-        return len(self.scheduled) > self.num_decodes
-
-    def add(self, item: ScheduledSequence) -> None:
-        self.num_tokens_left -= item.num_tokens
-        self.num_rows_left -= item.num_logprob_rows + len(item.samplers)
-        self.scheduled[item.sequence] = item
-
-    def remove(self, sequence: Sequence) -> None:
-        if sequence not in self.scheduled:
-            return
-        if sequence in islice(self.scheduled, self.num_decodes):
-            self.num_decodes -= 1
-        item = self.scheduled.pop(sequence)
-        self.num_tokens_left += item.num_tokens
-        self.num_rows_left += item.num_logprob_rows + len(item.samplers)
-
-
 class Scheduler:
-    """Queues of waiting and running sequences over one KV cache.
+    """Queues of waiting and running groups of sequences over one KV cache.
 
-    The beams of one beam search run in lockstep: they are admitted, sampled and preempted together.
-    max_num_outputs: rows of logits that a step can compute; at least max_num_seqs. step_budget: bounds the time of
-    steps, if given; it never changes an answer.
+    max_num_seqs: sequences of a step; as many of each queue have a seat. max_num_outputs: rows of output that a step
+    can compute; at least max_num_seqs. step_budget: bounds the time of steps, if given; it never changes an answer.
     """
 
     def __init__(
@@ -90,31 +43,44 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_num_outputs = max_num_outputs
         self.step_budget = step_budget
-        self.running: list[Sequence] = []  # in order of service
-        self._waiting: list[tuple[tuple[int, int, int], Sequence]] = []  # heap; those not in _queued are skipped
-        self._queued: set[Sequence] = set()
-        self._num_seats_taken = 0
-        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._sampled, self._pooled = self._queues = ServiceQueue(), ServiceQueue()
+        self._is_pooled_next = False
+        self._free_rows = list(range(self.num_rows - 1, -1, -1))
         self.num_preemptions = 0
         self.num_prefix_queries = 0  # tokens; of those, found in the cache
         self.num_prefix_hits = 0
 
     @property
+    def running(self) -> list[Sequence]:
+        """Sequences with a seat, by queue and in order of service."""
+        return self._sampled.sequences + self._pooled.sequences
+
+    @property
+    def num_running(self) -> int:
+        """Sequences with a seat whose answers are generated."""
+        return len(self._sampled.sequences)
+
+    @property
     def num_waiting(self) -> int:
-        """Sequences in the queue, of a waiting or preempted beam search one."""
-        return len(self._queued)
+        """Groups that wait to be generated: of a waiting or preempted beam search one."""
+        return self._sampled.num_waiting
+
+    @property
+    def num_rows(self) -> int:
+        """Sequences that may run at the same time; `Sequence.row` is below it."""
+        return len(self._queues) * self.max_num_seqs
 
     @property
     def has_work(self) -> bool:
-        return bool(self.running) or self._next_waiting() is not None
+        return any(queue.running or queue.num_waiting for queue in self._queues)
 
     # --- requests come and go ---
 
     def add(self, request: Request) -> None:
         """Queues a request that `check_fits` has let through."""
-        first, *others = request.sequences
-        request.pending_choices = others
-        self._wait(first)
+        first, *others = request.groups
+        request.pending_groups = others
+        self._queue(first).wait(first)
 
     def check_fits(self, request: Request) -> None:
         """Raises UsageError with the arithmetic if the request could not run even alone."""
@@ -126,8 +92,8 @@ class Scheduler:
                 param="beam_width",
                 code="integer_above_max_value",
             )
-        # The last token of a sequence is never computed, and beams share the full blocks of their prompt.
-        total = self.kv_cache.num_blocks_for(request.max_total_tokens - 1)
+        # The last token of an answer is never computed, and beams share the full blocks of their prompt.
+        total = self.kv_cache.num_blocks_for(request.max_total_tokens - request.params.is_answered)
         shared = request.num_prompt_tokens // self.kv_cache.block_size if seats > 1 else 0
         needed, size = shared + seats * (total - shared), self.kv_cache.block_size
         if needed > self.kv_cache.pool.num_blocks:
@@ -140,56 +106,66 @@ class Scheduler:
                 code="context_length_exceeded",
             )
 
-    def finish(self, sequence: Sequence) -> None:
-        """Ends one sequence, wherever it is, and gives its blocks back. For a beam search there is finish_request."""
-        if sequence.status is RequestStatus.RUNNING:
-            self._leave([sequence], RequestStatus.FINISHED)
-        self._queued.discard(sequence)
-        sequence.status = RequestStatus.FINISHED
+    def finish(self, group: SequenceGroup) -> None:
+        """Ends a group, wherever it is. A step in flight may still write to its blocks, so `schedule` comes after."""
+        self._leave(group, RequestStatus.FINISHED)
 
     def finish_request(self, request: Request) -> None:
         """Ends all sequences of a request."""
-        if request.beam_search is not None and request.sequences[0].status is RequestStatus.RUNNING:
-            self._leave(request.sequences, RequestStatus.FINISHED)
-        for sequence in request.sequences:
-            self.finish(sequence)
-        request.pending_choices = []
+        for group in request.groups:
+            self.finish(group)
+        request.pending_groups = []
 
-    def replace_beams(self, request: Request, beams: list[tuple[Sequence, Sequence]]) -> None:
-        """The next beams of a running search, as (parent, child): children share their parents' blocks."""
-        for parent, child in beams:
+    def replace_members(self, group: SequenceGroup, members: list[tuple[Sequence, Sequence]]) -> None:
+        """The next members of a running group, as (parent, child): children share their parents' blocks."""
+        for parent, child in members:
             self.kv_cache.fork(parent, child, parent.num_computed_tokens)
-        self._leave(request.sequences, RequestStatus.FINISHED)
-        request.sequences = [child for _, child in beams]
-        self._enter(request.sequences)
+        self._leave(group, RequestStatus.FINISHED)
+        group.adopt([child for _, child in members])
+        self._enter(group)
 
     # --- a step ---
 
     def schedule(self) -> Schedule:
-        """The next step. Empty only if nothing is left to do."""
+        """The next step, when none is in flight. Empty only if nothing is left to do."""
+        step = self._schedule_pooled() if self._is_pooled_next else self._schedule_sampled()
+        if not step.scheduled:
+            step = self._schedule_sampled() if self._is_pooled_next else self._schedule_pooled()
+        self._is_pooled_next = not step.gives_hidden_states
+        return step
+
+    def _schedule_sampled(self) -> Schedule:
         step = Schedule(self.max_num_batched_tokens, self.max_num_outputs)
         step.skips_decodes = self._schedule_alone(step)
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
             step.num_decodes = len(step.scheduled)
             if self.step_budget is None or self.step_budget.lets_in(step.num_decodes):
-                self._schedule_chunks(behind, step)
+                self._schedule_chunks(self._sampled, behind, step)
         step.num_tokens_left += step.num_tokens_held_back
         self._invite_choices(step)
         return step
 
+    def _schedule_pooled(self) -> Schedule:
+        step = Schedule(self.max_num_batched_tokens, self.max_num_outputs, gives_hidden_states=True)
+        step.num_streams = len(self._sampled.sequences)
+        self._schedule_chunks(self._pooled, deque(self._pooled.running), step)
+        step.num_tokens_left += step.num_tokens_held_back
+        return step
+
     def _schedule_alone(self, step: Schedule) -> bool:
         """Gives a short prompt a step of its own, if those who run may wait for it."""
-        first, budget = self._next_waiting(), self.step_budget
-        if first is None or budget is None or not self.running:
+        first, budget, running = self._sampled.first_waiting(), self.step_budget, self._sampled.sequences
+        if first is None or budget is None or not running:
             return False
         # A prompt that is under way is not overtaken.
-        if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in self.running):
+        if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in running):
             return False
-        num_missing = len(first.token_ids) - self.kv_cache.num_cached_tokens(first, _max_cached_tokens(first))
-        if not budget.lets_skip(len(self.running), num_missing):
+        sequence = first.members[0]
+        num_missing = len(sequence.token_ids) - self.kv_cache.num_cached_tokens(sequence, _max_cached_tokens(first))
+        if not budget.lets_skip(len(running), num_missing):
             return False
-        if not self._admit(first, step):
+        if not self._admit(self._sampled, first, step):
             return False
         self._schedule_chunk(first, step)
         return step.has_chunks
@@ -202,248 +178,260 @@ class Scheduler:
         if self.step_budget is None:
             return
         left = step.num_tokens_left + step.num_tokens_held_back
-        missing = len(first.token_ids) - first.num_computed_tokens
-        to_compute = len(first.token_ids) - (0 if first.index else first.request.num_cached_tokens)
-        allowed = self.step_budget.max_prefill_tokens(
-            step.num_decodes, first.num_computed_tokens, missing, max(to_compute, missing)
-        )
+        context = first.num_computed_tokens
+        if step.gives_hidden_states:
+            allowed = self.step_budget.max_pooled_tokens(step.num_streams, context)
+        else:
+            missing = len(first.token_ids) - context
+            to_compute = len(first.token_ids) - (0 if first.index else first.request.num_cached_tokens)
+            allowed = self.step_budget.max_prefill_tokens(step.num_decodes, context, missing, max(to_compute, missing))
         step.num_tokens_left = min(left, allowed)
         step.num_tokens_held_back = left - step.num_tokens_left
 
     def mark_computed(self, step: Schedule) -> None:
-        """After the step: its tokens are in the cache, and choices share the prompt of their first."""
+        """After the step: its tokens but for drafts are in the cache, and choices share the prompt of their first.
+
+        Sequences that have ended since it was scheduled are left out, here and by whoever takes the rows.
+        """
         for item in step.scheduled.values():
             sequence = item.sequence
+            if sequence.status is not RequestStatus.RUNNING:
+                continue
             before = sequence.num_computed_tokens
-            sequence.num_computed_tokens = before + item.num_tokens
+            sequence.num_computed_tokens = min(before + item.num_tokens, len(sequence.token_ids))
             self.kv_cache.register_full_blocks(sequence, before)
-            for choice in item.samplers[1:]:
-                self.kv_cache.fork(sequence, choice, sequence.num_computed_tokens)
+            for use in item.rows:
+                if use.sequence is not sequence:
+                    self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
 
-    def _schedule_decodes(self, step: Schedule) -> deque[Sequence]:
-        """Gives one token to every sequence that needs just one; returns those that need more."""
-        behind: deque[Sequence] = deque()
+    def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
+        """Of the drafts of a step that many have become tokens; the cache forgets the others."""
+        before = sequence.num_computed_tokens
+        sequence.num_computed_tokens = before + num_accepted
+        self.kv_cache.truncate(sequence)
+        self.kv_cache.register_full_blocks(sequence, before)
+
+    def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
+        """Gives one token to every sequence that needs just one, and its drafts; returns groups that need more."""
+        behind: deque[SequenceGroup] = deque()
+        running, has_room, scheduled = self._sampled.running, self.kv_cache.has_room, step.scheduled
         position = 0
-        while position < len(self.running):  # preemption shortens the list from its end
-            sequence = self.running[position]
-            behind_by = len(sequence.token_ids) - sequence.num_computed_tokens
-            if behind_by == 1 and sequence.request.beam_search is None and self.kv_cache.has_room(sequence):
-                step.add(ScheduledSequence(sequence, 1, [sequence]))
-                position += 1
-                continue
-            group = self._lockstep(sequence)
-            position += len(group)
-            if any(len(member.token_ids) - member.num_computed_tokens > 1 for member in group):
-                behind.append(group[0])
-                continue
-            counts = [1] * len(group)
-            if self._make_room(group, counts, step):
-                self._append(group, counts, step, samples=True)
+        while position < len(running):  # preemption shortens the list from its end
+            group = running[position]
+            position += 1
+            members = group.members
+            sequence, known = members[0], len(members[0].token_ids)
+            is_next = known - sequence.num_computed_tokens == 1
+            if is_next and len(members) == 1 and not sequence.draft_token_ids and has_room(sequence):
+                step.num_tokens_left -= 1
+                step.num_rows_left -= 1
+                rows = [RowUse(group.consumers[-1], sequence, known - 1, 1)]
+                scheduled[sequence] = ScheduledSequence(sequence, 1, rows)
+            elif any(len(member.token_ids) - member.num_computed_tokens > 1 for member in members):
+                behind.append(group)
+            else:
+                self._schedule_members(group, self._decode_counts(group, step), step)
         return behind
 
-    def _schedule_chunks(self, behind: deque[Sequence], step: Schedule) -> None:
-        """Fills the budget with running sequences that are behind and waiting ones, in order of service."""
+    def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
+        """One token for each member; for one that runs alone also drafts, as far as all others have their token."""
+        num_drafts = len(group.members[0].draft_token_ids)
+        if num_drafts:
+            num_others = sum(len(other.members) for other in self._sampled.running) - len(step.scheduled)
+            num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
+        return [1 + num_drafts] * len(group.members)
+
+    def _schedule_chunks(self, queue: ServiceQueue, behind: deque[SequenceGroup], step: Schedule) -> None:
+        """Fills the budget with running groups that are behind and waiting ones, in order of service."""
         is_blocked = False
         while step.num_tokens_left > 0:
-            waiting = None if is_blocked else self._next_waiting()
+            waiting = None if is_blocked else queue.first_waiting()
             if behind and (waiting is None or behind[0].key < waiting.key):
-                sequence = behind.popleft()
-                if sequence.status is RequestStatus.RUNNING and sequence not in step.scheduled:
-                    self._schedule_chunk(sequence, step)
+                group = behind.popleft()
+                if group.status is RequestStatus.RUNNING and group.members[0] not in step.scheduled:
+                    self._schedule_chunk(group, step)
             elif waiting is None:
                 break
-            elif self._admit(waiting, step):
+            elif self._admit(queue, waiting, step):
                 self._schedule_chunk(waiting, step)
             else:
                 is_blocked = True
 
-    def _schedule_chunk(self, sequence: Sequence, step: Schedule) -> None:
+    def _schedule_chunk(self, group: SequenceGroup, step: Schedule) -> None:
+        first = group.members[0]
         if not step.has_chunks:
-            self._hold_back(sequence, step)
-        group = self._lockstep(sequence)
-        if len(group) > 1:
-            self._schedule_beams(group, step)
+            self._hold_back(first, step)
+        if len(group.members) > 1:
+            self._schedule_lockstep(group, step)
             return
-        computed, request = sequence.num_computed_tokens, sequence.request
-        remaining = len(sequence.token_ids) - computed
-        count = min(remaining, step.num_tokens_left)
-        samples = count == remaining
-        start, num_logprobs = 0, 0
-        if request.needs_prompt_logprobs:
-            start = max(computed, len(request.prompt_logprobs))
-            num_logprobs = max(min(computed + count, request.num_prompt_tokens - 1) - start, 0)
-        excess = num_logprobs + samples - step.num_rows_left
-        if excess > 0:
-            count, samples, num_logprobs = count - excess, False, min(num_logprobs, step.num_rows_left)
-        if count > 0 and self._make_room(group, [count], step):
-            if not step.has_chunks:
-                step.chunk_start = computed
-            self._append(group, [count], step, samples)
-            item = step.scheduled[sequence]
-            item.logprob_start, item.num_logprob_rows = start, num_logprobs
-            step.num_rows_left -= num_logprobs
+        count = min(first.num_missing_tokens, step.num_tokens_left)
+        excess = sum(use.count for use in _rows(group, first, count)) - step.num_rows_left
+        count -= max(excess, 0)  # rows are wanted of the last tokens of a chunk, if of any
+        start = first.num_computed_tokens
+        is_first = not step.has_chunks
+        if count > 0 and self._schedule_members(group, [count], step) and is_first:
+            step.chunk_start = start
 
-    def _schedule_beams(self, beams: list[Sequence], step: Schedule) -> None:
-        """Brings preempted beams back: the first computes the prompt, the others fork there, all catch up."""
-        first, num_prompt_tokens = beams[0], beams[0].request.num_prompt_tokens
-        unstarted = [beam for beam in beams[1:] if not beam.block_table]
+    def _schedule_lockstep(self, group: SequenceGroup, step: Schedule) -> None:
+        """Brings a preempted group back: the first computes the prompt, the others fork there, all catch up."""
+        members = group.members
+        first, num_prompt_tokens = members[0], group.request.num_prompt_tokens
+        unstarted = [member for member in members[1:] if not member.block_table]
         if unstarted and first.num_computed_tokens < num_prompt_tokens:
             count = min(num_prompt_tokens - first.num_computed_tokens, step.num_tokens_left)
-            if self._make_room([first], [count], step):
-                self._append([first], [count], step, samples=False)
+            self._schedule_members(group, [count], step)
             return
-        for beam in unstarted:
-            self.kv_cache.fork(first, beam, num_prompt_tokens)
-        counts = [len(beam.token_ids) - beam.num_computed_tokens for beam in beams]
-        samples = sum(counts) <= step.num_tokens_left and len(beams) <= step.num_rows_left
+        for member in unstarted:
+            self.kv_cache.fork(first, member, num_prompt_tokens)
+        counts = [member.num_missing_tokens for member in members]
+        samples = sum(counts) <= step.num_tokens_left and len(members) <= step.num_rows_left
         if not samples:
             left = step.num_tokens_left
             for i, count in enumerate(counts):
                 counts[i] = min(count - 1, left)
                 left -= counts[i]
-        if self._make_room(beams, counts, step):
-            self._append(beams, counts, step, samples)
+        self._schedule_members(group, counts, step)
 
-    def _append(self, group: list[Sequence], counts: list[int], step: Schedule, samples: bool) -> None:
-        for member, count in zip(group, counts, strict=True):
+    def _schedule_members(self, group: SequenceGroup, counts: list[int], step: Schedule) -> bool:
+        """Gives that many tokens to the first members. False: not enough blocks, and nobody is behind this group."""
+        members = group.members[: len(counts)]
+        while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
+            victim = self._last_served(*self._queues)
+            if victim is None or victim is group:
+                return False
+            self._preempt(victim, step)
+        for member, count in zip(members, counts, strict=True):
             if count:
-                samplers = [member] if samples else []
-                step.add(ScheduledSequence(member, count, samplers, copy=self.kv_cache.append(member, count)))
+                rows = _rows(group, member, count)
+                step.add(ScheduledSequence(member, count, rows, copy=self.kv_cache.append(member, count)))
+        return True
 
     def _invite_choices(self, step: Schedule) -> None:
         """Where a prompt becomes complete, its other choices sample from the same logits; the rest wait."""
         for item in step.scheduled.values():
             request = item.sequence.request
-            if not request.pending_choices or not item.samplers:
+            if not request.pending_groups or not item.rows or item.rows[-1].consumer.kind is not RowKind.SAMPLE:
                 continue
-            count = min(step.num_rows_left, self.max_num_seqs - self._num_seats_taken)
-            for choice in request.pending_choices[:count]:
-                self._enter([choice])
-                item.samplers.append(choice)
-            step.num_rows_left -= len(item.samplers) - 1
-            for choice in request.pending_choices[count:]:
-                self._wait(choice)
-            request.pending_choices = []
+            last, queue = item.rows[-1].start, self._queue(item.sequence.group)
+            count = min(step.num_rows_left, self.max_num_seqs - queue.num_seats_taken)
+            for group in request.pending_groups[:count]:
+                self._enter(group)
+                item.rows.append(RowUse(group.consumers[-1], group.members[0], last, 1))
+                step.num_rows_left -= 1
+            for group in request.pending_groups[count:]:
+                queue.wait(group)
+            request.pending_groups = []
 
     # --- room ---
 
-    def _admit(self, sequence: Sequence, step: Schedule) -> bool:
-        """Lets a waiting sequence run if there are seats, and blocks for all of its tokens.
+    def _admit(self, queue: ServiceQueue, group: SequenceGroup, step: Schedule) -> bool:
+        """Lets a waiting group run if there are seats, and blocks for all of its tokens.
 
-        Blocks that running sequences still need for their known tokens are not given away. For a request of
+        Blocks that running groups still need for their known tokens are not given away. For a request of
         a better priority, those of a worse one are preempted.
         """
-        request, group = sequence.request, self._lockstep(sequence)
-        worse = [other for other in self.running if other.request.priority > request.priority]
-        seats = self._num_seats_taken + request.num_seats - self.max_num_seqs
-        if seats > sum(other.request.num_seats for other in worse if other is self._lockstep(other)[0]):
+        request, first, seats = group.request, group.members[0], group.request.num_seats
+        worse = [other for each in self._queues for other in each.running if other.request.priority > request.priority]
+        seats_missing = queue.num_seats_taken + seats - self.max_num_seqs
+        if seats_missing > sum(other.request.num_seats for other in worse if self._queue(other) is queue):
             return False
-        num_cached_tokens = self.kv_cache.match_prefix(sequence, _max_cached_tokens(sequence))
+        num_cached_tokens = self.kv_cache.match_prefix(first, _max_cached_tokens(group))
         needed = self._num_blocks_missing(group)
-        if needed > self._num_blocks_to_spare() + sum(len(other.block_table) for other in worse):
-            self.kv_cache.free(sequence)
+        to_gain = sum(len(member.block_table) for other in worse for member in other.members)
+        if needed > self._num_blocks_to_spare() + to_gain:
+            self.kv_cache.free(first)
             return False
-        while self._num_seats_taken + request.num_seats > self.max_num_seqs or needed > self._num_blocks_to_spare():
-            if not self.running or self.running[-1].request.priority <= request.priority:
-                self.kv_cache.free(sequence)
+        while True:
+            lacks_seats = queue.num_seats_taken + seats > self.max_num_seqs
+            if not lacks_seats and needed <= self._num_blocks_to_spare():
+                break
+            victim = self._last_served(*([queue] if lacks_seats else self._queues))
+            if victim is None or victim.request.priority <= request.priority:
+                self.kv_cache.free(first)
                 return False
-            self._preempt(self.running[-1], step)
-        if sequence.status is RequestStatus.WAITING and sequence.index == 0:
+            self._preempt(victim, step)
+        if group.status is RequestStatus.WAITING and first.index == 0:
             request.num_cached_tokens = num_cached_tokens
         if self.kv_cache.enable_prefix_caching:
-            self.num_prefix_queries += len(sequence.token_ids)
+            self.num_prefix_queries += len(first.token_ids)
             self.num_prefix_hits += num_cached_tokens
-        heapq.heappop(self._waiting)
         self._enter(group)
         return True
 
-    def _make_room(self, group: list[Sequence], counts: list[int], step: Schedule) -> bool:
-        """Frees blocks for `append` by preempting from the end of the order; False: nobody is behind this group."""
-        while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(group, counts):
-            victim = self.running[-1]
-            if victim.request is group[0].request and victim in self._lockstep(group[0]):
-                return False
-            self._preempt(victim, step)
-        return True
-
-    def _preempt(self, sequence: Sequence, step: Schedule) -> None:
-        group = self._lockstep(sequence)
-        for member in group:
+    def _preempt(self, group: SequenceGroup, step: Schedule) -> None:
+        for member in group.members:
             step.remove(member)
         self._leave(group, RequestStatus.PREEMPTED)
-        self._wait(group[0])
+        self._queue(group).wait(group)
         self.num_preemptions += 1
-        sequence.request.num_preemptions += 1
+        group.request.num_preemptions += 1
 
-    def _num_blocks_missing(self, group: list[Sequence]) -> int:
-        """Blocks that the group's known tokens still need; unstarted beams will share the prompt's full blocks."""
-        shared = group[0].request.num_prompt_tokens // self.kv_cache.block_size
+    def _last_served(self, *queues: ServiceQueue) -> SequenceGroup | None:
+        """The running group that comes last in the order of service."""
+        last = [queue.running[-1] for queue in queues if queue.running]
+        return max(last, key=lambda group: group.key) if last else None
+
+    def _num_blocks_missing(self, group: SequenceGroup) -> int:
+        """Blocks that the group's known tokens still need; unstarted members will share the prompt's full blocks."""
+        shared = group.request.num_prompt_tokens // self.kv_cache.block_size
         missing = 0
-        for i, member in enumerate(group):
+        for i, member in enumerate(group.members):
             has = shared if i and not member.block_table else len(member.block_table)
             missing += self.kv_cache.num_blocks_for(len(member.token_ids)) - has
         return max(missing, 0)
 
     def _num_blocks_to_spare(self) -> int:
-        groups = (self._lockstep(sequence) for sequence in self.running)
-        promised = sum(self._num_blocks_missing(group) for group in groups)
+        promised = sum(self._num_blocks_missing(group) for queue in self._queues for group in queue.running)
         return self.kv_cache.pool.num_free_blocks - promised
 
     # --- queues ---
 
-    def _lockstep(self, sequence: Sequence) -> list[Sequence]:
-        """The sequences that move together with this one: all beams of its search, else it alone."""
-        return [sequence] if sequence.request.beam_search is None else sequence.request.sequences
+    def _queue(self, group: SequenceGroup) -> ServiceQueue:
+        return self._pooled if group.wants_hidden_states else self._sampled
 
-    def _next_waiting(self) -> Sequence | None:
-        while self._waiting and self._waiting[0][1] not in self._queued:
-            heapq.heappop(self._waiting)
-        return self._waiting[0][1] if self._waiting else None
-
-    def _wait(self, sequence: Sequence) -> None:
-        heapq.heappush(self._waiting, (sequence.key, sequence))
-        self._queued.add(sequence)
-
-    def _enter(self, group: list[Sequence]) -> None:
+    def _enter(self, group: SequenceGroup) -> None:
         """A group begins to run: it takes its seats, and each sequence a row of the batch builder's table."""
-        self._num_seats_taken += group[0].request.num_seats
-        for sequence in group:
-            self._queued.discard(sequence)
-            sequence.status = RequestStatus.RUNNING
+        self._queue(group).enter(group)
+        for sequence in group.members:
             sequence.row = self._free_rows.pop()
-            insort(self.running, sequence, key=_key)
 
-    def _leave(self, group: list[Sequence], status: RequestStatus) -> None:
-        self._num_seats_taken -= group[0].request.num_seats
-        for sequence in group:
-            self.kv_cache.free(sequence)
-            self.running.remove(sequence)
-            self._free_rows.append(sequence.row)
-            sequence.row = -1
-            sequence.status = status
+    def _leave(self, group: SequenceGroup, status: RequestStatus) -> None:
+        if group.status is RequestStatus.RUNNING:
+            for sequence in group.members:
+                self.kv_cache.free(sequence)
+                self._free_rows.append(sequence.row)
+                sequence.row = -1
+        self._queue(group).leave(group, status)
 
     def check_integrity(self) -> None:
         """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run."""
-        self.kv_cache.pool.check_integrity(sequence.block_table for sequence in self.running)
-        rows = [sequence.row for sequence in self.running]
-        if sorted(rows + self._free_rows) != list(range(self.max_num_seqs)):
-            raise AssertionError(f"rows {rows} run and {self._free_rows} are free, of {self.max_num_seqs}")
-        leaders = [sequence for sequence in self.running if self._lockstep(sequence)[0] is sequence]
-        if self._num_seats_taken != sum(sequence.request.num_seats for sequence in leaders):
-            raise AssertionError(f"{self._num_seats_taken} seats are taken by {len(leaders)} groups")
-        if self.running != sorted(self.running, key=_key):
-            raise AssertionError("running sequences are out of order")
-        for sequence in self.running:
+        running = self.running
+        self.kv_cache.pool.check_integrity(sequence.block_table for sequence in running)
+        rows = [sequence.row for sequence in running]
+        if sorted(rows + self._free_rows) != list(range(self.num_rows)):
+            raise AssertionError(f"rows {rows} run and {self._free_rows} are free, of {self.num_rows}")
+        for queue in self._queues:
+            queue.check_integrity()
+        for sequence in running:
             # More blocks than that are there after a step that failed and is about to be repeated.
             if len(sequence.block_table) < self.kv_cache.num_blocks_for(sequence.num_computed_tokens):
                 raise AssertionError(f"{sequence.num_computed_tokens} tokens lie in {len(sequence.block_table)} blocks")
 
 
-def _key(sequence: Sequence) -> tuple[int, int, int]:
-    return sequence.key
+def _rows(group: SequenceGroup, sequence: Sequence, count: int) -> list[RowUse]:
+    """The rows that the group wants of the sequence's next `count` tokens."""
+    computed = sequence.num_computed_tokens
+    rows = []
+    for consumer in group.consumers:
+        start, end = consumer.wanted(sequence)
+        start, end = max(start, computed), min(end, computed + count)
+        if start < end:
+            rows.append(RowUse(consumer, sequence, start, end - start))
+    return rows
 
 
-def _max_cached_tokens(sequence: Sequence) -> int:
-    """How many of its tokens need not be computed where the cache has them: logits are wanted of the others."""
-    limit, request = len(sequence.token_ids) - 1, sequence.request
-    return min(limit, len(request.prompt_logprobs)) if request.needs_prompt_logprobs else limit
+def _max_cached_tokens(group: SequenceGroup) -> int:
+    """How many tokens of the first member need not be computed where the cache has them: no row of them is wanted."""
+    sequence = group.members[0]
+    starts = [start for start, end in (consumer.wanted(sequence) for consumer in group.consumers) if start < end]
+    return min([len(sequence.token_ids) - 1, *starts])

@@ -43,6 +43,7 @@ class StepBudget:
         # How much later all tokens may come before a stream is too far behind, and for how long streams wait already.
         self._slack_s = MAX_TOKENS_BEHIND * max_itl_s
         self._skipped_s = 0.0
+        self._last_step_s = 0.0
 
     def lets_in(self, num_decodes: int) -> bool:
         """Whether prompt tokens may be computed beside num_decodes sequences at all.
@@ -93,6 +94,7 @@ class StepBudget:
 
         skips_decodes: whether streams waited for it.
         """
+        self._last_step_s = elapsed_s
         pace_s = self._pace(num_decodes)
         most_slack_s = MAX_TOKENS_BEHIND * pace_s
         if num_decodes:
@@ -108,15 +110,15 @@ class StepBudget:
             seconds = max(elapsed_s - self._decode_time(num_decodes), 0.1 * elapsed_s)
             _remember(self._prefill_s, context // _CONTEXT_STEP, seconds / num_prefill_tokens)
 
-    def max_pooled_tokens(self, num_streams: int, context: int, elapsed_s: float) -> int:
+    def max_pooled_tokens(self, num_streams: int, context: int) -> int:
         """How many tokens to embed may be computed while num_streams sequences wait for their next step.
 
-        elapsed_s: what the step before has taken of their time. context: tokens before the first of these.
+        context: tokens before the first of these. What the last step of the streams took counts too.
         """
         per_token = _nearest_median(self._pooled_s, context // _CONTEXT_STEP)
         if per_token is None:
             return MIN_PREFILL_TOKENS if num_streams else _FIRST_GUESS_TOKENS
-        room_s = self._max_itl_s * _AIM - elapsed_s if num_streams else max(self._max_itl_s, QUIET_STEP_S)
+        room_s = self._max_itl_s * _AIM - self._last_step_s if num_streams else max(self._max_itl_s, QUIET_STEP_S)
         return max(int(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def observe_pooled(self, num_tokens: int, context: int, elapsed_s: float) -> None:

@@ -1,0 +1,176 @@
+"""Row consumers: next tokens, candidates of a beam search, log-probabilities of a prompt, and its vector."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.engine.beam_search import BeamSearch, Candidate
+from octavo.engine.request import FinishReason, Request, RequestStatus, RowKind, RowUse, Sequence
+from octavo.errors import NumericalError
+from octavo.generation_request import Pooling
+
+if TYPE_CHECKING:
+    from octavo.batch import StepOutput
+    from octavo.engine.scheduler import Scheduler
+
+
+class TokenSampler:
+    """Takes the token that each row of a sequence gives."""
+
+    kind: ClassVar[RowKind] = RowKind.SAMPLE
+
+    def wanted(self, sequence: Sequence) -> tuple[int, int]:
+        known = len(sequence.token_ids)
+        return known - 1, known + len(sequence.draft_token_ids)
+
+    def num_logprobs(self, request: Request) -> int:
+        wanted = request.params.sampling.logprobs
+        return -1 if wanted is None else wanted
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
+        num_accepted = 0
+        for use, row in uses:
+            num_accepted += self._accept(use.sequence, output, row, use.count, scheduler)
+        return num_accepted
+
+    def _accept(self, sequence: Sequence, output: StepOutput, row: int, count: int, scheduler: Scheduler) -> int:
+        """The tokens of `count` rows, up to the first that differs from its draft or ends the sequence."""
+        wants_logprobs = sequence.request.params.sampling.logprobs is not None
+        num_drafts = min(count - 1, len(sequence.draft_token_ids))
+        drafts, num_before = sequence.draft_token_ids[:num_drafts], len(sequence.token_ids)
+        reason = None
+        for i in range(num_drafts + 1):
+            token_id = int(output.token_ids[row + i])
+            if wants_logprobs:
+                sequence.logprob_rows.append((output, row + i))
+            reason = append_token(sequence, token_id)
+            if reason is not None or (i < num_drafts and token_id != drafts[i]):
+                break
+        num_accepted = len(sequence.token_ids) - num_before
+        if count > 1:
+            sequence.draft_token_ids = []
+            scheduler.accept_drafts(sequence, num_accepted - 1)
+        if reason is not None:
+            sequence.finish_reason = reason
+            scheduler.finish(sequence.group)
+        return num_accepted
+
+
+def append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
+    """Adds a generated token; returns why the sequence ends with it, as far as that is known without its text."""
+    request = sequence.request
+    sequence.token_ids.append(token_id)
+    if sequence.grammar is not None:
+        sequence.grammar.accept(token_id)
+    if token_id in request.params.sampling.stop_token_ids:
+        sequence.stop_reason = token_id
+        return FinishReason.STOP
+    if token_id in request.eos_token_ids or (sequence.grammar is not None and sequence.grammar.is_complete):
+        return FinishReason.STOP
+    return FinishReason.LENGTH if len(sequence.token_ids) >= request.max_total_tokens else None
+
+
+class BeamSampler:
+    """Takes the candidates of all beams of a search: the best go on in place of the old ones."""
+
+    kind: ClassVar[RowKind] = RowKind.SAMPLE
+
+    def __init__(self, search: BeamSearch) -> None:
+        self.search = search
+
+    def wanted(self, sequence: Sequence) -> tuple[int, int]:
+        known = len(sequence.token_ids)
+        return known - 1, known
+
+    def num_logprobs(self, request: Request) -> int:
+        """So many that enough remain when the ends of text are taken out."""
+        return request.num_seats + len(request.eos_token_ids)
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
+        parents = [use.sequence for use, _ in uses]
+        group, request = parents[0].group, parents[0].request
+        candidates = [
+            Candidate(beam, token_id, (parents[beam].cumulative_logprob or 0.0) + logprob)
+            for beam, (_, row) in enumerate(uses)
+            for token_id, logprob in zip(output.top_ids[row].tolist(), output.top_logprobs[row].tolist(), strict=True)
+            if token_id >= 0
+        ]
+        chosen = self.search.advance([parent.output_token_ids for parent in parents], candidates)
+        if self.search.is_finished:
+            scheduler.finish(group)
+            request.sequences = self._results(request)
+            return len(uses)
+        beams = []
+        for index, (beam, token_id, cumulative_logprob) in enumerate(chosen):
+            parent = parents[beam]
+            child = Sequence(request, index, [*parent.token_ids, token_id], cumulative_logprob=cumulative_logprob)
+            beams.append((parent, child))
+        scheduler.replace_members(group, beams)
+        return len(uses)
+
+    def _results(self, request: Request) -> list[Sequence]:
+        """The finished hypotheses as sequences, best first."""
+        results = []
+        for index, hypothesis in enumerate(self.search.hypotheses):
+            tokens = request.prompt_token_ids + hypothesis.output_token_ids
+            result = Sequence(request, index, tokens, cumulative_logprob=hypothesis.cumulative_logprob)
+            result.finish_reason, result.status = hypothesis.finish_reason, RequestStatus.FINISHED
+            results.append(result)
+        return results
+
+
+class PromptLogprobs:
+    """Notes the rows that give the log-probabilities of the prompt's tokens."""
+
+    kind: ClassVar[RowKind] = RowKind.LOGPROB
+
+    def __init__(self) -> None:
+        self._num_taken = 0
+
+    def wanted(self, sequence: Sequence) -> tuple[int, int]:
+        return self._num_taken, sequence.request.num_prompt_tokens - 1
+
+    def num_logprobs(self, request: Request) -> int:
+        return request.params.prompt_logprobs or 0
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:  # noqa: ARG002
+        for use, row in uses:
+            use.sequence.request.prompt_logprob_rows += [(output, row + i) for i in range(use.count)]
+            self._num_taken += use.count
+        return 0
+
+
+class Pooler:
+    """Pools the hidden states of a prompt to one vector, [hidden_size]."""
+
+    kind: ClassVar[RowKind] = RowKind.HIDDEN
+
+    def __init__(self, pooling: Pooling) -> None:
+        self._pools_all = pooling == "mean"
+        self._num_taken = 0
+        self._total: NDArray[np.float64] | None = None
+
+    def wanted(self, sequence: Sequence) -> tuple[int, int]:
+        num_tokens = len(sequence.token_ids)
+        return (self._num_taken if self._pools_all else num_tokens - 1), num_tokens
+
+    def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
+        return -1
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
+        assert output.hidden_states is not None
+        for use, row in uses:
+            added = output.hidden_states[row : row + use.count].sum(axis=0, dtype=np.float64)
+            self._total = added if self._total is None else self._total + added
+            self._num_taken += use.count
+            if use.start + use.count == len(use.sequence.token_ids):
+                request = use.sequence.request
+                request.vector = (self._total / self._num_taken).astype(np.float32)
+                if not np.isfinite(request.vector).all():
+                    request.error = NumericalError(f"{request.request_id} failed: its hidden states are not finite")
+                use.sequence.finish_reason = FinishReason.STOP
+                scheduler.finish(use.sequence.group)
+        return 0
