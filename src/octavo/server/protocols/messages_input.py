@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from octavo.server.errors import refuse
 from octavo.server.http.json_body import Text
-from octavo.server.protocols.protocol_fields import UNSUPPORTED, Unsupported, by_type, text_or_list
+from octavo.server.protocols.protocol_fields import ByType
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 MAX_BLOCKS = 4096
@@ -47,12 +47,8 @@ class ToolUseBlock(Block):
     caller: dict[str, Any] | None = None
 
 
-TextOnly: TypeAlias = Annotated[
-    Annotated[TextBlock, Tag("text")] | Annotated[Unsupported, Tag(UNSUPPORTED)], Discriminator(by_type("text"))
-]
 TextContent: TypeAlias = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[TextOnly], Tag("list"), Field(max_length=MAX_BLOCKS)],
-    Discriminator(text_or_list),
+    Text | Annotated[list[Annotated[TextBlock, ByType()]], Field(max_length=MAX_BLOCKS)], ByType()
 ]
 
 
@@ -71,28 +67,18 @@ class ThinkingBlock(NullIsAbsent):
     signature: Text | None = None
 
 
-AnyBlock: TypeAlias = Annotated[
-    Annotated[TextBlock, Tag("text")]
-    | Annotated[ToolUseBlock, Tag("tool_use")]
-    | Annotated[ToolResultBlock, Tag("tool_result")]
-    | Annotated[ThinkingBlock, Tag("thinking")]
-    | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("text", "tool_use", "tool_result", "thinking")),
-]
+AnyBlock: TypeAlias = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, ByType()]
 
 
 class Message(NullIsAbsent):
     role: Literal["user", "assistant", "system"]
     content: Annotated[
-        Annotated[Text, Tag("text")]
-        | Annotated[list[AnyBlock], Tag("list"), Field(min_length=1, max_length=MAX_BLOCKS)],
-        Discriminator(text_or_list),
+        Text | Annotated[list[AnyBlock], Field(min_length=1, max_length=MAX_BLOCKS)],
+        ByType(),
     ]
 
 
-def to_messages(
-    messages: Sequence[Message], system: str | Sequence[TextBlock | Unsupported] | None
-) -> list[dict[str, Any]]:
+def to_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:
     """The conversation in the shape of chat completions. Messages of one role in a row become one turn.
 
     Raises UsageError where a block does not belong to its role, or a result to no call.
@@ -122,15 +108,9 @@ def continues(conversation: Sequence[dict[str, Any]]) -> bool:
     return True
 
 
-def join_text(content: str | Sequence[TextBlock | Unsupported]) -> str:
+def join_text(content: str | Sequence[TextBlock]) -> str:
     """The text of a string or of blocks of text."""
-    if isinstance(content, str):
-        return content
-    return "\n".join(_texts(content))
-
-
-def _texts(blocks: Iterable[TextBlock | Unsupported]) -> list[str]:
-    return [block.text for block in blocks if isinstance(block, TextBlock)]  # no other passes its own check
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
 class _Builder:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
@@ -16,7 +16,7 @@ from octavo.server.generation.thinking import effort_arguments, switch_arguments
 from octavo.server.http.json_body import Int, Number, Text
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.messages_input import CacheControl, Message, TextContent, continues, to_messages
-from octavo.server.protocols.protocol_fields import UNSUPPORTED, Unsupported, by_type, check_own_tools
+from octavo.server.protocols.protocol_fields import ByType, check_own_tools
 from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
 
 MAX_MESSAGES = 4096
@@ -79,36 +79,15 @@ class OutputConfig(NullIsAbsent):
     format: JsonSchemaFormat | None = None
 
 
-AnyTool: TypeAlias = Annotated[
-    Annotated[Tool, Tag("custom")] | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("custom", default="custom")),
-]
-Choice: TypeAlias = Annotated[
-    Annotated[AnyToolChoice, Tag("auto")]
-    | Annotated[AnyToolChoice, Tag("any")]
-    | Annotated[AnyToolChoice, Tag("none")]
-    | Annotated[OneToolChoice, Tag("tool")]
-    | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("auto", "any", "none", "tool")),
-]
-Thinking: TypeAlias = Annotated[
-    Annotated[EnabledThinking, Tag("enabled")]
-    | Annotated[OtherThinking, Tag("disabled")]
-    | Annotated[OtherThinking, Tag("adaptive")]
-    | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("enabled", "disabled", "adaptive")),
-]
-
-
 class CountTokensRequest(NullIsAbsent):
     """What makes up a prompt."""
 
     model: Text | None = None
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
     system: TextContent | None = None
-    tools: list[AnyTool] | None = None
-    tool_choice: Choice | None = None
-    thinking: Thinking | None = None
+    tools: list[Annotated[Tool, ByType()]] | None = None
+    tool_choice: Annotated[AnyToolChoice | OneToolChoice, ByType()] | None = None
+    thinking: Annotated[EnabledThinking | OtherThinking, ByType()] | None = None
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
@@ -145,7 +124,7 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
 
 def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
     """The same for what makes up the prompt, with these parameters."""
-    tools = [_chat_tool(tool) for tool in body.tools or () if isinstance(tool, Tool)]
+    tools = [_chat_tool(tool) for tool in body.tools or ()]
     check_own_tools(tools, {"parameters": "input_schema"})
     choice = _tool_choice(body)
     check_tool_choice(choice, tools)
@@ -188,7 +167,7 @@ def _tool_choice(body: CountTokensRequest) -> ToolChoice:
 def _thinking_arguments(body: CountTokensRequest, model: ServedModel) -> dict[str, Any]:
     template = model.tokenizer.chat_template
     thinking = body.thinking
-    if isinstance(thinking, (EnabledThinking, OtherThinking)) and thinking.display == "omitted":
+    if thinking is not None and thinking.display == "omitted":
         raise refuse("thinking.display", "is omitted, but thinking comes whole; leave it out")
     if isinstance(thinking, OtherThinking) and thinking.type == "adaptive":
         arguments = {}

@@ -1,18 +1,20 @@
-"""Parts of request bodies that several protocols have: things told apart by their `type`, texts or lists of parts."""
+"""Parts of request bodies that several protocols share: unions, tools and calls."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from collections.abc import Mapping, Sequence
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, Tag
+from pydantic_core import CoreSchema
 
 from octavo.errors import UsageError
 from octavo.server.generation.json_schema import check_tools
 from octavo.server.http.json_body import quote
 
-UNSUPPORTED = "unsupported"
+_UNSUPPORTED = "unsupported"
 
 
 def _refuse_type(value: str) -> str:
@@ -20,30 +22,55 @@ def _refuse_type(value: str) -> str:
 
 
 class Unsupported(BaseModel):
-    """Anything of a type that we do not have; its `type` is what is refused."""
+    """An object of an unknown type. Its `type` is what the error names."""
 
-    # Nothing fits it in the OpenAPI document either: else what has a known type would fit two branches of a `oneOf`.
+    # Nothing fits it in the OpenAPI document either. Otherwise a known type would fit two branches of a `oneOf`.
     model_config = ConfigDict(strict=True, json_schema_extra={"not": {}})
 
     type: Annotated[str, AfterValidator(_refuse_type)]
 
 
-def by_type(*known: str, default: str | None = None) -> Callable[[Any], str]:
-    """For `pydantic.Discriminator`: the `type` of an object, `default` if it has none, UNSUPPORTED if it is another."""
+class ByType:
+    """Annotates a union of strings, lists and objects. The objects are told apart by their `type`.
 
-    def tag(value: Any) -> str:
-        if isinstance(value, dict):
-            kind = default if value.get("type") is None else value["type"]
-        else:
-            kind = getattr(value, "type", known[0])  # of a model that is written out, or of what is no object
-        return kind if isinstance(kind, str) and kind in known else UNSUPPORTED
+    An object without a type is the member that does not require one; an object of an unknown type is refused.
+    """
 
-    return tag
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        tagged: dict[str, Any] = {}
+        default = None
+        for member in get_args(source) if get_origin(source) in (Union, UnionType) else (source,):
+            if isinstance(member, type) and issubclass(member, BaseModel):
+                field = member.model_fields["type"]
+                names = _literals(field.annotation)
+                tagged |= dict.fromkeys(names, member)
+                default = default if field.is_required() else names[0]
+            else:
+                is_list = get_origin(get_args(member)[0] if get_origin(member) is Annotated else member) is list
+                tagged["list" if is_list else "text"] = member
+
+        def tag(value: Any) -> str:
+            if isinstance(value, str) and "text" in tagged:
+                return "text"
+            if "list" in tagged:
+                return "list"
+            if isinstance(value, dict):
+                kind = default if value.get("type") is None else value["type"]
+            else:
+                kind = getattr(value, "type", next(iter(tagged)))  # of a model, or of a value that is not an object
+            return kind if isinstance(kind, str) and kind in tagged else _UNSUPPORTED
+
+        if "list" not in tagged:
+            tagged[_UNSUPPORTED] = Unsupported
+        choices = tuple(Annotated[member, Tag(name)] for name, member in tagged.items())
+        return handler.generate_schema(Annotated[Union[choices], Discriminator(tag)])  # noqa: UP007
 
 
-def text_or_list(value: Any) -> str:
-    """For `pydantic.Discriminator`: `text` or `list`."""
-    return "text" if isinstance(value, str) else "list"
+def _literals(annotation: Any) -> list[str]:
+    """The names that a `Literal`, or a union with one, allows."""
+    if get_origin(annotation) is Literal:
+        return list(get_args(annotation))
+    return [name for part in get_args(annotation) for name in _literals(part)]
 
 
 def check_call_arguments(arguments: str, param: str) -> None:

@@ -5,17 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from octavo.server.errors import refuse
 from octavo.server.http.json_body import Text
-from octavo.server.protocols.protocol_fields import (
-    UNSUPPORTED,
-    Unsupported,
-    by_type,
-    check_call_arguments,
-    text_or_list,
-)
+from octavo.server.protocols.protocol_fields import ByType, check_call_arguments
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
@@ -35,17 +29,8 @@ class RefusalPart(NullIsAbsent):
     refusal: Text
 
 
-Part: TypeAlias = Annotated[
-    Annotated[TextPart, Tag("input_text")]
-    | Annotated[TextPart, Tag("output_text")]
-    | Annotated[RefusalPart, Tag("refusal")]
-    | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("input_text", "output_text", "refusal")),
-]
-Content: TypeAlias = Annotated[
-    Annotated[Text, Tag("text")] | Annotated[list[Part], Tag("list"), Field(min_length=1, max_length=1024)],
-    Discriminator(text_or_list),
-]
+Part: TypeAlias = Annotated[TextPart | RefusalPart, ByType()]
+Content: TypeAlias = Annotated[Text | Annotated[list[Part], Field(min_length=1, max_length=1024)], ByType()]
 
 
 class MessageItem(NullIsAbsent):
@@ -95,14 +80,7 @@ class ReasoningItem(NullIsAbsent):
     status: Status | None = None
 
 
-InputItem: TypeAlias = Annotated[
-    Annotated[MessageItem, Tag("message")]
-    | Annotated[FunctionCallItem, Tag("function_call")]
-    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("message", "function_call", "function_call_output", "reasoning", default="message")),
-]
+InputItem: TypeAlias = Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, ByType()]
 
 
 def to_messages(items: str | Sequence[Any], instructions: str | None) -> list[dict[str, Any]]:
@@ -158,8 +136,7 @@ def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return messages[-1]
 
 
-def _text(content: str | Sequence[TextPart | RefusalPart | Unsupported]) -> str:
+def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
     if isinstance(content, str):
         return content
-    known = (part for part in content if not isinstance(part, Unsupported))  # none passes its own check
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in known)
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Field
 
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
@@ -14,7 +14,7 @@ from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_
 from octavo.server.generation.thinking import effort_arguments
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.protocol_fields import UNSUPPORTED, Unsupported, by_type, check_own_tools, text_or_list
+from octavo.server.protocols.protocol_fields import ByType, check_own_tools
 from octavo.server.protocols.responses_input import InputItem, to_messages
 from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
 
@@ -74,17 +74,8 @@ class JsonSchemaFormat(RequestModel):
     strict: bool | None = None
 
 
-Format: TypeAlias = Annotated[
-    Annotated[TextFormat, Tag("text")]
-    | Annotated[JsonObjectFormat, Tag("json_object")]
-    | Annotated[JsonSchemaFormat, Tag("json_schema")]
-    | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("text", "json_object", "json_schema")),
-]
-
-
 class TextConfig(RequestModel):
-    format: Format | None = None
+    format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, ByType()] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
@@ -98,31 +89,16 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
-Tool: TypeAlias = Annotated[
-    Annotated[FunctionTool, Tag("function")] | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(by_type("function")),
-]
-Choice: TypeAlias = Annotated[
-    Annotated[Literal["none", "auto", "required"], Tag("text")]
-    | Annotated[NamedToolChoice, Tag("function")]
-    | Annotated[AllowedToolsChoice, Tag("allowed_tools")]
-    | Annotated[Unsupported, Tag(UNSUPPORTED)],
-    Discriminator(lambda value: "text" if isinstance(value, str) else by_type("function", "allowed_tools")(value)),
-]
-
-
 class ResponsesRequest(OptionFields):
     """What is not here is refused by name. Nothing is stored, so every request brings its whole conversation."""
 
     model: Text | None = None
-    input: Annotated[
-        Annotated[Text, Tag("text")]
-        | Annotated[list[InputItem], Tag("list"), Field(min_length=1, max_length=MAX_ITEMS)],
-        Discriminator(text_or_list),
-    ]
+    input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
     instructions: Text | None = None
-    tools: list[Tool] | None = None
-    tool_choice: Choice | None = None
+    tools: list[Annotated[FunctionTool, ByType()]] | None = None
+    tool_choice: (
+        Annotated[Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice, ByType()] | None
+    ) = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     reasoning: Reasoning | None = None
@@ -149,7 +125,7 @@ class ResponsesRequest(OptionFields):
     @property
     def chat_tools(self) -> list[dict[str, Any]]:
         """The tools that the model may call, in the shape of chat completions."""
-        tools = [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+        tools = self.tools or []
         if isinstance(self.tool_choice, AllowedToolsChoice):
             allowed = {tool.name for tool in self.tool_choice.tools}
             if missing := sorted(allowed - {tool.name for tool in tools}):
