@@ -39,7 +39,7 @@ async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, req
             for index in range(spec.params.num_choices)
         ]
         # With tools the only constraint is the one that makes the model call them.
-        with constraint_named("tools" if spec.tools and spec.tool_choice != "none" else "structured_outputs"):
+        with constraint_named("tools" if spec.tools and spec.tool_choice != "none" else spec.constraint_field):
             return await _start(model, adapted, prompts, num_truncated, ticket, readers)
 
 
@@ -48,7 +48,8 @@ async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, req
     with _admitted(state, model, spec, request_id, num_prompts=len(spec.prompts)) as ticket:
         prompts, num_truncated = await ticket.wait(lambda: prepare_texts(model, spec))
         readers = [ChoiceReader(i) for i in range(spec.params.num_choices * len(spec.prompts))]
-        return await _start(model, spec, prompts, num_truncated, ticket, readers)
+        with constraint_named(spec.constraint_field):
+            return await _start(model, spec, prompts, num_truncated, ticket, readers)
 
 
 async def embed(

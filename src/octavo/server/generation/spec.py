@@ -37,7 +37,8 @@ class Common:
     prefix cache, which `cache_salt` separates further. truncate_prompt_tokens: keep only so many tokens, the last ones,
     or all but the middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink:
     max_tokens is a default and no wish, so the context may end the answer before. offers_truncation: the protocol has a
-    field for truncate_prompt_tokens, which an error then proposes.
+    field for truncate_prompt_tokens, which an error then proposes. constraint_field: the field of the request with the
+    structured outputs, for errors about them.
     """
 
     params: SamplingParams | BeamSearchParams
@@ -47,6 +48,7 @@ class Common:
     offers_truncation: bool = True
     truncation_side: Literal["left", "middle"] = "left"
     max_tokens_may_shrink: bool = False
+    constraint_field: str = "structured_outputs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ def to_chat_spec(body: ChatCompletionRequest, tenant: str) -> ChatSpec:
     return ChatSpec(
         params=params,
         options=read_options(body),
+        constraint_field=body.constraint_field,
         tenant=tenant,
         truncate_prompt_tokens=limit,
         truncation_side=side,

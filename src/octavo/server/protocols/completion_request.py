@@ -62,6 +62,7 @@ def to_text_spec(body: CompletionRequest, tenant: str) -> TextSpec:
     return TextSpec(
         params=params,
         options=read_options(body),
+        constraint_field=body.constraint_field,
         tenant=tenant,
         truncate_prompt_tokens=limit,
         truncation_side=side,

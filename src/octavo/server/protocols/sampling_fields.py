@@ -211,9 +211,9 @@ class SamplingFields(OptionFields):
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams | BeamSearchParams:
-        """The parameters. max_tokens: as asked for, or the default of this kind of request; None: up to the context.
+        """The parameters. max_tokens: as requested, or the default of the route; None: up to the end of the context.
 
-        logprobs: number of most likely tokens to report, 0 for the chosen one alone, None for none.
+        logprobs: see `num_top_logprobs`.
         Raises UsageError naming the field whose value is wrong.
         """
         if self.use_beam_search:
@@ -233,9 +233,9 @@ class SamplingFields(OptionFields):
         refused += ["response_format", "structured_outputs", "logprobs", "top_logprobs", *_GUIDED]
         for name in refused:
             value = getattr(self, name, None)
-            # Without sampling there is nothing that a temperature of 0 or the defaults would change.
-            is_neutral = value is None or value is False or value in _NEUTRAL.get(name, ())
-            if not is_neutral:
+            neutral = (_DEFAULTS.get(name), *_NEUTRAL.get(name, ()))
+            given = tuple(value) if isinstance(value, list) else value
+            if given is not None and given is not False and given not in neutral:
                 message = f"{name} cannot be combined with use_beam_search; leave one of them out"
                 raise UsageError(message, param=name, code="unsupported_value")
         width = 1 if self.n is None else self.n
@@ -266,7 +266,7 @@ class SamplingFields(OptionFields):
         return None
 
     @property
-    def constraint_param(self) -> str:
+    def constraint_field(self) -> str:
         """The field that constrains the answer, for errors that the engine finds in it."""
         return next(iter(self._constraints()), "structured_outputs")
 
@@ -299,29 +299,14 @@ class SamplingFields(OptionFields):
 
 
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
-_PLAIN_FIELDS = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "typical_p"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids"),
-    *("include_stop_str_in_output", "bad_words", "allowed_token_ids", "ignore_eos", "min_tokens"),
-    *("skip_special_tokens", "prompt_logprobs"),
-)
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "temperature": (0, 1),
-    "top_p": (1,),
-    "top_k": (0, -1),
-    "min_p": (0,),
-    "typical_p": (1,),
-    "repetition_penalty": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "min_tokens": (0,),
-    "stop": ([],),
-    "stop_token_ids": ([],),
-    "bad_words": ([],),
-    "logit_bias": ({},),
-}
-
-
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
+_PLAIN_FIELDS = [
+    name
+    for name in SamplingFields.model_fields
+    if name in _DEFAULTS and name not in ("max_tokens", "logit_bias", "structured_outputs")
+]
+# Values beside the defaults that change nothing without sampling.
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {"temperature": (0,), "top_k": (-1,), "logit_bias": ({},)}
 _RESPONSE_FORMAT_MEMBERS = {"text": set[str](), "json_object": {"value"}, "json_schema": {"json_schema"}}
 _JSON_SCHEMA_MEMBERS: Mapping[str, tuple[type, str]] = {
     "name": (str, "a string"),
