@@ -1,4 +1,4 @@
-"""What a server is started with. Flags and documentation are made from these fields."""
+"""The server's options. Flags and documentation are made from these fields."""
 
 from __future__ import annotations
 
@@ -23,39 +23,39 @@ def _option(default: Any, help: str) -> Any:  # noqa: A002 - the word that comma
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """How to serve. Every field is checked when the object is made; a wrong one raises UsageError."""
+    """The options of a server. Every field is checked on construction; an invalid one raises UsageError."""
 
     host: str = _option("127.0.0.1", "address to listen on; anything but loopback needs --api-key")
     port: int = _option(8000, "port to listen on; 0: any free one")
     api_key: tuple[str, ...] = _option(
         (),
-        "key that every request must carry, or one of several; "
-        "other users of the machine see it in the list of processes, those of --api-key-file they do not",
+        "API key that requests must carry; may be given several times. "
+        "Other users of the machine see it in the list of processes, but not the keys of --api-key-file",
     )
-    api_key_file: str | None = _option(None, "file of keys, one a line")
-    allow_unauthenticated: bool = _option(False, "listen beyond loopback without a key")
-    protect_health: bool = _option(False, "ask for the key on the health routes too")
-    ssl_certfile: str | None = _option(None, "certificate chain, PEM: serve https")
-    ssl_keyfile: str | None = _option(None, "private key of the certificate, PEM")
-    cors_origin: tuple[str, ...] = _option((), "web origin that browsers may call from; may be given several times")
-    max_queue: int = _option(128, "most sequences that wait beside those that run; above it requests get 503")
-    max_queued_tokens: int | None = _option(None, "most prompt tokens that wait; default: eight contexts")
-    queue_timeout: float = _option(60.0, "longest wait for the first token's computation to begin")
-    request_timeout: float = _option(600.0, "longest run of a request")
-    max_body_bytes: int = _option(8 << 20, "largest request body")
-    max_connections: int = _option(1000, "most connections at once")
-    header_timeout: float = _option(10.0, "longest time to send a request's headers")
-    body_timeout: float = _option(30.0, "longest pause while a request's body is sent")
-    write_timeout: float = _option(30.0, "longest time that a client may leave a stream unread")
-    keep_alive: float = _option(5.0, "pause after which a silent stream gets a comment")
+    api_key_file: str | None = _option(None, "file of API keys, one per line")
+    allow_unauthenticated: bool = _option(False, "allow listening beyond loopback without an API key")
+    protect_health: bool = _option(False, "require the API key on the health routes too")
+    ssl_certfile: str | None = _option(None, "certificate chain in PEM format, to serve https")
+    ssl_keyfile: str | None = _option(None, "private key of the certificate in PEM format")
+    cors_origin: tuple[str, ...] = _option((), "web origin whose pages may call the server; may be given several times")
+    max_queue: int = _option(128, "maximum waiting sequences, beside the running ones; further requests get 503")
+    max_queued_tokens: int | None = _option(None, "maximum waiting prompt tokens; default: eight contexts")
+    queue_timeout: float = _option(60.0, "maximum time in the queue before the computation begins")
+    request_timeout: float = _option(600.0, "maximum time of a request")
+    max_body_bytes: int = _option(8 << 20, "maximum size of a request body")
+    max_connections: int = _option(1000, "maximum number of connections")
+    header_timeout: float = _option(10.0, "maximum time for a client to send the headers")
+    body_timeout: float = _option(30.0, "maximum pause while a client sends the body")
+    write_timeout: float = _option(30.0, "maximum time that a client may leave a stream unread")
+    keep_alive: float = _option(5.0, "interval of comments in a silent stream")
     drain: float = _option(30.0, "time for running requests to finish after SIGTERM")
-    stall_timeout: float = _option(30.0, "an engine that makes no step for so long is restarted")
+    stall_timeout: float = _option(30.0, "time without a step after which a stalled engine is restarted")
     in_process: bool = _option(False, "run the engine in the server's own process, for debugging")
     models_memory: str | None = _option(
-        None, "memory for all loaded models, such as '16GiB'; unloads the least used; default: what is free"
+        None, "memory for all loaded models, such as '16GiB'; idle models are unloaded; default: the free memory"
     )
-    metrics_prefix: str = _option("vllm", "prefix of the metrics' names")
-    log_json: bool = _option(False, "write the log as JSON, one object a line")
+    metrics_prefix: str = _option("vllm", "prefix of the metric names")
+    log_json: bool = _option(False, "write the log as JSON, one object per line")
     otlp_endpoint: str | None = _option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class ServerConfig:
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> ServerConfig:
-        """A configuration from the command line's options: durations may be texts, repeated options are lists."""
+        """A configuration from the command line's options: durations may be strings, and repeated options are lists."""
         durations = {field.name for field in dataclasses.fields(cls) if isinstance(field.default, float)}
         values: dict[str, Any] = dict(options)
         for name, value in options.items():
@@ -93,7 +93,7 @@ class ServerConfig:
         return None if self.models_memory is None else parse_bytes("models_memory", self.models_memory)
 
     def _check_type(self, name: str, value: object, default: object) -> None:
-        """Each field has the type of its default; those without one are texts or, as max_queued_tokens, numbers."""
+        """Checks the type of a field: that of its default or, without one, a string; max_queued_tokens is a number."""
         if isinstance(default, float):
             _check_seconds(name, value)
         elif isinstance(default, bool):

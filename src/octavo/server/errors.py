@@ -24,7 +24,7 @@ SERVER = "server_error"
 
 
 class ApiError(Exception):
-    """An answer that is an error. Raise it anywhere below an endpoint; once a stream has begun, it becomes an event."""
+    """An error answer. Raise it anywhere below an endpoint; once a stream has begun, it becomes an event."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ApiError(Exception):
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """400, the caller's mistake."""
+    """A 400: the request is invalid."""
     return ApiError(400, message, param=param, code=code)
 
 
@@ -60,7 +60,7 @@ def refuse(param: str, reason: str, code: str = "unsupported_value") -> UsageErr
 
 
 def to_api_error(error: Exception, request_id: str) -> ApiError:
-    """What a caller is told of any exception. Of our own faults it learns the request id and nothing else."""
+    """The error answer to any exception. For internal errors it has only the request id."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UsageError):
@@ -86,6 +86,6 @@ def to_api_error(error: Exception, request_id: str) -> ApiError:
 
 
 def log_failure(logger: logging.Logger, request_id: str, error: Exception) -> None:
-    """A request that failed by our fault. What was raised on purpose explains itself without a traceback."""
+    """Logs a request that failed with an internal error; errors raised on purpose have no traceback."""
     expected = isinstance(error, (ApiError, OctavoError))
     logger.error("request %s failed: %s", request_id, error, exc_info=None if expected else error)

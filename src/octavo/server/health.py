@@ -1,4 +1,4 @@
-"""What the server says of its health, from what it knows already: no engine is asked, nothing is waited for."""
+"""The server's health, from state that is already known: it asks no engine and never waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.server.state import ServerState
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """code, reason: of what is wrong, if something is. retry_after_s: when it is worth another look."""
+    """code, reason: the problem, if there is one. retry_after_s: seconds until the next check is useful."""
 
     is_ok: bool
     state: str
@@ -24,7 +24,7 @@ class Health:
 
 
 def liveness(state: ServerState) -> Health:
-    """Whether every engine is alive and makes progress. Loading and draining are alive."""
+    """Liveness: every engine is alive and makes progress. A loading or draining server is alive."""
     for model in state.models.statuses():
         if model.model is not None and model.state == "loaded":
             health = _engine_health(model.name, model.model.client.status())
@@ -34,7 +34,7 @@ def liveness(state: ServerState) -> Health:
 
 
 def readiness(state: ServerState) -> Health:
-    """Whether a request that names no model would be served now."""
+    """Readiness: a request that names no model would be served now."""
     if state.admission.is_draining:
         return Health(False, "draining", "server_shutting_down", "the server is shutting down", 5)
     default = state.models.status(None)
@@ -63,7 +63,7 @@ def _engine_health(name: str, engine: EngineStatus) -> Health:
 
 
 def _is_gone(pid: int) -> bool:
-    """Whether a process has ended, also one that nobody has asked after yet."""
+    """True if a process has exited, even if its exit status has not been collected yet."""
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"Z", "X"}
     return True

@@ -1,4 +1,4 @@
-"""What all endpoints share: `state_of(request)`."""
+"""The state that all endpoints share: `state_of(request)`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """One server. metrics: None in tests that do not look at them."""
+    """The state of one server. metrics: None in tests without metrics."""
 
     config: ServerConfig
     models: ModelManager

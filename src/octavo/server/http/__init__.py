@@ -1,1 +1,1 @@
-"""Connections, and what every request passes before and behind its endpoint."""
+"""Connections, and the steps of every request before and after its endpoint."""

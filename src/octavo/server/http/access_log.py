@@ -1,4 +1,4 @@
-"""One line a request, without prompts and without keys; and how the server's log is written."""
+"""The access log, one line per request without prompts or keys, and the formats of the server's log."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("octavo.access")
 
 @dataclass(slots=True)
 class AccessRecord:
-    """What is known of a request at its end. Endpoints put their figures into `request.state.access`."""
+    """The facts about a finished request. Endpoints set their figures in `request.state.access`."""
 
     request_id: str
     method: str
@@ -39,7 +39,7 @@ class AccessRecord:
     is_abandoned: bool = False  # the client left before the end of a stream
 
     def log(self) -> None:
-        """Writes the line; that of a probe, which comes every few seconds, only with debug messages on."""
+        """Writes the line. Lines of probes, which come every few seconds, are written only at debug level."""
         is_routine = self.path in _QUIET_PATHS and (self.status < 400 or self.status == 503)
         level = logging.DEBUG if is_routine else logging.INFO
         if logger.isEnabledFor(level):
@@ -49,7 +49,7 @@ class AccessRecord:
             logger.log(level, "%s", f"{front} {words}", extra={"fields": fields})
 
     def fields(self) -> dict[str, str | int | float]:
-        """What is known, under the names that the log has."""
+        """The known facts by their names in the log."""
         fields: dict[str, str | int | float | None] = {
             "id": self.request_id,
             "method": printable(self.method),
@@ -70,7 +70,7 @@ class AccessRecord:
 
 
 def record_of(request: Request) -> AccessRecord:
-    """That of a request behind the guard; without a guard one that nobody logs."""
+    """The record of a request behind the guard; without a guard, a record that is never logged."""
     record: AccessRecord | None = getattr(request.state, "access", None)
     return AccessRecord("", request.method, request.url.path) if record is None else record
 
@@ -79,7 +79,7 @@ _IN_FRONT = ("id", "method", "path", "status")
 
 
 def printable(text: str) -> str:
-    """A client's string as it can stand in a line: no spaces, control or non-ASCII characters, and bounded."""
+    """A client's string made safe for a log line: bounded, without spaces, control or non-ASCII characters."""
     if len(text) > MAX_CLIENT_CHARS:
         text = text[: MAX_CLIENT_CHARS - 3] + "..."
     if text.isascii() and text.isprintable() and " " not in text:
@@ -88,15 +88,15 @@ def printable(text: str) -> str:
 
 
 def _one_line(text: str) -> str:
-    """Without anything that a terminal or a reader of lines would act upon, and bounded."""
+    """The text without control characters or line breaks, and bounded."""
     text = text[:MAX_LINE_CHARS]
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 class LineFormatter(logging.Formatter):
-    """For people: time, level, logger, message in one line; a traceback below it, indented.
+    """The format for people: time, level, logger and message in one line, with an indented traceback below.
 
-    What a client wrote can be in both, so neither can look like another line of the log.
+    Both may contain a client's text, so neither can look like another line of the log.
     """
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class LineFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """For machines: one JSON object a line."""
+    """The format for machines: one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

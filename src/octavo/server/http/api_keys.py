@@ -1,4 +1,4 @@
-"""Who may ask: API keys, compared in constant time."""
+"""API keys, compared in constant time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
 def configured_keys(config: ServerConfig) -> list[str]:
-    """The keys of `--api-key` and of `--api-key-file`, one a line. Raises UsageError."""
+    """The keys of `--api-key` and of `--api-key-file`, which has one per line. Raises UsageError."""
     keys = list(config.api_key)
     if config.api_key_file is not None:
         try:
@@ -36,7 +36,7 @@ def configured_keys(config: ServerConfig) -> list[str]:
 
 
 class ApiKeys:
-    """The keys of a server, as digests. None of them: everybody may ask."""
+    """The keys of a server, as digests. Without keys, every request is allowed."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         distinct = list(dict.fromkeys(keys))
@@ -49,7 +49,7 @@ class ApiKeys:
         return bool(self._digests)
 
     def tenant(self, headers: Sequence[tuple[bytes, bytes]]) -> str:
-        """Whose request this is, "" without keys. Raises ApiError 401."""
+        """An identifier of the request's key, "" if the server has no keys. Raises ApiError 401 for a wrong key."""
         if not self._digests:
             return ""
         given = [key for name, value in headers if (key := _key(name, value)) is not None]

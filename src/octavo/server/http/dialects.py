@@ -1,4 +1,4 @@
-"""How each protocol that the server speaks tells errors and names a request's id; a path says which one is spoken."""
+"""The error format and the header for request ids of each protocol, and the choice of the protocol by path."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def openai_body(error: ApiError, _request_id: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """error_body: makes an error's body of it and of the request's id. id_header: beside x-request-id, lower case."""
+    """error_body: makes the body of an error with the request's id. id_header: used beside x-request-id, lower case."""
 
     error_body: Callable[[ApiError, str], dict[str, Any]] = openai_body
     id_header: bytes | None = None
 
     def id_headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
-        """By which a client learns the id."""
+        """The headers that carry the request's id."""
         names = [REQUEST_ID_HEADER] if self.id_header is None else [REQUEST_ID_HEADER, self.id_header]
         return [(name, request_id.encode()) for name in names]
 
@@ -36,13 +36,13 @@ OPENAI = Dialect()
 
 @dataclass(frozen=True, slots=True)
 class Dialects:
-    """by_path: of paths that speak another than OpenAI's. What lies below such a path speaks the same, known or not."""
+    """by_path: the dialects of paths that do not use OpenAI's. They also apply to all known and unknown paths below."""
 
     by_path: dict[str, Dialect] = field(default_factory=dict)
 
     @classmethod
     def of_routes(cls, routes: Iterable[BaseRoute]) -> Dialects:
-        """Of routes whose classes name a `dialect`."""
+        """The dialects of routes whose classes have a `dialect`."""
         found: dict[str, Dialect] = {}
         for route in routes:
             dialect = getattr(route, "dialect", None)
@@ -51,7 +51,7 @@ class Dialects:
         return cls(found)
 
     def find(self, path: str) -> Dialect:
-        """Whether or not there is such a path."""
+        """The dialect of a path, which need not exist."""
         if (exact := self.by_path.get(path)) is not None:
             return exact
         for known, dialect in self.by_path.items():

@@ -1,4 +1,4 @@
-"""Work for a client that may leave, or a server that may end, before it is done."""
+"""Cancels work when its client disconnects or the server shuts down."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ EndRequest: TypeAlias = Callable[[ApiError], None]
 
 
 class ClientGoneError(Exception):
-    """The client left; nobody reads the answer."""
+    """The client has disconnected; nobody reads the answer."""
 
 
 def shutting_down() -> ApiError:
-    """What requests get that the server's end leaves no time for."""
+    """The error for requests that the server does not finish before it exits."""
     message = "the server is shutting down"
     return ApiError(503, message, code="server_shutting_down", headers={"Retry-After": "10"})
 
 
 class OpenRequests:
-    """The requests whose answers are being made, each with what ends it early."""
+    """The running requests, each with a function that ends it early."""
 
     def __init__(self) -> None:
         self._ends: set[EndRequest] = set()
@@ -39,18 +39,18 @@ class OpenRequests:
         self._ends.discard(end)
 
     def end_all(self, error: ApiError) -> None:
-        """Every answer becomes this error: as its status, or as the last event of a stream."""
+        """Ends every answer with this error, as its status or as the last event of a stream."""
         for end in tuple(self._ends):
             end(error)
 
 
 def open_requests_of(request: Request) -> OpenRequests:
-    """Those of the application; an application that has none is never ended early."""
+    """The open requests of the application; without any, its requests are never ended early."""
     return getattr(request.app.state, "open_requests", None) or OpenRequests()
 
 
 async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled as soon as the client leaves; ClientGoneError then."""
+    """The result of `work`. It is cancelled as soon as the client disconnects, which raises ClientGoneError."""
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(wait_until_gone(request.receive))
     ended: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
@@ -80,6 +80,6 @@ async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def wait_until_gone(receive: Receive) -> None:
-    """Returns when the client has left, or has its whole answer."""
+    """Returns when the client has disconnected or has its whole answer."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,8 @@
-"""The door: what every request passes before an endpoint sees it.
+"""The guard: the checks of every request before it reaches an endpoint.
 
-Its own id, Host and Origin, the API key, the route, the content type, and a bounded body. Everything is refused that
-is not known to be allowed; what fails, here or behind the door, is told as the path's protocol tells errors.
+It assigns the request's id and checks Host and Origin, the API key, the route, the content type, and the size of the
+body. It refuses everything that is not explicitly allowed. All errors, here or behind the guard, are answered in the
+error format of the path's protocol.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """keys: who may call. public: paths that may be read without a key; one that ends in `/` stands for all below it.
+    """keys: the accepted keys. public: paths readable without a key; one ending in `/` includes all paths below.
 
-    Only reading is free: another method of the same path, such as TGI's `POST /` beside the page at `/`, is not.
+    Only reading is public: other methods of the same path, such as TGI's `POST /` beside the page at `/`, need a key.
     """
 
     keys: ApiKeys
@@ -58,7 +59,7 @@ class Access:
 
 
 class Guard:
-    """Pure ASGI: costs microseconds, and nothing at all per event of a stream."""
+    """The guard as pure ASGI: it costs microseconds per request, and nothing per event of a stream."""
 
     def __init__(
         self,
@@ -168,9 +169,9 @@ class Guard:
 
 @dataclass(slots=True)
 class _Body:
-    """What the headers say of the body. is_pending: there is one, and not all of it has been read.
+    """The body according to the headers. is_pending: there is one, and it has not been read completely.
 
-    waits_for_leave: the client sends it after `100 Continue` only.
+    waits_for_leave: the client sends it only after `100 Continue`.
     """
 
     length: int = 0
@@ -198,7 +199,7 @@ class _Body:
 
 
 class _Answer:
-    """`send` with the headers that every answer has."""
+    """The ASGI `send` that adds the headers of every answer."""
 
     def __init__(self, send: Send, record: AccessRecord, dialect: Dialect, headers: list[tuple[bytes, bytes]]) -> None:
         self._send = send
@@ -214,8 +215,8 @@ class _Answer:
         await self._send(message)
 
     async def send_error(self, error: ApiError, body: _Body, receive: Receive) -> None:
-        """The error in the protocol's words. What the client still sends of its body is thrown away for a while:
-        closed at once, the connection would be reset under a client that writes before it reads."""
+        """Sends the error in the protocol's format. The rest of the client's body is discarded for a while:
+        if the connection closed at once, it would be reset under a client that writes before it reads."""
         self._record.error_code = error.code
         data = json.dumps(self._dialect.error_body(error, self._record.request_id)).encode()
         headers = {"content-type": "application/json", "content-length": str(len(data)), **error.headers}
@@ -262,7 +263,7 @@ def _check_type(content_type: bytes, encoding: bytes) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """Hands out the body that was read, and then what the server says: that the client left."""
+    """An ASGI `receive` that returns the body read before, and then the server's messages, such as a disconnect."""
     message: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def replay() -> Message:

@@ -1,7 +1,7 @@
-"""HTTP/1.1 on one connection: uvicorn's protocol with the bounds that it lacks.
+"""HTTP/1.1 on one connection: uvicorn's protocol with the limits that it lacks.
 
-A time to send the headers, a limit on their number and size, a time that a client may leave an answer unread, a limit
-on connections, and clients that close only their sending half (RFC 9112, section 9.6).
+These are a time limit for the headers, limits on their number and size, a time limit for unread answers, a limit on
+connections, and support for clients that close only their sending half (RFC 9112, section 9.6).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """In seconds and connections, as in `ServerConfig`.
+    """Limits in seconds and connections, as in `ServerConfig`.
 
-    num_refused_at_once: connections above the limit that are kept just long enough to be told so.
+    num_refused_at_once: connections above the limit that are kept just long enough to send the refusal.
     """
 
     max_connections: int
@@ -52,7 +52,7 @@ class ConnectionLimits:
 
 
 class RateLimitedWarning:
-    """At most one line a second, however often clients cause it; the next line counts those left out."""
+    """A warning that is logged at most once a second; the next line has the number of suppressed ones."""
 
     def __init__(self) -> None:
         self._next_s = 0.0
@@ -121,7 +121,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
     def _make_room(self) -> None:
-        """Closes the connection that has been idle for longest, if one is."""
+        """Closes the connection that has been idle for the longest time, if any is idle."""
         before = self.loop.time() - 1.0
         idle = [c for c in self.connections if isinstance(c, BoundedProtocol) and c._is_idle_since(before)]
         if idle:
@@ -184,7 +184,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _parse(self, data: bytes) -> bytes:
-        """What is left to parse."""
+        """Parses the data and returns the rest, which is still to be parsed."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -192,8 +192,8 @@ class BoundedProtocol(HttpToolsProtocol):
         return b""
 
     def _without_upgrade(self) -> bytes:
-        """The head again, for a new parser. Java's client offers HTTP/2 with every request, bodies included; the
-        offer is passed over."""
+        """The head without an offer of HTTP/2, for a new parser. Java's client makes this offer with every
+        request, even with a body; it is ignored."""
         method = self.parser.get_method()
         headers = [header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
@@ -213,7 +213,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(ApiError(431, f"headers of more than {MAX_HEADER_BYTES} bytes", code="headers_too_large"))
 
     def _reject(self, error: ApiError) -> None:
-        """Ends the parsing, in whose callback this is called."""
+        """Aborts the parsing from within one of its callbacks."""
         self._refusal = error
         raise ValueError(error.message)
 
@@ -237,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _dialect(self) -> Dialect:
-        """By the target as far as it has been seen."""
+        """The dialect by the part of the target that has been received."""
         return self._dialects.find(self._target.partition(b"?")[0].decode("latin-1"))
 
     # Times
@@ -261,7 +261,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _close(self) -> None:
-        """Closes when everything is sent, or when the client has not read it in time. A running request ends now."""
+        """Ends a running request now, and closes when everything is sent or the client has not read it in time."""
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
@@ -297,7 +297,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # A client that has closed its sending half, or left: both look the same until something is sent to it.
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether the connection stays open for the answer."""
+        """True if the connection stays open for the answer."""
         if (
             self.cycle is None
             or self.cycle.response_complete
@@ -312,7 +312,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Sends what means nothing to a client that listens, and what makes the kernel of one that left reset."""
+        """Sends bytes that a connected client ignores, and that a disconnected client's kernel answers with a reset."""
         if not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         elif self.cycle.scope["state"].get("is_event_stream"):
@@ -322,7 +322,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.loop.call_later(_PROBE_PERIOD_S, self._probe_again)
 
     def _probe_again(self) -> None:
-        """A client that listened may have left since; a stream finds that out when it writes."""
+        """Probes again, since the client may have disconnected; a stream notices this when it writes."""
         if not self.transport.is_closing() and not self.cycle.response_started:
             self._probe()
 
@@ -345,5 +345,5 @@ def _response(error: ApiError, dialect: Dialect) -> bytes:
 
 
 def protocol_factory(limits: ConnectionLimits, dialects: Dialects) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for every connection."""
+    """The factory that uvicorn calls for every connection."""
     return functools.partial(BoundedProtocol, limits=limits, dialects=dialects, warn=RateLimitedWarning())

@@ -1,7 +1,7 @@
-"""Request bodies: JSON read strictly, and the types that request models are made of.
+"""Strict parsing of request bodies, and the field types of request models.
 
-RFC 8259 leaves to the reader what is ambiguous or unbounded; here all of that is refused: repeated names, NaN and
-Infinity, numbers beyond float64, half surrogate pairs, deep nesting.
+RFC 8259 leaves ambiguous or unbounded JSON to the reader. This reader refuses it: repeated names, NaN and Infinity,
+numbers beyond float64, lone surrogates, deep nesting.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Text: TypeAlias = str  # the body has been searched for half surrogate pairs alr
 
 
 class RequestModel(BaseModel):
-    """A request's body: no type is converted into another one, and no field is ignored."""
+    """The model of a request's body: types are not converted, and unknown fields are not ignored."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
@@ -80,7 +80,7 @@ class JsonRoute(APIRoute):
 
 
 class _ParsedRequest(Request):
-    """Hands out what was parsed before FastAPI asks, because FastAPI hides what goes wrong while it reads."""
+    """A request with its body already parsed, because FastAPI hides errors of its own reading."""
 
     parsed: dict[str, Any]
 
@@ -98,7 +98,7 @@ class _RepeatedNameError(ValueError):
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError 400 with the code that tells what is wrong, and where."""
+    """The JSON object in `body`. Raises ApiError 400 with a code for the problem, and its place."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -120,7 +120,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _parse(text: str) -> tuple[Any, bool]:
-    """The value and whether a number in it is beyond float64, or has more digits than Python reads; it is inf then."""
+    """The value, and True if a number in it exceeds float64 or has too many digits for Python; it becomes inf."""
     infinities: list[str] = []
 
     def parse_float(digits: str) -> float:
@@ -163,7 +163,7 @@ def _parse(text: str) -> tuple[Any, bool]:
 
 
 def _deepest_field(text: str) -> str:
-    """The name in the outer object under which the nesting first goes too deep; of an array, nothing."""
+    """The name in the outer object at which the nesting first becomes too deep; empty for an array."""
     depth, field, last_string = 0, "", ""
     for token in _STRUCTURE.finditer(text):
         char = token[0][0]
@@ -201,7 +201,7 @@ def _too_deep(field: str) -> ApiError:
 
 
 def _check_depth(value: dict[str, Any]) -> None:
-    """Without recursion: the point is not to need a deep stack."""
+    """Checks the depth without recursion, so that it needs no deep stack."""
     for field, content in value.items():
         level = [content] if type(content) in _CONTAINERS else []
         for _ in range(MAX_DEPTH):
@@ -218,7 +218,7 @@ def _check_depth(value: dict[str, Any]) -> None:
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every string, number and name in a value that is not too deep; a name counts as its value's leaf."""
+    """Every string, number and name in a value that is not too deep; a name has the path of its value."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield path, name
@@ -242,7 +242,7 @@ def _check_surrogates(value: dict[str, Any]) -> None:
 
 
 def format_path(path: Path) -> str:
-    """`messages[0].content`. What cannot be printed in names is escaped, such as line ends and half surrogate pairs."""
+    """A path such as `messages[0].content`. Unprintable characters in names, such as line breaks, are escaped."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -254,7 +254,7 @@ def format_path(path: Path) -> str:
 
 
 def quote(value: object, limit: int = 64) -> str:
-    """A value from a caller as it can be shown: one line, bounded, ASCII. Arrays and objects are only named."""
+    """A caller's value for use in a message: one line, bounded, ASCII. For arrays and objects, only their type."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, (list, dict)):

@@ -1,4 +1,4 @@
-"""The listening socket, the web server on it, and the signals that end it."""
+"""The listening socket, the web server on it, and the signals that stop it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ logger = logging.getLogger(__name__)
 
 
 class PortError(OctavoError):
-    """The address cannot be listened on."""
+    """The server cannot listen on the address."""
 
     exit_code = 4
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A bound socket that does not listen yet: a used port is found out before a model is loaded.
+    """A bound socket that does not listen yet, so that a used port is detected before a model is loaded.
 
     Raises PortError. A host name with several addresses is bound to its first.
     """
@@ -59,7 +59,7 @@ def bind(config: ServerConfig) -> socket.socket:
 
 
 def url_of(config: ServerConfig, sock: socket.socket) -> str:
-    """Where clients on this machine find the server, such as `http://127.0.0.1:8000`."""
+    """The server's address for clients on this machine, such as `http://127.0.0.1:8000`."""
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1"
@@ -101,7 +101,7 @@ def _check_readable(option: str, path: str | None) -> None:
 
 
 def num_spare_files() -> int:
-    """How many files this process may still open, after its limit was raised as far as allowed."""
+    """The number of files that this process may still open, after raising its limit as far as allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with suppress(ValueError, OSError):
@@ -113,7 +113,7 @@ def num_spare_files() -> int:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn without its signal handlers, as `serve` has its own, with a time for TLS handshakes, and seldom awake."""
+    """uvicorn with a time limit for TLS handshakes, few wake-ups, and `serve`'s signal handlers instead of its own."""
 
     def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
         super().__init__(config)
@@ -121,12 +121,12 @@ class WebServer(uvicorn.Server):
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Makes `serve` return, from the event loop's thread."""
+        """Makes `serve` return. To be called from the event loop's thread."""
         self.should_exit = True
         self._ending.set()
 
     async def main_loop(self) -> None:
-        """Wakes up once a second for the date of answers, where uvicorn would do so ten times beside the engine."""
+        """Wakes up once a second to update the date header; uvicorn would do so ten times a second."""
         seconds = 0
         while not await self.on_tick(10 * seconds):  # every tenth tick of uvicorn looks at the clock
             seconds += 1
@@ -161,8 +161,8 @@ class WebServer(uvicorn.Server):
 async def serve(
     app: FastAPI, config: ServerConfig, sock: socket.socket, *, on_drain: Callable[[signal.Signals], Awaitable[None]]
 ) -> None:
-    """Serves until a signal. SIGTERM or SIGINT awaits `on_drain`, while requests are still answered, and then ends
-    what is left of them with 503 `server_shutting_down`; a second signal does so at once."""
+    """Serves until a signal. On SIGTERM or SIGINT it awaits `on_drain` while requests are still answered, then ends
+    the remaining ones with 503 `server_shutting_down`. A second signal ends them at once."""
     loop = asyncio.get_running_loop()
     server = web_server(app, config)
     first, second = asyncio.Event(), asyncio.Event()
@@ -193,7 +193,7 @@ async def serve(
 
 
 def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
-    """uvicorn with all bounds of `config`, not yet running."""
+    """The web server with all limits of `config`, not yet running."""
     num_files = num_spare_files()
     num_connections = min(config.max_connections, max(1, num_files * 3 // 4))
     if num_connections < config.max_connections:
@@ -231,7 +231,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
 
 
 async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool]) -> None:
-    """Waits for either; the second is cancelled then. Raises what the first raised."""
+    """Waits for the first of two tasks and cancels the other. Raises the exception of the first."""
     both: list[asyncio.Future[Any]] = [task, signal_task]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     signal_task.cancel()
@@ -252,7 +252,7 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
 
 
 class _LoopErrors:
-    """What the event loop has to say, at most once a second: without files it says the same for every connection."""
+    """Logs errors of the event loop at most once a second: out of file descriptors, it reports every connection."""
 
     def __init__(self) -> None:
         self._warn = RateLimitedWarning()

@@ -79,7 +79,7 @@ pre { overflow-x: auto; padding: .8rem; border: 1px solid color-mix(in srgb, cur
 
 
 def render_page(document: dict[str, Any]) -> str:
-    """The document for people, as one HTML page that loads nothing and runs nothing."""
+    """The document as one HTML page that loads nothing and runs no script."""
     info = document["info"]
     sections = [
         _operation(method, path, operation)

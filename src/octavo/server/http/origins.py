@@ -1,7 +1,7 @@
-"""Which web pages may talk to the server: the Host and Origin that browsers send.
+"""The web pages that may talk to the server, by the Host and Origin that browsers send.
 
-A server on loopback has no key, so a page from anywhere that the user's browser opens must not reach it, not even
-under a name that its owner points to 127.0.0.1 (DNS rebinding).
+A server on loopback has no key. Foreign pages in the user's browser must not reach it, not even under a name that
+their owner points to 127.0.0.1 (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + _HOST.pattern, re.IGNORECASE)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host's name or address, without a port, is this machine's own."""
+    """True if a host's name or address, without a port, is loopback."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -31,7 +31,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OriginRules:
-    """host: what the server listens on. has_keys: a key is asked for. cors_origins: pages that may call, `*`: all."""
+    """host: address of the server. has_keys: requests need a key. cors_origins: pages that may call; `*` is all."""
 
     host: str
     has_keys: bool
@@ -60,11 +60,11 @@ class OriginRules:
             raise _forbidden(f"pages of {quote(origin)} may not call this server; --cors-origin allows them")
 
     def allows(self, origin: str) -> bool:
-        """Whether `--cors-origin` names this origin."""
+        """True if `--cors-origin` names this origin."""
         return "*" in self.cors_origins or origin in self.cors_origins
 
     def cors_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """What tells a browser that the page may read the answer; nothing unless configured."""
+        """The headers that allow a page to read the answer; empty unless configured."""
         if not self.cors_origins:
             return []
         origin = next((value for name, value in headers if name == b"origin"), None)
@@ -77,7 +77,7 @@ class OriginRules:
         ]
 
     def preflight_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]] | None:
-        """The answer to the question that browsers ask before a request, None if this is no such question."""
+        """The headers of the answer to a browser's preflight request; None if the request is not a preflight."""
         names = {name for name, _ in headers}
         cors = self.cors_headers(headers)
         if b"access-control-request-method" not in names or len(cors) < 2:

@@ -1,4 +1,4 @@
-"""Which route a request means, before anything of it is trusted."""
+"""Finds the route of a request before any of its content is trusted."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from starlette.routing import BaseRoute, Route
 
 
 class RouteTable:
-    """The paths of an application. A path is a route's own spelling: other spellings of it are other paths."""
+    """The paths of an application. Only the exact spelling of a route matches."""
 
     def __init__(self, routes: Iterable[BaseRoute]) -> None:
         self._fixed: set[str] = set()

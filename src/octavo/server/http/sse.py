@@ -30,14 +30,14 @@ def event(data: bytes, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response of these chunks, each of them whole events made with `event`.
+    """A response of these chunks, each of which is one or several whole events made with `event`.
 
-    on_error: the last events after an exception of `chunks`. last: ends every stream, such as `data: [DONE]`. held:
-    closed together with `chunks`: at the end, when the client leaves or does not read for too long, and when the
-    server ends. Comments fill the silence between chunks, so that no proxy takes the stream for dead.
+    on_error: the last events after an exception of `chunks`. last: the end of every stream, such as `data: [DONE]`.
+    held: closed together with `chunks`: at the end, when the client disconnects or does not read for too long, and when
+    the server exits. Comments fill the silence between chunks, so that no proxy considers the stream dead.
 
-    The server's flow control holds the chunks back while the client does not read. A stream has two tasks, and no task
-    for an event: one makes and writes the chunks, one waits for the client to leave.
+    The server's flow control holds chunks back while the client does not read. A stream has two tasks, and no task per
+    event: one produces and writes the chunks, the other waits for the client to disconnect.
     """
 
     media_type = "text/event-stream"
@@ -92,7 +92,7 @@ class EventStream(Response):
                     await self._writer
 
     async def _keep_alive(self, writer: asyncio.Task[None], gone: asyncio.Task[None], send: Send) -> None:
-        """Returns when the stream is complete or the client has left."""
+        """Writes comments during silence; returns when the stream is complete or the client has disconnected."""
         time = asyncio.get_running_loop().time
         while True:
             silence = time() - self._last_write

@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a request, in the words of the error contract."""
+"""Turns pydantic's validation errors into errors of the HTTP interface."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _WITHOUT_VALUE = frozenset(
 
 
 def to_bad_request(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
-    """400 for the first of pydantic's errors; of the members of a union, for the one that the value came closest to."""
+    """A 400 for the first of pydantic's errors; for a union, the error of the member that is closest to the value."""
     found = [(_path(error, body), error) for error in errors]
     path, error, rivals = _choose(found)
     if isinstance(cause := error.get("ctx", {}).get("error"), UsageError):
@@ -65,7 +65,7 @@ def to_bad_request(errors: Sequence[Mapping[str, Any]], body: object) -> ApiErro
 def _choose(
     found: list[tuple[Path, Mapping[str, Any]]],
 ) -> tuple[Path, Mapping[str, Any], list[Mapping[str, Any]]]:
-    """(path, error, the errors that say together which types the value at the path may have)."""
+    """(path, error, all errors that together name the types allowed at the path)."""
     path, error = found[0]
     group = [(p, e) for p, e in found if p[:1] == path[:1]]
     if len(group) == 1 or not _is_type_error(error):
@@ -85,7 +85,7 @@ def _choose(
 
 
 def _path(error: Mapping[str, Any], body: object) -> Path:
-    """Where in the body; pydantic's names of union members and validators are not in it."""
+    """The path in the body, without pydantic's names of union members and validators."""
     parts: list[str | int] = []
     location = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
     value: Any = body

@@ -1,4 +1,4 @@
-"""The web pages and what they load: read once, sent with headers that allow nothing from elsewhere."""
+"""The files of the web pages: read once, and sent with headers that allow nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Models while they are served: found, loaded, kept within memory, unloaded."""
+"""The served models: finding, loading and unloading them within a memory limit."""

@@ -1,4 +1,4 @@
-"""Finds a model, starts its engine and reads its tokenizer: what `ModelManager` asks for."""
+"""The loader of `ModelManager`: finds a model, starts its engine and reads its tokenizer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ PROCESS_BYTES = 128 << 20  # an engine's process without its model
 
 
 class LoadReport(Protocol):
-    """Who hears how loading goes on. Called from any thread."""
+    """A listener to the progress of loading. It is called from any thread."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         """done, total: bytes of a download or a load."""
@@ -50,7 +50,7 @@ class LoadReport(Protocol):
 class ModelLoader:
     """Implements `octavo.server.models.model_manager.Loader`.
 
-    memory_bytes: what all models may take, and num_models share; None: a single model, which takes what is there.
+    memory_bytes: limit of all models, shared by num_models; None: a single model, which takes the free memory.
     """
 
     def __init__(
@@ -125,17 +125,17 @@ class ModelLoader:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """num_bytes: of all that the model will take."""
+    """The options of an engine and num_bytes, all memory that it will take."""
 
     num_bytes: int
     kv_cache_bytes: int
 
 
 def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> _Plan:
-    """An equal share of the memory for each model, so that none has to leave if all fit.
+    """Gives each model an equal share of the memory, so that none has to be unloaded if all fit.
 
-    The cache is what the share leaves beside the weights: at least one request of full length, even if others must
-    then leave, and at most as many as can run at once.
+    The cache gets the rest of the share beside the weights: at least one request of full length, even if other models
+    must then be unloaded, and at most as many requests as can run at once.
     """
     checkpoint = open_checkpoint(path)
     try:
@@ -156,10 +156,10 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
 
 
 async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
-    """Starts the chat template's process, so that the first request need not wait for it; the seconds it took.
+    """Starts the chat template's process, so that the first request need not wait for it; returns the seconds it took.
 
-    Meanwhile the engine makes its first step, which takes several times as long as others. It is waited for only
-    for a moment longer: once begun it ends, whether or not anybody wants the token.
+    Meanwhile the engine runs its first step, which takes several times as long as later ones. The wait for it is
+    short: once begun, the step ends even if nobody wants its token.
     """
     began = time.monotonic()
     first_step = asyncio.create_task(_make_token(client))
@@ -193,7 +193,7 @@ def _read_tokenizer(path: Path) -> tuple[Tokenizer, float]:
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
-    """The result of `call()`, made in a thread that does not keep the process from ending (a download may hang)."""
+    """The result of `call()` in a thread that does not keep the process from exiting (a download may hang)."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""The models of a server: loaded at start or on demand, unloaded when others need their memory."""
+"""The models of a server: loaded at the start or on demand, and unloaded when others need their memory."""
 
 from __future__ import annotations
 
@@ -26,31 +26,31 @@ ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading"]
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A model by the name that requests use."""
+    """A model and the name that requests use for it."""
 
     name: str
     engine: EngineConfig
 
 
 class Loader(Protocol):
-    """Makes and ends engines; see `model_loader`. Tests have another."""
+    """Starts and ends engines; see `model_loader`. Tests have their own."""
 
     async def estimate_bytes(self, spec: ModelSpec) -> int:
-        """What the model will take when it is loaded: weights, workspace and KV cache."""
+        """The bytes that the model will take: weights, workspace and KV cache."""
 
     async def load(self, spec: ModelSpec) -> ServedModel:
-        """The model, ready. Raises what kept it from loading."""
+        """Loads the model and returns it ready for requests. Raises the error that prevented it."""
 
     async def unload(self, model: ServedModel) -> None:
         """Ends the model's engine; its memory is free afterwards."""
 
 
 class _NotWantedError(OctavoError):
-    """A model is not loaded because nobody waits for it any more."""
+    """Loading was cancelled because no request waits for the model any more."""
 
 
 class _Residency:
-    """One stay of a model in memory, from the wish to load it to its end."""
+    """One period of a model in memory, from the first request for it until it is unloaded."""
 
     def __init__(self) -> None:
         self.model: ServedModel | None = None
@@ -74,7 +74,7 @@ class _Residency:
 
 
 class _Entry:
-    """A model that the server knows, whether it is in memory or not."""
+    """A model of the server, in memory or not."""
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -87,7 +87,7 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class ModelStatus:
-    """A model as `/v1/models` shows it. info: None until it was loaded for the first time."""
+    """The state of a model for `/v1/models`. info: None until it was loaded for the first time."""
 
     name: str
     spec: ModelSpec
@@ -103,8 +103,8 @@ class ModelStatus:
 class ModelManager:
     """All models of a server. Belongs to one event loop.
 
-    memory_bytes: what all loaded models may take together; None: no limit. wait_s: longest wait of a request for a
-    model to be loaded. max_waiting: most requests that wait for one model.
+    memory_bytes: limit of all loaded models together; None: no limit. wait_s: maximum time that a request waits for a
+    model to be loaded. max_waiting: maximum number of requests that wait for one model.
     """
 
     def __init__(
@@ -129,20 +129,20 @@ class ModelManager:
 
     @property
     def default_name(self) -> str:
-        """The first model: that of requests of an interface that names none."""
+        """The first model, for protocols whose requests name none."""
         return next(iter(self._entries))
 
     @property
     def has_begun(self) -> bool:
-        """Whether a model was loaded since the start of the server."""
+        """True if a model was loaded since the start of the server."""
         return self._has_begun
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
-        """The model, kept in memory meanwhile; loads it first if need be. None: the only one.
+        """The model, loaded if needed and kept in memory until the block ends. name None: the only one.
 
-        Raises UsageError where None could be one of several, ApiError (404 model_not_found), OverloadedError
-        (model_loading) while the server starts or if loading takes too long, or what kept the model from loading.
+        Raises UsageError for None if there are several, ApiError (404 model_not_found), OverloadedError
+        (model_loading) while the server starts or if loading takes too long, or the error that prevented loading.
         """
         if name is None and len(self._entries) > 1:
             message = f"the request names no model; there is {', '.join(self._entries)}"
@@ -166,7 +166,7 @@ class ModelManager:
             residency.leave()
 
     async def load(self, name: str | None) -> None:
-        """Loads a model, if it is not loaded, however long it takes. Raises as `use`."""
+        """Loads a model if it is not loaded, without a time limit. Raises the errors of `use`."""
         entry = self._entry(name)
         residency = self._residency(entry)
         residency.enter(next(self._turns))
@@ -217,7 +217,7 @@ class ModelManager:
         )
 
     async def close(self) -> None:
-        """Ends all engines, whoever uses them. May be called twice."""
+        """Ends all engines, even those in use. May be called twice."""
         tasks = [entry.residency.task for entry in self._entries.values() if entry.residency is not None]
         for task in tasks:
             if task is not None:
@@ -242,7 +242,7 @@ class ModelManager:
         return entry
 
     def _residency(self, entry: _Entry) -> _Residency:
-        """The stay that a new request joins; begins one if there is none, or the last one is ending."""
+        """The residency that a new request joins; starts a new one if there is none or the last one is ending."""
         residency = entry.residency
         if residency is not None and residency.model is not None and not residency.is_leaving:
             # An engine that was given up leaves like one that nobody uses.
@@ -255,7 +255,7 @@ class ModelManager:
         return residency
 
     async def _loaded(self, entry: _Entry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
-        """The model, once it is there. wait_s: None: however long it takes. Raises what kept it from loading."""
+        """Waits until the model is loaded. wait_s: None is no limit. Raises the error that prevented loading."""
         task = residency.task
         if residency.model is None and task is not None:
             await asyncio.wait({task}, timeout=wait_s)
@@ -292,9 +292,9 @@ class ModelManager:
             raise
 
     async def _make_room(self, newcomer: _Residency, spec: ModelSpec) -> None:
-        """Unloads models, idle ones first and the longest unused first, until there is room for the newcomer.
+        """Unloads models, idle and least recently used ones first, until there is room for the new one.
 
-        Raises InsufficientMemoryError if it does not even fit alone.
+        Raises InsufficientMemoryError if the new model does not fit even alone.
         """
         for ended in [one for one in self._resident if one.is_leaving]:
             await self._remove(ended)
@@ -311,7 +311,7 @@ class ModelManager:
             await self._remove(victim)
 
     async def _remove(self, residency: _Residency) -> None:
-        """Unloads a model that is leaving, after its last request."""
+        """Unloads a model after its last request."""
         await residency.idle.wait()
         model = residency.model
         if model is not None and residency in self._resident:

@@ -13,7 +13,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """name: as requests call it. tool_format: how this model writes tool calls; None: its template has no tools."""
+    """name: its name in requests. tool_format: its format of tool calls; None: its template has no tools."""
 
     name: str
     client: EngineClient
