@@ -136,6 +136,18 @@ class PyPendingStep {
     Program::PendingStep pending_;
 };
 
+// Operands with the names of the fields that they come from.
+template <typename T>
+using Named = std::vector<std::pair<std::string, T>>;
+
+template <typename T>
+void unzip(const Named<T>& operands, std::vector<std::string>& names, std::vector<T>& values) {
+    for (const auto& [name, value] : operands) {
+        names.push_back(name);
+        values.push_back(value);
+    }
+}
+
 // A program and the Python objects whose memory it reads.
 class PyProgram {
   public:
@@ -155,17 +167,22 @@ class PyProgram {
         return program_.add_weight(weight);
     }
 
-    void add_record(const std::string& kernel, const std::string& label, std::vector<int32_t> inputs, int32_t output,
-                    std::vector<int32_t> weights, std::tuple<std::vector<int64_t>, std::vector<float>> attributes,
-                    int32_t cache) {
+    void add_record(const std::string& kernel, const std::string& label, int32_t output, const Named<int32_t>& inputs,
+                    const Named<int32_t>& weights, const Named<int64_t>& ints, const Named<float>& floats,
+                    const Named<std::vector<int32_t>>& tuples, int32_t cache) {
         RecordSpec spec;
         spec.kernel = kernel;
         spec.label = label;
-        spec.inputs = std::move(inputs);
         spec.output = output;
-        spec.weights = std::move(weights);
-        std::tie(spec.ints, spec.floats) = std::move(attributes);
         spec.cache = cache;
+        unzip(inputs, spec.names.inputs, spec.inputs);
+        unzip(weights, spec.names.weights, spec.weights);
+        unzip(ints, spec.names.ints, spec.ints);
+        unzip(floats, spec.names.floats, spec.floats);
+        for (const auto& [name, elements] : tuples) {
+            spec.names.tuples.push_back(name);
+            spec.weights.insert(spec.weights.end(), elements.begin(), elements.end());
+        }
         program_.add_record(spec);
     }
 
@@ -227,8 +244,9 @@ void bind_program(nb::module_& module) {
              "checked"_a = false)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
         .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
-        .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "inputs"_a, "output"_a, "weights"_a,
-             "attributes"_a, "cache"_a)
+        .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "output"_a, "inputs"_a,
+             "weights"_a = Named<int32_t>(), "ints"_a = Named<int64_t>(), "floats"_a = Named<float>(),
+             "tuples"_a = Named<std::vector<int32_t>>(), "cache"_a = -1)
         .def("finish",
              [](PyProgram& p) {
                  int32_t widest = 0;  // any value of output rows may be sampled

@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "memory.h"
 #include "pack.h"
+#include "signature.h"
 #include "thread_pool.h"
 
 namespace nb = nanobind;
@@ -90,23 +91,26 @@ class KernelRun {
         if (!entry_) throw std::invalid_argument("there is no kernel '" + kernel + "'");
     }
 
-    // inputs and output are float32 matrices (None: absent), weights packed or float32 vectors (None: absent).
+    // inputs and output are float32 matrices (None: absent), weights packed or float32 vectors (None: absent), all in
+    // the order of the kernel's signature, its tuples of weights last.
     void operator()(const nb::list& inputs, const nb::list& weights, const std::vector<int64_t>& ints,
                     const std::vector<float>& floats, const Floats& output, const std::vector<int32_t>& token_ids) {
         std::vector<View> views;
         for (const nb::handle input : inputs) views.push_back(view_of(input));
         std::vector<Weight> operands;
         for (const nb::handle weight : weights) operands.push_back(weight_of(weight));
+        const OperandNames names = operand_names(*entry_->signature);
+        if (views.size() != names.inputs.size() || ints.size() != names.ints.size() ||
+            floats.size() != names.floats.size())
+            throw std::invalid_argument("the kernel takes " + std::to_string(names.inputs.size()) + " inputs, " +
+                                        std::to_string(names.ints.size()) + " integers and " +
+                                        std::to_string(names.floats.size()) + " floats");
         Args args{};
         args.inputs = views.data();
-        args.num_inputs = static_cast<int32_t>(views.size());
         args.output = view_of(output);
-        args.weights = operands.data();
-        args.num_weights = static_cast<int32_t>(operands.size());
+        set_weights(args, operands, *entry_->signature);
         args.ints = ints.data();
-        args.num_ints = static_cast<int32_t>(ints.size());
         args.floats = floats.data();
-        args.num_floats = static_cast<int32_t>(floats.size());
         Step step{};
         step.num_tokens = static_cast<int32_t>(token_ids.size());
         step.token_ids = token_ids.data();

@@ -1,7 +1,7 @@
 // What a kernel is: one function an operation, compiled once per instruction set.
 //
 // A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace
-// and registers it with OCTAVO_KERNEL(name). Every worker of the pool calls it at the same time
+// and registers it with OCTAVO_KERNEL(name, signature). Every worker of the pool calls it at the same time
 // (SPMD); a kernel shares out its own work by worker.index and worker.count. The executor puts a
 // barrier between two records of a program, so a kernel may read all that earlier records wrote.
 //
@@ -55,21 +55,19 @@ struct Weight {
     int64_t size;                // floats
 };
 
-// The operands of one record. backends/cpu/compile.py flattens an operation's fields (graph/ops.py) into them,
-// in field order and depth first, by the type that the field declares:
+// The operands of one record: an operation's fields (octavo/graph/ops), flattened depth first by the type that each
+// declares. A kernel lists their names with OCTAVO_SIGNATURE and reads `args.floats[RmsNorm::eps]`; adding a record
+// compares the names with those of the operation, so that a field that moved is an error and not another operand.
 //   Value                    one input; None: a view with data null
-//   Parameter                one weight: plain float32 if it has one dimension, else packed as
+//   Parameter, tuple[float]  one weight: plain float32 if it has one dimension, else packed as
 //                            [product of the leading dimensions, last dimension]; None: all zero
-//   tuple of Parameters      its length as one int, then one weight each (None among them: all zero)
-//   tuple of floats          one plain weight (float32); None: all zero
+//   tuple of Parameters      one tuple of weights (None among them: all zero)
 //   int, bool                one int; None: 0
 //   float                    one float; None: 0
 //   str                      one int, the index in Kind; None: 0
 //   a nested dataclass       its fields in place; None: as if each of its fields were None
-// An operation that keeps a cache gets one more int, the last one: the cache's type (KvType in kv_cache.h). With int8
-// it may get one more weight, the last one: what keys have on average (plain, [num_kv_heads * head_dim]).
-// Example, Attention: inputs q k v; weights alibi_slopes sinks; ints layer num_heads num_kv_heads head_dim
-// window value_dim and the cache's type; floats scale softcap.
+// An operation that keeps a cache has after its own fields the int kv_type (KvType in kv_cache.h) and the weight
+// key_mean: the average of the keys (plain, [num_kv_heads * head_dim]), absent unless the type is int8.
 enum Kind : int64_t {
     KIND_NONE,
     KIND_SILU,
@@ -84,16 +82,23 @@ enum Kind : int64_t {
 
 struct Args {
     const View* inputs;
-    int32_t num_inputs;
     View output;
     const Weight* weights;
-    int32_t num_weights;
-    const int64_t* ints;  // static attributes: ints, bools and enumerations
-    int32_t num_ints;
-    const float* floats;  // static attributes: floats
-    int32_t num_floats;
+    const Weight* tuples;  // [tuples, tuple_length]
+    int32_t tuple_length;
+    const int64_t* ints;   // static attributes: ints, bools and enumerations
+    const float* floats;   // static attributes: floats
     LayerCache* cache;     // null except for attention
     void* shared_scratch;  // one region for all workers, of the size the record asked for
+};
+
+// Names of operands as OCTAVO_SIGNATURE writes them, "(a, b)"; signature.h reads them.
+struct KernelSignature {
+    const char* inputs;
+    const char* weights;
+    const char* ints;
+    const char* floats;
+    const char* tuples;
 };
 
 struct Worker {
@@ -149,15 +154,31 @@ struct alignas(64) KernelEntry {
     KernelFn run;
     ScratchFn scratch;  // null: none
     CacheFn cache;      // null: none
+    const KernelSignature* signature;
 };
 
 }  // namespace octavo
 
+// A struct `type` with the index of each operand among those of its kind, under the name of the operation's field:
+// OCTAVO_SIGNATURE(RmsNorm, (x), (weight), (), (eps)) for inputs, weights, ints and floats. In an unnamed namespace.
+#define OCTAVO_NAMES_(...) __VA_ARGS__
+#define OCTAVO_SIGNATURE_WITH_TUPLES(type, inputs_, weights_, ints_, floats_, tuples_)                       \
+    struct type {                                                                                            \
+        enum Input { OCTAVO_NAMES_ inputs_ };                                                                \
+        enum WeightIndex { OCTAVO_NAMES_ weights_ };                                                         \
+        enum Int { OCTAVO_NAMES_ ints_ };                                                                    \
+        enum Float { OCTAVO_NAMES_ floats_ };                                                                \
+        enum Tuple { OCTAVO_NAMES_ tuples_ };                                                                \
+        static constexpr octavo::KernelSignature signature{#inputs_, #weights_, #ints_, #floats_, #tuples_}; \
+    }
+#define OCTAVO_SIGNATURE(type, inputs_, weights_, ints_, floats_) \
+    OCTAVO_SIGNATURE_WITH_TUPLES(type, inputs_, weights_, ints_, floats_, ())
+
 // Entries lie in one linker section that the registry walks: no list to edit, no code at load time.
 #define OCTAVO_STRINGIFY_(x) #x
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
-#define OCTAVO_KERNEL_WITH_CACHE(name, scratch, cache)                                                                \
+#define OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, cache)                                                          \
     __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry octavo_entry_##name = { \
-        #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache}
-#define OCTAVO_KERNEL_WITH_SCRATCH(name, scratch) OCTAVO_KERNEL_WITH_CACHE(name, scratch, nullptr)
-#define OCTAVO_KERNEL(name) OCTAVO_KERNEL_WITH_SCRATCH(name, nullptr)
+        #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache, &type::signature}
+#define OCTAVO_KERNEL_WITH_SCRATCH(name, type, scratch) OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, nullptr)
+#define OCTAVO_KERNEL(name, type) OCTAVO_KERNEL_WITH_SCRATCH(name, type, nullptr)

@@ -66,6 +66,7 @@ void Program::add_record(const RecordSpec& spec) {
     record->spec = spec;
     record->kernel = find_kernel(spec.kernel, options_.isa);
     if (!record->kernel) throw std::invalid_argument("no native kernel for operation '" + spec.kernel + "'");
+    check_operand_names(spec.label, spec.names, *record->kernel->signature);
     const auto check = [&](int32_t index, size_t size) {
         if (index >= 0 && static_cast<size_t>(index) >= size) throw std::invalid_argument(spec.label + ": bad index");
     };
@@ -89,14 +90,10 @@ void Program::bind(Record& record) {
         record.inputs.push_back(make_view(input, input < 0 ? 0 : value_rows(input, largest)));
     Args& args = record.args;
     args.inputs = record.inputs.data();
-    args.num_inputs = static_cast<int32_t>(record.inputs.size());
     args.output = make_view(spec.output, spec.output < 0 ? 0 : value_rows(spec.output, largest));
-    args.weights = record.weights.data();
-    args.num_weights = static_cast<int32_t>(record.weights.size());
+    set_weights(args, record.weights, *record.kernel->signature);
     args.ints = spec.ints.data();
-    args.num_ints = static_cast<int32_t>(spec.ints.size());
     args.floats = spec.floats.data();
-    args.num_floats = static_cast<int32_t>(spec.floats.size());
 }
 
 void Program::finish(size_t scratch_bytes) {

@@ -9,6 +9,7 @@
 #include "isa.h"
 #include "kernel.h"
 #include "memory.h"
+#include "signature.h"
 #include "step_check.h"
 #include "thread_pool.h"
 
@@ -34,9 +35,10 @@ struct ProgramOptions {
 struct RecordSpec {
     std::string kernel;
     std::string label;  // for errors and profiles
+    OperandNames names;
     std::vector<int32_t> inputs;
     int32_t output = -1;
-    std::vector<int32_t> weights;
+    std::vector<int32_t> weights;  // those of the tuples last
     std::vector<int64_t> ints;
     std::vector<float> floats;
     int32_t cache = -1;
@@ -47,7 +49,8 @@ class Program {
     Program(const ProgramOptions& options, std::vector<ProgramValue> values, size_t workspace_bytes);
 
     int32_t add_weight(const Weight& weight);
-    // Throws std::invalid_argument if the operation has no kernel or an index is out of range.
+    // Throws std::invalid_argument if the operation has no kernel or other fields than its kernel reads, or if an index
+    // is out of range.
     void add_record(const RecordSpec& spec);
     // Asks the kernels for their scratch and allocates it, at least `scratch_bytes` a worker. Afterwards no record
     // can be added.

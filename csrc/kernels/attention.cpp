@@ -6,35 +6,28 @@
 namespace octavo {
 namespace {
 
-// The weight after those of the operation, if there is one.
-const float* key_offset_of(const Args& args, int32_t weights) {
-    return args.num_weights > weights ? args.weights[weights].data : nullptr;
-}
+OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, sinks, key_mean),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, kv_type), (scale, softcap));
+OCTAVO_SIGNATURE(FusedAttention, (qkv), (alibi_slopes, frequencies, sinks, q_norm, k_norm, key_mean),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, kv_type),
+                 (scale, softcap, attention_factor, eps));
 
 AttentionTask plain_task(const Args& args) {
-    const View &q = args.inputs[0], &k = args.inputs[1], &v = args.inputs[2];
-    const Weight &slopes = args.weights[0], &sinks = args.weights[1];
-    AttentionTask task{};
-    task.shape = attention_shape(args, slopes, sinks);
-    task.kv_type = kv_type_of(args);
+    const View &q = args.inputs[Attention::q], &k = args.inputs[Attention::k], &v = args.inputs[Attention::v];
+    AttentionTask task = attention_task<Attention>(args);
     task.in.q = q.data;
     task.in.k = k.data;
     task.in.v = v.data;
     task.in.q_stride = q.cols;
     task.in.k_stride = k.cols;
     task.in.v_stride = v.cols;
-    task.in.key_offset = key_offset_of(args, 2);
-    task.output = args.output;
-    task.cache = args.cache;
     return task;
 }
 
 AttentionTask fused_task(const Args& args) {
-    const View& qkv = args.inputs[0];
-    const Weight &slopes = args.weights[0], &frequencies = args.weights[1], &sinks = args.weights[2];
-    AttentionTask task{};
-    task.shape = attention_shape(args, slopes, sinks);
-    task.kv_type = kv_type_of(args);
+    const View& qkv = args.inputs[FusedAttention::qkv];
+    const Weight& frequencies = args.weights[FusedAttention::frequencies];
+    AttentionTask task = attention_task<FusedAttention>(args);
     const int32_t q_cols = task.shape.num_heads * task.shape.head_dim;
     const int32_t k_cols = task.shape.num_kv_heads * task.shape.head_dim;
     task.in.q = qkv.data;
@@ -42,13 +35,10 @@ AttentionTask fused_task(const Args& args) {
     task.in.v = qkv.data + q_cols + k_cols;
     task.in.q_stride = task.in.k_stride = task.in.v_stride = qkv.cols;
     task.in.rope = {frequencies.data, frequencies.data ? static_cast<int32_t>(frequencies.size) : 0,
-                    args.floats[FLOAT_ATTENTION_FACTOR]};
-    task.in.q_norm = args.weights[3].data;
-    task.in.k_norm = args.weights[4].data;
-    task.in.key_offset = key_offset_of(args, 5);
-    task.in.eps = args.floats[FLOAT_EPS];
-    task.output = args.output;
-    task.cache = args.cache;
+                    args.floats[FusedAttention::attention_factor]};
+    task.in.q_norm = args.weights[FusedAttention::q_norm].data;
+    task.in.k_norm = args.weights[FusedAttention::k_norm].data;
+    task.in.eps = args.floats[FusedAttention::eps];
     return task;
 }
 
@@ -70,7 +60,8 @@ void fused_attention(const Args& args, const Step& step, Worker& worker) {
 
 }  // namespace
 
-OCTAVO_KERNEL_WITH_CACHE(attention, attention_scratch, attention_cache_bytes);
-OCTAVO_KERNEL_WITH_CACHE(fused_attention, fused_attention_scratch, attention_cache_bytes);
+OCTAVO_KERNEL_WITH_CACHE(attention, Attention, attention_scratch, attention_cache_bytes<Attention>);
+OCTAVO_KERNEL_WITH_CACHE(fused_attention, FusedAttention, fused_attention_scratch,
+                         attention_cache_bytes<FusedAttention>);
 
 }  // namespace octavo

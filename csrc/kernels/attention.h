@@ -29,40 +29,51 @@ struct AttentionTask {
     const LayerCache* cache;
 };
 
-// Both operations begin with AttentionParams; kernel.h says how attributes are flattened. The cache's type is the last
-// of the ints.
-enum AttentionInts { INT_LAYER, INT_NUM_HEADS, INT_NUM_KV_HEADS, INT_HEAD_DIM, INT_WINDOW, INT_VALUE_DIM };
-enum AttentionFloats { FLOAT_SCALE, FLOAT_SOFTCAP, FLOAT_ATTENTION_FACTOR, FLOAT_EPS };
-
-// Zero stands for the dimensions of a key.
-inline int32_t value_dim_of(const Args& args) {
-    const int64_t dim = args.ints[INT_VALUE_DIM];
-    return static_cast<int32_t>(dim ? dim : args.ints[INT_HEAD_DIM]);
+// Both operations hold AttentionParams; F is the signature of either. A value_dim of 0 stands for head_dim.
+template <typename F>
+KvDims kv_dims_of(const Args& args) {
+    const auto dim = [&args](int index) { return static_cast<int32_t>(args.ints[index]); };
+    return {dim(F::num_kv_heads), dim(F::head_dim), dim(args.ints[F::value_dim] ? F::value_dim : F::head_dim)};
 }
 
-inline AttentionShape attention_shape(const Args& args, const Weight& slopes, const Weight& sinks) {
+template <typename F>
+KvType kv_type_of(const Args& args) {
+    return static_cast<KvType>(args.ints[F::kv_type]);
+}
+
+template <typename F>
+AttentionShape attention_shape(const Args& args) {
+    const KvDims dims = kv_dims_of<F>(args);
     AttentionShape shape{};
-    shape.num_heads = static_cast<int32_t>(args.ints[INT_NUM_HEADS]);
-    shape.num_kv_heads = static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]);
+    shape.num_heads = static_cast<int32_t>(args.ints[F::num_heads]);
+    shape.num_kv_heads = dims.heads;
     shape.group = shape.num_heads / shape.num_kv_heads;
-    shape.head_dim = static_cast<int32_t>(args.ints[INT_HEAD_DIM]);
-    shape.value_dim = value_dim_of(args);
+    shape.head_dim = dims.key;
+    shape.value_dim = dims.value;
     shape.padded_dim = kv_padded_dim(shape.value_dim);
-    shape.window = static_cast<int32_t>(args.ints[INT_WINDOW]);
-    shape.scale = args.floats[FLOAT_SCALE];
-    shape.softcap = args.floats[FLOAT_SOFTCAP];
-    shape.slopes = slopes.data;
-    shape.sinks = sinks.data;
+    shape.window = static_cast<int32_t>(args.ints[F::window]);
+    shape.scale = args.floats[F::scale];
+    shape.softcap = args.floats[F::softcap];
+    shape.slopes = args.weights[F::alibi_slopes].data;
+    shape.sinks = args.weights[F::sinks].data;
     return shape;
 }
 
-inline KvType kv_type_of(const Args& args) { return static_cast<KvType>(args.ints[args.num_ints - 1]); }
+// The parts of a task that both operations have.
+template <typename F>
+AttentionTask attention_task(const Args& args) {
+    AttentionTask task{};
+    task.shape = attention_shape<F>(args);
+    task.kv_type = kv_type_of<F>(args);
+    task.in.key_offset = args.weights[F::key_mean].data;
+    task.output = args.output;
+    task.cache = args.cache;
+    return task;
+}
 
-// What both operations ask for in the cache.
-inline size_t attention_cache_bytes(const Args& args, int32_t block_size) {
-    const KvDims dims{static_cast<int32_t>(args.ints[INT_NUM_KV_HEADS]), static_cast<int32_t>(args.ints[INT_HEAD_DIM]),
-                      value_dim_of(args)};
-    return kv_block_bytes(kv_type_of(args), dims, block_size);
+template <typename F>
+size_t attention_cache_bytes(const Args& args, int32_t block_size) {
+    return kv_block_bytes(kv_type_of<F>(args), kv_dims_of<F>(args), block_size);
 }
 
 inline void rms_norm_head(const float* x, const float* weight, const AttentionInputs& in, int32_t n, float* out) {

@@ -1,7 +1,7 @@
 // What the machine can do at most: loops of nothing but reads, multiply-adds or barriers. They are no operations of a
 // graph; octavo.bench.ceilings runs them through KernelRun and divides their work by the time.
 //
-// ints[0]: repetitions. output [workers, 16]: each worker leaves in [0] the work of one repetition (bytes,
+// output [workers, 16]: each worker leaves in [0] the work of one repetition (bytes,
 // multiply-adds or barriers) and in [1] something that depends on all of it, so that the compiler cannot drop it.
 #include "kernel.h"
 #include "simd.h"
@@ -12,6 +12,9 @@
 
 namespace octavo {
 namespace {
+
+OCTAVO_SIGNATURE(Ceiling, (), (), (repetitions), ());
+OCTAVO_SIGNATURE(CeilingOfMemory, (memory), (), (repetitions), ());
 
 // The compiler knows nothing about `value` afterwards: it can neither hoist nor merge what is computed from it.
 template <typename T>
@@ -31,12 +34,12 @@ void leave(const Args& args, const Worker& worker, double work, float result) {
     row[1] = result;
 }
 
-// inputs[0] [workers, floats, a multiple of 128]: every worker reads its own row.
+// memory [workers, floats, a multiple of 128]: every worker reads its own row.
 void ceiling_read(const Args& args, const Step&, Worker& worker) {
-    const View& memory = args.inputs[0];
+    const View& memory = args.inputs[CeilingOfMemory::memory];
     const float* const begin = memory.data + static_cast<size_t>(worker.index) * memory.cols;
     F32x16 sums[4] = {broadcast(0), broadcast(0), broadcast(0), broadcast(0)};
-    for (int64_t i = 0; i < args.ints[0]; ++i)
+    for (int64_t i = 0; i < args.ints[Ceiling::repetitions]; ++i)
         for (const float* p = begin; p < begin + memory.cols; p += 128)
             for (int j = 0; j < 8; ++j) sums[j % 4] = max(sums[j % 4], load(p + 16 * j));
     leave(args, worker, 4.0 * memory.cols, reduce_max(max(max(sums[0], sums[1]), max(sums[2], sums[3]))));
@@ -47,14 +50,14 @@ void ceiling_float(const Args& args, const Step&, Worker& worker) {
     F32x16 sums[CHAINS];
     for (F32x16& sum : sums) sum = broadcast(0);
     const F32x16 x = broadcast(1.0f), y = broadcast(1e-9f);
-    for (int64_t i = 0; i < args.ints[0]; ++i)
+    for (int64_t i = 0; i < args.ints[Ceiling::repetitions]; ++i)
         for (F32x16& sum : sums) sum = fma(x, y, sum);
     for (int c = 1; c < CHAINS; ++c) sums[0] = sums[0] + sums[c];
     leave(args, worker, 16.0 * CHAINS, reduce_add(sums[0]));
 }
 
 void ceiling_barrier(const Args& args, const Step&, Worker& worker) {
-    for (int64_t i = 0; i < args.ints[0]; ++i) worker.barrier();
+    for (int64_t i = 0; i < args.ints[Ceiling::repetitions]; ++i) worker.barrier();
     leave(args, worker, 1, 0);
 }
 
@@ -76,7 +79,7 @@ void run_tiles(const Args& args, const Worker& worker, double work, Product prod
     tile_zero<3>();
     tile_load<4>(tile.bytes, 64);
     tile_load<5>(tile.bytes, 64);
-    for (int64_t i = 0; i < args.ints[0]; ++i) product();
+    for (int64_t i = 0; i < args.ints[Ceiling::repetitions]; ++i) product();
     tile_store<0>(tile.bytes, 64);
     leave(args, worker, work, tile.bytes[0]);
 }
@@ -108,11 +111,11 @@ void ceiling_bf16(const Args& args, const Step&, Worker& worker) {
     });
 }
 
-// inputs[0] [workers, floats, a multiple of 1024]: as ceiling_read, into tiles.
+// memory [workers, floats, a multiple of 1024]: as ceiling_read, into tiles.
 void ceiling_tile_read(const Args& args, const Step&, Worker& worker) {
-    const View& memory = args.inputs[0];
+    const View& memory = args.inputs[CeilingOfMemory::memory];
     const float* const begin = memory.data + static_cast<size_t>(worker.index) * memory.cols;
-    for (int64_t i = 0; i < args.ints[0]; ++i)
+    for (int64_t i = 0; i < args.ints[Ceiling::repetitions]; ++i)
         for (const float* p = begin; p < begin + memory.cols; p += 1024) {
             tile_load<0>(p, 64);
             tile_load<1>(p + 256, 64);
@@ -191,7 +194,7 @@ void ceiling_int8(const Args& args, const Step&, Worker& worker) {
         multiply_add(sum, a, b);
         forget(sum);
     };
-    for (int64_t i = 0; i < args.ints[0]; ++i) {
+    for (int64_t i = 0; i < args.ints[Ceiling::repetitions]; ++i) {
         next(s0), next(s1), next(s2), next(s3), next(s4), next(s5), next(s6), next(s7);
         if (HAS_MANY_REGISTERS) next(s8), next(s9), next(s10), next(s11);
     }
@@ -202,13 +205,13 @@ void ceiling_int8(const Args& args, const Step&, Worker& worker) {
 
 }  // namespace
 
-OCTAVO_KERNEL(ceiling_read);
-OCTAVO_KERNEL(ceiling_float);
-OCTAVO_KERNEL(ceiling_barrier);
-OCTAVO_KERNEL(ceiling_int8);
+OCTAVO_KERNEL(ceiling_read, CeilingOfMemory);
+OCTAVO_KERNEL(ceiling_float, Ceiling);
+OCTAVO_KERNEL(ceiling_barrier, Ceiling);
+OCTAVO_KERNEL(ceiling_int8, Ceiling);
 #if defined(OCTAVO_ISA_amx)
-OCTAVO_KERNEL(ceiling_bf16);
-OCTAVO_KERNEL(ceiling_tile_read);
+OCTAVO_KERNEL(ceiling_bf16, Ceiling);
+OCTAVO_KERNEL(ceiling_tile_read, CeilingOfMemory);
 #endif
 
 }  // namespace octavo

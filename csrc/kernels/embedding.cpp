@@ -6,6 +6,8 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(Embedding, (), (weight), (), ());
+
 inline float lane(F32x16 v, int i) {
     float t[16];
     store(t, v);
@@ -49,12 +51,12 @@ void read_row(const PackedWeight& w, int32_t row, float* out) {
 }
 
 void embedding(const Args& args, const Step& step, Worker& worker) {
-    const PackedWeight& w = *args.weights[0].packed;
+    const PackedWeight& w = *args.weights[Embedding::weight].packed;
     const Range rows = share(args.output.rows, worker);
     for (int64_t r = rows.begin; r < rows.end; ++r)
         read_row(w, step.token_ids[r], args.output.data + r * args.output.cols);
 }
 
 }  // namespace
-OCTAVO_KERNEL(embedding);
+OCTAVO_KERNEL(embedding, Embedding);
 }  // namespace octavo

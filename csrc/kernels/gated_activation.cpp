@@ -4,13 +4,15 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(GatedActivation, (gate, up), (), (kind), ());
+
 void gated_activation(const Args& args, const Step&, Worker& worker) {
-    const float *gate = args.inputs[0].data, *up = args.inputs[1].data;
-    with_activation(args.ints[0], [&](auto function) {
+    const float *gate = args.inputs[GatedActivation::gate].data, *up = args.inputs[GatedActivation::up].data;
+    with_activation(args.ints[GatedActivation::kind], [&](auto function) {
         map_elements(args.output, worker, [gate, up, function](auto read) { return function(read(gate)) * read(up); });
     });
 }
 
 }  // namespace
-OCTAVO_KERNEL(gated_activation);
+OCTAVO_KERNEL(gated_activation, GatedActivation);
 }  // namespace octavo

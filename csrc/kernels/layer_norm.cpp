@@ -4,10 +4,12 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(LayerNorm, (x), (weight, bias), (), (eps));
+
 void layer_norm(const Args& args, const Step&, Worker& worker) {
-    const View& x = args.inputs[0];
+    const View& x = args.inputs[LayerNorm::x];
     const int64_t n = x.cols;
-    const float *weight = args.weights[0].data, *bias = args.weights[1].data;
+    const float *weight = args.weights[LayerNorm::weight].data, *bias = args.weights[LayerNorm::bias].data;
     const Range rows = share(x.rows, worker);
     for (int64_t r = rows.begin; r < rows.end; ++r) {
         const float* row = x.data + r * n;
@@ -17,7 +19,7 @@ void layer_norm(const Args& args, const Step&, Worker& worker) {
             const F32x16 d = v - center;
             return fma(d, d, sum);
         });
-        const F32x16 inverse = broadcast(1.0f / __builtin_sqrtf(squares / n + args.floats[0]));
+        const F32x16 inverse = broadcast(1.0f / __builtin_sqrtf(squares / n + args.floats[LayerNorm::eps]));
         map_columns(args.output.data + r * n, row, n, [&](F32x16 v, auto read) {
             const F32x16 normed = (v - center) * inverse * read(weight);
             return bias ? normed + read(bias) : normed;
@@ -26,5 +28,5 @@ void layer_norm(const Args& args, const Step&, Worker& worker) {
 }
 
 }  // namespace
-OCTAVO_KERNEL(layer_norm);
+OCTAVO_KERNEL(layer_norm, LayerNorm);
 }  // namespace octavo

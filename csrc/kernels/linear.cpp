@@ -5,40 +5,52 @@
 namespace octavo {
 namespace {
 
-Product linear_operands(const Args& args) {
-    return {args.weights, args.weights + 1, 1,    args.inputs[0], args.output, nullptr,
-            nullptr,      0.0f,             KIND_NONE, 1.0f,      0.0f};
+OCTAVO_SIGNATURE(Linear, (x), (weight, bias), (), ());
+OCTAVO_SIGNATURE(Logits, (x), (weight, bias), (), (softcap, scale));
+OCTAVO_SIGNATURE_WITH_TUPLES(FusedLinear, (x, residual), (norm), (kind), (eps), (weights, biases));
+
+template <typename F>
+Product plain_operands(const Args& args) {
+    return {args.weights + F::weight,
+            args.weights + F::bias,
+            1,
+            args.inputs[F::x],
+            args.output,
+            nullptr,
+            nullptr,
+            0.0f,
+            KIND_NONE,
+            1.0f,
+            0.0f};
 }
 
-// floats: softcap, scale
 Product logits_operands(const Args& args) {
-    Product p = linear_operands(args);
-    p.softcap = args.floats[0];
-    p.scale = args.floats[1];
+    Product p = plain_operands<Logits>(args);
+    p.softcap = args.floats[Logits::softcap];
+    p.scale = args.floats[Logits::scale];
     return p;
 }
 
-// inputs: x, residual; ints: number of weights, of biases, kind; floats: eps
 Product fused_linear_operands(const Args& args) {
-    const int32_t n = static_cast<int32_t>(args.ints[0]);
-    return {args.weights,
-            args.weights + n,
+    const int32_t n = args.tuple_length;
+    return {args.tuples + FusedLinear::weights * n,
+            args.tuples + FusedLinear::biases * n,
             n,
-            args.inputs[0],
+            args.inputs[FusedLinear::x],
             args.output,
-            args.inputs[1].data,
-            args.weights[2 * n].data,
-            args.floats[0],
-            args.ints[2],
+            args.inputs[FusedLinear::residual].data,
+            args.weights[FusedLinear::norm].data,
+            args.floats[FusedLinear::eps],
+            args.ints[FusedLinear::kind],
             1.0f,
             0.0f};
 }
 
 void linear(const Args& args, const Step&, Worker& worker) {
-    run_product(linear_operands(args), args.shared_scratch, worker);
+    run_product(plain_operands<Linear>(args), args.shared_scratch, worker);
 }
 ScratchSizes linear_scratch(const Args& largest, const Step&, int32_t) {
-    return product_scratch(linear_operands(largest));
+    return product_scratch(plain_operands<Linear>(largest));
 }
 
 void logits(const Args& args, const Step&, Worker& worker) {
@@ -55,7 +67,6 @@ ScratchSizes fused_linear_scratch(const Args& largest, const Step&, int32_t) {
     return product_scratch(fused_linear_operands(largest));
 }
 
-// ints: top_k, kind, scoring, normalize; floats: routed_scale
 void moe(const Args& args, const Step&, Worker& worker) {
     const MoeOperands m(args);
     if (m.x.rows == 0) return;
@@ -72,8 +83,8 @@ ScratchSizes moe_scratch(const Args& largest, const Step&, int32_t) {
 }
 
 }  // namespace
-OCTAVO_KERNEL_WITH_SCRATCH(linear, linear_scratch);
-OCTAVO_KERNEL_WITH_SCRATCH(logits, logits_scratch);
-OCTAVO_KERNEL_WITH_SCRATCH(fused_linear, fused_linear_scratch);
-OCTAVO_KERNEL_WITH_SCRATCH(moe, moe_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(linear, Linear, linear_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(logits, Logits, logits_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(fused_linear, FusedLinear, fused_linear_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(moe, Moe, moe_scratch);
 }  // namespace octavo

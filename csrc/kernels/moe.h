@@ -7,6 +7,8 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(Moe, (x), (router, gate, up, down), (top_k, kind, scoring, normalize), (routed_scale));
+
 struct MoeOperands {
     View x, out;
     Weight router, gate, up, down;
@@ -16,19 +18,19 @@ struct MoeOperands {
     float routed_scale;
 
     explicit MoeOperands(const Args& args)
-        : x(args.inputs[0]),
+        : x(args.inputs[Moe::x]),
           out(args.output),
-          router(args.weights[0]),
-          gate(args.weights[1]),
-          up(args.weights[2]),
-          down(args.weights[3]),
+          router(args.weights[Moe::router]),
+          gate(args.weights[Moe::gate]),
+          up(args.weights[Moe::up]),
+          down(args.weights[Moe::down]),
           experts(router.packed->n),
           intermediate(down.packed->k),
-          top_k(static_cast<int32_t>(args.ints[0])),
-          kind(args.ints[1]),
-          scoring(args.ints[2]),
-          normalize(args.ints[3] != 0),
-          routed_scale(args.floats[0]) {}
+          top_k(static_cast<int32_t>(args.ints[Moe::top_k])),
+          kind(args.ints[Moe::kind]),
+          scoring(args.ints[Moe::scoring]),
+          normalize(args.ints[Moe::normalize] != 0),
+          routed_scale(args.floats[Moe::routed_scale]) {}
 };
 
 // The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix, and the columns to skip in front.

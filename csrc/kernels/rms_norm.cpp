@@ -4,14 +4,18 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(RmsNorm, (x), (weight), (), (eps));
+
 void rms_norm(const Args& args, const Step&, Worker& worker) {
-    const View& x = args.inputs[0];
-    const int64_t group = args.weights[0].size;
+    const View& x = args.inputs[RmsNorm::x];
+    const Weight& weight = args.weights[RmsNorm::weight];
+    const float eps = args.floats[RmsNorm::eps];
+    const int64_t group = weight.size;
     const Range groups = share(x.rows * (x.cols / group), worker);
     for (int64_t i = groups.begin; i < groups.end; ++i)
-        rms_norm_group(args.output.data + i * group, x.data + i * group, args.weights[0].data, group, args.floats[0]);
+        rms_norm_group(args.output.data + i * group, x.data + i * group, weight.data, group, eps);
 }
 
 }  // namespace
-OCTAVO_KERNEL(rms_norm);
+OCTAVO_KERNEL(rms_norm, RmsNorm);
 }  // namespace octavo

@@ -4,8 +4,11 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(Rope, (x), (frequencies), (head_dim), (attention_factor));
+
 RopeTable rope_of(const Args& args) {
-    return {args.weights[0].data, static_cast<int32_t>(args.weights[0].size), args.floats[0]};
+    const Weight& frequencies = args.weights[Rope::frequencies];
+    return {frequencies.data, static_cast<int32_t>(frequencies.size), args.floats[Rope::attention_factor]};
 }
 
 ScratchSizes rope_scratch(const Args& largest, const Step&, int32_t) {
@@ -14,8 +17,8 @@ ScratchSizes rope_scratch(const Args& largest, const Step&, int32_t) {
 
 void rope(const Args& args, const Step& step, Worker& worker) {
     const RopeTable table = rope_of(args);
-    const int32_t head_dim = static_cast<int32_t>(args.ints[0]);
-    const View &x = args.inputs[0], &out = args.output;
+    const int32_t head_dim = static_cast<int32_t>(args.ints[Rope::head_dim]);
+    const View &x = args.inputs[Rope::x], &out = args.output;
     float* cos_sin = static_cast<float*>(worker.scratch);
     const int64_t tokens = x.rows;
     const int64_t end = tokens * (worker.index + 1) / worker.count;
@@ -28,6 +31,6 @@ void rope(const Args& args, const Step& step, Worker& worker) {
 
 }  // namespace
 
-OCTAVO_KERNEL_WITH_SCRATCH(rope, rope_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(rope, Rope, rope_scratch);
 
 }  // namespace octavo

@@ -4,6 +4,8 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(Sample, (), (), (), ());
+
 // The candidates take four arrays of `vocab`, the weights and the changed logits one each.
 RowBuffers carve_row_buffers(char* base, int32_t vocab) {
     const size_t size = (static_cast<size_t>(vocab) + PANEL - 1) / PANEL * PANEL, panels = size / PANEL;
@@ -86,6 +88,6 @@ void sample(const Args& args, const Step&, Worker& worker) {
 
 }  // namespace
 
-OCTAVO_KERNEL(sample);
+OCTAVO_KERNEL(sample, Sample);
 
 }  // namespace octavo

@@ -3,12 +3,14 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(Scale, (x), (), (), (factor));
+
 void scale(const Args& args, const Step&, Worker& worker) {
-    const float* x = args.inputs[0].data;
-    const F32x16 factor = broadcast(args.floats[0]);
+    const float* x = args.inputs[Scale::x].data;
+    const F32x16 factor = broadcast(args.floats[Scale::factor]);
     map_elements(args.output, worker, [x, factor](auto read) { return read(x) * factor; });
 }
 
 }  // namespace
-OCTAVO_KERNEL(scale);
+OCTAVO_KERNEL(scale, Scale);
 }  // namespace octavo

@@ -3,8 +3,10 @@
 namespace octavo {
 namespace {
 
+OCTAVO_SIGNATURE(SelectRows, (x), (), (), ());
+
 void select_rows(const Args& args, const Step& step, Worker& worker) {
-    const View &x = args.inputs[0], &out = args.output;
+    const View &x = args.inputs[SelectRows::x], &out = args.output;
     const Range rows = share(out.rows, worker);
     for (int64_t r = rows.begin; r < rows.end; ++r)
         __builtin_memcpy(out.data + r * out.cols, x.data + static_cast<int64_t>(step.logits_indices[r]) * x.cols,
@@ -12,5 +14,5 @@ void select_rows(const Args& args, const Step& step, Worker& worker) {
 }
 
 }  // namespace
-OCTAVO_KERNEL(select_rows);
+OCTAVO_KERNEL(select_rows, SelectRows);
 }  // namespace octavo

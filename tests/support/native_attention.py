@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from octavo.backends.cpu import _native
+from octavo.backends.cpu.lowering import lower
 from octavo.batch import Batch
-from octavo.config import KV_DTYPES, KVDtype
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.config import KVDtype
+from octavo.graph.layer_formats import LayerFormat
+from octavo.graph.ops import Attention, AttentionParams, FusedAttention, RopeParams
 from octavo.graph.ops.kv_rounding import round_keys, round_values
+from octavo.graph.values import Rows, Value
 from tests.support.batches import Request, blocks_for, step
 
 TOKENS = 0
@@ -60,34 +63,34 @@ class NativeAttention:
         self.program = _native.Program(
             setup.isa, setup.threads, (50, 50, 50), limits, values, offset, checked=setup.checked
         )
+        op = self._operation(inputs, extras)
+        operands = lower(op, self._format(extras))
+        arrays = {"sinks": extras.sinks, "q_norm": extras.q_norm, "k_norm": extras.k_norm}
+        weights = [(name, arrays.get(name) if value is None else value) for name, value in operands.weights]
+        places = [(n, -1 if a is None else self.program.add_plain_weight(np.array(a, np.float32))) for n, a in weights]
         self.program.add_record(
-            "fused_attention" if setup.fused else "attention",
+            op.name,
             "layers.0",
-            list(range(len(inputs))),
             self.output,
-            self._weights(extras),
-            self._attributes(extras),
-            0,
+            [(name, index) for index, (name, _) in enumerate(operands.inputs)],
+            places,
+            operands.ints,
+            operands.floats,
+            cache=0,
         )
         self.program.finish()
         self.program.allocate_cache(setup.num_blocks, setup.block_size)
 
-    def _weights(self, extras: Extras) -> list[int]:
-        slopes, rope = self.params.alibi_slopes, extras.rope
-        arrays = [slopes, extras.sinks]
+    def _operation(self, inputs: list[int], extras: Extras) -> Attention | FusedAttention:
+        """Without its weights, which come as arrays."""
+        values = [Value(i, Rows.TOKENS, cols) for i, cols in enumerate(inputs)]
         if self.setup.fused:
-            arrays = [slopes, rope and rope.frequencies, extras.sinks, extras.q_norm, extras.k_norm]
-        if extras.key_mean is not None:
-            arrays.append(extras.key_mean.reshape(-1))
-        return [-1 if a is None else self.program.add_plain_weight(np.array(a, np.float32)) for a in arrays]
+            return FusedAttention(*values, self.params, extras.rope, eps=extras.eps)
+        return Attention(*values, self.params)
 
-    def _attributes(self, extras: Extras) -> tuple[list[int], list[float]]:
-        p, rope = self.params, extras.rope
-        ints = [p.layer, p.num_heads, p.num_kv_heads, p.head_dim, p.window or 0, p.value_dim or 0]
-        floats = [p.scale, p.softcap or 0.0]
-        if self.setup.fused:
-            floats += [rope.attention_factor if rope else 0.0, extras.eps]
-        return [*ints, KV_DTYPES.index(self.setup.kv_dtype)], floats
+    def _format(self, extras: Extras) -> LayerFormat:
+        mean = None if extras.key_mean is None else extras.key_mean.reshape(-1)
+        return LayerFormat(self.setup.kv_dtype, mean)
 
     def run(self, batch: Batch, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""

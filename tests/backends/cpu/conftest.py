@@ -87,7 +87,7 @@ class SingleOp:
 
     def __post_init__(self) -> None:
         operands = lower(self.op)
-        self.inputs: list[Value] = list(dict.fromkeys(v for v in operands.inputs if v is not None))
+        self.inputs: list[Value] = list(dict.fromkeys(v for _, v in operands.inputs if v is not None))
         rows, cols = self.op.infer_shape()
         values, offset = [], 0
         for r, c in [*((v.rows, v.cols) for v in self.inputs), (rows, cols)]:
@@ -105,11 +105,17 @@ class SingleOp:
             offset,
             checked=True,
         )
-        indices = [-1 if v is None else self.inputs.index(v) for v in operands.inputs]
-        weights = [self._add_weight(w) for w in operands.weights]
-        cache = -1 if operands.layer is None else 0
-        attributes = (operands.ints, operands.floats)
-        self.program.add_record(self.op.name, self.op.name, indices, len(self.inputs), weights, attributes, cache)
+        self.program.add_record(
+            self.op.name,
+            self.op.name,
+            len(self.inputs),
+            [(name, -1 if v is None else self.inputs.index(v)) for name, v in operands.inputs],
+            [(name, self._add_weight(w)) for name, w in operands.weights],
+            operands.ints,
+            operands.floats,
+            [(name, [self._add_weight(w) for w in elements]) for name, elements in operands.tuples],
+            -1 if self.op.cache is None else 0,
+        )
         self.program.finish()
 
     def _add_weight(self, operand: Parameter | tuple[float, ...] | None) -> int:

@@ -62,9 +62,10 @@ void compare_products(Judge& judge, Random& random) {
         call.cols = kind == KIND_NONE ? 2 * n : n;
         call.inputs = matrices(random_matrix(random, call.rows, k),
                                kind == KIND_SILU ? Matrix() : random_matrix(random, call.rows, call.cols));
-        call.weights = {random_weight(random, "Q4_K", n, k), random_weight(random, "Q6_K", n, k),
-                        random_vector(random, n), Operand{}, random_vector(random, k)};
-        call.ints = {2, 2, kind};
+        const Operand norm = random_vector(random, k);
+        call.weights = {norm, random_weight(random, "Q4_K", n, k), random_weight(random, "Q6_K", n, k),
+                        random_vector(random, n), Operand{}};
+        call.ints = {kind};
         call.floats = {1e-5f};
         judge.compare(call, "kind " + std::to_string(kind), {1, 2, 7, 9, 32, MAX_ROWS});
     }
@@ -122,11 +123,18 @@ void compare_simple(Judge& judge, Random& random) {
         call.rows = 13;
         call.cols = cols;
         call.inputs = matrices(hostile_matrix(random, call.rows, cols), random_matrix(random, call.rows, cols));
-        call.weights = {random_vector(random, cols), random_vector(random, cols)};
-        call.floats = {1e-5f, 0.5f};
+        const Operand weight = random_vector(random, cols), bias = random_vector(random, cols);
+        call.floats = {1e-5f};
         const std::string what = std::to_string(cols) + " columns";
-        for (const char* kernel : {"add", "mul", "scale", "softcap", "rms_norm", "layer_norm"}) {
+        const std::pair<const char*, std::vector<Operand>> kernels[] = {{"layer_norm", {weight, bias}},
+                                                                        {"rms_norm", {weight}},
+                                                                        {"add", {}},
+                                                                        {"mul", {}},
+                                                                        {"scale", {}},
+                                                                        {"softcap", {}}};
+        for (const auto& [kernel, weights] : kernels) {
             call.kernel = kernel;
+            call.weights = weights;
             judge.compare(call, what);
         }
         for (int64_t kind = KIND_SILU; kind <= KIND_TANH; ++kind)
@@ -180,7 +188,6 @@ void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_di
     for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) {
         Args args{};
         args.ints = call.ints.data();
-        args.num_ints = static_cast<int32_t>(call.ints.size());
         const size_t bytes = find_kernel(call.kernel, Isa::scalar)->cache(args, block_size);
         caches.emplace_back(bytes * 2 * 128 / block_size);
         layers.push_back({caches.back().data(), bytes, block_size});
@@ -223,7 +230,7 @@ void compare_positions(Judge& judge, Random& random) {
         call.ints = {head_dim};
         call.floats = {1.2f};
         judge.compare(call, std::to_string(head_dim) + " dimensions");
-        // The last of the ints is the type of the cache. With int8 keys may have an offset.
+        // The last of the ints is the type of the cache, the last of the weights what int8 takes off keys.
         for (const int64_t kv_type : {0, 1})
             for (const int32_t block_size : {8, 16, 32}) {
                 const int64_t window = block_size == 16 ? 37 : 0;
@@ -238,8 +245,8 @@ void compare_positions(Judge& judge, Random& random) {
                                  random_vector(random, head_dim)};
                 fused.ints = {0, 4, 2, head_dim, window, 0, kv_type};
                 fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f};
-                if (kv_type == 1)
-                    for (Call* call : {&plain, &fused}) call->weights.push_back(random_vector(random, 2 * head_dim));
+                for (Call* call : {&plain, &fused})
+                    call->weights.push_back(kv_type == 1 ? random_vector(random, 2 * head_dim) : Operand{});
                 for (Call* call : {&plain, &fused}) compare_attention(judge, random, *call, head_dim, block_size);
             }
     }

@@ -14,6 +14,7 @@
 #include "isa.h"
 #include "memory.h"
 #include "pack.h"
+#include "signature.h"
 #include "thread_pool.h"
 
 namespace octavo {
@@ -153,7 +154,7 @@ inline Operand random_weight(Random& random, const char* type_name, int32_t n, i
 struct Call {
     std::string kernel;
     std::vector<Matrix> inputs;
-    std::vector<Operand> weights;
+    std::vector<Operand> weights;  // those of tuples last
     std::vector<int64_t> ints;
     std::vector<float> floats;
     int32_t rows = 0, cols = 0;  // of the output
@@ -184,14 +185,10 @@ inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerC
     for (const Operand& operand : call.weights) weights.push_back(operand.weight());
     Args args{};
     args.inputs = views.data();
-    args.num_inputs = static_cast<int32_t>(views.size());
     args.output = output.view();
-    args.weights = weights.data();
-    args.num_weights = static_cast<int32_t>(weights.size());
+    set_weights(args, weights, *entry->signature);
     args.ints = call.ints.data();
-    args.num_ints = static_cast<int32_t>(call.ints.size());
     args.floats = call.floats.data();
-    args.num_floats = static_cast<int32_t>(call.floats.size());
     args.cache = cache;
     PoolOptions options;
     options.count = workers;

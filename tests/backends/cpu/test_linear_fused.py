@@ -84,7 +84,7 @@ def test_the_residual_may_be_the_output(isa):
     weight = WEIGHTS["q"]
     packed = _native.pack_weight("Q4_K", weight.data, 48, K)
     x, residual = gaussian(11, K), gaussian(11, 48)
-    run, fused = _native.KernelRun("fused_linear", isa, 2), ([packed, None, None], [1, 1, 0], [0.0, 0.0])
+    run, fused = _native.KernelRun("fused_linear", isa, 2), ([None, packed, None], [0], [0.0])
     apart = np.empty_like(residual)
     run([x, residual], *fused, apart)
     run([x, residual], *fused, residual)

@@ -4,10 +4,12 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from octavo.backends.cpu.lowering import KINDS, lower
 from octavo.errors import GraphError
+from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops import (
     Attention,
     AttentionParams,
@@ -30,45 +32,56 @@ B = Parameter("b", (32,))
 PARAMS = AttentionParams(0, 2, 1, 16, 0.25)
 
 
-def test_attention_as_kernel_h_describes_it():
+def test_every_operand_has_the_name_of_its_field():
     params = AttentionParams(5, 4, 2, 16, 0.25, window=7, softcap=30.0, alibi_slopes=(0.5, 0.25, 0.1, 0.05))
     operands = lower(Attention(X, Y, Y, params, Parameter("sinks", (4,))))
-    assert operands.inputs == [X, Y, Y]
-    assert operands.weights == [(0.5, 0.25, 0.1, 0.05), Parameter("sinks", (4,))]
-    assert operands.ints == [5, 4, 2, 16, 7, 0, 0]  # and the cache's type
-    assert operands.floats == [0.25, 30.0]
-    assert operands.layer == 5
+    assert operands.inputs == [("q", X), ("k", Y), ("v", Y)]
+    sinks = Parameter("sinks", (4,))
+    assert operands.weights == [("alibi_slopes", (0.5, 0.25, 0.1, 0.05)), ("sinks", sinks), ("key_mean", None)]
+    assert dict(operands.ints) == {
+        "layer": 5,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "head_dim": 16,
+        "window": 7,
+        "value_dim": 0,
+        "kv_type": 0,
+    }
+    assert operands.floats == [("scale", 0.25), ("softcap", 30.0)]
 
 
 def test_absent_fields_keep_their_places():
-    assert lower(Linear(X, W)).weights == [W, None]
+    assert lower(Linear(X, W)).weights == [("weight", W), ("bias", None)]
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
-    assert operands.weights == [None, None, None, None, None]  # slopes, frequencies, sinks, q_norm, k_norm
-    assert operands.ints == [0, 2, 1, 16, 0, 0, 0]  # ... window, value_dim, the cache's type
-    assert operands.floats == [0.25, 0.0, 0.0, 0.0]  # scale, softcap, attention_factor, eps
+    names = ["alibi_slopes", "frequencies", "sinks", "q_norm", "k_norm", "key_mean"]
+    assert operands.weights == [(name, None) for name in names]
+    assert [value for _, value in operands.ints] == [0, 2, 1, 16, 0, 0, 0]
+    assert operands.floats == [("scale", 0.25), ("softcap", 0.0), ("attention_factor", 0.0), ("eps", 0.0)]
 
 
-def test_the_type_of_the_cache_comes_last():
-    plain, fused = Attention(X, Y, Y, PARAMS), FusedAttention(X, PARAMS, None)
-    for op in (plain, fused):
-        half, int8 = lower(op, "float16"), lower(op, "int8")
-        assert (half.ints[-1], int8.ints[-1]) == (0, 1)
+def test_the_format_of_the_cache_follows_the_fields():
+    mean = np.array([0.5, -1.0], np.float32)
+    for op in (Attention(X, Y, Y, PARAMS), FusedAttention(X, PARAMS, None)):
+        half, int8 = lower(op), lower(op, LayerFormat("int8", mean))
+        assert (half.ints[-1], int8.ints[-1]) == (("kv_type", 0), ("kv_type", 1))
+        assert (half.weights[-1], int8.weights[-1]) == (("key_mean", None), ("key_mean", (0.5, -1.0)))
         assert half.ints[:-1] == int8.ints[:-1]
-    assert lower(Linear(X, W), "int8").ints == []
+    assert lower(Linear(X, W)).ints == []
 
 
-def test_tuples_of_weights_bring_their_length():
+def test_tuples_of_weights_stay_together():
     operands = lower(FusedLinear(X, None, (W, W), (B, None), None, 1e-5, "silu"))
-    assert operands.inputs == [X, None]
-    assert operands.weights == [W, W, B, None, None]
-    assert operands.ints == [2, 2, KINDS.index("silu")]
-    assert operands.floats == [1e-5]
+    assert operands.inputs == [("x", X), ("residual", None)]
+    assert operands.tuples == [("weights", (W, W)), ("biases", (B, None))]
+    assert operands.weights == [("norm", None)]
+    assert operands.ints == [("kind", KINDS.index("silu"))]
+    assert operands.floats == [("eps", 1e-5)]
 
 
 def test_nested_parameters_are_flattened_in_place():
     operands = lower(Rope(X, 16, RopeParams((1.0, 0.1), 1.5)))
-    assert (operands.weights, operands.ints, operands.floats) == ([(1.0, 0.1)], [16], [1.5])
-    assert operands.layer is None
+    assert operands.weights == [("frequencies", (1.0, 0.1))]
+    assert (operands.ints, operands.floats) == ([("head_dim", 16)], [("attention_factor", 1.5)])
 
 
 def test_kinds_are_those_of_the_native_enumeration():

@@ -21,7 +21,7 @@ def add_program(num_adds: int, threads: int = 2) -> _native.Program:
     values = [(size * i, COLS, 2) for i in range(3)]
     program = _native.Program("scalar", threads, (50, 300, 0), (ROWS, 1, ROWS, ROWS, 10), values, size * 3)
     for _ in range(num_adds):
-        program.add_record("add", "add", [0, 1], 2, [], ([], []), -1)
+        program.add_record("add", "add", 2, [("a", 0), ("b", 1)])
     program.finish()
     program.value(0, ROWS)[:] = 1
     program.value(1, ROWS)[:] = np.arange(COLS)
@@ -114,7 +114,7 @@ def test_close_waits_for_the_step_in_flight(big_batch):
 def test_wait_raises_what_checked_mode_finds(cpu_batch):
     values = [(4096 * i, 33, 0) for i in range(3)]
     program = _native.Program("scalar", 2, (50, 300, 0), (8, 1, 1, 8, 10), values, 4096 * 3, checked=True)
-    program.add_record("add", "first: add", [0, 1], 2, [], ([], []), -1)
+    program.add_record("add", "first: add", 2, [("a", 0), ("b", 1)])
     program.finish()
     program.value(0, 8)[:] = 1
     program.value(1, 8)[:] = np.inf

@@ -21,7 +21,7 @@ def add_program(threads: int, spin_us: tuple[int, int, int] = (50, 300, 300)) ->
     values = [(4096 * i, 33, 0) for i in range(3)]
     program = _native.Program("scalar", threads, spin_us, (8, 1, 1, 8, 10), values, 4096 * 3)
     for _ in range(10):
-        program.add_record("add", "add", [0, 1], 2, [], ([], []), -1)
+        program.add_record("add", "add", 2, [("a", 0), ("b", 1)])
     program.finish()
     program.value(0, 8)[:] = 1
     program.value(1, 8)[:] = np.arange(33)

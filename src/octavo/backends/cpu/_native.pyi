@@ -114,12 +114,16 @@ class Program:
         self,
         kernel: str,
         label: str,
-        inputs: list[int],
         output: int,
-        weights: list[int],
-        attributes: tuple[list[int], list[float]],
-        cache: int,
-    ) -> None: ...
+        inputs: list[tuple[str, int]],
+        weights: list[tuple[str, int]] = ...,
+        ints: list[tuple[str, int]] = ...,
+        floats: list[tuple[str, float]] = ...,
+        tuples: list[tuple[str, list[int]]] = ...,
+        cache: int = -1,
+    ) -> None:
+        """Operands with the names of their fields; -1: absent. Raises ValueError naming the first field that the kernel
+        does not read in that place."""
     def finish(self) -> None: ...
     def cache_block_bytes(self, block_size: int) -> int: ...
     def allocate_cache(self, num_blocks: int, block_size: int) -> None: ...

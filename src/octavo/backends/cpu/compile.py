@@ -11,7 +11,7 @@ import numpy as np
 from octavo import env
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
-from octavo.backends.cpu.lowering import Operands, WeightOperand, lower
+from octavo.backends.cpu.lowering import WeightOperand, lower
 from octavo.backends.cpu.passes import PASSES
 from octavo.backends.cpu.sizes import ELEMENT_BYTES, largest_rows
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
@@ -112,12 +112,11 @@ class _Compiler:
         self._formats = layer_formats(self._graph, lambda p: plain_weight(self._weights, p), kv_dtype)
         # The step itself fills the values of inputs.
         computed = [node for node in self._graph.nodes if not isinstance(node.op, Input)]
-        lowered = [(node, self._lower(node)) for node in computed]
-        matrices = [w for _, o in lowered for w in o.weights if isinstance(w, Parameter) and len(w.shape) > 1]
+        matrices = [p for node in computed for p in node.op.parameters if len(p.shape) > 1]
         packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
         self._matrices = {p: self._program.add_packed_weight(weight) for p, weight in packed.items()}
-        for node, operands in lowered:
-            self._add_record(node, operands)
+        for node in computed:
+            self._add_record(node)
         self._program.finish()
         weight_bytes = {p: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
         weight_bytes |= {p: weight.nbytes for p, weight in packed.items()}
@@ -153,20 +152,20 @@ class _Compiler:
         tables = [p.shape[0] for n in self._graph.nodes if n.op.name == "embedding" for p in n.op.parameters]
         return min(tables, default=np.iinfo(np.int32).max)
 
-    def _lower(self, node: Node) -> Operands:
+    def _add_record(self, node: Node) -> None:
         cache = node.op.cache
-        return lower(node.op) if cache is None else lower(node.op, self._formats[cache.layer].kv_dtype)
-
-    def _add_record(self, node: Node, operands: Operands) -> None:
-        label = f"{node.layer}: {node.op.name}"
-        inputs = [-1 if value is None else self._values[value] for value in operands.inputs]
-        weights = [self._weight(operand) for operand in operands.weights]
-        cache = -1 if operands.layer is None else self._caches[operands.layer]
-        if operands.layer is not None and (mean := self._formats[operands.layer].key_mean) is not None:
-            weights.append(self._program.add_plain_weight(mean))
-        attributes = (operands.ints, operands.floats)
-        output = self._values[node.output]
-        self._program.add_record(node.op.name, label, inputs, output, weights, attributes, cache)
+        operands = lower(node.op, None if cache is None else self._formats[cache.layer])
+        self._program.add_record(
+            node.op.name,
+            f"{node.layer}: {node.op.name}",
+            self._values[node.output],
+            [(name, -1 if value is None else self._values[value]) for name, value in operands.inputs],
+            [(name, self._weight(operand)) for name, operand in operands.weights],
+            operands.ints,
+            operands.floats,
+            [(name, [self._weight(operand) for operand in elements]) for name, elements in operands.tuples],
+            -1 if cache is None else self._caches[cache.layer],
+        )
 
     def _weight(self, operand: WeightOperand) -> int:
         if operand is None:

@@ -1,21 +1,22 @@
 """Flattens an operation into the operands of a native kernel, whatever the operation.
 
-The rule, which csrc/kernel.h repeats above `struct Args`: the dataclass fields are walked in order and
-depth first, and each contributes by the type that it declares.
+The rule, which csrc/kernel.h repeats above `struct Args`: the dataclass fields are walked in order and depth first,
+and each contributes operands under its name, by the type that it declares.
 
 | field                | becomes                                                                    | None            |
 |----------------------|----------------------------------------------------------------------------|-----------------|
 | `Value`              | one input                                                                  | an absent input |
 | `Parameter`          | one weight: plain float32 if it has one dimension, else a packed matrix    | absent weight   |
-| tuple of Parameters  | its length as one int, then one weight each (absent where None)            |                 |
+| tuple of Parameters  | one tuple of weights (absent where None)                                   |                 |
 | tuple of floats      | one plain float32 weight                                                   | absent weight   |
 | `int`, `bool`        | one int                                                                    | 0               |
 | `float`              | one float                                                                  | 0.0             |
 | `str`                | one int, its index in `KINDS`                                              | 0               |
 | a nested dataclass   | its fields, in place                                                       | each as None    |
 
-An operation that keeps a paged cache gets one more int, the last one: how the cache holds numbers, as the index in
-`KV_DTYPES`. So a new operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
+An operation that keeps a paged cache gets two more operands after its fields: the int `kv_type`, an index in
+`KV_DTYPES`, and the weight `key_mean`. `Program.add_record` compares the names with the kernel's signature. So a new
+operation needs a class in `graph/ops` and a file in csrc/kernels, and nothing here.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ import functools
 import types
 import typing
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from octavo.config import KV_DTYPES, KVDtype
+from octavo.config import KV_DTYPES
 from octavo.errors import GraphError
+from octavo.graph.cache import KVCache
+from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops import Op
 from octavo.graph.values import Parameter, Value
 
@@ -35,55 +39,62 @@ from octavo.graph.values import Parameter, Value
 KINDS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "softmax")
 
 WeightOperand = Parameter | tuple[float, ...] | None
+_T = TypeVar("_T")
+Named = list[tuple[str, _T]]
 
 
 @dataclass(slots=True)
 class Operands:
-    """What a record of the program needs of one operation. layer: whose cache it uses, if any."""
+    """The operands of one operation under the names of their fields, as `Program.add_record` takes them."""
 
-    inputs: list[Value | None] = field(default_factory=list)
-    weights: list[WeightOperand] = field(default_factory=list)
-    ints: list[int] = field(default_factory=list)
-    floats: list[float] = field(default_factory=list)
-    layer: int | None = None
+    inputs: Named[Value | None] = field(default_factory=list)
+    weights: Named[WeightOperand] = field(default_factory=list)
+    ints: Named[int] = field(default_factory=list)
+    floats: Named[float] = field(default_factory=list)
+    tuples: Named[tuple[WeightOperand, ...]] = field(default_factory=list)
 
 
-def lower(op: Op, kv_dtype: KVDtype = "float16") -> Operands:
-    """The operands of `op`. Raises GraphError for a field that the rule does not know."""
-    operands = Operands(layer=None if op.cache is None else op.cache.layer)
+def lower(op: Op, layer_format: LayerFormat | None = None) -> Operands:
+    """The operands of `op`. layer_format: of the cache that it keeps; None: float16.
+
+    Raises GraphError for a field that the rule does not know.
+    """
+    operands = Operands()
     _flatten(op, type(op), operands, op.name)
-    if op.cache is not None:
-        operands.ints.append(KV_DTYPES.index(kv_dtype))
+    if isinstance(op.cache, KVCache):
+        layer_format = layer_format or LayerFormat("float16")
+        mean = layer_format.key_mean
+        operands.ints.append(("kv_type", KV_DTYPES.index(layer_format.kv_dtype)))
+        operands.weights.append(("key_mean", None if mean is None else tuple(mean.tolist())))
     return operands
 
 
-def _flatten(owner: object | None, cls: type, operands: Operands, name: str) -> None:
-    for field_name, kind in _fields(cls):
-        _append(None if owner is None else getattr(owner, field_name), kind, operands, f"{name}.{field_name}")
+def _flatten(owner: object | None, cls: type, operands: Operands, op: str) -> None:
+    for name, kind in _fields(cls):
+        _append(None if owner is None else getattr(owner, name), kind, operands, op, name)
 
 
-def _append(value: typing.Any, kind: typing.Any, operands: Operands, name: str) -> None:
+def _append(value: typing.Any, kind: typing.Any, operands: Operands, op: str, name: str) -> None:
     if kind is Value:
-        operands.inputs.append(value)
+        operands.inputs.append((name, value))
     elif kind is Parameter:
-        operands.weights.append(value)
+        operands.weights.append((name, value))
     elif kind in (int, bool):
-        operands.ints.append(int(value or 0))
+        operands.ints.append((name, int(value or 0)))
     elif kind is float:
-        operands.floats.append(float(value or 0.0))
+        operands.floats.append((name, float(value or 0.0)))
     elif kind is str:
         if value is not None and value not in KINDS:
-            raise GraphError(f"{name}: {value!r} is none of {', '.join(KINDS)}")
-        operands.ints.append(KINDS.index(value or "none"))
+            raise GraphError(f"{op}.{name}: {value!r} is none of {', '.join(KINDS)}")
+        operands.ints.append((name, KINDS.index(value or "none")))
     elif dataclasses.is_dataclass(kind):
-        _flatten(value, typing.cast(type, kind), operands, name)
+        _flatten(value, typing.cast(type, kind), operands, op)
     elif typing.get_origin(kind) is tuple and typing.get_args(kind)[0] is float:
-        operands.weights.append(value)
+        operands.weights.append((name, value))
     elif typing.get_origin(kind) is tuple and _required(typing.get_args(kind)[0]) is Parameter:
-        operands.ints.append(len(value))
-        operands.weights.extend(value)
+        operands.tuples.append((name, value))
     else:
-        raise GraphError(f"{name}: a field of type {kind} cannot be given to a native kernel")
+        raise GraphError(f"{op}.{name}: a field of type {kind} cannot be given to a native kernel")
 
 
 @functools.cache
