@@ -1,5 +1,5 @@
-"""One family of routes a file: each module has a `router`, and `app` finds it by its file name.
+"""The endpoints, one family of routes in each file: a module has a `router`, and `app` finds it by its file name.
 
-A module may name `PUBLIC_PATHS`: paths that need no API key because they hold nobody's data, such as a static page;
-one that ends in `/` stands for everything below it.
+A module may define `PUBLIC_PATHS`: paths that need no API key because they contain no user's data, such as a static
+page. A path ending in `/` includes all paths below it.
 """

@@ -55,8 +55,8 @@ Input: TypeAlias = Annotated[
 
 
 class EmbeddingsRequest(OptionFields):
-    """pooling: of the last hidden states, an addition to OpenAI's fields; None: mean. dimensions: only the model's
-    own number."""
+    """pooling: the pooling of the last hidden states, an addition to OpenAI's fields; None: mean. dimensions: only
+    the model's own number."""
 
     model: Text | None = None
     input: Input
@@ -128,7 +128,7 @@ async def _compute(
 
 
 def _normalized(vector: Float32) -> Float32:
-    """The vector at length 1; one of zeros stays."""
+    """The vector scaled to length 1; a zero vector stays zero."""
     length = float(np.linalg.norm(vector))
     return vector if length == 0 else (vector / length).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""`/health`: whether the server lives, and whether it can serve now."""
+"""`/health`: the liveness and readiness of the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ router = APIRouter(tags=["health"])
 
 
 class HealthStatus(BaseModel):
-    """status: alive, ready or draining. Any other state is an error whose message begins with its name."""
+    """status: alive, ready or draining. Any other state is an error whose message starts with the state."""
 
     status: str
 
@@ -38,7 +38,7 @@ async def health(request: Request) -> JSONResponse:
 
 
 def _answer(health: Health) -> JSONResponse:
-    """Not raised as an error: a probe that finds out the truth is no failed request."""
+    """The answer to a probe. It is not raised as an error, because the probe itself has not failed."""
     if health.is_ok:
         return JSONResponse({"status": health.state})
     error = ApiError(503, f"{health.state}: {health.reason}", code=health.code)

@@ -48,7 +48,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
-    """How many tokens the prompt of this conversation has, however long it is."""
+    """The number of tokens in the prompt of this conversation, which may exceed the context."""
     async with state_of(request).models.use(body.model) as model:
         spec = prompt_spec(body, model, tenant_of(request), SamplingParams())
         token_ids = await run_unless_gone(request, encode_conversation(model, spec))

@@ -1,4 +1,4 @@
-"""`/metrics`: what Prometheus reads."""
+"""`/metrics`: the exposition for Prometheus."""
 
 from __future__ import annotations
 

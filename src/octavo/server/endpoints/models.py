@@ -1,4 +1,4 @@
-"""`/v1/models`: which models there are, what one request may use of them, and loading them by hand."""
+"""`/v1/models`: the models, the limits of one request, and loading and unloading by hand."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ router = APIRouter(tags=["models"])
 
 
 class Memory(BaseModel):
-    """What the model takes."""
+    """The memory of the model, in bytes."""
 
     weight_bytes: int
     kv_cache_bytes: int
@@ -21,9 +21,9 @@ class Memory(BaseModel):
 
 
 class SamplingDefaults(BaseModel):
-    """How a request of OpenAI's or Anthropic's interface is sampled that does not say so itself, with vLLM's names.
+    """The default sampling of requests on OpenAI's and Anthropic's routes, with vLLM's names.
 
-    The values are `SamplingParams`' own, the same for all models. TGI's requests are greedy unless they ask.
+    The values are those of `SamplingParams`, the same for all models. TGI's requests are greedy by default.
     """
 
     temperature: float
@@ -37,10 +37,10 @@ class SamplingDefaults(BaseModel):
 
 
 class ModelCard(BaseModel):
-    """OpenAI's fields, and what else is worth knowing; null where that shows only once the model was loaded.
+    """OpenAI's fields and additional ones, which are null if they are known only after the model was loaded.
 
-    max_model_len: tokens of prompt and answer that one request may really use. reason: why the last attempt to load it
-    failed.
+    max_model_len: maximum tokens of a request, prompt and answer. reason: the error of the last failed attempt to load
+    the model.
     """
 
     id: str

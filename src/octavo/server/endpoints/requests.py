@@ -1,4 +1,4 @@
-"""`/v1/requests`: ending a request from outside."""
+"""`/v1/requests`: cancels a request from outside."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ router = APIRouter(tags=["requests"])
 
 
 class CancelledRequest(BaseModel):
-    """A request that was ended."""
+    """A cancelled request."""
 
     id: str
     object: str = "request"

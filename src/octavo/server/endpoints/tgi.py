@@ -43,13 +43,13 @@ async def generate_stream(request: Request, body: GenerateRequest) -> Response:
 
 @router.post("/", responses=streamed_answer(GENERATED_TEXT))
 async def generate_at_root(request: Request, body: GenerateRequest) -> Response:
-    """As `/generate`, at the address itself, which is where Hugging Face's InferenceClient asks."""
+    """The same as `/generate`, at the root path, which Hugging Face's InferenceClient uses."""
     return await _generate(request, body)
 
 
 @router.get("/info", responses=whole_answer(INFO))
 async def get_info(request: Request) -> Response:
-    """The model that requests without a name get, and the limits."""
+    """The model of requests that name none, and the limits."""
     state = state_of(request)
     async with state.models.use(state.models.default_name) as model:
         info = model.info

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shape: what a text or a conversation is to the model."""
+"""`/tokenize` and `/detokenize`, in vLLM's shape: token ids of a text or a conversation, and back."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class DetokenizeResponse(BaseModel):
 
 @router.post("/tokenize")
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
-    """The token ids of a prompt, as `/v1/completions` would compute with it, or of a conversation."""
+    """The token ids of a prompt, the same as for `/v1/completions`, or of a conversation."""
     _check_kind(body)
     async with state_of(request).models.use(body.model) as model:
         if body.messages is None:

@@ -1,4 +1,4 @@
-"""`/version`: which Octavo this is."""
+"""`/version`: the version of Octavo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/` and `/dashboard`: pages for people. They hold nobody's data, so they need no key; what they ask for does."""
+"""`/` and `/dashboard`: the web pages. They contain no user's data and need no key; their requests do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def get_dashboard_page(request: Request) -> Response:
 
 @router.get("/web/{name}")
 async def get_web_file(request: Request, name: str) -> Response:
-    """A style, script or picture of the pages."""
+    """A style sheet, script or picture of the pages."""
     file = web_files().get(name)
     if file is None:
         raise ApiError(404, "there is no such file")

@@ -1,1 +1,1 @@
-"""From a checked request to events, the same for every protocol: chat, completions, responses, messages, TGI."""
+"""Turns a checked request into events, the same for every protocol: chat, completions, responses, messages, TGI."""

@@ -1,4 +1,4 @@
-"""How a conversation is put to a model: as its template wants it, with its ways of calling tools and of thinking."""
+"""Adapts a conversation to a model: its template, its format of tool calls and its reasoning."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _NUM_LAST_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class AnswerFormat:
-    """The parts of an answer to tell apart.
+    """The parts into which an answer is split.
 
-    create_tool_parser: None where there are no calls to look for. reasoning: None where thinking stays in the text.
+    create_tool_parser: None if the answer has no calls. reasoning: None if reasoning stays in the text.
     """
 
     create_tool_parser: Callable[[], ToolParser] | None
@@ -47,9 +47,9 @@ class AnswerFormat:
 
 
 def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerFormat]:
-    """The request as the model's template wants it, with the constraints that its tools need, and the answer's format.
+    """The request adapted to the model's template, with the constraints of its tools, and the format of the answer.
 
-    Raises UsageError where a tool must be called and the request also says what the answer looks like otherwise.
+    Raises UsageError if a tool must be called and the request also has another constraint on the answer.
     """
     template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
@@ -82,7 +82,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
 
 
 def _without_strict(tool: Tool) -> Tool:
-    """The tool as models have learnt to read it: `strict` is said to the engine alone."""
+    """The tool without `strict`, which models do not know; only the engine uses it."""
     function = {name: value for name, value in tool["function"].items() if name != "strict"}
     return {**tool, "function": function}
 
@@ -127,12 +127,12 @@ def _with_tools(
 
 
 def _is_constrained(params: SamplingParams | BeamSearchParams) -> bool:
-    """Whether the answer has a form, which then leaves no room for thinking."""
+    """True if the answer is constrained, which excludes reasoning before it."""
     return params.structured_outputs is not None
 
 
 def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:
-    """Content as one string, and roles that templates know."""
+    """The messages with their content as one string, and with roles that templates know."""
     plain = dict(message)
     content = plain.get("content")
     if isinstance(content, (list, tuple)):
@@ -148,13 +148,13 @@ def _reasoning_format(chat_template: str) -> ReasoningFormat | None:
 
 
 def mark_token_ids(tokenizer: Tokenizer, tool_format: ToolFormat) -> dict[str, int]:
-    """The marks of a format that this vocabulary has as one token each."""
+    """The token ids of those marks of a format that are a single token in this vocabulary."""
     found = {mark: _token_id(tokenizer, mark) for mark in tool_format.marks}
     return {mark: token_id for mark, token_id in found.items() if token_id is not None}
 
 
 def _token_id(tokenizer: Tokenizer, text: str) -> int | None:
-    """The one token that stands for exactly this text."""
+    """The single token with exactly this text; None if there is none."""
     token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
     is_one = len(token_ids) == 1 and tokenizer.token_bytes(token_ids[0]) == text.encode()
     return token_ids[0] if is_one else None

@@ -1,4 +1,4 @@
-"""One choice: from the engine's text and tokens to events."""
+"""One choice: turns the engine's text and tokens into events."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart,
 class ChoiceReader:
     """Turns the outputs of one choice into its events.
 
-    index: of the choice. tools: parses tool calls; None: there are none. reasoning: tells thinking apart; None: does
-    not. Tokens and log-probabilities travel with the first event after them; text that a parser holds back delays them.
+    index: index of the choice. tools: parser of tool calls; None: there are none. reasoning: parser of reasoning; None:
+    there is none. Tokens and log-probabilities go with the first event after them, which held-back text can delay.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ChoiceReader:
         self.num_reasoning_tokens = 0
 
     def push(self, output: CompletionOutput) -> list[Event]:
-        """The events of this output; after the ChoiceEnd there are none."""
+        """The events of this output; none after the ChoiceEnd."""
         if self._is_over:
             return []
         self.num_tokens += len(output.token_ids)
@@ -81,7 +81,7 @@ class ChoiceReader:
         return events
 
     def _answer(self, text: str, is_last: bool) -> list[Event]:
-        """What the user sees and what calls tools, out of the text behind the thinking."""
+        """The events of the text after the reasoning: text for the user and tool calls."""
         if self._tools is None:
             return [self._text(text)] if text else []
         parts = self._tools.push(text) if text else []

@@ -1,6 +1,6 @@
-"""What happens while an answer is made. Every protocol's endpoint turns these into its own format.
+"""The events of an answer. Every protocol's endpoint turns them into its own format.
 
-The answer that is not streamed is the fold of the same events, so the two can never differ.
+The answer that is not streamed is the fold of the same events, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """More of the answer that the user sees. `logprobs` and `token_ids` are those of the tokens behind it."""
+    """A piece of the text that the user sees. `logprobs` and `token_ids` are those of its tokens."""
 
     index: int  # the choice
     text: str
@@ -31,7 +31,7 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningDelta:
-    """More of what the model thinks before it answers."""
+    """A piece of the model's reasoning before the answer."""
 
     index: int
     text: str
@@ -41,8 +41,8 @@ class ReasoningDelta:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallDelta:
-    """More of a tool call. The first delta of a call has its id and name and no arguments; the joined arguments of
-    all its deltas are its JSON text."""
+    """A piece of a tool call. The first delta of a call has its id and name but no arguments; the joined arguments
+    of all its deltas are its JSON text."""
 
     index: int
     call_index: int  # 0 for the first call of this choice

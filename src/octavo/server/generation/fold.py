@@ -1,4 +1,4 @@
-"""The answer that is not streamed: the fold of the events."""
+"""The answer that is not streamed, as the fold of the events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from octavo.server.generation.events import (
 
 @dataclass(slots=True)
 class ToolCall:
-    """A whole call; arguments: JSON text, as the model wrote it."""
+    """A complete call. arguments: JSON text as generated."""
 
     call_id: str
     name: str
@@ -26,7 +26,7 @@ class ToolCall:
 
 @dataclass(slots=True)
 class Choice:
-    """A whole choice. text, reasoning: None: the model wrote none of it."""
+    """A complete choice. text, reasoning: None if the model generated none."""
 
     text: str | None = None
     reasoning: str | None = None
@@ -38,23 +38,23 @@ class Choice:
 
 
 class Folding:
-    """Takes the events of a request; `choices` are their sum."""
+    """The fold over the events of a request; `choices` is the result."""
 
     def __init__(self) -> None:
         self._choices: dict[int, _Building] = {}
 
     def push(self, event: Event) -> None:
-        """The next event."""
+        """Adds the next event."""
         if not isinstance(event, Usage):
             self._choices.setdefault(event.index, _Building()).push(event)
 
     def choices(self) -> list[Choice]:
-        """In the order of their indices."""
+        """The choices in the order of their indices."""
         return [self._choices[index].build() for index in sorted(self._choices)]
 
 
 class _Building:
-    """A choice in pieces; strings are joined once."""
+    """A choice under construction; its strings are joined once."""
 
     def __init__(self) -> None:
         self._choice = Choice()

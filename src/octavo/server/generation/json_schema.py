@@ -1,8 +1,8 @@
-"""What of JSON schema can be enforced, checked before a request costs anything.
+"""The enforceable part of JSON schema, checked before a request costs anything.
 
-Nothing is accepted and then ignored: a keyword that constrains and cannot be enforced is named by JSON pointer. What
-llguidance enforces is listed in its documentation ("JSON schema -> llguidance converter"); the checks here name the
-place and the remedy, and llguidance itself has the last word, without a tokenizer, in milliseconds.
+No constraint is accepted and then ignored: a keyword that cannot be enforced is refused with its JSON pointer.
+llguidance's documentation lists the keywords that it enforces ("JSON schema -> llguidance converter"). The checks here
+name the place and the remedy; llguidance makes the final check, without a tokenizer, in milliseconds.
 """
 
 from __future__ import annotations
@@ -72,13 +72,13 @@ Node = tuple[object, str]
 def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> None:
     """Checks a JSON schema of a request.
 
-    param: the field it came in. is_enforced: every keyword must be one that can be enforced. Otherwise, for schemas
-    that only describe, such as those of tools that are not `strict`, it need only be well-formed.
+    param: the field of the schema. is_enforced: every keyword must be enforceable. Otherwise the schema only has to be
+    well-formed, because it only describes, such as that of a tool that is not `strict`.
 
-    Raises UsageError(param=param, code="invalid_json_schema") naming the JSON pointer and the remedy: malformed or
-    unknown keywords, `$ref` to elsewhere, to nothing or in a circle without end, a schema that no value satisfies,
-    more than 512 Ki characters, 96 levels, 5,000 properties, 2,048 of one object, or lengths beyond 10,000 (at least)
-    or 2^31 - 1 (at most). References are never fetched.
+    Raises UsageError(param=param, code="invalid_json_schema") naming the JSON pointer and the remedy for malformed or
+    unknown keywords, `$ref` to another document, to nothing or in an endless circle, a schema that no value satisfies,
+    more than 512 Ki characters, 96 levels, 5,000 properties in all or 2,048 of one object, minimum lengths above
+    10,000, and maximum lengths above 2^31 - 1. References are never fetched.
     """
     try:
         _check_size(schema)
@@ -94,12 +94,11 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
 def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> None:
     """Checks the tools of a request, in OpenAI's shape with types already checked.
 
-    A tool that is `strict` needs parameters that can be enforced; that all properties be required and no others
-    allowed, as OpenAI demands, is not demanded. Parameters of other tools describe what the model should write; they
-    need only be well-formed.
+    The parameters of a `strict` tool must be enforceable. Unlike OpenAI, this does not demand that all properties are
+    required and no others allowed. Parameters of other tools only describe the arguments; they have to be well-formed.
 
-    Raises UsageError for more than 128 tools, names that are not 1 to 64 letters, digits, underscores or hyphens or
-    that come twice, and parameters that are no schema of an object, with param such as `tools[0].function.name`.
+    Raises UsageError for more than 128 tools, for names that are not unique or not 1 to 64 letters, digits, underscores
+    or hyphens, and for parameters that are not a schema of an object, with param such as `tools[0].function.name`.
     """
     if len(tools) > MAX_TOOLS:
         message = f"{param} has {len(tools):,} entries; at most {MAX_TOOLS} are allowed"
@@ -127,7 +126,7 @@ def _check_parameters(parameters: object, param: str, *, is_strict: bool) -> Non
 
 
 def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]], param: str = "tool_choice") -> None:
-    """Raises UsageError where a tool must be called and the request has none, or none of that name."""
+    """Raises UsageError if a tool must be called and the request has none, or none of that name."""
     if tool_choice == "required" and not tools:
         message = f"{param} is required, but the request has no tools: add tools or leave {param} out"
         raise UsageError(message, param=param, code="invalid_value")
@@ -137,14 +136,14 @@ def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]
 
 
 class _SchemaError(Exception):
-    """What is wrong, with the JSON pointer to it."""
+    """A problem in a schema, with its JSON pointer."""
 
     def __init__(self, pointer: str, message: str) -> None:
         super().__init__(f"{pointer or 'the schema'} {message}"[:500])
 
 
 class _Checker:
-    """Walks through a schema without recursion, since the schema comes from anywhere."""
+    """Walks through a schema without recursion, because the schema is not trusted."""
 
     def __init__(self, root: object, is_enforced: bool) -> None:
         self._root = root
@@ -185,7 +184,7 @@ class _Checker:
             self._check_meaning(keyword, value, place, schema)
 
     def _check_meaning(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> None:
-        """What depends on more than the keyword's own value."""
+        """Checks that depend on more than the keyword's own value."""
         if keyword in ("pattern", "patternProperties"):
             for pattern in [value] if keyword == "pattern" else value:
                 _check_pattern(pattern, place, self._is_enforced)
@@ -230,7 +229,7 @@ class _Checker:
 
 
 def _check_size(schema: object) -> None:
-    """Refuses schemas too large or too deep before anything walks through them."""
+    """Refuses schemas that are too large or too deep before anything walks through them."""
     level: list[object] = [schema]
     depth = 0
     while level:
@@ -298,7 +297,7 @@ def _check_enum(value: object, place: str) -> None:
 
 
 def _check_exact(value: object, place: str) -> None:
-    """Numbers are compared as doubles; integers beyond their reach would be rounded."""
+    """Refuses integers that a double would round, because numbers are compared as doubles."""
     if isinstance(value, float) and not math.isfinite(value):
         raise _SchemaError(place, "is not a finite number")
     if isinstance(value, int) and abs(value) > MAX_EXACT_NUMBER:
@@ -356,7 +355,7 @@ def _check_format(value: str, place: str) -> None:
 
 
 def _check_pattern(pattern: str, place: str, is_enforced: bool) -> None:
-    """Patterns that only describe may be any that some engine understands."""
+    """Checks a pattern. A pattern that only describes may use the syntax of any engine."""
     if len(pattern) > MAX_PATTERN_CHARS:
         raise _SchemaError(place, f"has {len(pattern):,} characters; the limit is {MAX_PATTERN_CHARS:,}")
     error = _compile_error({"type": "string", "pattern": pattern})
@@ -375,7 +374,7 @@ def _is_python_regex(pattern: str) -> bool:
 
 
 def _compile(schema: object) -> None:
-    """What only the compiler can see: alternatives that overlap, contradictions, grammars too large."""
+    """The compiler's own checks: overlapping alternatives, contradictions, grammars that are too large."""
     # The compiler recurses once for each schema that refers to another.
     error = run_on_deep_stack(lambda: _compile_error(schema), _TIMEOUT_S)
     if error is None:
@@ -387,7 +386,7 @@ def _compile(schema: object) -> None:
 
 
 def _compile_error(schema: object) -> str:
-    """llguidance's complaint; empty: none."""
+    """llguidance's error message; empty if there is none."""
     if isinstance(schema, bool):
         schema = {} if schema else {"enum": []}
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
@@ -395,7 +394,7 @@ def _compile_error(schema: object) -> str:
 
 
 def _resolve(root: object, pointer: str) -> object:
-    """What a JSON pointer points to; None: nothing."""
+    """The target of a JSON pointer; None if it has none."""
     node = root
     for segment in pointer.split("/")[1:]:
         name = segment.replace("~1", "/").replace("~0", "~")
@@ -409,7 +408,7 @@ def _resolve(root: object, pointer: str) -> object:
 
 
 def _shown(value: object) -> str:
-    """A value as a message shows it, however large it is."""
+    """A value in a bounded form for messages."""
     if isinstance(value, int) and abs(value) >= 10**20:
         return "an integer of more than 20 digits"
     text = json.dumps(value, ensure_ascii=True, default=repr)

@@ -1,4 +1,4 @@
-"""Errors by the names that a request has for things."""
+"""Renames fields in errors to the names that the request uses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from octavo.errors import UsageError
 
 @contextmanager
 def constraint_named(field: str) -> Iterator[None]:
-    """UsageErrors about `structured_outputs` name the field of the request that the constraint came from."""
+    """Makes UsageErrors about `structured_outputs` name the request's own field for the constraint."""
     try:
         yield
     except UsageError as error:

@@ -1,4 +1,4 @@
-"""From what a request says to token ids that fit the context."""
+"""Turns the prompt of a request into token ids that fit the context."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ Prepared: TypeAlias = tuple[list[list[int]], int]
 async def prepare_chat(model: ServedModel, spec: ChatSpec) -> Prepared:
     """The prompt of a conversation that `plan_chat` has adapted.
 
-    Raises as `encode_conversation`, and where it does not fit the context.
+    Raises the errors of `encode_conversation`, and UsageError if it does not fit the context.
     """
     return _fit_answered(model, spec, [await _encode(model, spec)], "messages")
 
 
 async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
-    """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` where it does not suit
-    the template."""
+    """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` if the template does
+    not accept it."""
     return await _encode(model, plan_chat(model, spec)[0])
 
 
 async def prepare_texts(model: ServedModel, spec: TextSpec) -> Prepared:
-    """Tokenizes the prompts. Raises UsageError naming `prompt` where one is empty or holds no token ids."""
+    """Tokenizes the prompts. Raises UsageError naming `prompt` if one is empty or has invalid token ids."""
     token_ids = await in_thread(lambda: [_encode_text(model, prompt) for prompt in spec.prompts])
     return _fit_answered(model, spec, token_ids, "prompt")
 
 
 async def prepare_inputs(model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None) -> Prepared:
-    """Tokenizes texts to embed, which may fill the context, as no answer needs room.
+    """Tokenizes texts to embed, which may fill the context because no answer follows.
 
-    truncate_to: see `Common.truncate_prompt_tokens`. Raises as `prepare_texts`.
+    truncate_to: see `Common.truncate_prompt_tokens`. Raises the errors of `prepare_texts`.
     """
     token_ids = await in_thread(lambda: [_encode_text(model, text) for text in texts])
     limit = model.info.max_model_len
@@ -55,8 +55,8 @@ async def prepare_inputs(model: ServedModel, texts: Sequence[str | Sequence[int]
 def fit_max_tokens(
     model: ServedModel, spec: Common, prompts: Sequence[Sequence[int]]
 ) -> SamplingParams | BeamSearchParams:
-    """The parameters, with max_tokens where the context bounds them. Raises UsageError naming `max_tokens` where the
-    request wants more of them than the context has left."""
+    """The parameters with max_tokens limited by the context. Raises UsageError naming `max_tokens` if the request
+    asks for more than the context has left."""
     limit, wanted = model.info.max_model_len, spec.params.max_tokens
     longest = max(map(len, prompts))
     if wanted is None or longest + wanted <= limit:
@@ -71,7 +71,7 @@ def fit_max_tokens(
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Tokenizing a book takes a while; other requests go on meanwhile."""
+    """Runs `work` in a thread, because tokenizing a book takes a while and other requests must go on."""
     return await anyio.to_thread.run_sync(work)
 
 
@@ -130,9 +130,9 @@ def _fit(
     param: str = "prompt",
     remedy: str = "shorten it, or ask for truncate_prompt_tokens",
 ) -> Prepared:
-    """The prompts as they fit a context of `limit` tokens, cut to `room` tokens only where that is given.
+    """The prompts fitted to a context of `limit` tokens, and truncated to `room` tokens if that is given.
 
-    num_answer_tokens: that have to fit after each: 1, or 0 for texts to embed.
+    num_answer_tokens: tokens that must fit after each prompt: 1, or 0 for texts to embed.
     """
     num_before = sum(map(len, prompts))
     if room is not None:

@@ -1,7 +1,7 @@
-"""What a model thinks before it answers, told apart from the answer by the marks that its chat template uses.
+"""Splits a model's reasoning from its answer at the marks of its chat template.
 
-Two formats: `<think>...</think>` (Qwen 3, DeepSeek R1, SmolLM 3) and `[THINK]...[/THINK]` (Magistral). The thinking
-comes first in an answer, or not at all; marks further on are text, for a model may write about them.
+Two formats: `<think>...</think>` (Qwen 3, DeepSeek R1, SmolLM 3) and `[THINK]...[/THINK]` (Magistral). Reasoning is at
+the start of an answer or absent; later marks are text, because a model may write about them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AnswerPart:
 
 @dataclass(frozen=True, slots=True)
 class ReasoningPart:
-    """What the model thinks."""
+    """A piece of the model's reasoning."""
 
     text: str
 
@@ -31,9 +31,9 @@ ReasoningOrAnswer: TypeAlias = "ReasoningPart | AnswerPart"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """open, close: the marks around the thinking.
+    """open, close: the marks around the reasoning.
 
-    shows_special_tokens: the marks are control tokens, which must then stay in the text.
+    shows_special_tokens: the marks are control tokens, which must stay in the text.
     """
 
     name: str
@@ -42,23 +42,23 @@ class ReasoningFormat:
     shows_special_tokens: bool = False
 
     def create_parser(self, prompt: str) -> ReasoningParser:
-        """A parser for one answer to `prompt`, the rendered conversation: a template may have opened the thinking
-        in it, or closed it again because the request switched it off."""
+        """A parser for one answer to `prompt`, the rendered conversation. A template may have opened the reasoning
+        in the prompt, or closed it again because the request switched it off."""
         return ReasoningParser(self, inside=self.is_open(prompt))
 
     def is_open(self, prompt: str) -> bool:
-        """Whether the prompt ends within the thinking, so that the answer begins there."""
+        """True if the prompt ends within the reasoning, so that the answer starts there."""
         return prompt.rstrip(_WHITESPACE).endswith(self.open)
 
 
 class ReasoningParser:
-    """Parses one answer, in time linear in its length; cut in other pieces, the same text gives the same parts.
+    """Parses one answer in linear time. The parts do not depend on how the text is cut into pieces.
 
-    White space next to the marks belongs to them. A thinking that was cut off stays thinking.
+    White space next to the marks belongs to them. Truncated reasoning remains reasoning.
     """
 
     def __init__(self, reasoning_format: ReasoningFormat, *, inside: bool) -> None:
-        """inside: the prompt has opened the thinking."""
+        """inside: the prompt has opened the reasoning."""
         self._format = reasoning_format
         self._inside = inside
         self._state: Literal["start", "thinking", "answer"] = "start"
@@ -68,11 +68,11 @@ class ReasoningParser:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what comes next is thinking, as far as the text so far says; for counting its tokens."""
+        """True if the text so far indicates that reasoning comes next; for counting its tokens."""
         return self._state == "thinking" or (self._state == "start" and self._inside)
 
     def push(self, text: str) -> list[ReasoningOrAnswer]:
-        """What these further characters decide. Characters that may still become a mark are held back."""
+        """Adds text and returns the parts that are certain. Characters that may still become a mark are held back."""
         parts: list[ReasoningOrAnswer] = []
         if self._state == "start":
             text = self._find_open(text)
@@ -83,7 +83,7 @@ class ReasoningParser:
         return parts
 
     def finish(self) -> list[ReasoningOrAnswer]:
-        """The answer has ended: what was held back."""
+        """Ends the answer and returns the text that was held back."""
         held = "".join(self._spaces) + self._tail
         self._spaces, self._tail = [], ""
         if self.is_reasoning:
@@ -92,7 +92,7 @@ class ReasoningParser:
         return [AnswerPart(held)] if held else []
 
     def _find_open(self, text: str) -> str:
-        """Looks for the open mark at the very beginning; returns what is decided not to be held back."""
+        """Looks for the opening mark at the start of the answer; returns the text that need not be held back."""
         opening = self._format.open
         joined = self._tail + text
         body = joined.lstrip(_WHITESPACE)
@@ -114,7 +114,7 @@ class ReasoningParser:
         return body
 
     def _think(self, text: str, parts: list[ReasoningOrAnswer]) -> str:
-        """Passes thinking on up to the close mark; returns the text behind it."""
+        """Passes reasoning on up to the closing mark; returns the text after it."""
         close = self._format.close
         joined = self._tail + text
         at = joined.find(close)
@@ -145,7 +145,7 @@ class ReasoningParser:
 
 
 def _held_length(text: str, mark: str) -> int:
-    """How many characters at the end of `text` may be the beginning of `mark`."""
+    """The number of characters at the end of `text` that may be the start of `mark`."""
     lengths = range(min(len(mark) - 1, len(text)), 0, -1)
     return next((length for length in lengths if text.endswith(mark[:length])), 0)
 
@@ -155,5 +155,5 @@ _MAGISTRAL = ReasoningFormat(name="magistral", open="[THINK]", close="[/THINK]",
 
 
 def find_reasoning_format(chat_template: str) -> ReasoningFormat | None:
-    """The marks that a chat template speaks of; None: its model does not think in marks."""
+    """The marks in a chat template; None if its model does not mark its reasoning."""
     return next((item for item in (_THINK, _MAGISTRAL) if item.close in chat_template), None)

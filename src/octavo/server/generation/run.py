@@ -1,4 +1,4 @@
-"""Starts a request: template and tokens, a place among the running, the engine."""
+"""Starts a request: admission, chat template, tokens, engine."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
 
 async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, request_id: str) -> Generation:
-    """Begins to answer a conversation; returns when the engine has taken it.
+    """Starts to answer a conversation; returns when the engine has accepted it.
 
-    Raises UsageError (with param and code) where the request is wrong, OverloadedError where there is no room.
+    Raises UsageError (with param and code) if the request is invalid, OverloadedError if there is no capacity.
     """
     with _admitted(state, model, spec, request_id, num_prompts=1) as ticket:
         adapted, answer_format = plan_chat(model, spec)
@@ -44,7 +44,7 @@ async def start_chat(state: ServerState, model: ServedModel, spec: ChatSpec, req
 
 
 async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, request_id: str) -> Generation:
-    """Begins to continue texts; otherwise as `start_chat`."""
+    """Starts to continue texts; otherwise like `start_chat`."""
     with _admitted(state, model, spec, request_id, num_prompts=len(spec.prompts)) as ticket:
         prompts, num_truncated = await ticket.wait(lambda: prepare_texts(model, spec))
         readers = [ChoiceReader(i) for i in range(spec.params.num_choices * len(spec.prompts))]
@@ -55,7 +55,7 @@ async def start_text(state: ServerState, model: ServedModel, spec: TextSpec, req
 async def embed(
     model: ServedModel, prompts: Sequence[Sequence[int]], pooling: Pooling, options: RequestOptions
 ) -> list[Float32]:
-    """The vectors of prompts, [hidden_size] each, which the engine computes side by side. Raises as `start_chat`."""
+    """The vectors of prompts, [hidden_size] each, computed side by side. Raises the errors of `start_chat`."""
     params = PoolingParams(pooling=pooling)
 
     async def embed_one(token_ids: Sequence[int]) -> Float32:
@@ -80,7 +80,7 @@ async def embed(
 def _admitted(
     state: ServerState, model: ServedModel, spec: Common, request_id: str, *, num_prompts: int
 ) -> Iterator[Ticket]:
-    """A place among the running, taken before any work is done; given back if the request does not start."""
+    """The admission of a request, before any work is done. It is returned if the request does not start."""
     ticket = state.admission.admit(
         model,
         request_id,
@@ -124,7 +124,7 @@ async def _start(
 
 
 def separated(options: RequestOptions, tenant: str) -> RequestOptions:
-    """The options with a salt that no other tenant has, of bounded length whatever the request says."""
+    """The options with a salt of bounded length that no other tenant has."""
     if not tenant and not options.cache_salt:
         return options
     salt = hashlib.sha256(f"{len(tenant)}:{tenant}{options.cache_salt}".encode()).hexdigest()

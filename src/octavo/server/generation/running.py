@@ -1,4 +1,4 @@
-"""A request while it runs: the outputs of its prompts, in the order in which they come, as events."""
+"""A running request: the outputs of its prompts as events, in the order of their arrival."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_WAITING_OUTPUTS = 4
 class RunningGeneration:
     """Implements `octavo.server.generation.spec.Generation`.
 
-    One task a prompt fetches its outputs, so that the limits of the request hold also while nobody reads.
+    One task per prompt fetches its outputs, so that the limits of the request apply even while nobody reads.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class RunningGeneration:
         streams: Sequence[AnswerStream],
         readers: Sequence[ChoiceReader],
     ) -> None:
-        """prompts, streams: one a prompt. readers: one a choice; those of prompt i are i * n to i * n + n - 1."""
+        """prompts, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1."""
         self.request_id = ticket.request_id
         self.prompt_token_ids: Sequence[Sequence[int]] = prompts
         self.num_truncated_tokens = num_truncated_tokens
@@ -74,7 +74,7 @@ class RunningGeneration:
         return self._events.popleft()
 
     async def aclose(self) -> None:
-        """Ends what still runs and gives the place back. May be called twice."""
+        """Ends the streams that still run and returns the admission. May be called twice."""
         self._is_over = True
         running = [task for task in self._tasks if not task.done()]
         for task in running:
@@ -124,7 +124,7 @@ class RunningGeneration:
 
 
 def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:
-    """Of several prompts that ran side by side: the times of the slowest, the sums of the counts."""
+    """The metrics of several prompts that ran side by side: the times of the slowest, the sums of the counts."""
     if len(metrics) == 1:
         return metrics[0]
     slowest = max(metrics, key=lambda item: item.queue_s + item.prefill_s + item.decode_s)

@@ -1,4 +1,4 @@
-"""Schemas that refer to each other without end, found by how they depend on one another."""
+"""Finds schemas that refer to each other without end, from their dependencies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 
 def same_value(schema: object, pointer: str) -> list[str]:
-    """JSON pointers to the schemas that judge the very value that the one at `pointer` judges."""
+    """JSON pointers to the schemas that apply to the same value as the schema at `pointer`."""
     if not isinstance(schema, dict):
         return []
     found = [unquote(reference[1:])] if isinstance(reference := schema.get("$ref"), str) else []
@@ -19,9 +19,9 @@ def same_value(schema: object, pointer: str) -> list[str]:
 
 
 def find_circle(schemas: Mapping[str, object]) -> str | None:
-    """The pointer to a schema that judges a value by judging it again; None: there is none. schemas: by pointer.
+    """The pointer to a schema that applies itself to the same value again; None: there is none. schemas: by pointer.
 
-    Takes away what refers to nothing that is left; what remains leads into a circle.
+    Repeatedly removes the schemas that refer to no remaining one; those left lead into a circle.
     """
     targets = {pointer: same_value(schema, pointer) for pointer, schema in schemas.items()}
     finite = _settled({pointer: [[target] for target in found] for pointer, found in targets.items()})
@@ -34,13 +34,13 @@ def find_circle(schemas: Mapping[str, object]) -> str | None:
 
 
 def find_endless(schemas: Mapping[str, object]) -> str | None:
-    """The pointer to a schema whose every value would hold another one of its kind, so that none is ever complete."""
+    """The pointer to a schema whose every value contains another value of it, so that none is finite."""
     finite = _settled({pointer: list(_needs(schema, pointer)) for pointer, schema in schemas.items()})
     return next((pointer for pointer in schemas if pointer not in finite), None)
 
 
 def _needs(schema: object, pointer: str) -> Iterator[list[str]]:
-    """Of each group of schemas, one must have a finite value for this one to have one."""
+    """Groups of schemas; this schema has a finite value only if one of each group has one."""
     if not isinstance(schema, dict) or "enum" in schema or "const" in schema:
         return
     if isinstance(reference := schema.get("$ref"), str):
@@ -59,7 +59,7 @@ def _needs(schema: object, pointer: str) -> Iterator[list[str]]:
 
 
 def _needed_items(schema: dict[str, Any]) -> list[str]:
-    """Where the schemas of those items stand that an array must have."""
+    """Pointers to the schemas of the items that an array must have."""
     num_needed = schema.get("minItems", 0)
     items = schema.get("items")
     keyword, prefix = ("items", items) if isinstance(items, list) else ("prefixItems", schema.get("prefixItems", []))
@@ -68,7 +68,7 @@ def _needed_items(schema: dict[str, Any]) -> list[str]:
 
 
 def _settled(needs: Mapping[str, Sequence[Sequence[str]]]) -> set[str]:
-    """Those of which each group of needs has a member that is settled, or is not known at all; in linear time."""
+    """The schemas with a finite value: each of their groups has a settled or an unknown member. Linear time."""
     open_groups = {
         pointer: {index for index, group in enumerate(groups) if all(member in needs for member in group)}
         for pointer, groups in needs.items()
@@ -89,5 +89,5 @@ def _settled(needs: Mapping[str, Sequence[Sequence[str]]]) -> set[str]:
 
 
 def escaped(name: str) -> str:
-    """A name as a JSON pointer has it (RFC 6901)."""
+    """A name escaped for a JSON pointer (RFC 6901)."""
     return name.replace("~", "~0").replace("/", "~1")

@@ -1,4 +1,4 @@
-"""What an endpoint asks for, in no protocol's own words, and what it gets back."""
+"""An endpoint's request and its result, independent of the protocol."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class NamedTool:
 
 
 def read_options(body: object) -> RequestOptions:
-    """The options of a request: each from the field of its body that has its name, if that is given.
+    """The options of a request, each from the field of the same name in its body, if that is given.
 
-    Raises UsageError for a wrong value.
+    Raises UsageError for an invalid value.
     """
     given = {option.name: getattr(body, option.name) for option in fields(RequestOptions)}
     return RequestOptions(**{name: value for name, value in given.items() if value is not None})
@@ -31,13 +31,13 @@ def read_options(body: object) -> RequestOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Common:
-    """What requests of every kind can say beside their prompt.
+    """The fields of all kinds of requests, beside the prompt.
 
-    options: see `read_options`. tenant: whose request this is, by the API key: nobody else can cancel it or share its
-    prefix cache, which `cache_salt` separates further. truncate_prompt_tokens: keep only so many tokens, the last ones,
+    options: see `read_options`. tenant: identifies the API key; only the same tenant can cancel the request or share
+    its prefix cache, which `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last ones,
     or all but the middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink:
-    max_tokens is a default and no wish, so the context may end the answer before. offers_truncation: the protocol has a
-    field for truncate_prompt_tokens, which an error then proposes. constraint_field: the field of the request with the
+    max_tokens is only a default, so the context may end the answer earlier. offers_truncation: the protocol has a
+    field for truncate_prompt_tokens, which an error then suggests. constraint_field: the field of the request with the
     structured outputs, for errors about them.
     """
 
@@ -53,9 +53,9 @@ class Common:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatSpec(Common):
-    """A conversation. messages: OpenAI's shape, checked. tools: OpenAI's shape, checked, with their schemas.
+    """A conversation. messages, tools: checked, in OpenAI's shape; the tools with their schemas.
 
-    separates_reasoning: what the model thinks comes as ReasoningDelta instead of as text.
+    separates_reasoning: the model's reasoning comes as ReasoningDelta instead of text.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -76,24 +76,24 @@ class TextSpec(Common):
 class Generation(Protocol):
     """A running request: an async iterator of `Event`s, the last of them one `Usage`.
 
-    Raises what ended the request otherwise: an ApiError or OctavoError.
+    If the request ends otherwise, it raises an ApiError or OctavoError.
     """
 
     @property
     def request_id(self) -> str:
-        """The server's own id, for cancelling it and for the log."""
+        """The server's own id, for cancellation and the log."""
 
     @property
     def prompt_token_ids(self) -> Sequence[Sequence[int]]:
-        """Of each prompt, as the engine got them; a conversation is one prompt."""
+        """The token ids of each prompt given to the engine; a conversation is one prompt."""
 
     @property
     def num_truncated_tokens(self) -> int:
-        """How many tokens of the prompts were cut off because the request asked for it."""
+        """The number of prompt tokens removed by the requested truncation."""
 
     @property
     def prompt_logprobs(self) -> Sequence[Any]:
-        """Of each prompt, `RequestOutput.prompt_logprobs`; complete with the first event."""
+        """`RequestOutput.prompt_logprobs` of each prompt; complete with the first event."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
         """Itself."""

@@ -1,4 +1,4 @@
-"""Switches of a model's thinking, as far as its chat template has any."""
+"""The chat template's variables that switch or vary a model's reasoning."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SWITCH = "enable_thinking"
 
 
 def effort_arguments(chat_template: str | None, effort: str, param: str) -> dict[str, Any]:
-    """What to tell the template so that the model thinks with this effort, `none` for not at all.
+    """The template's variables for this reasoning effort; `none` switches reasoning off.
 
-    Raises UsageError where the template has no way to say it.
+    Raises UsageError if the template has no such variable.
     """
     source = chat_template or ""
     if _EFFORT in source:
@@ -27,9 +27,9 @@ def effort_arguments(chat_template: str | None, effort: str, param: str) -> dict
 
 
 def switch_arguments(chat_template: str | None, wanted: bool | None, param: str) -> dict[str, Any]:
-    """What to tell the template to switch thinking on or off. None: off where it can be.
+    """The template's variables that switch reasoning on or off. None: off if that is possible.
 
-    Raises UsageError where the model cannot do what is wanted.
+    Raises UsageError if the model does not support it.
     """
     source = chat_template or ""
     if _SWITCH in source:

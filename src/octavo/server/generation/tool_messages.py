@@ -13,16 +13,16 @@ Message = dict[str, Any]
 
 
 def shows_tools(chat_template: str) -> bool:
-    """Whether a chat template itself writes descriptions of tools."""
+    """True if a chat template writes descriptions of tools itself."""
     return "tools" in chat_template
 
 
 def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat | None) -> list[Message]:
-    """Messages for a template that knows tools. messages: OpenAI's shape, checked; they stay as they are.
+    """Messages for a template with tools. messages: checked, in OpenAI's shape; they are not modified.
 
-    `function.arguments` of a call, JSON text, becomes the object that it stands for, as templates expect it, unless
-    those of this format want text; what is no JSON object stays text. Call ids get the length that the format wants,
-    the same for a call and its result. `content` None beside calls becomes "".
+    `function.arguments` of a call is JSON text. It becomes an object, as templates expect, unless those of this format
+    want text; text that is not a JSON object stays text. Call ids get the length that the format wants, the same for
+    a call and its result. `content` None beside calls becomes "".
     """
     return [_for_template(message, tool_format) for message in messages]
 
@@ -30,14 +30,14 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
 def for_plain_template(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], tool_format: ToolFormat
 ) -> list[Message]:
-    """Messages for a template that knows no tools; a system prompt of `tool_format` takes its place.
+    """Messages for a template without tools, which are described by a system prompt of `tool_format` instead.
 
-    messages, tools: OpenAI's shape, checked; tools may be empty where only earlier turns had some. The tools are
-    described in the system message, which is added if there is none. Calls become text of the assistant; the results
-    between one answer and the next become one message of the user, with what the user says next, since such
-    templates want both in turns.
+    messages, tools: checked, in OpenAI's shape; tools may be empty if only earlier turns had some. The tools are
+    described in the system message, which is added if there is none. Calls become text of the assistant. The results
+    between two answers become one message of the user, together with the user's next text, because such templates
+    require alternating roles.
 
-    Raises ValueError where `tool_format` needs a template that knows tools.
+    Raises ValueError if `tool_format` needs a template with tools.
     """
     if tool_format.system_prompt is None or tool_format.write_call is None:
         raise ValueError(f"the tool format {tool_format.name} needs a template that knows tools")
@@ -81,14 +81,14 @@ def _for_template(message: Mapping[str, Any], tool_format: ToolFormat | None) ->
 
 
 def _short_id(call_id: str, num_chars: int) -> str:
-    """An id of so many letters and digits: the same for the same id, and different for different ones."""
+    """An id of `length` letters and digits: the same for equal ids, and different for different ones."""
     if len(call_id) == num_chars and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:num_chars]
 
 
 def _as_object(arguments: object) -> object:
-    """JSON text as the object it stands for; anything else as it is."""
+    """The object of a JSON text; any other value unchanged."""
     if not isinstance(arguments, str):
         return arguments
     if not arguments.strip():
@@ -110,7 +110,7 @@ def _with_calls_as_text(message: Mapping[str, Any], write_call: Callable[[str, s
 
 
 def _add_user_text(converted: list[Message], text: str, *, continues: bool) -> None:
-    """continues: the last message is one that a result has begun."""
+    """Adds text to the user's turn. continues: the last message was started by a result."""
     if continues:
         converted[-1]["content"] = f"{converted[-1]['content']}\n{text}"
     else:

@@ -152,21 +152,21 @@ class Answer:
         self._joiner.text(text)
 
     def hold(self) -> None:
-        """Holds back what is taken from here on."""
+        """Holds back the text taken from here on."""
         self._held, self._is_holding = [], True
         self._early_arguments = []
 
     def release(self) -> None:
-        """What was held back is text for the user."""
+        """Turns the held-back text into text for the user."""
         self.text("".join(self._held))
         self.drop()
 
     def drop(self) -> None:
-        """What was held back is markup."""
+        """Drops the held-back text, which is markup."""
         self._held, self._is_holding = [], False
 
     def start(self, name: str) -> None:
-        """What was held back begins a call of this tool."""
+        """Starts a call of this tool with the held-back text."""
         self.drop()
         self.num_calls += 1
         self._joiner.call()

@@ -41,7 +41,7 @@ def arguments_value(tool: Tool) -> str:
 
 
 def compiles(grammar: str) -> bool:
-    """Whether the compiler accepts a grammar in Lark, within a time limit."""
+    """True if the compiler accepts a grammar in Lark within a time limit."""
     source = LLMatcher.grammar_from_lark(grammar)
     return run_on_deep_stack(lambda: bool(LLMatcher.validate_grammar(source)), _TIMEOUT_S) is False
 
