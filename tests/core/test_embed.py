@@ -44,11 +44,11 @@ def test_a_cancelled_call_leaves_no_work_and_no_blocks(tiny_config: EngineConfig
         try:
             await client.wait_ready()
             call = asyncio.ensure_future(embed(client, [[2] * 100_000] * 4, "mean"))
-            await wait_until(lambda: client.status().num_used_blocks > 0, 10)
+            await wait_until(lambda: client.status().metrics.num_used_blocks > 0, 10)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await wait_until(lambda: client.status().num_used_blocks == 0, 10)
+            await wait_until(lambda: client.status().metrics.num_used_blocks == 0, 10)
             assert len((await embed(client, [[2]], "last"))[0]) == client.info.hidden_size
         finally:
             await client.close()

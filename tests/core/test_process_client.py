@@ -105,7 +105,7 @@ def test_what_only_the_model_can_refuse(
     with pytest.raises(UsageError) as refusal:
         loop.run_until_complete(client.generate(request(prompt, SamplingParams(**params))))  # type: ignore[arg-type]
     assert (refusal.value.param, refusal.value.code) == (param, code)
-    assert loop.run_until_complete(client.metrics())["num_running"] == 0
+    assert loop.run_until_complete(client.metrics()).num_running == 0
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +138,7 @@ def test_grammars_are_compiled_beside_other_requests(
         gone.cancel()
         await asyncio.wait([gone])
         await asyncio.sleep(0.2)
-        assert (await client.metrics())["num_running"] == 0
+        assert (await client.metrics()).num_running == 0
 
     loop.run_until_complete(run())
 
@@ -150,10 +150,10 @@ def test_a_closed_stream_frees_its_blocks_at_once(engine_loop: tuple[asyncio.Abs
         streams = [await client.generate(request([0, 2, 3])) for _ in range(8)]
         for stream in streams:
             await anext(stream)
-        assert (await client.metrics())["num_running"] == 8
+        assert (await client.metrics()).num_running == 8
         await asyncio.gather(*(stream.aclose() for stream in streams))
         start = time.monotonic()
-        while (metrics := await client.metrics())["num_used_blocks"] or metrics["num_running"]:
+        while (metrics := await client.metrics()).num_used_blocks or metrics.num_running:
             assert time.monotonic() - start < SOON_S
         assert [await anext(stream, None) for stream in streams] == [None] * 8
 
@@ -173,7 +173,7 @@ def test_a_cancelled_caller_leaves_no_request(
         await asyncio.gather(*callers, return_exceptions=True)
         assert all(caller.cancelled() for caller in callers)
         start = time.monotonic()
-        while (await client.metrics())["num_running"] or client._streams:
+        while (await client.metrics()).num_running or client._streams:
             assert time.monotonic() - start < SOON_S
 
     loop.run_until_complete(run())
@@ -208,7 +208,7 @@ def test_the_engine_answers_during_a_long_prefill(
                 await client.generate(request([0, 99]))
             waits.append(time.monotonic() - start)
             await asyncio.sleep(0.01)
-        assert (await client.metrics())["num_running"] == 1
+        assert (await client.metrics()).num_running == 1
         await long.aclose()
         assert sorted(waits)[10] < 1
 
@@ -311,10 +311,10 @@ def test_the_state_and_the_information_are_those_of_the_model(
 
     async def run() -> None:
         stream = await client.generate(request([0, 2, 3]))
-        await wait_until(lambda: client.status().num_running == 1, SOON_S)
+        await wait_until(lambda: client.status().metrics.num_running == 1, SOON_S)
         status = client.status()
-        assert status.num_used_blocks > 0
-        assert (status.num_blocks, status.load_progress, status.num_restarts) == (info.num_blocks, 1.0, 0)
+        assert status.metrics.num_used_blocks > 0
+        assert (status.metrics.num_blocks, status.load_progress, status.num_restarts) == (info.num_blocks, 1.0, 0)
         assert status.last_step_age_s is not None
         assert status.last_step_age_s < SOON_S
         await stream.aclose()

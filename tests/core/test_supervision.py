@@ -72,7 +72,7 @@ def test_kill_9_reaches_everybody_and_the_engine_comes_back(tiny_config: EngineC
             assert pid_of(client) != pid
             assert client.status().num_restarts == 1
             assert tokens(await serves(client)) == before
-            assert (await client.metrics())["num_used_blocks"] == 0
+            assert (await client.metrics()).num_used_blocks == 0
 
     asyncio.run(run())
 

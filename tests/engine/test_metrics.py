@@ -8,7 +8,6 @@ from dataclasses import fields
 import msgspec
 import pytest
 
-from octavo.core.loaded import plain_metrics
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.sampling_params import SamplingParams
 from tests.support.fake_executor import create_request, fake_engine
@@ -48,5 +47,5 @@ def test_counters_do_not_wrap(start: int) -> None:
     assert metrics.num_requests_total == start + 4
     assert metrics.num_prompt_tokens_total == metrics.num_generated_tokens_total == start + 12
     assert metrics.num_steps_total > start
-    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(plain_metrics(metrics)))
-    assert [sent[name] for name in counters] == [getattr(metrics, name) for name in counters]
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(metrics), type=EngineMetrics)
+    assert [getattr(sent, name) for name in counters] == [getattr(metrics, name) for name in counters]

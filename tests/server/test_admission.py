@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from octavo.core.client import EngineStatus
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import GenerationTimeoutError, OverloadedError, UsageError
 from octavo.server.admission import Admission, Ticket
 from octavo.server.config import ServerConfig
@@ -25,7 +26,7 @@ class BusyClient(FakeClient):
     num_waiting = 0
 
     def status(self) -> EngineStatus:
-        return dataclasses.replace(super().status(), num_waiting=self.num_waiting)
+        return dataclasses.replace(super().status(), metrics=EngineMetrics(num_waiting=self.num_waiting))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.core.client import EngineState, EngineStatus
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.sampling_params import SamplingParams
@@ -58,6 +59,24 @@ EXPECTED = {
     "vllm:request_params_n": "histogram",
     "vllm:request_params_max_tokens": "histogram",
 }
+# By the engine's own names.
+HISTOGRAMS = {
+    "time_to_first_token_seconds": "time_to_first_token_s",
+    "inter_token_latency_seconds": "inter_token_s",
+    "request_time_per_output_token_seconds": "time_per_output_token_s",
+    "e2e_request_latency_seconds": "e2e_s",
+    "request_queue_time_seconds": "queue_s",
+    "request_prefill_time_seconds": "prefill_s",
+    "request_decode_time_seconds": "decode_s",
+    "request_inference_time_seconds": "inference_s",
+    "request_prompt_tokens": "prompt_tokens",
+    "request_prefill_kv_computed_tokens": "computed_tokens",
+    "request_num_preemptions": "preemptions",
+    "request_generation_tokens": "generated_tokens",
+    "request_max_num_generation_tokens": "longest_choice",
+    "request_params_n": "params_n",
+    "request_params_max_tokens": "params_max_tokens",
+}
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "octavo.json"
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
 
@@ -65,14 +84,14 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 8}
 class ScriptedEngine(FakeClient):
     """A fake client whose own figures are scripted too."""
 
-    numbers: dict[str, object]
+    numbers: EngineMetrics
     the_status: EngineStatus
     answer_delay_s = 0.0
 
     def status(self) -> EngineStatus:
         return self.the_status
 
-    async def metrics(self) -> dict[str, object]:
+    async def metrics(self) -> EngineMetrics:
         await asyncio.sleep(self.answer_delay_s)
         if self.the_status.state is not EngineState.READY:
             raise OverloadedError("restarting", code="engine_restarting")
@@ -82,14 +101,17 @@ class ScriptedEngine(FakeClient):
 @pytest.fixture
 def engine(smollm2_tokenizer: Tokenizer) -> ScriptedEngine:
     engine = ScriptedEngine(smollm2_tokenizer)
-    engine.the_status = EngineStatus(EngineState.READY, pid=1, num_blocks=64)
-    engine.numbers = engine_numbers(preemptions=3, steps=[1, 2, 0])
+    engine.the_status = EngineStatus(EngineState.READY, pid=1)
+    engine.numbers = engine_numbers(preemptions=3, steps=[1, 8, 8])
     return engine
 
 
-def engine_numbers(*, preemptions: int, steps: list[int]) -> dict[str, object]:
-    counts = {"bounds": [1, 8], "counts": steps, "total": 4.0 * sum(steps)}
-    return {"num_preemptions_total": preemptions, "num_steps_total": sum(steps), "batched_tokens": counts}
+def engine_numbers(*, preemptions: int, steps: list[int]) -> EngineMetrics:
+    """steps: the tokens of each."""
+    metrics = EngineMetrics(num_preemptions_total=preemptions, num_steps_total=len(steps))
+    for num_tokens in steps:
+        metrics.batched_tokens.observe(num_tokens)
+    return metrics
 
 
 def samples(metrics: ServerMetrics) -> dict[str, float]:
@@ -135,21 +157,22 @@ def test_a_finished_request_is_counted_once_everywhere(smollm2_tokenizer: Tokeni
     assert found["vllm:prompt_tokens_by_source_total{local_compute}"] == 3
     assert found["vllm:prompt_tokens_by_source_total{local_cache_hit}"] == 2
     assert found["vllm:prompt_tokens_by_source_total{external_kv_transfer}"] == 0
-    assert found["vllm:request_prefill_kv_computed_tokens_sum"] == 3
-    assert found["vllm:request_num_preemptions_count"] == 1
     assert found["vllm:request_success_total{length}"] == 2  # one a choice, as vLLM counts
     assert found["vllm:request_success_total{stop}"] == found["vllm:request_success_total{abort}"] == 0
-    assert found["vllm:time_to_first_token_seconds_count"] == 1
-    assert found["vllm:inter_token_latency_seconds_count"] == 4  # between three tokens of two choices
-    assert found["vllm:time_per_output_token_seconds_count"] == 4
-    assert found["vllm:e2e_request_latency_seconds_count"] == 1
-    assert found["vllm:request_queue_time_seconds_sum"] == pytest.approx(0.001)
-    assert found["vllm:request_inference_time_seconds_sum"] == pytest.approx(0.005)
-    assert found["vllm:request_generation_tokens_sum"] == 6
-    assert found["vllm:request_max_num_generation_tokens_sum"] == 3
-    assert found["vllm:request_params_n_sum"] == 2
-    assert found["vllm:request_params_max_tokens_sum"] == 7
     assert found["vllm:requests_cancelled_total{prefill}"] == found["vllm:requests_cancelled_total{decode}"] == 0
+
+
+def test_times_and_sizes_are_those_of_the_engine(engine: ScriptedEngine) -> None:
+    for i, histogram in enumerate(HISTOGRAMS.values(), 1):
+        getattr(engine.numbers, histogram).observe(i, times=2)
+    metrics = ServerMetrics()
+    ObservedClient(engine, metrics, "m")
+    asyncio.run(metrics.refresh())
+    found = samples(metrics)
+    for i, name in enumerate(HISTOGRAMS, 1):
+        assert (found[f"vllm:{name}_count"], found[f"vllm:{name}_sum"]) == (2, 2 * i), name
+    older = "time_per_output_token_seconds"  # the older name
+    assert found[f"vllm:{older}_sum"] == found["vllm:inter_token_latency_seconds_sum"]
 
 
 @pytest.mark.parametrize(("num_outputs", "phase"), [(0, "prefill"), (1, "decode")])
@@ -184,14 +207,14 @@ def test_counters_never_fall_when_an_engine_is_restarted(engine: ScriptedEngine)
     ObservedClient(engine, metrics, "m")
     asyncio.run(metrics.refresh())
     engine.the_status = replace(engine.the_status, pid=2, num_restarts=1)
-    engine.numbers = engine_numbers(preemptions=4, steps=[0, 1, 1])  # more than before: only the process tells
+    engine.numbers = engine_numbers(preemptions=4, steps=[8, 9])  # more than before: only the process tells
     asyncio.run(metrics.refresh())
     asyncio.run(metrics.refresh())
     found = samples(metrics)
     assert found["vllm:num_preemptions_total"] == 7
     assert found["vllm:engine_restarts_total"] == 1
     assert found["vllm:iteration_tokens_total_count"] == 5
-    assert found["vllm:iteration_tokens_total_sum"] == 20
+    assert found["vllm:iteration_tokens_total_sum"] == 34
     assert found["vllm:iteration_tokens_total_bucket{8.0}"] == 4
     ObservedClient(engine, metrics, "m")  # unloaded and loaded again: its client begins at 0
     engine.the_status = replace(engine.the_status, pid=3, num_restarts=0)
@@ -203,7 +226,9 @@ def test_counters_never_fall_when_an_engine_is_restarted(engine: ScriptedEngine)
 def test_gauges_are_those_of_now(engine: ScriptedEngine) -> None:
     metrics = ServerMetrics()
     client = ObservedClient(engine, metrics, "m")
-    engine.the_status = EngineStatus(EngineState.READY, num_running=2, num_waiting=5, num_used_blocks=16, num_blocks=64)
+    state = {"num_running": 2, "num_waiting": 5, "num_used_blocks": 16, "num_blocks": 64}
+    engine.numbers = replace(engine.numbers, **state)
+    engine.the_status = EngineStatus(EngineState.READY, metrics=engine.numbers)
     asyncio.run(metrics.refresh())
     found = samples(metrics)
     assert found["vllm:num_requests_running"] == 2
@@ -402,6 +427,13 @@ def test_a_real_server(server: RunningServer) -> None:
     assert growth("vllm:generation_tokens_total") == answer["usage"]["completion_tokens"]
     assert growth("vllm:prompt_tokens_total") == answer["usage"]["prompt_tokens"]
     assert growth("vllm:time_to_first_token_seconds_count") == 1
+    assert growth("vllm:e2e_request_latency_seconds_count") == 1
+    assert growth("vllm:inter_token_latency_seconds_count") == answer["usage"]["completion_tokens"] - 1
+    assert growth("vllm:request_generation_tokens_sum") == answer["usage"]["completion_tokens"]
+    assert growth("vllm:request_max_num_generation_tokens_sum") == answer["usage"]["completion_tokens"]
+    computed = answer["usage"]["prompt_tokens"] - growth("vllm:prompt_tokens_cached_total")
+    assert growth("vllm:request_prefill_kv_computed_tokens_sum") == computed
+    assert growth("vllm:request_params_max_tokens_sum") == CHAT["max_tokens"]
     assert growth("vllm:iteration_tokens_total_count") >= answer["usage"]["completion_tokens"]
     assert growth('vllm:http_requests_total{method="POST",route="/v1/chat/completions",status="200"}') == 1
     assert value(after, "vllm:engine_resident_memory_bytes") > 50e6

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
+from octavo.engine.metrics import EngineMetrics
 from octavo.engine.prompts import PromptEncoder
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.generation_request import GenerationRequest, PoolingParams
@@ -61,6 +62,7 @@ class FakeClient:
     state: EngineState = EngineState.READY
     requests: list[GenerationRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
+    figures: EngineMetrics = field(default_factory=EngineMetrics)
     is_closed: bool = False
 
     @property
@@ -84,7 +86,7 @@ class FakeClient:
         )
 
     def status(self) -> EngineStatus:
-        return EngineStatus(self.state, pid=1, num_running=sum(not stream.is_closed for stream in self.streams))
+        return EngineStatus(self.state, pid=1, metrics=self._figures())
 
     async def wait_ready(self) -> None:
         await asyncio.sleep(0)
@@ -98,12 +100,17 @@ class FakeClient:
             raise script.refusal
         self.requests.append(request)
         stream = FakeStream(f"fake-{len(self.requests)}", request, script, self.tokenizer)
+        stream.figures = self.figures
         self.streams.append(stream)
         return stream
 
-    async def metrics(self) -> dict[str, object]:
+    async def metrics(self) -> EngineMetrics:
         await asyncio.sleep(0)
-        return {"num_requests": len(self.requests)}
+        return self._figures()
+
+    def _figures(self) -> EngineMetrics:
+        self.figures.num_running = sum(not stream.is_closed for stream in self.streams)
+        return self.figures
 
     async def close(self) -> None:
         await asyncio.sleep(0)
@@ -113,7 +120,12 @@ class FakeClient:
 
 
 class FakeStream:
-    """Implements `octavo.core.client.AnswerStream`. `was_aborted`: it was closed before its end."""
+    """Implements `octavo.core.client.AnswerStream`.
+
+    was_aborted: it was closed before its end. figures: those that its client counts in.
+    """
+
+    figures: EngineMetrics
 
     def __init__(self, request_id: str, request: GenerationRequest, script: Script, tokenizer: Tokenizer) -> None:
         self.request_id = request_id
@@ -149,6 +161,8 @@ class FakeStream:
         num_generated = 0
         for step, (text, token_ids) in enumerate(steps):
             await asyncio.sleep(script.delay_s)
+            times = self.figures.inter_token_s if step else self.figures.time_to_first_token_s
+            times.observe(script.delay_s)
             num_generated += len(token_ids) * num_choices
             is_last = step == len(steps) - 1 and script.error is None and not script.never_ends
             choices = [

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from octavo.config import KVDtype
+from octavo.engine.metrics import EngineMetrics
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
 
@@ -74,14 +75,10 @@ class EngineStatus:
     state: EngineState
     reason: str | None = None  # of STALLED, RESTARTING and DEAD, in one line for people
     pid: int | None = None
-    num_steps: int = 0
     last_step_age_s: float | None = None  # None: no step yet
     num_restarts: int = 0
-    num_running: int = 0  # sequences
-    num_waiting: int = 0
-    num_used_blocks: int = 0  # by requests; cached ones that nobody uses are not counted
-    num_blocks: int = 0
     load_progress: float = 0.0  # 0 to 1 while LOADING
+    metrics: EngineMetrics = field(default_factory=EngineMetrics)  # of this process of the engine, at most 0.25 s old
 
 
 class EngineClient(Protocol):
@@ -106,8 +103,8 @@ class EngineClient(Protocol):
         engine is loading, restarting or stalled, EngineDeadError if it is gone for good.
         """
 
-    async def metrics(self) -> dict[str, object]:
-        """`EngineMetrics` as plain numbers, dicts and lists. Raises OverloadedError if the engine is not READY."""
+    async def metrics(self) -> EngineMetrics:
+        """The engine's figures of this moment. Raises OverloadedError if the engine is not READY."""
 
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from octavo.config import EngineConfig, KVDtype, LoadProgress
 from octavo.core.client import ModelInfo
-from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.generation_request import GenerationRequest
@@ -82,14 +81,3 @@ def create_request(session: Session, request_id: str, request: GenerationRequest
     """The request, checked, as a stream of deltas. Raises UsageError with param and code."""
     params = request.params.with_output_kind(RequestOutputKind.DELTA)
     return session.model().engine.create_request(request_id, dataclasses.replace(request, params=params))
-
-
-def plain_metrics(metrics: EngineMetrics) -> dict[str, object]:
-    """Each field by its name. A histogram is a dict of `bounds`, `counts` (one more than bounds) and `total`."""
-    return {field.name: _plain(getattr(metrics, field.name)) for field in dataclasses.fields(metrics)}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Histogram):
-        return {"bounds": list(value.bounds), "counts": list(value.counts), "total": value.total}
-    return dict(value) if isinstance(value, dict) else value

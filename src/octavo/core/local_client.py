@@ -8,9 +8,10 @@ import os
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
-from octavo.core.loaded import SLOW_STEP_S, create_request, load, plain_metrics
+from octavo.core.loaded import SLOW_STEP_S, create_request, load
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
+from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.generation_request import GenerationRequest
@@ -45,18 +46,9 @@ class LocalClient:
         session = self._session
         if session is None:
             return EngineStatus(state, reason, os.getpid(), load_progress=self._load_progress)
-        metrics = session.metrics
+        age_s = session.last_round_age_s if session.metrics.num_steps_total else None
         return EngineStatus(
-            state,
-            reason,
-            os.getpid(),
-            num_steps=metrics.num_steps_total,
-            last_step_age_s=session.last_round_age_s if metrics.num_steps_total else None,
-            num_running=metrics.num_running,
-            num_waiting=metrics.num_waiting,
-            num_used_blocks=metrics.num_used_blocks,
-            num_blocks=metrics.num_blocks,
-            load_progress=1.0,
+            state, reason, os.getpid(), last_step_age_s=age_s, load_progress=1.0, metrics=session.metrics
         )
 
     async def wait_ready(self) -> None:
@@ -77,8 +69,8 @@ class LocalClient:
         session.submit(checked, hand_over)
         return stream
 
-    async def metrics(self) -> dict[str, object]:
-        return plain_metrics(self._ready_session().metrics)
+    async def metrics(self) -> EngineMetrics:
+        return self._ready_session().metrics
 
     async def close(self) -> None:
         if self._is_closed:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias, get_type_hints
 import msgspec
 
 from octavo.core.client import ModelInfo
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import (
     EngineDeadError,
     GraphError,
@@ -139,20 +140,16 @@ class LoadFailed(_Message):
 
 
 class Heartbeat(_Message):
-    """The state a few times a second, from a thread that waits for nobody. Fields as in `EngineStatus`.
+    """The state a few times a second, from a thread that waits for nobody.
 
     stalled_s: how long requests have waited for a step. is_computing: the process used its time meanwhile.
-    num_malformed: messages dropped so far.
+    last_step_age_s: as in `EngineStatus`. num_malformed: messages dropped so far.
     """
 
-    num_steps: int
+    metrics: EngineMetrics
     stalled_s: float
     is_computing: bool
     last_step_age_s: float | None
-    num_running: int
-    num_waiting: int
-    num_used_blocks: int
-    num_blocks: int
     num_malformed: int
 
 
@@ -179,7 +176,7 @@ class Step(_Message):
 
 class Metrics(_Message):
     question: int
-    values: dict[str, Any]
+    values: EngineMetrics
 
 
 class Log(_Message):

@@ -25,6 +25,7 @@ from octavo.core.messages import (
 from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput
@@ -41,7 +42,7 @@ class ProcessClient:
         self._ids = itertools.count(1)
         self._streams: dict[str, MergedStream] = {}
         self._unanswered: dict[str, asyncio.Future[None]] = {}  # of requests that the engine has not taken yet
-        self._questions: dict[int, asyncio.Future[dict[str, object]]] = {}
+        self._questions: dict[int, asyncio.Future[EngineMetrics]] = {}
         self._supervisor = Supervisor(config, stall_timeout_s, self._receive, self._note_down, on_progress)
 
     @property
@@ -75,10 +76,10 @@ class ProcessClient:
             del self._unanswered[request_id]
         return stream
 
-    async def metrics(self) -> dict[str, object]:
+    async def metrics(self) -> EngineMetrics:
         self._check_ready()
         question = next(self._ids)
-        answer: asyncio.Future[dict[str, object]] = self._loop.create_future()
+        answer: asyncio.Future[EngineMetrics] = self._loop.create_future()
         self._questions[question] = answer
         try:
             self._send(encode(AskMetrics(question)))

@@ -16,7 +16,7 @@ import zmq
 from octavo.config import EngineConfig
 from octavo.core.cpu_meter import CpuMeter
 from octavo.core.faults import Faults
-from octavo.core.loaded import create_request, load, plain_metrics
+from octavo.core.loaded import create_request, load
 from octavo.core.messages import (
     Abort,
     Accepted,
@@ -40,6 +40,7 @@ from octavo.core.messages import (
 )
 from octavo.core.outbox import Outbox
 from octavo.engine.async_engine import Sink
+from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import PoolingOutput, RequestOutput
@@ -142,23 +143,12 @@ class EngineService:
             is_computing = meter.sample()
             session = self._session
             if session is None:
-                self._outbox.send(Heartbeat(0, 0.0, is_computing, None, 0, 0, 0, 0, self._num_malformed))
+                self._outbox.send(Heartbeat(EngineMetrics(), 0.0, is_computing, None, self._num_malformed))
                 continue
             self._faults.at("heartbeat")
-            metrics = session.metrics
-            self._outbox.send(
-                Heartbeat(
-                    num_steps=metrics.num_steps_total,
-                    stalled_s=session.stalled_s,
-                    is_computing=is_computing,
-                    last_step_age_s=session.last_round_age_s if metrics.num_steps_total else None,
-                    num_running=metrics.num_running,
-                    num_waiting=metrics.num_waiting,
-                    num_used_blocks=metrics.num_used_blocks,
-                    num_blocks=metrics.num_blocks,
-                    num_malformed=self._num_malformed,
-                )
-            )
+            age_s = session.last_round_age_s if session.metrics.num_steps_total else None
+            beat = Heartbeat(session.metrics, session.stalled_s, is_computing, age_s, self._num_malformed)
+            self._outbox.send(beat)
 
     # --- the thread that receives ---
 
@@ -181,7 +171,7 @@ class EngineService:
         elif isinstance(message, Abort):
             self._abort(message.request_id)
         elif isinstance(message, AskMetrics):
-            values = plain_metrics(self._session.metrics) if self._session is not None else {}
+            values = self._session.metrics if self._session is not None else EngineMetrics()
             self._outbox.send(Metrics(message.question, values))
         elif isinstance(message, Hello):
             self._on_hello()

@@ -16,6 +16,7 @@ from octavo.core.engine_process import EngineProcess
 from octavo.core.loaded import SLOW_STEP_S, STALL_S
 from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
 from octavo.core.run_queue import RunQueue
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
 
 logger = logging.getLogger(__name__)
@@ -94,24 +95,16 @@ class Supervisor:
 
     def status(self) -> EngineStatus:
         beat = self._heartbeat
-        if beat is None:
-            status = EngineStatus(self.state, self.reason, self._process.pid, num_restarts=self._num_restarts)
-        else:
-            age_s = None if beat.last_step_age_s is None else beat.last_step_age_s + self._silence_s
-            status = EngineStatus(
-                self.state,
-                self.reason,
-                self._process.pid,
-                num_steps=beat.num_steps,
-                last_step_age_s=age_s,
-                num_restarts=self._num_restarts,
-                num_running=beat.num_running,
-                num_waiting=beat.num_waiting,
-                num_used_blocks=beat.num_used_blocks,
-                num_blocks=beat.num_blocks,
-                load_progress=self._progress_of_load,
-            )
-        return status
+        age_s = beat.last_step_age_s if beat is not None else None
+        return EngineStatus(
+            self.state,
+            self.reason,
+            self._process.pid,
+            last_step_age_s=None if age_s is None else age_s + self._silence_s,
+            num_restarts=self._num_restarts,
+            load_progress=self._progress_of_load,
+            metrics=beat.metrics if beat is not None else EngineMetrics(),
+        )
 
     async def wait_ready(self) -> None:
         """Returns when the engine takes requests; raises why it never will."""

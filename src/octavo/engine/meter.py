@@ -84,6 +84,9 @@ class Meter:
         metrics.e2e_s.observe(now - times.arrival)
         metrics.prompt_tokens.observe(request.num_prompt_tokens)
         metrics.generated_tokens.observe(request.num_generated_tokens)
+        metrics.computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
+        metrics.longest_choice.observe(max([sequence.num_output_tokens for sequence in request.sequences], default=0))
+        metrics.preemptions.observe(request.num_preemptions)
         metrics.params_n.observe(request.params.num_choices)
         if request.params.max_tokens is not None:
             metrics.params_max_tokens.observe(request.params.max_tokens)

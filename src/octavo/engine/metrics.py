@@ -3,23 +3,43 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
 
-# Seconds, about ten a decade: fine enough for percentiles, small enough to keep for ever.
-TIME_BUCKETS_S = (
-    *(0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.04, 0.06, 0.08, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 120.0, 300.0, 600.0),
+# Upper ends of buckets: those that dashboards made for vLLM know, and finer ones where small models on a CPU live.
+# fmt: off
+FIRST_TOKEN_BUCKETS_S = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.15, 0.25, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0,
+    80.0, 160.0, 640.0, 2560.0,
 )
-SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+TOKEN_BUCKETS_S = (
+    0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+    1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)
+REQUEST_BUCKETS_S = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0,
+    60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
+)
+TOKEN_COUNT_BUCKETS = (
+    1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000, 200000, 500000, 1000000,
+)
+CHOICE_BUCKETS = (1, 2, 5, 10, 20, 50, 100)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+STEP_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+# fmt: on
 
 
+@dataclass(slots=True)
 class Histogram:
-    """Counts of observations by bucket. bounds: inclusive upper ends, ascending; beyond the last is one more."""
+    """Counts of observations by bucket. bounds: inclusive upper ends, ascending; counts: one more than bounds."""
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self.bounds = bounds
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
     @property
     def num_observations(self) -> int:
@@ -29,13 +49,19 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
 
+    def plus(self, other: Histogram) -> Histogram:
+        """The observations of both, which have the same bounds."""
+        counts = [first + second for first, second in zip(self.counts, other.counts, strict=True)]
+        return Histogram(self.bounds, counts, self.total + other.total)
 
-def _times() -> Histogram:
-    return Histogram(TIME_BUCKETS_S)
 
-
-def _sizes() -> Histogram:
-    return Histogram(SIZE_BUCKETS)
+_first_token_times = partial(Histogram, FIRST_TOKEN_BUCKETS_S)
+_token_times = partial(Histogram, TOKEN_BUCKETS_S)
+_request_times = partial(Histogram, REQUEST_BUCKETS_S)
+_token_counts = partial(Histogram, TOKEN_COUNT_BUCKETS)
+_choice_counts = partial(Histogram, CHOICE_BUCKETS)
+_preemption_counts = partial(Histogram, PREEMPTION_BUCKETS)
+_step_sizes = partial(Histogram, STEP_BUCKETS)
 
 
 @dataclass(slots=True)
@@ -55,20 +81,25 @@ class EngineMetrics:
     num_prefix_queries_total: int = 0
     num_prefix_hits_total: int = 0
     # Of each request that has ended: its time by phase, and its size.
-    queue_s: Histogram = field(default_factory=_times)
-    prefill_s: Histogram = field(default_factory=_times)
-    decode_s: Histogram = field(default_factory=_times)
-    inference_s: Histogram = field(default_factory=_times)  # prefill and decode
-    e2e_s: Histogram = field(default_factory=_times)
-    time_to_first_token_s: Histogram = field(default_factory=_times)
-    time_per_output_token_s: Histogram = field(default_factory=_times)
-    prompt_tokens: Histogram = field(default_factory=_sizes)
-    generated_tokens: Histogram = field(default_factory=_sizes)  # over all choices
-    params_n: Histogram = field(default_factory=_sizes)
-    params_max_tokens: Histogram = field(default_factory=_sizes)  # of those that gave one
-    inter_token_s: Histogram = field(default_factory=_times)  # from token to token of a sequence
-    step_s: Histogram = field(default_factory=_times)
-    batched_tokens: Histogram = field(default_factory=_sizes)
+    queue_s: Histogram = field(default_factory=_request_times)
+    prefill_s: Histogram = field(default_factory=_request_times)
+    decode_s: Histogram = field(default_factory=_request_times)
+    inference_s: Histogram = field(default_factory=_request_times)  # prefill and decode
+    e2e_s: Histogram = field(default_factory=_request_times)
+    time_to_first_token_s: Histogram = field(default_factory=_first_token_times)
+    time_per_output_token_s: Histogram = field(default_factory=_token_times)
+    prompt_tokens: Histogram = field(default_factory=_token_counts)
+    generated_tokens: Histogram = field(default_factory=_token_counts)  # over all choices
+    computed_tokens: Histogram = field(
+        default_factory=_token_counts
+    )  # of the prompt, without what was in the prefix cache
+    longest_choice: Histogram = field(default_factory=_token_counts)  # generated tokens
+    preemptions: Histogram = field(default_factory=_preemption_counts)
+    params_n: Histogram = field(default_factory=_choice_counts)
+    params_max_tokens: Histogram = field(default_factory=_token_counts)  # of those that gave one
+    inter_token_s: Histogram = field(default_factory=_token_times)  # from token to token of a sequence
+    step_s: Histogram = field(default_factory=_token_times)
+    batched_tokens: Histogram = field(default_factory=_step_sizes)
     num_running: int = 0
     num_waiting: int = 0
     num_blocks: int = 0
@@ -87,3 +118,16 @@ class EngineMetrics:
         """The same over the steps after `before`, a copy of these metrics."""
         allocated = self.num_allocated_slots_total - before.num_allocated_slots_total
         return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
+
+    def after(self, before: EngineMetrics) -> EngineMetrics:
+        """These figures and the counts of an engine that ran before; the state is this one's."""
+        changes: dict[str, Any] = {}
+        for item in fields(self):
+            now, then = getattr(self, item.name), getattr(before, item.name)
+            if isinstance(now, Histogram):
+                changes[item.name] = then.plus(now)
+            elif isinstance(now, dict):
+                changes[item.name] = {key: now.get(key, 0) + then.get(key, 0) for key in now.keys() | then.keys()}
+            elif item.name.endswith("_total"):
+                changes[item.name] = now + then
+        return replace(self, **changes)

@@ -276,7 +276,7 @@ class Admission:
         queue_timeout, request_timeout = self._config.queue_timeout, self._config.request_timeout
 
         def waits() -> Exception | None:
-            if not lane.is_waiting(ticket, model.client.status().num_waiting):
+            if not lane.is_waiting(ticket, model.client.status().metrics.num_waiting):
                 return None
             message = f"the request waited {queue_timeout:g} s, the limit, and the engine did not begin with it"
             retry_after_s = lane.retry_after_s(ticket.num_sequences)

@@ -11,8 +11,8 @@ from typing import Protocol, TypeAlias
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from octavo.core.client import EngineState, EngineStatus
-from octavo.engine.metrics import Histogram
+from octavo.core.client import EngineState
+from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.server.observability.metric_values import (
     CANCEL_PHASES,
     FINISHED_REASONS,
@@ -50,47 +50,43 @@ _MODEL_COUNTERS: tuple[tuple[str, str, _Stat], ...] = (
     ("prefix_cache_hits", "Tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
     ("corrupted_requests", "Requests that ended because of a NaN or infinity.", lambda s: s.num_corrupted),
 )
-_MODEL_HISTOGRAMS: tuple[tuple[str, str, Callable[[ModelStats], Histogram]], ...] = (
-    ("time_to_first_token_seconds", "From the request to its first token.", lambda s: s.time_to_first_token),
-    ("inter_token_latency_seconds", "Between two tokens of one choice.", lambda s: s.inter_token_latency),
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineMetrics], Histogram]], ...] = (
+    ("time_to_first_token_seconds", "From the request to its first token.", lambda m: m.time_to_first_token_s),
+    ("inter_token_latency_seconds", "Between two tokens of one choice.", lambda m: m.inter_token_s),
     (
         "time_per_output_token_seconds",
         "The older name of inter_token_latency_seconds, for dashboards that use it.",
-        lambda s: s.inter_token_latency,
+        lambda m: m.inter_token_s,
     ),
     (
         "request_time_per_output_token_seconds",
         "A request's mean time per token after the first.",
-        lambda s: s.time_per_output_token,
+        lambda m: m.time_per_output_token_s,
     ),
-    ("e2e_request_latency_seconds", "From the request to its last token.", lambda s: s.e2e_latency),
-    ("request_queue_time_seconds", "Waiting for the engine to begin.", lambda s: s.queue_time),
-    ("request_prefill_time_seconds", "Computing the prompt.", lambda s: s.prefill_time),
-    ("request_decode_time_seconds", "From the first token to the last.", lambda s: s.decode_time),
-    ("request_inference_time_seconds", "Prefill and decode together.", lambda s: s.inference_time),
-    ("request_prompt_tokens", "Prompt tokens of a finished request.", lambda s: s.prompt_lengths),
+    ("e2e_request_latency_seconds", "From the request to its last token.", lambda m: m.e2e_s),
+    ("request_queue_time_seconds", "Waiting for the engine to begin.", lambda m: m.queue_s),
+    ("request_prefill_time_seconds", "Computing the prompt.", lambda m: m.prefill_s),
+    ("request_decode_time_seconds", "From the first token to the last.", lambda m: m.decode_s),
+    ("request_inference_time_seconds", "Prefill and decode together.", lambda m: m.inference_s),
+    ("request_prompt_tokens", "Prompt tokens of a finished request.", lambda m: m.prompt_tokens),
     (
         "request_prefill_kv_computed_tokens",
         "Prompt tokens of a finished request that were not in the prefix cache.",
-        lambda s: s.computed_lengths,
+        lambda m: m.computed_tokens,
     ),
-    ("request_num_preemptions", "Times that a finished request gave its KV blocks to others.", lambda s: s.preemptions),
-    ("request_generation_tokens", "Generated tokens of a finished request, all choices.", lambda s: s.answer_lengths),
-    ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", lambda s: s.longest_choices),
-    ("request_params_n", "The parameter n.", lambda s: s.params_n),
-    ("request_params_max_tokens", "The parameter max_tokens.", lambda s: s.params_max_tokens),
+    ("request_num_preemptions", "Times that a finished request gave its KV blocks to others.", lambda m: m.preemptions),
+    ("request_generation_tokens", "Generated tokens of a finished request, all choices.", lambda m: m.generated_tokens),
+    ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", lambda m: m.longest_choice),
+    ("request_params_n", "The parameter n.", lambda m: m.params_n),
+    ("request_params_max_tokens", "The parameter max_tokens.", lambda m: m.params_max_tokens),
+    ("iteration_tokens_total", "Tokens computed in one step of the engine.", lambda m: m.batched_tokens),
 )
 
 
-def _kv_usage(status: EngineStatus) -> float:
-    return status.num_used_blocks / max(status.num_blocks, 1)
+def _kv_usage(figures: EngineFigures) -> float:
+    return figures.current.num_used_blocks / max(figures.current.num_blocks, 1)
 
 
-_STATUS_GAUGES: tuple[tuple[str, str, Callable[[EngineStatus], float]], ...] = (
-    ("kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", _kv_usage),
-    ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", _kv_usage),
-    ("engine_load_progress", "How much of the model is loaded, 0 to 1.", lambda s: s.load_progress),
-)
 # vLLM's reasons and sources. Here nothing but a lack of seats or blocks makes a sequence wait, and the tokens of a
 # prompt are computed or in the cache of the same engine.
 _WAITING: tuple[tuple[str, Callable[[EngineFigures], float]], ...] = (
@@ -103,16 +99,23 @@ _PROMPT_SOURCES: tuple[tuple[str, _Stat], ...] = (
     ("external_kv_transfer", lambda _: 0),
 )
 _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
-    ("num_preemptions", "Sequences that had to give their KV blocks to others.", lambda f: f.preemptions.value),
-    ("kv_block_evictions", "Cached KV blocks that were overwritten.", lambda f: f.evictions.value),
-    ("engine_steps", "Steps of the engine.", lambda f: f.steps.value),
-    ("engine_restarts", "Times that the engine's process was started again.", lambda f: f.restarts.value),
+    (
+        "num_preemptions",
+        "Sequences that had to give their KV blocks to others.",
+        lambda f: f.totals.num_preemptions_total,
+    ),
+    ("kv_block_evictions", "Cached KV blocks that were overwritten.", lambda f: f.totals.num_evictions_total),
+    ("engine_steps", "Steps of the engine.", lambda f: f.totals.num_steps_total),
+    ("engine_restarts", "Times that the engine's process was started again.", lambda f: f.num_restarts),
 )
 _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
+    ("kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", _kv_usage),
+    ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", _kv_usage),
+    ("engine_load_progress", "How much of the model is loaded, 0 to 1.", lambda f: f.load_progress),
     ("num_requests_running", "Sequences and texts to embed that are being computed.", lambda f: f.num_running),
     ("num_requests_waiting", "Sequences and texts to embed that wait for a place.", lambda f: f.num_waiting),
     ("engine_resident_memory_bytes", "Physical memory of the engine's process.", lambda f: f.resident_bytes),
-    ("grammar_cache_bytes", "Memory of compiled grammars.", lambda f: f.grammar_cache_bytes),
+    ("grammar_cache_bytes", "Memory of compiled grammars.", lambda f: f.current.grammar_cache_bytes),
 )
 
 
@@ -159,63 +162,47 @@ def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]
     yield sources
     yield finished
     yield cancelled
-    for name, meaning, histogram in _MODEL_HISTOGRAMS:
-        times = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-        for model_name, stats in models.items():
-            seen = histogram(stats)
-            times.add_metric([model_name, _ENGINE], _buckets(seen.bounds, seen.counts), seen.total)
-        yield times
 
 
 def _of_engines(prefix: str, engines: dict[str, EngineFigures]) -> Iterator[Metric]:
-    statuses = {name: figures.status for name, figures in engines.items() if figures.status is not None}
-    for name, meaning, of_status in _STATUS_GAUGES:
-        gauge = GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-        for model_name, status in statuses.items():
-            gauge.add_metric([model_name, _ENGINE], of_status(status))
-        yield gauge
+    loaded = {name: figures for name, figures in engines.items() if figures.status is not None}
     waiting = GaugeMetricFamily(
         f"{prefix}:num_requests_waiting_by_reason", "Why sequences wait.", labels=[*_MODEL_LABELS, "reason"]
     )
-    for model_name in statuses:
+    for model_name, figures in loaded.items():
         for reason, of_figures in _WAITING:
-            waiting.add_metric([model_name, _ENGINE, reason], of_figures(engines[model_name]))
+            waiting.add_metric([model_name, _ENGINE, reason], of_figures(figures))
     yield waiting
     for name, meaning, of_figures in _ENGINE_GAUGES:
         gauge = GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-        for model_name in statuses:
-            gauge.add_metric([model_name, _ENGINE], of_figures(engines[model_name]))
+        for model_name, figures in loaded.items():
+            gauge.add_metric([model_name, _ENGINE], of_figures(figures))
         yield gauge
     for name, meaning, of_figures in _ENGINE_COUNTERS:
         counter = CounterMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
         for model_name, figures in engines.items():
             counter.add_metric([model_name, _ENGINE], of_figures(figures))
         yield counter
-    yield _engine_states(prefix, statuses)
-    yield _step_tokens(prefix, engines)
-    yield _cache_configuration(prefix, engines)
+    for name, meaning, of_metrics in _HISTOGRAMS:
+        family = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+        for model_name, figures in engines.items():
+            seen = of_metrics(figures.totals)
+            family.add_metric([model_name, _ENGINE], _buckets(seen.bounds, seen.counts), seen.total)
+        yield family
+    yield _engine_states(prefix, loaded)
+    yield _cache_configuration(prefix, loaded)
 
 
-def _engine_states(prefix: str, statuses: dict[str, EngineStatus]) -> Metric:
+def _engine_states(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
     states = GaugeMetricFamily(
         f"{prefix}:engine_state", "1 for the state that the engine is in.", labels=[*_MODEL_LABELS, "state"]
     )
-    for model_name, status in statuses.items():
-        for state in EngineState:
-            states.add_metric([model_name, _ENGINE, state.value], float(status.state is state))
-    return states
-
-
-def _step_tokens(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
-    family = HistogramMetricFamily(
-        f"{prefix}:iteration_tokens_total", "Tokens computed in one step of the engine.", labels=_MODEL_LABELS
-    )
     for model_name, figures in engines.items():
-        if figures.step_token_bounds:
-            counts = [int(counter.value) for counter in figures.step_token_counts]
-            buckets = _buckets(figures.step_token_bounds, counts)
-            family.add_metric([model_name, _ENGINE], buckets, figures.step_token_sum.value)
-    return family
+        for state in EngineState:
+            states.add_metric(
+                [model_name, _ENGINE, state.value], figures.status is not None and figures.status.state is state
+            )
+    return states
 
 
 def _cache_configuration(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
@@ -227,7 +214,7 @@ def _cache_configuration(prefix: str, engines: dict[str, EngineFigures]) -> Metr
     )
     for model_name, figures in engines.items():
         info = figures.info
-        if info is not None and figures.status is not None:
+        if info is not None:
             sizes = (
                 info.block_size,
                 info.num_blocks,

@@ -1,16 +1,14 @@
-"""What the server counts, for Prometheus and for its own dashboard, under the names that vLLM's dashboards expect.
+"""The metrics of a server, for Prometheus and for its own dashboard, under the names that vLLM's dashboards expect.
 
-Every figure has one source. Requests, tokens and latencies are seen here, where answers leave for users
-(`ObservedClient`): so they hold what users wait for, and never fall when an engine is restarted. Only what happens
-inside the engine alone (its state, its KV cache, its steps, preemptions) is asked of it, when somebody looks.
+Every figure has one source. Requests, tokens and ends are counted where answers leave for users (`ObservedClient`).
+Times, sizes and states are measured by the engine, once, and read from it; its counts do not fall when it is restarted.
 """
 
 from __future__ import annotations
 
 import re
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 
 import anyio
@@ -19,17 +17,12 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_late
 from prometheus_client.openmetrics import exposition as openmetrics
 
 from octavo.core.client import EngineClient
-from octavo.errors import NumericalError, OctavoError, UsageError
-from octavo.generation_request import GenerationRequest
-from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
-from octavo.sampling_params import SamplingParams
+from octavo.errors import OctavoError, UsageError
 from octavo.server.observability import metric_families
 from octavo.server.observability.metric_values import (
-    FINISHED_REASONS,
     METHODS,
     REJECTED_REASONS,
     UNKNOWN,
-    CancelPhase,
     EngineFigures,
     ModelStats,
     resident_bytes,
@@ -42,124 +35,14 @@ _NO_ESCAPING = "allow-utf-8"
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-class RequestMeter:
-    """Watches one request of the engine; `ObservedClient` makes one a request and tells it everything."""
-
-    def __init__(self, stats: ModelStats, request: GenerationRequest, clock: Callable[[], float]) -> None:
-        self._stats = stats
-        self._clock = clock
-        self._start = clock()
-        self._params = request.params
-        self._last_token: dict[int, float] = {}  # choice -> when
-        self._num_tokens: Counter[int] = Counter()  # by choice
-        self._reasons: dict[int, str] = {}
-        self._metrics = RequestMetrics()
-        self.phase: CancelPhase = "prefill"
-        self._stats.num_embedding += not self._params.is_answered
-        self.has_ended = False
-
-    @property
-    def metrics(self) -> RequestMetrics:
-        """The latest that the engine said."""
-        return self._metrics
-
-    @property
-    def finish_reasons(self) -> Sequence[str]:
-        """By choice, of those that have ended."""
-        return [self._reasons[index] for index in sorted(self._reasons)]
-
-    def saw(self, output: RequestOutput | PoolingOutput) -> None:
-        """Called with every output on its way to the user."""
-        if isinstance(output, PoolingOutput):
-            self.close()
-            return
-        now = self._clock()
-        stats = self._stats
-        self._metrics = output.metrics
-        for choice in output.outputs:
-            if choice.finish_reason is not None:
-                self._reasons[choice.index] = choice.finish_reason
-            num_new = len(choice.token_ids)
-            if not num_new:
-                continue
-            if self.phase == "prefill":
-                self._first_token(now)
-            before = self._last_token.get(choice.index)
-            if before is not None:
-                stats.inter_token_latency.observe((now - before) / num_new, num_new)
-            self._last_token[choice.index] = now
-            self._num_tokens[choice.index] += num_new
-            stats.num_generated_tokens += num_new
-        if output.finished:
-            self._finished(now)
-
-    def _first_token(self, now: float) -> None:
-        self.phase = "decode"
-        self._stats.time_to_first_token.observe(now - self._start)
-        self._stats.num_prompt_tokens += self._metrics.num_prompt_tokens
-        self._stats.num_cached_tokens += self._metrics.num_cached_tokens
-
-    def _finished(self, now: float) -> None:
-        if self.has_ended:
-            return
-        self.has_ended = True
-        stats, metrics = self._stats, self._metrics
-        num_tokens = self._num_tokens.total()
-        for reason in self._reasons.values():
-            stats.finished[reason if reason in FINISHED_REASONS else "stop"] += 1
-        stats.e2e_latency.observe(now - self._start)
-        stats.queue_time.observe(metrics.queue_s)
-        stats.prefill_time.observe(metrics.prefill_s)
-        stats.decode_time.observe(metrics.decode_s)
-        stats.inference_time.observe(metrics.prefill_s + metrics.decode_s)
-        stats.prompt_lengths.observe(metrics.num_prompt_tokens)
-        stats.computed_lengths.observe(metrics.num_prompt_tokens - metrics.num_cached_tokens)
-        stats.preemptions.observe(metrics.num_preemptions)
-        stats.answer_lengths.observe(num_tokens)
-        longest = max(self._num_tokens.values(), default=0)
-        stats.longest_choices.observe(longest)
-        if longest > 1:
-            stats.time_per_output_token.observe(metrics.decode_s / (longest - 1))
-        if isinstance(self._params, SamplingParams):
-            stats.params_n.observe(self._params.n)
-        if self._params.max_tokens is not None:
-            stats.params_max_tokens.observe(self._params.max_tokens)
-
-    def close(self) -> None:
-        """Nothing more is counted of it; a text to embed is none of those in the engine any more."""
-        if not self.has_ended:
-            self.has_ended = True
-            self._stats.num_embedding -= not self._params.is_answered
-
-    def cancelled(self) -> None:
-        """Nobody wants the rest: the client left, the request was cancelled or ran out of time."""
-        if not self.has_ended and self._params.is_answered:
-            self._stats.cancelled[self.phase] += 1
-            self._stats.finished["abort"] += 1
-        self.close()
-
-    def failed(self, error: Exception) -> None:
-        """The engine ended it with an error."""
-        if not self.has_ended and self._params.is_answered:
-            self._stats.finished["error"] += 1
-            self._stats.num_corrupted += isinstance(error, NumericalError)
-        self.close()
-
-
 class ServerMetrics:
     """Everything a server counts. Belongs to its event loop.
 
-    Who calls what: `ObservedClient` calls `served`, `ended` and `request_started`; the guard calls
-    `http_request`, once a response; whoever shows the figures calls `refresh` before.
+    `ObservedClient` calls `served` and `ended`; the guard calls `http_request`, once a response; whoever shows the
+    figures calls `refresh` before.
     """
 
-    def __init__(
-        self,
-        prefix: str = "vllm",
-        *,
-        tracer: RequestTracer | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, prefix: str = "vllm", *, tracer: RequestTracer | None = None) -> None:
         """tracer: makes a trace of every request; see `start_tracer`."""
         if not _PREFIX.fullmatch(prefix):
             raise UsageError(
@@ -173,15 +56,16 @@ class ServerMetrics:
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
         self._clients: dict[str, EngineClient] = {}
-        self._clock = clock
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
 
-    def served(self, model_name: str, client: EngineClient) -> None:
+    def served(self, model_name: str, client: EngineClient) -> ModelStats:
         """This model can be asked from now on. Called with each client that serves the name, also after a reload."""
-        self.models.setdefault(model_name, ModelStats())
         self._clients[model_name] = client
+        if model_name in self.engines:
+            self.engines[model_name].left()
+        return self.models.setdefault(model_name, ModelStats())
 
     def ended(self, model_name: str, client: EngineClient) -> None:
         """This client serves the model no longer; its counters stay, its gauges leave."""
@@ -191,10 +75,6 @@ class ServerMetrics:
         figures = self.engines.get(model_name)
         if figures is not None:
             figures.left()
-
-    def request_started(self, model_name: str, request: GenerationRequest) -> RequestMeter:
-        """One prompt was handed to the engine."""
-        return RequestMeter(self.models.setdefault(model_name, ModelStats()), request, self._clock)
 
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
         """A response was sent.
@@ -219,11 +99,13 @@ class ServerMetrics:
                 group.start_soon(_ask_engine, client, self.engines[model_name])
 
     def refresh_statuses(self) -> None:
-        """Only what is known without asking: states, running and waiting sequences, blocks in use."""
+        """Only what is known without asking, at most a quarter of a second old."""
         for model_name, client in self._clients.items():
             status = client.status()
-            figures = self.engines.setdefault(model_name, EngineFigures(status))
-            figures.saw_status(status, resident_bytes(status.pid), self.models[model_name].num_embedding)
+            figures = self.engines.setdefault(model_name, EngineFigures())
+            figures.saw(status, status.metrics)
+            figures.resident_bytes = resident_bytes(status.pid)
+            figures.num_embedding = self.models[model_name].num_embedding
             with suppress(OctavoError):  # it was never ready
                 figures.info = client.info
 
@@ -241,11 +123,5 @@ class ServerMetrics:
 
 
 async def _ask_engine(client: EngineClient, figures: EngineFigures) -> None:
-    numbers: Mapping[str, object] | None = None
-    try:
-        with anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):
-            numbers = await client.metrics()
-    except OctavoError:
-        return  # its state, which is shown, says why
-    if numbers is not None:
-        figures.saw_numbers(numbers)
+    with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state, which is shown, says why
+        figures.saw(client.status(), await client.metrics())

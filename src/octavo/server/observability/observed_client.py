@@ -1,4 +1,4 @@
-"""An engine client that tells the metrics (and traces) of everything that passes through it."""
+"""An engine client that tells the metrics and traces of everything that passes through it."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from octavo.core.client import AnswerStream, EngineClient, EngineStatus, ModelInfo
-from octavo.errors import OctavoError
+from octavo.engine.metrics import EngineMetrics
+from octavo.errors import NumericalError, OctavoError
 from octavo.generation_request import GenerationRequest
-from octavo.outputs import PoolingOutput, RequestOutput
-from octavo.server.observability.metrics import RequestMeter, ServerMetrics
+from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.server.observability.metric_values import FINISHED_REASONS, CancelPhase, ModelStats
+from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import RequestSpan
 
 
@@ -23,7 +25,7 @@ class ObservedClient:
         self._client = client
         self._metrics = metrics
         self._model_name = model_name
-        metrics.served(model_name, client)
+        self._stats = metrics.served(model_name, client)
 
     @property
     def info(self) -> ModelInfo:
@@ -36,22 +38,20 @@ class ObservedClient:
         await self._client.wait_ready()
 
     async def generate(self, request: GenerationRequest) -> AnswerStream:
-        meter = self._metrics.request_started(self._model_name, request)
-        tracer = self._metrics.tracer
-        span = tracer.begin(self._model_name, request) if tracer is not None and request.params.is_answered else None
+        tracer, is_answered = self._metrics.tracer, request.params.is_answered
+        span = tracer.begin(self._model_name, request) if tracer is not None and is_answered else None
+        answer = ObservedStream(self._stats, span, is_answered=is_answered)
         try:
-            stream = await self._client.generate(request)
+            answer.stream = await self._client.generate(request)
         except BaseException as error:
             # One that the engine refuses never began: its response counts, as an error, and nothing else.
             if isinstance(error, asyncio.CancelledError):
-                meter.cancelled()
-            meter.close()
-            if span is not None:
-                span.end(meter.metrics, (), type(error).__name__)
+                answer.count_cancelled()
+            answer.end(type(error).__name__)
             raise
-        return ObservedStream(stream, meter, span)
+        return answer
 
-    async def metrics(self) -> dict[str, object]:
+    async def metrics(self) -> EngineMetrics:
         return await self._client.metrics()
 
     async def close(self) -> None:
@@ -60,37 +60,73 @@ class ObservedClient:
 
 
 class ObservedStream:
-    """An answer on its way to the user."""
+    """An answer on its way to the user. stream: the engine's, once it has taken the request."""
 
-    def __init__(self, stream: AnswerStream, meter: RequestMeter, span: RequestSpan | None) -> None:
-        self._stream = stream
-        self._meter = meter
+    stream: AnswerStream
+
+    def __init__(self, stats: ModelStats, span: RequestSpan | None, *, is_answered: bool) -> None:
+        """is_answered: False for a text to embed, which counts as one only while the engine has it."""
+        self._stats = stats
         self._span = span
+        self._is_answered = is_answered
+        self._reasons: dict[int, str] = {}  # by choice
+        self._metrics = RequestMetrics()
+        self._phase: CancelPhase = "prefill"
+        self._has_ended = False
+        stats.num_embedding += not is_answered
 
     @property
     def request_id(self) -> str:
-        return self._stream.request_id
+        return self.stream.request_id
 
     def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         return self
 
     async def __anext__(self) -> RequestOutput | PoolingOutput:
         try:
-            output = await self._stream.__anext__()
+            output = await self.stream.__anext__()
         except OctavoError as error:
-            self._meter.failed(error)
-            self._end_span(type(error).__name__)
+            if self._is_answered and not self._has_ended:
+                self._stats.finished["error"] += 1
+                self._stats.num_corrupted += isinstance(error, NumericalError)
+            self.end(type(error).__name__)
             raise
-        self._meter.saw(output)
+        if isinstance(output, RequestOutput):
+            self._count(output)
         if output.finished:
-            self._end_span()
+            self.end()
         return output
 
     async def aclose(self) -> None:
-        self._meter.cancelled()
-        self._end_span("cancelled")
-        await self._stream.aclose()
+        self.count_cancelled()
+        self.end("cancelled")
+        await self.stream.aclose()
 
-    def _end_span(self, error: str | None = None) -> None:
+    def count_cancelled(self) -> None:
+        """Nobody wants the rest: the client left, the request was cancelled or ran out of time."""
+        if self._is_answered and not self._has_ended:
+            self._stats.cancelled[self._phase] += 1
+            self._stats.finished["abort"] += 1
+
+    def end(self, error: str | None = None) -> None:
+        """Nothing more is counted. error: why there is no whole answer. May be called twice."""
+        if self._has_ended:
+            return
+        self._has_ended = True
+        self._stats.num_embedding -= not self._is_answered
         if self._span is not None:
-            self._span.end(self._meter.metrics, self._meter.finish_reasons, error)
+            self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)
+
+    def _count(self, output: RequestOutput) -> None:
+        stats, metrics = self._stats, output.metrics
+        self._metrics = metrics
+        num_new = sum(len(choice.token_ids) for choice in output.outputs)
+        if num_new and self._phase == "prefill":
+            self._phase = "decode"
+            stats.num_prompt_tokens += metrics.num_prompt_tokens
+            stats.num_cached_tokens += metrics.num_cached_tokens
+        stats.num_generated_tokens += num_new
+        self._reasons |= {choice.index: choice.finish_reason for choice in output.outputs if choice.finish_reason}
+        if output.finished and not self._has_ended:
+            for reason in self._reasons.values():
+                stats.finished[reason if reason in FINISHED_REASONS else "stop"] += 1
