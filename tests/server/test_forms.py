@@ -13,7 +13,6 @@ import numpy as np
 
 from octavo.batch import Batch, SamplingBatch, StepOutput
 from octavo.config import EngineConfig
-from octavo.engine.scheduler import Schedule, ScheduledSequence
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
@@ -35,7 +34,6 @@ BODY = {
 PARTS: dict[type, type] = {
     Message: ChatCompletionRequest,
     SamplingParams: GenerationRequest,
-    ScheduledSequence: Schedule,
     SamplingBatch: Batch,
     CompletionOutput: RequestOutput,
 }
@@ -71,7 +69,7 @@ def seen_classes(config: EngineConfig) -> list[type]:
     async def run() -> list[type]:
         async with wired_app(config) as (http, _):
             needles = Needles((await http.post(URL, json={**BODY, "return_token_ids": True})).json())
-        watch = Watch(needles.are_in)
+        watch = Watch(needles.are_in, PARTS.keys())
         try:
             async with wired_app(config) as (http, _):
                 with watch:

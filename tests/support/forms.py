@@ -1,6 +1,8 @@
-"""A watch on the classes that carry a request and its answer, by what functions get and give while they run.
+"""A watch on the classes that hold a request or its answer, by what functions get and give while they run.
 
-seen = watch(lambda value: "needle" in ..., work)
+A class holds what is in its own fields, in containers there and in the parts that it is made of. An object that only
+refers to another one, as a queue does to its requests, is no form of it; a message between processes is, as all that it
+refers to is copied.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,9 +29,10 @@ class Watch:
     Make it before the threads to watch begin; it is blind outside of `with`.
     """
 
-    def __init__(self, is_it: Callable[[object], bool]) -> None:
-        """is_it: called with texts, numbers, arrays and lists of numbers."""
+    def __init__(self, is_it: Callable[[object], bool], parts: Collection[type]) -> None:
+        """is_it: called with texts, numbers, arrays and lists of numbers. parts: classes that others are made of."""
         self.seen: list[type] = []
+        self._parts = parts
         self._is_it = is_it
         self._is_on = False
         threading.setprofile(self._profile)
@@ -55,19 +58,20 @@ class Watch:
 
     def _note(self, value: object) -> None:
         for item in value if isinstance(value, (list, tuple)) else [value]:
-            if is_data(item) and type(item) not in self.seen and self._holds(item, set()):
-                self.seen.append(type(item))
+            if is_data(item) and type(item) not in self.seen:
+                follows = isinstance(item, msgspec.Struct)
+                if any(self._holds(field, follows) for field in _fields_of(item)):
+                    self.seen.append(type(item))
 
-    def _holds(self, value: object, known: set[int]) -> bool:
-        if id(value) in known:
-            return False
-        known.add(id(value))
+    def _holds(self, value: object, follows: bool) -> bool:
+        """follows: also what other objects hold that the value refers to."""
         if is_data(value):
-            return any(self._holds(item, known) for item in _fields_of(value))
+            is_part = follows or type(value) in self._parts
+            return is_part and any(self._holds(item, follows) for item in _fields_of(value))
         if isinstance(value, dict):
-            return any(self._holds(item, known) for item in value.values())
+            return any(self._holds(item, follows) for item in value.values())
         if isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
-            return any(self._holds(item, known) for item in value)
+            return any(self._holds(item, follows) for item in value)
         return self._is_it(value)
 
 
