@@ -90,9 +90,9 @@ def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
         elif isinstance(node, ast.ImportFrom):
             if node.level:
                 yield node.lineno, "." * node.level + (node.module or "")
-            elif node.module == "octavo":
+            elif node.module in {"octavo", "octavo.backends"}:
                 for alias in node.names:
-                    yield node.lineno, f"octavo.{alias.name}"
+                    yield node.lineno, f"{node.module}.{alias.name}"
             else:
                 yield node.lineno, node.module or ""
 

@@ -74,9 +74,11 @@ class MappedFile:
         return np.frombuffer(self.data, np.uint8, nbytes, offset)
 
     def sample(self, offset: int, nbytes: int) -> bytes:
-        """At most a page from the middle of these bytes."""
+        """At most a page from the middle of these bytes. It is read, not mapped: a mapped page may bring megabytes."""
+        if not self._is_open:
+            raise ModelLoadError(f"{self.path}: the model is closed")
         begin = offset + max((nbytes - mmap.PAGESIZE) // 2, 0)
-        return self.array(begin, min(nbytes, mmap.PAGESIZE)).tobytes()
+        return os.pread(self._descriptor, min(nbytes, mmap.PAGESIZE), begin)
 
     def release(self, offset: int, nbytes: int) -> None:
         """Lets the system take back the whole pages within these bytes; they are read again if needed."""

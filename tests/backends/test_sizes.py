@@ -1,0 +1,154 @@
+"""Sizes before loading: what the backend will take, for every stored type, in plans and at the start."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from octavo.backends import ExecutorLimits, get_backend
+from octavo.backends.cpu import _native
+from octavo.backends.memory import MemoryBudget
+from octavo.cli.plan import memory_needs
+from octavo.config import EngineConfig
+from octavo.engine.load import load_engine
+from octavo.engine.sizes import growth_notes, model_sizes
+from octavo.errors import InsufficientMemoryError
+from octavo.graph.builder import Graph
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.quantization.packed import DenseWeight, GroupedFormat, GroupedWeight, Weight
+from tests.support.gguf_writer import Tensor
+from tests.support.processes import octavo_here
+from tests.support.quantize import HALF_OFFSETS, random_weight
+from tests.support.tiny_gguf import VOCABULARY, tiny_gguf
+
+MIB = 1 << 20
+LIMITS = ExecutorLimits(16, 2, 16, 64)
+TYPES = sorted({*_native.packable_types(), *HALF_OFFSETS} - {"Q8_1"})
+WIDTH, HIDDEN = 256, 1024
+
+
+def one_matrix(weight: Weight) -> tuple[Graph, dict[str, Weight]]:
+    weights = {"head.weight": weight, "embed.weight": DenseWeight(np.ones((16, weight.shape[1]), np.float32))}
+    g = Graph({name: w.shape for name, w in weights.items()})
+    g.output = g.logits(g.select_rows(g.embedding("embed")), "head")
+    return g, weights
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("type_name", TYPES)
+def test_every_type_takes_what_was_said(type_name: str, backend: str) -> None:
+    rng = np.random.default_rng(0)
+    plain = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+    weight: Weight
+    if type_name in plain:
+        weight = DenseWeight(rng.integers(0, 100, (48, 256)).astype(plain[type_name]))
+    else:
+        weight = random_weight(type_name, (48, 256), 0)
+    graph, weights = one_matrix(weight)
+    sizes = get_backend(backend).sizes(graph, weights, LIMITS)
+    executor = get_backend(backend).compile(graph, weights, LIMITS)
+    executor.allocate_cache(1, 16)
+    assert sizes.weight_bytes == executor.weight_bytes
+    assert sizes.kv_bytes_per_token == executor.kv_bytes_per_token
+    assert sizes.workspace_bytes <= executor.workspace_bytes
+    executor.close()
+    grown = {t.type_name for t in sizes.grown}
+    has_kernel = type_name in (_native.packable_types() if backend == "cpu" else ["F32"])
+    assert grown == (set() if has_kernel else {type_name})
+
+
+def test_canonical_weights_without_a_kernel_are_counted_as_floats() -> None:
+    codes, scales = np.zeros((48, 128), np.uint8), np.zeros((48, 2), np.float16)
+    graph, weights = one_matrix(GroupedWeight(GroupedFormat(4, 128, 8), codes, scales))
+    (grown,) = get_backend("cpu").sizes(graph, weights, LIMITS).grown
+    assert (grown.type_name, grown.packed_as, grown.packed_bytes) == ("I4_128", "F16", 48 * 256 * 2)
+    assert grown.factor == pytest.approx(2 / (0.5 + 2 / 128))
+
+
+@pytest.fixture
+def iq2_path(tmp_path: Path) -> Path:
+    """A llama whose matrices are IQ2_XXS: 66 bytes for 256 numbers in the file, 512 in memory."""
+    shapes = {
+        "token_embd": (VOCABULARY, WIDTH),
+        "blk.0.attn_q": (WIDTH, WIDTH),
+        "blk.0.attn_k": (WIDTH // 2, WIDTH),
+        "blk.0.attn_v": (WIDTH // 2, WIDTH),
+        "blk.0.attn_output": (WIDTH, WIDTH),
+        "blk.0.ffn_gate": (HIDDEN, WIDTH),
+        "blk.0.ffn_up": (HIDDEN, WIDTH),
+        "blk.0.ffn_down": (WIDTH, HIDDEN),
+    }
+    tensors = [
+        Tensor(f"{name}.weight", "IQ2_XXS", shape, random_weight("IQ2_XXS", shape, 0).data.tobytes())
+        for name, shape in shapes.items()
+    ]
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        tensors.append(Tensor(f"{name}.weight", "F32", (WIDTH,), np.ones(WIDTH, np.float32).tobytes()))
+    path = tmp_path / "iq2.gguf"
+    path.write_bytes(tiny_gguf({"llama.embedding_length": WIDTH, "llama.feed_forward_length": HIDDEN}, tensors))
+    return path
+
+
+@pytest.fixture
+def iq2(iq2_path: Path) -> Iterator[Checkpoint]:
+    checkpoint = open_checkpoint(iq2_path)
+    yield checkpoint
+    checkpoint.close()
+
+
+def stored_bytes(checkpoint: Checkpoint) -> int:
+    return sum(checkpoint.weights.info(name).nbytes for name in checkpoint.weights)
+
+
+def test_a_type_that_grows_is_noted_with_its_factor(iq2: Checkpoint) -> None:
+    (note,) = growth_notes(model_sizes(iq2, EngineConfig(), 64))
+    assert note.startswith(
+        "IQ2_XXS has no kernel of its own: its weights are kept as F16 and take 7.8 times their size"
+    )
+    assert "1.9 MiB instead of 0.2 MiB" in note
+
+
+def test_a_plan_counts_packed_weights(iq2: Checkpoint) -> None:
+    """With what the file holds it would fit."""
+    roomy = memory_needs(iq2, 64, 1, MemoryBudget(1 << 30))
+    assert roomy.fits
+    assert roomy.weight_bytes > 7 * stored_bytes(iq2)
+    by_the_file = roomy.total_bytes - roomy.weight_bytes + 2 * stored_bytes(iq2)
+    tight = memory_needs(iq2, 64, 1, MemoryBudget(256 * MIB + by_the_file))
+    assert not tight.fits
+    assert tight.largest_context == 0
+    assert memory_needs(iq2, 64, 1, MemoryBudget(256 * MIB + roomy.total_bytes)).fits
+
+
+def test_plan_and_show_warn(iq2_path: Path) -> None:
+    for command in ("plan", "show"):
+        text = octavo_here(command, iq2_path).stdout
+        assert "7.8 times their size in the file" in " ".join(text.split())
+        (warning,) = json.loads(octavo_here(command, iq2_path, "--json").stdout)["warnings"]
+        assert "IQ2_XXS" in warning
+
+
+def test_the_start_refuses_by_packed_weights(iq2_path: Path, iq2: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(3 * stored_bytes(iq2)))
+    with pytest.raises(InsufficientMemoryError, match=r"the weights take 1.9 MiB, but only 0.7 MiB of memory is free"):
+        load_engine(EngineConfig(model=str(iq2_path)))
+
+
+def test_the_start_warns(iq2_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "octavo.engine.load"):
+        loaded = load_engine(EngineConfig(model=str(iq2_path), kv_cache_memory="16MiB"))
+    checkpoint = open_checkpoint(iq2_path)
+    assert loaded.executor.weight_bytes == model_sizes(checkpoint, EngineConfig(), 64).weight_bytes
+    checkpoint.close()
+    loaded.executor.close()
+    assert "IQ2_XXS has no kernel of its own" in caplog.text
+    assert "7.8 times" in caplog.text
+
+
+def test_models_with_kernels_for_all_types_get_no_warning(smollm2_path: Path) -> None:
+    assert json.loads(octavo_here("show", smollm2_path, "--json").stdout)["warnings"] == []
