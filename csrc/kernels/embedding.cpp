@@ -16,7 +16,7 @@ inline float lane(F32x16 v, int i) {
 
 template <typename F>
 void read_column(const Panel& panel, int column, int k, float* out) {
-    UnitCursor<F> cursor(panel.data, 0, k / UNIT_K);
+    UnitCursor<F> cursor(panel, 0, k / UNIT_K);
     for (int u = 0; u < k / UNIT_K; ++u, cursor.next(), out += UNIT_K) {
         const float scale = lane(cursor.scales(), column);
         for (int half = 0; half < 2; ++half) {

@@ -25,20 +25,19 @@ struct alignas(64) UnitTile {
 };
 
 template <typename F>
-void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
+void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     using Tile = UnitTile<FormOf<F>>;
-    const __m512i table = load_table<F>(type), zero = _mm512_setzero_si512();
+    const __m512i zero = _mm512_setzero_si512();
     for (int j = 0; j < Tile::TILES; ++j)
         for (int row = 0; row < TILE_ROWS; ++row) _mm512_storeu_si512(tile.codes[j] + 64 * row, zero);
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
         constexpr int Q = decltype(q)::value;
-        _mm512_storeu_si512(tile.codes[Tile::TILES == 2 ? Q / 4 : 0] + 64 * Q,
-                            unpack_quad<F, Q>(cursor.codes(), table));
+        _mm512_storeu_si512(tile.codes[Tile::TILES == 2 ? Q / 4 : 0] + 64 * Q, source.template quad<Q>());
     });
-    store(tile.scales, cursor.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    store(tile.scales, source.scales());
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
     if constexpr (F::has_half_scales)
-        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<F>(cursor.header, cursor.unit, j));
+        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], source.half_scales(j));
 }
 
 using TileSums = int32_t[TILE_ROWS][PANEL_COLS];
@@ -77,17 +76,9 @@ inline F32x16 row_sum(const UnitTile<Form>& tile, const TileSums (&sums)[UnitTil
 template <typename Form>
 inline void add_unit(const UnitTile<Form>& tile, const TileSums (&sums)[UnitTile<Form>::TILES], ImageGroup a,
                      const int32_t* terms, float* c) {
-    const float* const scales = image_scales(a.data, a.rows);
-    const float* const row_sums = image_sums(a.data, a.rows);
-    const F32x16 s = load(tile.scales);
-    for (int r = 0; r < a.rows; ++r) {
-        F32x16 y = fma(row_sum<Form>(tile, sums, terms, r, a.rows), s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-        if constexpr (Form::mins == 1) y = fma(load(tile.mins[0]), broadcast(row_sums[r]), y);
-        if constexpr (Form::mins == 2)
-            for (int j = 0; j < 2; ++j)
-                y = fma(load(tile.mins[j]), broadcast(reinterpret_cast<const float*>(terms)[j * a.rows + r]), y);
-        store(c + PANEL_COLS * r, y);
-    }
+    const UnitFactors<Form> factors(TileUnits<Form>{&tile});
+    for (int r = 0; r < a.rows; ++r, c += PANEL_COLS)
+        store(c, factors.add(load(c), row_sum<Form>(tile, sums, terms, r, a.rows), a.data, terms, r, a.rows));
 }
 
 // c [rows][16] += a * tiles

@@ -5,12 +5,10 @@
 // Byte codes are multiplied as |w| * (sign(w) a): no sum of two pairs fits.
 #pragma once
 
-#include "linear_image.h"
+#include "linear_units.h"
 
 namespace octavo {
 namespace {
-
-constexpr int PREFETCH_BYTES = 1536;  // ahead in the stream; measured best on Zen 3
 
 inline __m256i load_bytes(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m256i broadcast_i32(const void* p) {
@@ -88,51 +86,28 @@ inline void store_half_scales(int32_t* out, I32x16 s) {
 
 // Weights straight from the packed panel.
 template <typename F>
-struct PackedSource {
-    using Form = FormOf<F>;
-    UnitCursor<F> cursor;
+struct PackedSource : PackedUnits<F> {
     __m256i table;
-    PackedSource(const Panel& panel, int units) : cursor(panel.data, 0, units), table(load_table<F>(panel.type)) {}
+    PackedSource(const Panel& panel, int first, int count)
+        : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
     template <int Q, int H>
     __m256i quad() const {
-        return unpack_quad<F, Q, H>(cursor.codes(), table);
+        return unpack_quad<F, Q, H>(this->codes(), table);
     }
-    F32x16 scales() const { return cursor.scales(); }
-    F32x16 mins(int half) const { return cursor.mins(half); }
-    I32x16 half_scales(int half) const { return load_half_scales<F>(cursor.header, cursor.unit, half); }
-    void prefetch() const {
-        const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
-        for (int i = 0; i < F::block_bytes / F::units; i += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(ahead + i), _MM_HINT_T0);
-    }
-    void next() { cursor.next(); }
+    I32x16 half_scales(int half) const { return load_half_scales<F>(this->header, this->unit, half); }
 };
 
-// One unit unpacked, reused for many rows.
+// Unpacked units.
 template <typename Form>
-struct alignas(64) UnitTile {
-    uint8_t codes[QUADS * QUAD_BYTES];
-    float scales[PANEL_COLS];
-    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
-    int32_t half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
-};
-
-template <typename Form_>
-struct TileSource {
-    using Form = Form_;
-    const UnitTile<Form>* tile;
+struct TileSource : TileUnits<Form> {
     template <int Q, int H>
     __m256i quad() const {
-        return load_bytes(tile->codes + 64 * Q + 32 * H);
+        return load_bytes(this->tile->codes + 64 * Q + 32 * H);
     }
-    F32x16 scales() const { return load(tile->scales); }
-    F32x16 mins(int half) const { return load(tile->mins[half]); }
     I32x16 half_scales(int half) const {
         if constexpr (!Form::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
-        return {load_bytes(tile->half_scales[half]), load_bytes(tile->half_scales[half] + 8)};
+        return {load_bytes(this->tile->half_scales[half]), load_bytes(this->tile->half_scales[half] + 8)};
     }
-    void prefetch() const {}
-    void next() { ++tile; }
 };
 
 // A packed unit that is left in a tile as it is read, for the rows that come after.
@@ -165,21 +140,17 @@ struct KeepingSource {
 };
 
 template <typename F>
-void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
-    const __m256i table = load_table<F>(type);
-    const uint8_t* const codes = cursor.codes();
+void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
         unroll<2>([&](auto h) __attribute__((always_inline)) {
             constexpr int Q = decltype(q)::value, H = decltype(h)::value;
-            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H),
-                               unpack_quad<F, Q, H>(codes, table));
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H), source.template quad<Q, H>());
         });
     });
-    store(tile.scales, cursor.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    store(tile.scales, source.scales());
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
     if constexpr (F::has_half_scales)
-        for (int j = 0; j < 2; ++j)
-            store_half_scales(tile.half_scales[j], load_half_scales<F>(cursor.header, cursor.unit, j));
+        for (int j = 0; j < 2; ++j) store_half_scales(tile.half_scales[j], source.half_scales(j));
 }
 
 // acc[r][h] += codes of quads [First, First + Count) x activations, int16; starts at zero.
@@ -269,20 +240,12 @@ __attribute__((always_inline)) inline void multiply_unit(const Source& source, c
         unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
     else
         unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
-    const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
-    const F32x16 s = source.scales();
-    F32x16 mins[2];
-    for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
+    const UnitFactors<Form> factors(source);
     // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
     if (R > 2) __asm__("" : "+r"(c));
     for (int r = 0; r < R; ++r) {
         const F32x16 i = {_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
-        F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-        if constexpr (Form::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
-        if constexpr (Form::mins == 2)
-            for (int j = 0; j < 2; ++j)
-                y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
-        store(c + PANEL_COLS * r, y);
+        store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), i, a, terms, r, R));
     }
 }
 
@@ -296,70 +259,14 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
     }
 }
 
-// c [4 + R][16] += a * panel, for a whole group and one of R rows: the first leaves each unit in a tile.
-template <typename F, int R>
-void multiply_pair(const Panel& panel, int units, const uint8_t* const (&a)[2], const int32_t* const (&terms)[2],
-                   float* c) {
-    constexpr int W = ROW_GROUP;
-    using Form = FormOf<F>;
-    UnitTile<Form> tile;
-    PackedSource<F> source(panel, units);
-    const uint8_t *first = a[0], *second = a[1];
-    const int32_t *first_terms = terms[0], *second_terms = terms[1];
-    for (int u = 0; u < units; ++u, source.next()) {
+// c [4][16] += a * `units` units of the source, for a whole group. Leaves them in `tiles`.
+template <typename F>
+void multiply_keeping(PackedSource<F>& source, int units, ImageGroup a, const int32_t* terms, float* c,
+                      UnitTile<FormOf<F>>* tiles) {
+    for (int u = 0; u < units; ++u, source.next(), terms += FormOf<F>::term_count * ROW_GROUP) {
         source.prefetch();
-        multiply_unit<W>(KeepingSource<F>{source, tile}, first, first_terms, c);
-        // The tile is memory. As values that live through both products its codes would fill registers and spill.
-        __asm__ volatile("" : : "r"(&tile) : "memory");
-        multiply_unit<R>(TileSource<Form>{&tile}, second, second_terms, c + W * PANEL_COLS);
-        first += ROW_UNIT_BYTES * W;
-        second += ROW_UNIT_BYTES * R;
-        first_terms += Form::term_count * W;
-        second_terms += Form::term_count * R;
+        multiply_unit<ROW_GROUP>(KeepingSource<F>{source, tiles[u]}, a.unit(u), terms, c);
     }
-}
-
-template <typename Source>
-inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
-    switch (a.rows) {
-        case 1:
-            return multiply_units<1>(source, units, a.data, terms, c);
-        case 2:
-            return multiply_units<2>(source, units, a.data, terms, c);
-        case 3:
-            return multiply_units<3>(source, units, a.data, terms, c);
-        default:
-            return multiply_units<4>(source, units, a.data, terms, c);
-    }
-}
-
-// c [rows][16] += a * panel
-template <typename F>
-void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows(PackedSource<F>(panel, units), units, a, terms, c);
-}
-
-// The same for two groups of which the first is whole, each unit unpacked once for both. c: of both.
-template <typename F>
-void multiply_packed_pair(const Panel& panel, int units, ImageGroup first, ImageGroup second,
-                          const int32_t* const (&terms)[2], float* c) {
-    const uint8_t* const a[2] = {first.data, second.data};
-    switch (second.rows) {
-        case 1:
-            return multiply_pair<F, 1>(panel, units, a, terms, c);
-        case 2:
-            return multiply_pair<F, 2>(panel, units, a, terms, c);
-        case 3:
-            return multiply_pair<F, 3>(panel, units, a, terms, c);
-        default:
-            return multiply_pair<F, 4>(panel, units, a, terms, c);
-    }
-}
-
-// c [rows][16] += a * tiles
-template <typename Form>
-void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows(TileSource<Form>{tiles}, units, a, terms, c);
 }
 
 }  // namespace

@@ -3,12 +3,10 @@
 // nibbles.
 #pragma once
 
-#include "linear_image.h"
+#include "linear_units.h"
 
 namespace octavo {
 namespace {
-
-constexpr int PREFETCH_BYTES = 2048;  // ahead in the stream
 
 inline __m512i load_bytes(const void* p) { return _mm512_loadu_si512(p); }
 inline __m512i broadcast_i32(const void* p) {
@@ -76,61 +74,38 @@ inline F32x16 load_half_scales(const uint8_t* header, int unit, int half) {
 
 // Weights straight from the packed panel.
 template <typename F>
-struct PackedSource {
-    using Form = FormOf<F>;
-    UnitCursor<F> cursor;
+struct PackedSource : PackedUnits<F> {
     __m512i table;
-    PackedSource(const Panel& panel, int units) : cursor(panel.data, 0, units), table(load_table<F>(panel.type)) {}
+    PackedSource(const Panel& panel, int first, int count)
+        : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
     template <int Q>
     __m512i quad() const {
-        return unpack_quad<F, Q>(cursor.codes(), table);
+        return unpack_quad<F, Q>(this->codes(), table);
     }
-    F32x16 scales() const { return cursor.scales(); }
-    F32x16 mins(int half) const { return cursor.mins(half); }
-    F32x16 half_scales(int half) const { return load_half_scales<F>(cursor.header, cursor.unit, half); }
-    void prefetch() const {
-        const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
-        for (int i = 0; i < F::block_bytes / F::units; i += 64) __builtin_prefetch(ahead + i);
+    F32x16 half_scales(int half) const { return load_half_scales<F>(this->header, this->unit, half); }
+};
+
+// Unpacked units.
+template <typename Form>
+struct TileSource : TileUnits<Form> {
+    template <int Q>
+    __m512i quad() const {
+        return load_bytes(this->tile->codes + 64 * Q);
     }
-    void next() { cursor.next(); }
+    F32x16 half_scales(int half) const { return load(this->tile->half_scales[half]); }
 };
 
 #if !defined(OCTAVO_ISA_amx)
-// One unit unpacked, reused for many rows.
-template <typename Form>
-struct alignas(64) UnitTile {
-    uint8_t codes[QUADS * QUAD_BYTES];
-    float scales[PANEL_COLS];
-    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
-    float half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
-};
-
-template <typename Form_>
-struct TileSource {
-    using Form = Form_;
-    const UnitTile<Form>* tile;
-    template <int Q>
-    __m512i quad() const {
-        return load_bytes(tile->codes + 64 * Q);
-    }
-    F32x16 scales() const { return load(tile->scales); }
-    F32x16 mins(int half) const { return load(tile->mins[half]); }
-    F32x16 half_scales(int half) const { return load(tile->half_scales[half]); }
-    void prefetch() const {}
-    void next() { ++tile; }
-};
-
 template <typename F>
-void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
-    const __m512i table = load_table<F>(type);
+void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
         constexpr int Q = decltype(q)::value;
-        _mm512_storeu_si512(tile.codes + 64 * Q, unpack_quad<F, Q>(cursor.codes(), table));
+        _mm512_storeu_si512(tile.codes + 64 * Q, source.template quad<Q>());
     });
-    store(tile.scales, cursor.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    store(tile.scales, source.scales());
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
     if constexpr (F::has_half_scales)
-        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], load_half_scales<F>(cursor.header, cursor.unit, j));
+        for (int j = 0; j < 2; ++j) store(tile.half_scales[j], source.half_scales(j));
 }
 #endif
 
@@ -225,42 +200,11 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
         source.prefetch();
         F32x16 sum[R];
         unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
-        const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
-        const F32x16 s = source.scales();
-        F32x16 mins[2];
-        for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
-        for (int r = 0; r < R; ++r) {
-            y[r] = fma(sum[r], s * broadcast(scales[r]), y[r]);
-            if constexpr (Form::mins == 1) y[r] = fma(mins[0], broadcast(scales[R + r]), y[r]);
-            if constexpr (Form::mins == 2)
-                for (int j = 0; j < 2; ++j)
-                    y[r] = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y[r]);
-        }
+        const UnitFactors<Form> factors(source);
+        for (int r = 0; r < R; ++r) y[r] = factors.add(y[r], sum[r], a, terms, r, R);
     }
     for (int r = 0; r < R; ++r) store(c + PANEL_COLS * r, y[r]);
 }
-
-template <int Most, typename Source>
-inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
-    unroll<Most>([&](auto i) __attribute__((always_inline)) {
-        constexpr int R = decltype(i)::value + 1;
-        if (a.rows == R) multiply_units<R>(source, units, a.data, terms, c);
-    });
-}
-
-// c [rows][16] += a * panel
-template <typename F>
-void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<PACKED_ROWS>(PackedSource<F>(panel, units), units, a, terms, c);
-}
-
-#if !defined(OCTAVO_ISA_amx)
-// c [rows][16] += a * tiles
-template <typename Form>
-void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<ROW_GROUP>(TileSource<Form>{tiles}, units, a, terms, c);
-}
-#endif
 
 }  // namespace
 }  // namespace octavo

@@ -94,16 +94,14 @@ inline F32x16 load_i8(const uint8_t* p) {
 inline F32x16 load_halves(const uint8_t* p) { return load_f16(reinterpret_cast<const uint16_t*>(p)); }
 
 // 2^(e - 128). Exponents 0 and 1 give subnormal numbers.
-inline float half_of_e8m0(uint8_t e) {
-    const uint32_t bits = e < 2 ? 0x00200000u << e : static_cast<uint32_t>(e - 1) << 23;
-    float f;
-    std::memcpy(&f, &bits, 4);
-    return f;
-}
-
 inline F32x16 load_e8m0(const uint8_t* p) {
-    float t[16];
-    for (int i = 0; i < 16; ++i) t[i] = half_of_e8m0(p[i]);
+    uint32_t bits[PANEL_COLS];
+    for (int i = 0; i < PANEL_COLS; ++i) {
+        const uint32_t e = p[i];
+        bits[i] = e < 2 ? 0x00200000u * (e + 1) : (e - 1) << 23;
+    }
+    float t[PANEL_COLS];
+    std::memcpy(t, bits, sizeof(t));
     return load(t);
 }
 
@@ -164,8 +162,8 @@ struct UnitCursor {
     const uint8_t* header;
     int unit;  // in the super-block
 
-    UnitCursor(const uint8_t* panel, int first, int count)
-        : header(panel + first / F::units * static_cast<int64_t>(F::block_bytes)),
+    UnitCursor(const Panel& panel, int first, int count)
+        : header(panel.data + first / F::units * static_cast<int64_t>(F::block_bytes)),
           unit(first % F::units),
           left_(count) {
         load_header();

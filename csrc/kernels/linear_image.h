@@ -11,40 +11,47 @@ namespace octavo {
 namespace {
 
 // ROW_GROUP: rows that a kernel takes at once. PACKED_ROWS: up to so many it reads the packed panel directly, beyond it
-// unpacks.
+// unpacks. PREFETCH_BYTES: ahead in the packed stream. WIDE_ZERO: subtracted from wide codes by terms (avx512: from
+// their high nibble). WIDE_APART: wide codes have sums of their own. SHORT_SUMS: products are added in int16; terms are
+// then pairs of int16 (for the sums of a over k % 4 in {0, 1} and {2, 3}) and not int32, and codes above 15 without a
+// zero point have their sums over half a unit.
+#if defined(OCTAVO_ISA_amx) || defined(OCTAVO_ISA_avx512vnni)
 #if defined(OCTAVO_ISA_amx)
 constexpr int ROW_GROUP = 16, PACKED_ROWS = 4;
-#elif defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
+#else
 constexpr int ROW_GROUP = 8, PACKED_ROWS = 8;
-#elif defined(OCTAVO_ISA_avx2) || defined(OCTAVO_NEON)
-constexpr int ROW_GROUP = 4, PACKED_ROWS = 8;
-#else
-constexpr int ROW_GROUP = 4, PACKED_ROWS = 0;
 #endif
-
-// ZERO_BY_TERMS: zero points are subtracted by terms, else from the codes. TERM_PAIRS: terms are pairs of int16 (for
-// the sums of a over k % 4 in {0, 1} and {2, 3}), else int32. WIDE_ZERO: subtracted from wide codes by terms (avx512:
-// from their high nibble). WIDE_APART: wide codes have sums of their own. SHORT_SUMS: codes above 15 without a zero
-// point have their sums over half a unit.
-#if defined(OCTAVO_ISA_amx) || defined(OCTAVO_ISA_avx512vnni)
-constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = false, WIDE_APART = false, SHORT_SUMS = false;
-constexpr int WIDE_ZERO = 128;
+constexpr int PREFETCH_BYTES = 2048, WIDE_ZERO = 128;
+constexpr bool WIDE_APART = false, SHORT_SUMS = false;
+using HalfScale = float;
+using TileCode = uint8_t;
 #elif defined(OCTAVO_ISA_avx512)
-constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = true, WIDE_APART = true, SHORT_SUMS = true;
-constexpr int WIDE_ZERO = 8;
+constexpr int ROW_GROUP = 8, PACKED_ROWS = 8, PREFETCH_BYTES = 2048, WIDE_ZERO = 8;
+constexpr bool WIDE_APART = true, SHORT_SUMS = true;
+using HalfScale = float;
+using TileCode = uint8_t;
 #elif defined(OCTAVO_ISA_avx2)
-constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = true, WIDE_APART = true, SHORT_SUMS = true;
-constexpr int WIDE_ZERO = 0;
-#elif defined(OCTAVO_ISA_neon)
-constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = false, WIDE_APART = true, SHORT_SUMS = false;
-constexpr int WIDE_ZERO = 0;
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, PREFETCH_BYTES = 1536, WIDE_ZERO = 0;
+constexpr bool WIDE_APART = true, SHORT_SUMS = true;
+using HalfScale = int32_t;
+using TileCode = uint8_t;
 #elif defined(OCTAVO_NEON)
-constexpr bool ZERO_BY_TERMS = true, TERM_PAIRS = false, WIDE_APART = false, SHORT_SUMS = false;
-constexpr int WIDE_ZERO = 0;
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, PREFETCH_BYTES = 1024, WIDE_ZERO = 0;
+#if defined(OCTAVO_ISA_neon)
+constexpr bool WIDE_APART = true, SHORT_SUMS = false;
 #else
-constexpr bool ZERO_BY_TERMS = false, TERM_PAIRS = false, WIDE_APART = false, SHORT_SUMS = false;
-constexpr int WIDE_ZERO = 0;
+constexpr bool WIDE_APART = false, SHORT_SUMS = false;
 #endif
+using HalfScale = int32_t;
+using TileCode = int8_t;
+#else
+constexpr int ROW_GROUP = 4, PACKED_ROWS = 0, PREFETCH_BYTES = 0, WIDE_ZERO = 0;
+constexpr bool WIDE_APART = false, SHORT_SUMS = false;
+using HalfScale = int32_t;
+using TileCode = int16_t;
+#endif
+// The scalar kernel subtracts zero points when it unpacks.
+constexpr bool ZERO_BY_TERMS = PACKED_ROWS > 0;
 
 // The part of a format that the products depend on once its codes are unpacked. Formats that agree in it share them.
 template <bool Wide, bool InHalves, bool HasTerms, bool HasHalfScales, int Mins_>
@@ -202,7 +209,7 @@ struct Image {
 };
 
 inline int32_t zero_term(int zero, int low, int high) {
-    if (!TERM_PAIRS) return -zero * (low + high);
+    if (!SHORT_SUMS) return -zero * (low + high);
     return static_cast<int32_t>((static_cast<uint32_t>(-zero * low) & 0xffffu) | static_cast<uint32_t>(-zero * high)
                                                                                      << 16);
 }

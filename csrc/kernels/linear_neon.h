@@ -7,7 +7,7 @@
 // All codes fit into signed bytes; zero points are subtracted by terms.
 #pragma once
 
-#include "linear_image.h"
+#include "linear_units.h"
 
 namespace octavo {
 namespace {
@@ -18,8 +18,7 @@ constexpr bool IN_PAIRS = true;  // unpacked codes lie in pairs of quads, 8 k of
 constexpr bool IN_PAIRS = false;
 #endif
 
-constexpr int COL_GROUPS = 4;         // registers of 4 columns in a panel
-constexpr int PREFETCH_BYTES = 1024;  // ahead in the stream; not measured
+constexpr int COL_GROUPS = 4;  // registers of 4 columns in a panel
 
 // Keeps the products in the order of the source. The compiler would otherwise take the rows one after the other, hold
 // all weights and spill them.
@@ -95,73 +94,49 @@ inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
 
 // Weights straight from the packed panel.
 template <typename F>
-struct PackedSource {
-    using Form = FormOf<F>;
-    UnitCursor<F> cursor;
+struct PackedSource : PackedUnits<F> {
     int8x16_t table;
-    PackedSource(const Panel& panel, int units) : cursor(panel.data, 0, units), table(load_table<F>(panel.type)) {}
+    PackedSource(const Panel& panel, int first, int count)
+        : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
     template <int Q>
     int8x16_t quad(int group) const {
-        return unpack_quad<F, Q>(cursor.codes(), table, group);
+        return unpack_quad<F, Q>(this->codes(), table, group);
     }
     // Quads 2 P and 2 P + 1.
     template <int P>
     int8x16_t pair(int group, bool right) const {
         return pair_quads(quad<2 * P>(group), quad<2 * P + 1>(group), right);
     }
-    F32x16 scales() const { return cursor.scales(); }
-    F32x16 mins(int half) const { return cursor.mins(half); }
-    I32x16 half_scales(int half) const { return load_half_scales<F>(cursor.header, cursor.unit, half); }
-    void prefetch() const {
-        const uint8_t* const ahead = cursor.codes() + PREFETCH_BYTES;
-        for (int i = 0; i < F::block_bytes / F::units; i += 64) __builtin_prefetch(ahead + i);
-    }
-    void next() { cursor.next(); }
+    I32x16 half_scales(int half) const { return load_half_scales<F>(this->header, this->unit, half); }
 };
 
-// One unit unpacked, reused for many rows. Codes: quads, or pairs of quads as pair_quads makes them.
+// Unpacked units. Codes: quads, or pairs of quads as pair_quads makes them.
 template <typename Form>
-struct alignas(64) UnitTile {
-    int8_t codes[QUADS * QUAD_BYTES];
-    float scales[PANEL_COLS];
-    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
-    int32_t half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
-};
-
-template <typename Form_>
-struct TileSource {
-    using Form = Form_;
-    const UnitTile<Form>* tile;
+struct TileSource : TileUnits<Form> {
 #if defined(OCTAVO_ISA_i8mm)
     template <int P>
     int8x16_t pair(int group, bool right) const {
-        return vld1q_s8(tile->codes + 128 * P + 32 * group + 16 * right);
+        return vld1q_s8(this->tile->codes + 128 * P + 32 * group + 16 * right);
     }
 #else
     template <int Q>
     int8x16_t quad(int group) const {
-        return vld1q_s8(tile->codes + 64 * Q + 16 * group);
+        return vld1q_s8(this->tile->codes + 64 * Q + 16 * group);
     }
 #endif
-    F32x16 scales() const { return load(tile->scales); }
-    F32x16 mins(int half) const { return load(tile->mins[half]); }
     I32x16 half_scales(int half) const {
-        const int32_t* const p = tile->half_scales[half];
+        const int32_t* const p = this->tile->half_scales[half];
         return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
     }
-    void prefetch() const {}
-    void next() { ++tile; }
 };
 
 template <typename F>
-void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<FormOf<F>>& tile) {
-    const int8x16_t table = load_table<F>(type);
-    const uint8_t* const codes = cursor.codes();
+void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     unroll<QUADS / 2>([&](auto p) __attribute__((always_inline)) {
         constexpr int P = decltype(p)::value;
         for (int g = 0; g < COL_GROUPS; ++g) {
-            const int8x16_t even = unpack_quad<F, 2 * P>(codes, table, g);
-            const int8x16_t odd = unpack_quad<F, 2 * P + 1>(codes, table, g);
+            const int8x16_t even = source.template quad<2 * P>(g);
+            const int8x16_t odd = source.template quad<2 * P + 1>(g);
             if constexpr (IN_PAIRS) {
                 vst1q_s8(tile.codes + 128 * P + 32 * g, pair_quads(even, odd, false));
                 vst1q_s8(tile.codes + 128 * P + 32 * g + 16, pair_quads(even, odd, true));
@@ -171,11 +146,11 @@ void unpack_unit(const WeightType& type, const UnitCursor<F>& cursor, UnitTile<F
             }
         }
     });
-    store(tile.scales, cursor.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], cursor.mins(j));
+    store(tile.scales, source.scales());
+    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
     if constexpr (F::has_half_scales)
         for (int j = 0; j < 2; ++j) {
-            const I32x16 s = load_half_scales<F>(cursor.header, cursor.unit, j);
+            const I32x16 s = source.half_scales(j);
             for (int g = 0; g < COL_GROUPS; ++g) vst1q_s32(tile.half_scales[j] + 4 * g, s.v[g]);
         }
 }
@@ -325,48 +300,14 @@ void multiply_units(Source source, int units, const uint8_t* a, const int32_t* t
         source.prefetch();
         I32x16 sum[R];
         unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
-        const float* const scales = reinterpret_cast<const float*>(a + 32 * R);
-        const F32x16 s = source.scales();
-        F32x16 mins[2];
-        for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
+        const UnitFactors<Form> factors(source);
         // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
         if (R > 2) __asm__("" : "+r"(c));
         for (int r = 0; r < R; ++r) {
             const F32x16 i = each_register([&](int g) { return vcvtq_f32_s32(sum[r].v[g]); });
-            F32x16 y = fma(i, s * broadcast(scales[r]), load(c + PANEL_COLS * r));
-            if constexpr (Form::mins == 1) y = fma(mins[0], broadcast(scales[R + r]), y);
-            if constexpr (Form::mins == 2)
-                for (int j = 0; j < 2; ++j)
-                    y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * R + r]), y);
-            store(c + PANEL_COLS * r, y);
+            store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), i, a, terms, r, R));
         }
     }
-}
-
-template <typename Source>
-inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
-    switch (a.rows) {
-        case 1:
-            return multiply_units<1>(source, units, a.data, terms, c);
-        case 2:
-            return multiply_units<2>(source, units, a.data, terms, c);
-        case 3:
-            return multiply_units<3>(source, units, a.data, terms, c);
-        default:
-            return multiply_units<4>(source, units, a.data, terms, c);
-    }
-}
-
-// c [rows][16] += a * panel
-template <typename F>
-void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows(PackedSource<F>(panel, units), units, a, terms, c);
-}
-
-// c [rows][16] += a * tiles
-template <typename Form>
-void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows(TileSource<Form>{tiles}, units, a, terms, c);
 }
 
 }  // namespace

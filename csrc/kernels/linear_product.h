@@ -192,17 +192,23 @@ struct PanelSums {
 
 // Few rows: straight from the packed panel.
 template <typename F>
-void accumulate_packed(const Panel& panel, const PanelSums& s) {
-#if defined(OCTAVO_ISA_avx2)  // where unpacking costs a quarter of a group's products
+void accumulate_packed(const Panel& panel, const PanelSums& s, [[maybe_unused]] UnitTile<FormOf<F>>* tiles) {
+    const int32_t units = s.image.units;
+#if defined(OCTAVO_ISA_avx2)  // where unpacking costs a quarter of a group's products: the first group leaves tiles
     if (s.groups() == 2) {
         const ImageGroup a = s.group(0), b = s.group(1);
-        const int32_t* const terms[2] = {s.terms_of<F>(0, 0, a.rows), s.terms_of<F>(1, 0, b.rows)};
-        return multiply_packed_pair<F>(panel, s.image.units, a, b, terms, s.sums_of(0));
+        PackedSource<F> source(panel, 0, units);
+        for (int32_t u = 0; u < units; u += TILE_UNITS) {
+            const int count = units - u < TILE_UNITS ? units - u : TILE_UNITS;
+            multiply_keeping<F>(source, count, a.from(u), s.terms_of<F>(0, u, a.rows), s.sums_of(0), tiles);
+            multiply_tiles(tiles, count, b.from(u), s.terms_of<F>(1, u, b.rows), s.sums_of(1));
+        }
+        return;
     }
 #endif
     for (int32_t g = 0; g < s.groups(); ++g) {
         const ImageGroup a = s.group(g);
-        multiply_packed<F>(panel, s.image.units, a, s.terms_of<F>(g, 0, a.rows), s.sums_of(g));
+        multiply_packed<F>(panel, units, a, s.terms_of<F>(g, 0, a.rows), s.sums_of(g));
     }
 }
 
@@ -213,11 +219,11 @@ void accumulate_unpacked(const Panel& panel, const uint8_t* next, const PanelSum
     const int64_t slice = align64((PIECE_BYTES + s.groups() - 1) / s.groups());
     for (int32_t u0 = 0; u0 < s.image.units; u0 += TILE_UNITS) {
         const int units = s.image.units - u0 < TILE_UNITS ? s.image.units - u0 : TILE_UNITS;
-        UnitCursor<F> cursor(panel.data, u0, units);
-        for (int u = 0; u < units; ++u, cursor.next()) unpack_unit<F>(panel.type, cursor, tiles[u]);
+        PackedSource<F> source(panel, u0, units);
+        for (int u = 0; u < units; ++u, source.next()) unpack_unit<F>(source, tiles[u]);
         // The next piece comes from memory while this one is multiplied, a slice with each group: all at once would
         // fill the queue of misses, and the products would wait.
-        const uint8_t* ahead = u0 + units == s.image.units ? next : cursor.header;
+        const uint8_t* ahead = u0 + units == s.image.units ? next : source.header;
         for (int32_t g = 0; g < s.groups(); ++g, ahead += slice) {
             prefetch_bytes(ahead, slice);
             const ImageGroup a = s.group(g);
@@ -348,10 +354,11 @@ class ProductRun {
         for (int i = 0; i < run.count; ++i) {
             const Panel panel = {run.data(i), type};
             const PanelSums s = {a_.image, block_, s_.terms[slot], sums_of(slot, i)};
+            UnitTile<FormOf<F>>* const tiles = reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles);
             if (p_.x.rows <= PACKED_ROWS)
-                accumulate_packed<F>(panel, s);
+                accumulate_packed<F>(panel, s, tiles);
             else
-                accumulate_unpacked<F>(panel, run.data(i + 1), s, reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles));
+                accumulate_unpacked<F>(panel, run.data(i + 1), s, tiles);
         }
     }
 

@@ -1,0 +1,97 @@
+// Units of weights one after the other, packed or unpacked, as the products with vectors read them. An instruction set
+// adds their codes and half scales (PackedSource, TileSource) and the product of R rows (multiply_units).
+#pragma once
+
+#include "linear_image.h"
+
+namespace octavo {
+namespace {
+
+template <typename F>
+struct PackedSource;
+template <typename Form>
+struct TileSource;
+template <typename Form>
+struct UnitTile;
+
+// c [R][16] += a * weights over `units` units.
+template <int R, typename Source>
+void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c);
+
+template <typename F>
+struct PackedUnits : UnitCursor<F> {
+    using Form = FormOf<F>;
+    using UnitCursor<F>::UnitCursor;
+    void prefetch() const {
+        const uint8_t* const ahead = this->codes() + PREFETCH_BYTES;
+        for (int i = 0; i < F::block_bytes / F::units; i += 64) __builtin_prefetch(ahead + i);
+    }
+};
+
+template <typename Form_>
+struct TileUnits {
+    using Form = Form_;
+    const UnitTile<Form>* tile;
+    F32x16 scales() const { return load(tile->scales); }
+    F32x16 mins(int half) const { return load(tile->mins[half]); }
+    void prefetch() const {}
+    void next() { ++tile; }
+};
+
+// s and m of a unit.
+template <typename Form>
+struct UnitFactors {
+    F32x16 scales, mins[2];
+
+    template <typename Source>
+    explicit UnitFactors(const Source& source) : scales(source.scales()) {
+        for (int j = 0; j < Form::mins; ++j) mins[j] = source.mins(j);
+    }
+    // y after the unit, with I = sum. a: the unit of an image with r rows.
+    F32x16 add(F32x16 y, F32x16 sum, const uint8_t* a, const int32_t* terms, int row, int r) const {
+        const float* const row_scales = reinterpret_cast<const float*>(a + 32 * r);
+        y = fma(sum, scales * broadcast(row_scales[row]), y);
+        if constexpr (Form::mins == 1) y = fma(mins[0], broadcast(row_scales[r + row]), y);
+        if constexpr (Form::mins == 2)
+            for (int j = 0; j < 2; ++j)
+                y = fma(mins[j], broadcast(reinterpret_cast<const float*>(terms)[j * r + row]), y);
+        return y;
+    }
+};
+
+template <int Most, typename Source>
+inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
+    unroll<Most>([&](auto i) __attribute__((always_inline)) {
+        constexpr int R = decltype(i)::value + 1;
+        if (a.rows == R) multiply_units<R>(source, units, a.data, terms, c);
+    });
+}
+
+// c [rows][16] += a * panel
+template <typename F>
+void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
+    constexpr int MOST = PACKED_ROWS < ROW_GROUP ? PACKED_ROWS : ROW_GROUP;
+    multiply_rows<MOST>(PackedSource<F>(panel, 0, units), units, a, terms, c);
+}
+
+#if !defined(OCTAVO_ISA_amx)
+
+// One unit unpacked, reused for many rows.
+template <typename Form>
+struct alignas(64) UnitTile {
+    TileCode codes[PANEL_COLS * UNIT_K];
+    float scales[PANEL_COLS];
+    float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
+    HalfScale half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
+};
+
+// c [rows][16] += a * tiles
+template <typename Form>
+void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
+    multiply_rows<ROW_GROUP>(TileSource<Form>{tiles}, units, a, terms, c);
+}
+
+#endif
+
+}  // namespace
+}  // namespace octavo
