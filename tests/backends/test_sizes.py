@@ -87,8 +87,9 @@ def iq2_path(tmp_path: Path) -> Path:
         Tensor(f"{name}.weight", "IQ2_XXS", shape, random_weight("IQ2_XXS", shape, 0).data.tobytes())
         for name, shape in shapes.items()
     ]
-    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
-        tensors.append(Tensor(f"{name}.weight", "F32", (WIDTH,), np.ones(WIDTH, np.float32).tobytes()))
+    ones = np.ones(WIDTH, np.float32).tobytes()
+    norms = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
+    tensors += [Tensor(f"{name}.weight", "F32", (WIDTH,), ones) for name in norms]
     path = tmp_path / "iq2.gguf"
     path.write_bytes(tiny_gguf({"llama.embedding_length": WIDTH, "llama.feed_forward_length": HIDDEN}, tensors))
     return path
