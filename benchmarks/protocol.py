@@ -82,7 +82,7 @@ class OwnEngine(Engine, Protocol):
         """Seconds until the first token of one prompt, then of another that begins like it."""
 
     def host_time(self, prompts: list[list[int]], count: int) -> float:
-        """Seconds outside the native call of the median of `count` decode steps of all prompts together."""
+        """Seconds of the median of `count` decode steps of all prompts together in which no native step runs."""
 
 
 def peak_resident_bytes() -> int:

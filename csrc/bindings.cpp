@@ -92,6 +92,7 @@ class PyPendingStep {
         const nb::gil_scoped_release release;
         pending_.wait();
     }
+    double seconds() const { return pending_.seconds; }
 
   private:
     std::vector<Program::Transfer> transfers(const Program& program, const ArrayList& list) {
@@ -236,7 +237,9 @@ class PyProgram {
 };
 
 void bind_program(nb::module_& module) {
-    nb::class_<PyPendingStep>(module, "PendingStep").def("wait", &PyPendingStep::wait);
+    nb::class_<PyPendingStep>(module, "PendingStep")
+        .def("wait", &PyPendingStep::wait)
+        .def_prop_ro("seconds", &PyPendingStep::seconds);
     nb::class_<PyProgram>(module, "Program")
         .def(nb::init<const std::string&, int, std::tuple<int, int, int>, const LimitsTuple&,
                       const std::vector<ValueTuple>&, size_t, bool>(),

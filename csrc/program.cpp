@@ -190,6 +190,7 @@ void Program::PendingStep::wait() {
 }
 
 void Program::run(PendingStep& pending, Worker& worker) {
+    const auto start = Clock::now();
     if (pending.step.num_block_copies > 0 || !pending.inputs.empty()) {
         copy_blocks(pending.step, worker);
         transfer(pending.inputs, false, pending.step, worker);
@@ -202,6 +203,7 @@ void Program::run(PendingStep& pending, Worker& worker) {
     else
         walk_timed(pending, worker);
     transfer(pending.copies, true, pending.step, worker);
+    if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
 }
 
 // Each worker copies within its own layers, in the order of the pairs.

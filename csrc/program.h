@@ -75,6 +75,7 @@ class Program {
         ThreadPool::Job finale = nullptr;
         void* finale_context = nullptr;
         std::vector<Transfer> inputs, copies;
+        double seconds = 0;  // on worker 0, from its start to its end; once `wait` has returned
 
         // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
         void wait();

@@ -15,6 +15,7 @@ import octavo
 from octavo.backends.cpu import _native
 from octavo.batch import Batch
 from octavo.config import EngineConfig
+from octavo.engine.engine import Output
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, RequestOptions
@@ -26,27 +27,17 @@ CACHE_MEMORY = "1GiB"
 
 
 class TimedProgram:
-    """Wraps the native program and adds up the time during which a step is in flight."""
+    """Stands before the native program and adds up the time that its steps run."""
 
     def __init__(self, program: _native.Program) -> None:
         self._program = program
-        self._seconds = 0.0
-        self._submitted: float | None = None
+        self.seconds = 0.0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._program, name)
 
     def submit(self, *arguments: Any) -> TimedStep:
-        self._submitted = time.perf_counter()
         return TimedStep(self, self._program.submit(*arguments))
-
-    def note_end(self) -> None:
-        self._seconds, self._submitted = self.seconds, None
-
-    @property
-    def seconds(self) -> float:
-        """From submit to the end of wait, over all steps until now."""
-        return self._seconds + (0.0 if self._submitted is None else time.perf_counter() - self._submitted)
 
 
 class TimedStep:
@@ -56,7 +47,7 @@ class TimedStep:
 
     def wait(self) -> None:
         self._step.wait()
-        self._program.note_end()
+        self._program.seconds += self._step.seconds
 
 
 class Octavo:
@@ -97,9 +88,9 @@ class Octavo:
         return times[0], times[1]
 
     def host_time(self, prompts: list[list[int]], count: int) -> float:
-        """Seconds of the median decode step outside the native call: scheduler, batch, text of every stream."""
+        """Seconds of the median decode step in which no native step runs, with outputs published beside the steps."""
         assert self._loaded is not None
-        executor = self._loaded.executor
+        executor, engine = self._loaded.executor, self._loaded.engine
         program = executor._program
         timed = executor._program = TimedProgram(program)
         try:
@@ -107,17 +98,16 @@ class Octavo:
                 temperature=0, max_tokens=count + 2, ignore_eos=True, output_kind=RequestOutputKind.DELTA
             )
             self._start(prompts, params, [self._new_salt() for _ in prompts])
-            engine = self._loaded.engine
-            while sum(bool(request.times.first_token) for request in self._requests) < len(prompts):
-                engine.step()
-            outside = []
+            while not all(request.times.first_token for request in self._requests):
+                self._round()
+            gaps = []
             for _ in range(count):
-                start, in_flight = time.perf_counter(), timed.seconds
-                engine.step()
-                outside.append(time.perf_counter() - start - (timed.seconds - in_flight))
+                start, computed = time.perf_counter(), timed.seconds
+                self._round()
+                gaps.append(time.perf_counter() - start - (timed.seconds - computed))
             while engine.has_work:
-                engine.step()
-            return statistics.median(outside)
+                self._round()
+            return statistics.median(gaps)
         finally:
             executor._program = program
 
@@ -136,21 +126,28 @@ class Octavo:
             engine.add_request(request)
             self._requests.append(request)
 
+    def _round(self) -> list[Output]:
+        """A step as the engine's thread makes it: the outputs are those of the step before."""
+        assert self._loaded is not None
+        engine = self._loaded.engine
+        engine.start()
+        outputs = engine.publish()
+        engine.finish()
+        return outputs
+
     def _generate(self, prompts: list[list[int]], params: SamplingParams, salts: list[str]) -> Generated:
         assert self._loaded is not None
         engine = self._loaded.engine
         answers: dict[str, list[int]] = {}
         start = time.perf_counter()
         self._start(prompts, params, salts)
-        first = 0.0
         while engine.has_work:
-            for output in engine.step():
+            for output in self._round():
                 if not isinstance(output, RequestOutput):
                     raise RuntimeError(f"a request failed: {output}")
                 answers[output.request_id] = list(output.outputs[0].token_ids)
-            if not first and all(request.times.first_token for request in self._requests):
-                first = time.perf_counter()
         end = time.perf_counter()
+        first = max(request.times.first_token for request in self._requests)
         return Generated(first - start, end - first, [answers[str(index)] for index in range(len(prompts))])
 
     def logits(self, tokens: list[int]) -> NDArray[np.float32]:

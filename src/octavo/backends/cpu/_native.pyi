@@ -91,6 +91,9 @@ class PendingStep:
 
     def wait(self) -> None:
         """Returns when the step is done. Releases the interpreter lock. Raises RuntimeError if the step failed."""
+    @property
+    def seconds(self) -> float:
+        """Time on the first thread from the start of the step to its end. 0.0 until `wait` has returned."""
 
 class Program:
     """A list of records that all threads walk together. See csrc/program.h."""
