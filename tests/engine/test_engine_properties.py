@@ -17,42 +17,49 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from octavo.engine.engine import Engine
+from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.engine.step_budget import MIN_PREFILL_TOKENS, StepBudget
 from octavo.errors import UsageError
-from octavo.outputs import RequestOutput
+from octavo.generation_request import Params, PoolingParams
+from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
-from tests.support.fake_executor import create_request, fake_engine
+from tests.support.drafting import DraftingSampler
+from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
 
 MAX_MODEL_LEN = 40
 Spec = tuple[tuple[int, ...], str, int, int, int]  # prompt, kind, width or n, max_tokens, seed
 
 
-def make_params(spec: Spec) -> SamplingParams | BeamSearchParams:
+def make_params(spec: Spec) -> Params:
     _, kind, count, max_tokens, seed = spec
     if kind == "beams":
         return BeamSearchParams(beam_width=count, max_tokens=max_tokens)
+    if kind == "pooling":
+        return PoolingParams(pooling="mean" if count % 2 else "last")
     return SamplingParams(
         n=count,
         max_tokens=max_tokens,
         seed=seed,
         temperature=0.0 if kind == "greedy" else 1.0,
-        frequency_penalty=0.5 if kind == "penalty" else 0.0,
+        frequency_penalty=0.5 if kind in ("penalty", "drafts") else 0.0,
         prompt_logprobs=1 if kind == "logprobs" else None,
-        logprobs=2 if kind == "logprobs" else None,
+        logprobs=2 if kind in ("logprobs", "drafts", "stops") else None,
+        stop=["a", "bc", "de"] if kind in ("stops", "drafts") else (),
+        min_tokens=min(3, max_tokens) if kind == "drafts" else 0,
         output_kind=RequestOutputKind.FINAL_ONLY,
         structured_outputs=StructuredOutputsParams(regex="[a-f]{3,20}|[x-z]{2}") if kind == "grammar" else None,
     )
 
 
 @cache
-def alone(spec: Spec) -> RequestOutput:
+def alone(spec: Spec) -> RequestOutput | PoolingOutput:
     """The same request with all the room in the world."""
     engine = fake_engine(num_blocks=512, max_model_len=MAX_MODEL_LEN, max_num_batched_tokens=512, max_num_seqs=64)
     engine.add_request(create_request(engine, "alone", spec[0], make_params(spec)))
     while engine.has_work:
         for output in engine.step():
             last = output
+    assert not isinstance(last, RequestFailure)
     return last
 
 
@@ -84,6 +91,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_batched_tokens=st.integers(8, 20),
         max_num_outputs=st.integers(8, 12),
         budget_seed=st.none() | st.integers(0, 99),
+        is_overlapped=st.booleans(),
     )
     def start(
         self,
@@ -93,6 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
         max_num_batched_tokens: int,
         max_num_outputs: int,
         budget_seed: int | None,
+        is_overlapped: bool,
     ) -> None:
         self.engine = fake_engine(
             num_blocks=num_blocks,
@@ -104,6 +113,10 @@ class EngineMachine(RuleBasedStateMachine):
         )
         if budget_seed is not None:
             self.engine.scheduler.step_budget = AnyBudget(budget_seed)
+        executor = self.engine._model_runner.executor
+        assert isinstance(executor, FakeExecutor)
+        self.executor = executor
+        executor.is_deferred = is_overlapped
         self.specs: dict[str, Spec] = {}
         self.finished: dict[str, RequestOutput] = {}
         self.count = 0
@@ -111,7 +124,9 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         prefix=st.tuples(st.integers(0, 20), st.sampled_from([4, 5, 64])),
         tail=st.lists(st.integers(2, 63), min_size=1, max_size=12),
-        kind=st.sampled_from(["greedy", "random", "penalty", "logprobs", "grammar", "beams"]),
+        kind=st.sampled_from(
+            ["greedy", "random", "penalty", "logprobs", "grammar", "beams", "pooling", "stops", "drafts"]
+        ),
         count=st.integers(1, 4),
         max_tokens=st.integers(1, 30),
         seed=st.integers(0, 3),
@@ -138,6 +153,11 @@ class EngineMachine(RuleBasedStateMachine):
         except UsageError:
             event("refused")
             return
+        if kind == "drafts":
+            expected = alone(spec)
+            assert isinstance(expected, RequestOutput)
+            for group, choice in zip(request.groups, expected.outputs, strict=True):
+                group.consumers = (DraftingSampler(choice.token_ids, self.count),)
         self.engine.add_request(request)
         self.specs[request.request_id] = spec
 
@@ -147,22 +167,39 @@ class EngineMachine(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(sorted(self.specs)))
         output = self.engine.abort(request_id)
         assert output is not None
-        assert output.finished
+        assert isinstance(output, RequestFailure) or output.finished
         del self.specs[request_id]
 
     @rule(count=st.integers(1, 8))
     def step(self, count: int) -> None:
         for _ in range(count):
-            before = self.engine.metrics.num_steps_total
-            for output in self.engine.step():
+            before, had_news = self.executor.num_steps, self.executor.is_deferred
+            for output in self.round():
+                assert not isinstance(output, RequestFailure)
                 assert output.finished
                 self.check(output)
+                had_news = True
             self.engine.scheduler.check_integrity()
-            assert self.engine.metrics.num_steps_total > before or not self.specs, "nothing moves"
+            assert self.executor.num_steps > before or had_news or not self.specs, "nothing moves"
 
-    def check(self, output: RequestOutput) -> None:
+    def round(self) -> list[Output]:
+        if not self.executor.is_deferred:
+            return self.engine.step()
+        self.engine.start()
+        self.engine.scheduler.check_integrity()
+        outputs = self.engine.publish()
+        self.engine.scheduler.check_integrity()
+        self.engine.finish()
+        return outputs
+
+    def check(self, output: RequestOutput | PoolingOutput) -> None:
         spec = self.specs.pop(output.request_id)
         expected = alone(spec)
+        if isinstance(output, PoolingOutput):
+            assert isinstance(expected, PoolingOutput)
+            assert output.vector == pytest.approx(expected.vector, rel=1e-6)  # by chunks, sums of float64 differ
+            return
+        assert isinstance(expected, RequestOutput)
         assert answers(output) == answers(expected)
         assert output.prompt_logprobs == expected.prompt_logprobs
         assert [choice.logprobs for choice in output.outputs] == [choice.logprobs for choice in expected.outputs]
@@ -180,6 +217,8 @@ class EngineMachine(RuleBasedStateMachine):
                 break
             self.step(1)
         assert not self.specs, "not every request finishes"
+        while self.engine.has_work:
+            self.round()
         assert not self.engine.scheduler.running
         assert self.engine.scheduler.kv_cache.pool.num_used_blocks == 0
 

@@ -92,13 +92,16 @@ class FakeExecutor:
         assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping), "a slot is written twice in a step"
         self.slots[batch.slot_mapping] = batch.token_ids
         owner = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start_loc))
-        assert batch.sampling is not None
         rows = [self._context(batch, int(owner[i]), int(batch.positions[i])) for i in batch.logits_indices]
         for request in range(len(batch.seq_lens)):
             last = int(batch.query_start_loc[request + 1]) - 1
             assert batch.positions[last] == batch.seq_lens[request] - 1
             assert self._context(batch, request, int(batch.positions[last]))[-1] == batch.token_ids[last]
         logits = np.stack([fake_logits(row) for row in rows]) if rows else np.zeros((0, VOCAB_SIZE), np.float32)
+        if batch.return_hidden_states:
+            floats, ids = np.zeros(0, np.float32), np.zeros(0, np.int32)
+            return StepOutput(ids, floats, ids, ids, floats, hidden_states=logits)
+        assert batch.sampling is not None
         return sample(logits, batch.sampling)
 
     def _context(self, batch: Batch, request: int, position: int) -> list[int]:
