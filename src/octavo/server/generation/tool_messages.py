@@ -81,7 +81,7 @@ def _for_template(message: Mapping[str, Any], tool_format: ToolFormat | None) ->
 
 
 def _short_id(call_id: str, num_chars: int) -> str:
-    """An id of `length` letters and digits: the same for equal ids, and different for different ones."""
+    """An id of `num_chars` letters and digits: the same for equal ids, and different for different ones."""
     if len(call_id) == num_chars and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode()).hexdigest()[:num_chars]
