@@ -96,7 +96,7 @@ def test_states_are_counted() -> None:
     weights = {"embed.weight": DenseWeight(embedding)}
     executors = [reference.compile(each, weights, LIMITS) for each in (graph, stateless)]
     assert executors[0].workspace_bytes - executors[1].workspace_bytes == states
-    sizes, nbytes = StepSizes(5, 2, 1, 9), {p: embedding.nbytes for p in graph.parameters}
+    sizes, nbytes = StepSizes(5, 2, 1, 9), dict.fromkeys(graph.parameters, embedding.nbytes)
     with_state, without = (graph_cost(each, sizes, nbytes) for each in (graph, stateless))
     assert with_state.bytes_read - without.bytes_read == 2 * WIDTH * 4  # of two sequences
     assert with_state.bytes_written - without.bytes_written == 2 * WIDTH * 4

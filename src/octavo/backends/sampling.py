@@ -1,4 +1,4 @@
-"""What sampling means: how one row of logits becomes a token. The specification of every backend's sampler.
+"""The specification of every backend's sampler: the choice of a token from a row of logits.
 
 The stages, in this order, all in float32 unless said otherwise:
 
@@ -10,10 +10,10 @@ The stages, in this order, all in float32 unless said otherwise:
    `presence_penalty` are subtracted.
 3. Temperature 0 takes the largest logit, the lowest id on ties, and ends here. Otherwise
    `x = (logit - max) / temperature` and each token weighs `exp(x)`; below x = -87 it weighs nothing.
-4. min_p, top_k, typical_p, top_p, each on what the one before left. vLLM puts min_p first and top_p after
-   top_k, so that p is a share of the survivors. typical_p (arXiv 2202.00666) stands where both of its
-   neighbours can still be combined with it: after the cuts that do not depend on the total mass,
-   before the one that does. At least one token survives each of them.
+4. min_p, top_k, typical_p, top_p, each applied to the survivors of the one before. vLLM puts min_p first and
+   top_p after top_k, so that p is a share of the survivors. typical_p (arXiv 2202.00666) comes after the cuts
+   that do not depend on the total mass and before the one that does, so that it combines with both. At least
+   one token survives each of them.
    - min_p: weight >= min_p * the largest weight, that is x >= log(min_p).
    - top_k: the first k in the order of likelihood; exactly k, ties go to lower ids.
    - typical_p: ordered by |x - mean of x|, the distance of the surprise from the entropy; the shortest
@@ -22,8 +22,8 @@ The stages, in this order, all in float32 unless said otherwise:
 5. One uniform number u in [0, 1) from `uniform(seed, counter)`: the first survivor in ascending id whose
    cumulative weight exceeds u * total. Ascending ids need no sort, and u depends on nothing but the request.
 
-A logit of +inf counts as the largest finite float32. A NaN logit, or a row of which nothing may be chosen,
-is an error: see `raise_row_errors`.
+A logit of +inf counts as the largest finite float32. A NaN logit, or a row without any permitted token, is an
+error: see `raise_row_errors`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ROW_TOKEN_ID_OUT_OF_RANGE = 3
 
 
 class RowError(NamedTuple):
-    """Why a row has no outcome. kind: the error for its request, by whose fault it is."""
+    """The reason why a row has no outcome. kind: the error of its request, which depends on the cause."""
 
     reason: str
     kind: type[OctavoError]

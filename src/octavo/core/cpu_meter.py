@@ -1,4 +1,4 @@
-"""Tells a process that computes slowly from one that stands still."""
+"""Tells a process that computes slowly from one that has stalled."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _LEAST_SHARE = 0.02
 
 
 class CpuMeter:
-    """Watches how much processor time this process takes, all threads together."""
+    """Measures the processor time of this process, all threads together."""
 
     def __init__(self) -> None:
         self._samples: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
 
     def sample(self) -> bool:
-        """To be called at even intervals: whether the process has computed during the last five of them."""
+        """True if the process has computed during the last five intervals. To be called at even intervals."""
         now, cpu = time.monotonic(), time.process_time()
         self._samples.append((now, cpu))
         start, cpu_at_start = self._samples[0]

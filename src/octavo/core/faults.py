@@ -1,4 +1,4 @@
-"""Faults on purpose, for tests: at a named point of the engine's process, at its n-th passage, something happens."""
+"""Injected faults, for tests: an action at the n-th passage of a named point of the engine's process."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FOREVER_S = 3600.0
 
 
 class InjectedFaultError(Exception):
-    """What the action `raise` raises: no error that anything expects."""
+    """The error of the action `raise`, which nothing expects."""
 
 
 @dataclass(slots=True)
 class Faults:
-    """At most one fault. point None: there is none, as always outside of tests."""
+    """At most one fault. point None: there is none, as always outside tests."""
 
     point: str | None = None
     action: str = ""
@@ -44,7 +44,7 @@ class Faults:
         return cls(point, action, int(passage))
 
     def at(self, point: str) -> None:
-        """Passes a point."""
+        """Passes a point, which may trigger the fault."""
         if self.point != point:
             return
         self._passages += 1

@@ -1,4 +1,4 @@
-"""How the C library keeps memory that requests have given back: settings of a whole process, made by its main."""
+"""Settings of the C library's allocator for a whole process, made by its main function."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ _MAX_HEAPS = 4
 
 
 def return_large_blocks() -> None:
-    """From now on, blocks of 1 MiB and more go back to the system as soon as they are free.
+    """Returns blocks of 1 MiB and more to the system as soon as they are free.
 
-    glibc moves its own limit up to 32 MiB with the first large body, and then keeps what such bodies took for ever.
+    glibc raises its own limit up to 32 MiB with the first large body, and then keeps the memory of such bodies forever.
     """
     _set(_M_MMAP_THRESHOLD, _LARGE_BYTES)
 
 
 def limit_heaps() -> None:
-    """All threads that start from now on share a few heaps, however many cores there are.
+    """Makes all threads that start from now on share a few heaps, independent of the number of cores.
 
-    glibc makes up to eight a core. What one thread makes and others keep and free, such as each grammar from the
-    short-lived thread that compiles it, then lies scattered over all of them, and the holes in one are of no use to
-    the others: 600 grammars, of which 108 are kept, leave 19 MiB of holes in 16 heaps, 3 in four and 1 in a single
-    one, whose lock the threads that compute masks would wait for.
+    glibc creates up to eight per core. Memory that one thread allocates and others free, such as each grammar of a
+    short-lived compiling thread, is then scattered over all heaps, and the holes in one are useless to the others. 600
+    grammars, of which 108 are kept, leave 19 MiB of holes in 16 heaps, 3 in four and 1 in a single one; but threads
+    that compute masks would wait for the lock of a single one.
     """
     _set(_M_ARENA_MAX, _MAX_HEAPS)
 
 
 def _set(parameter: int, value: int) -> None:
-    """Other C libraries have no such call and need none."""
+    """Sets an option of the allocator. Other C libraries have no such call and need none."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(parameter, value)

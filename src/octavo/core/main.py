@@ -22,7 +22,7 @@ _EXIT_ORPHANED = 1
 
 
 def main() -> int:
-    """Serves one engine until the server says close, or is gone. Returns the exit code."""
+    """Serves one engine until the server closes it or exits. Returns the exit code."""
     # A terminal and a service manager signal every process they find. The server decides what becomes of this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -73,7 +73,7 @@ def _serve(line: bytes, directory: Path) -> int:
 
 
 def _end_with_server(directory: Path) -> None:
-    """Waits for the end of standard input, which the server holds open as long as it lives."""
+    """Waits for the end of standard input, which the server keeps open as long as it lives."""
     while os.read(0, 4096):
         pass
     shutil.rmtree(directory, ignore_errors=True)
@@ -81,7 +81,7 @@ def _end_with_server(directory: Path) -> None:
 
 
 def _die_with(parent_pid: int) -> None:
-    """Has the kernel end this process with the server, even if it is stopped or stuck in native code."""
+    """Makes the kernel kill this process with the server, even if it is stopped or stuck in native code."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent_pid:  # it died before the call
         os._exit(_EXIT_ORPHANED)

@@ -1,4 +1,4 @@
-"""The way out of the engine's process, for all of its threads."""
+"""The outgoing queue of the engine's process, for all of its threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _FLUSH_MS = 1000
 
 
 class Outbox:
-    """Sends messages to the server, in the order of the calls. Safe to share between threads."""
+    """Sends messages to the server in the order of the calls. Thread-safe."""
 
     def __init__(self, address: str) -> None:
         self._lock = threading.Lock()
@@ -28,14 +28,14 @@ class Outbox:
         self._is_closed = False
 
     def send(self, message: FromEngine) -> None:
-        """Waits while the server leaves too much unread. Does nothing once it is closed."""
+        """Sends a message; waits while the server has too much unread. Does nothing once closed."""
         data = encode(message)
         with self._lock:
             if not self._is_closed:
                 self._socket.send(data)
 
     def close(self) -> None:
-        """Waits, for a moment at most, until everything is sent. May be called twice."""
+        """Waits briefly until everything is sent. May be called twice."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -44,7 +44,7 @@ class Outbox:
 
 
 class LogToServer(logging.Handler):
-    """The server writes the log of both processes, in its own format."""
+    """A log handler that sends records to the server, which writes the log of both processes in its own format."""
 
     def __init__(self, outbox: Outbox) -> None:
         super().__init__()

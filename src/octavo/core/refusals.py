@@ -1,4 +1,4 @@
-"""Why a client cannot take a request now."""
+"""The reasons why a client cannot take a request now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _CODES = {
 
 
 def refusal(state: EngineState, reason: str | None, retry_after_s: float = 1.0) -> OctavoError:
-    """The error that `generate` raises in a state other than READY. reason: of that state, as in `EngineStatus`."""
+    """The error that `generate` raises in a state other than READY. reason: the state's, as in `EngineStatus`."""
     if state is EngineState.DEAD:
         return EngineDeadError(f"the engine has ended: {reason or 'it was closed'}")
     code, text = _CODES[state]

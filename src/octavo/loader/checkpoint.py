@@ -1,4 +1,4 @@
-"""A model on disk, opened: configuration and weights under checkpoint names, whatever the format."""
+"""An opened model: configuration and weights under checkpoint names, for either format."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Checkpoint:
     file: GGUFFile | SafetensorsModel
 
     def close(self) -> None:
-        """Gives the files back. Weights still alive keep theirs mapped. May be called twice."""
+        """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
         self.file.close()
 
 
@@ -57,7 +57,7 @@ def open_checkpoint(path: Path) -> Checkpoint:
 
 
 def warn_unused_weights(checkpoint: Checkpoint, used: Container[str]) -> None:
-    """Warns of weights that a graph does not use; what it needs, it has checked itself."""
+    """Warns of weights that a graph does not use. The graph itself has checked those that it needs."""
     _warn_unused(checkpoint.path, [name for name in checkpoint.weights if name not in used])
 
 
@@ -85,7 +85,7 @@ def _open_gguf(path: Path) -> Checkpoint:
 
 
 def _check_vectors(file: GGUFFile) -> None:
-    """Norms and biases are plain numbers in every file; a quantized one is a damaged directory."""
+    """Refuses quantized norms and biases: they are plain numbers in every valid file."""
     for info in file.tensors.values():
         if info.name in ROPE_FACTORS and (len(info.shape) != 1 or info.shape[0] > MAX_ROPE_FACTORS):
             raise ModelLoadError(f"{info.file}: offset {info.offset}: tensor {info.name!r} has the shape {info.shape}")
@@ -129,7 +129,7 @@ def _architecture(path: Path, name: str) -> tuple[str, Architecture]:
 
 
 def _check_quantization(path: Path, config_json: Mapping[str, object]) -> None:
-    """Refuses quantized checkpoints by the name of their method; their weights would only look missing."""
+    """Refuses quantized checkpoints by the name of their method; otherwise their weights would seem to be missing."""
     section = config_json.get("quantization_config")
     if section is not None:
         method = section.get("quant_method") if isinstance(section, dict) else section
@@ -140,7 +140,7 @@ def _check_quantization(path: Path, config_json: Mapping[str, object]) -> None:
 
 
 def _config(path: Path, read: Callable[[], ModelConfig]) -> ModelConfig:
-    """The configuration that `read` makes; whatever it stumbles over names the file."""
+    """The configuration from `read`, with the file's name added to its errors."""
     try:
         return read()
     except ModelLoadError as error:

@@ -56,7 +56,7 @@ class GGUFFile:
     def weight(self, name: str) -> Weight:
         """The tensor of that name, over the mapped bytes.
 
-        Raises ModelLoadError if there is none, if it holds no weights, or if the file changed meanwhile.
+        Raises ModelLoadError if there is none, if it is not a weight, or if the file has changed.
         """
         info = self._info(name)
         if info.type_name in _NO_WEIGHTS:
@@ -76,7 +76,7 @@ class GGUFFile:
                 return GGMLWeight(block_type, data, info.shape)
 
     def release(self, name: str) -> None:
-        """Lets the system take the pages of this tensor back, for example once a backend has packed it."""
+        """Lets the system reclaim the pages of this tensor, for example once a backend has packed it."""
         info = self._info(name)
         self._files[info.file].release(info.offset, info.nbytes)
 
@@ -86,11 +86,11 @@ class GGUFFile:
         return self._files[info.file].sample(info.offset, info.nbytes)
 
     def identity(self) -> str | None:
-        """Another whenever the content may be another; None while the files are too new to tell."""
+        """A text that changes whenever the content may have changed; None while the files are too new to tell."""
         return identity_of(self._files.values())
 
     def close(self) -> None:
-        """Gives the files back. Weights still alive keep theirs mapped. May be called twice."""
+        """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
         for file in self._files.values():
             file.close()
 
@@ -112,7 +112,7 @@ def part_names(name: str) -> list[str]:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """As `part_names`, for files that exist. Raises ModelLoadError naming a part that is missing."""
+    """The paths of `part_names`. Raises ModelLoadError naming a missing part."""
     paths = [path.with_name(name) for name in part_names(path.name)]
     if len(paths) > 1 and (missing := [p.name for p in paths if not p.exists()]):
         raise ModelLoadError(f"{path}: {len(missing)} of {len(paths)} parts are missing, first {missing[0]}")

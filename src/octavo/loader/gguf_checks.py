@@ -1,4 +1,4 @@
-"""What the metadata of a GGUF model must hold, whatever its architecture, before anybody relies on it."""
+"""Checks of GGUF metadata that hold for every architecture, made before anything relies on it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SPECIAL_IDS = ("bos", "eos", "unknown", "eot", "eom")
 
 
 def check_metadata(path: Path, metadata: Mapping[str, object]) -> None:
-    """Architecture and chat template: present, of the right type, of a size that makes sense."""
+    """Checks architecture and chat template: presence, type and size."""
     name = metadata.get("general.architecture")
     if not isinstance(name, str) or not 0 < len(name) <= MAX_ARCHITECTURE_CHARACTERS:
         shown = "missing" if name is None else f"{name!r:.40}"
@@ -36,7 +36,7 @@ def check_metadata(path: Path, metadata: Mapping[str, object]) -> None:
 
 
 def check_vocabulary(path: Path, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """The vocabulary agrees with itself and with the weights of `shapes` (by checkpoint name)."""
+    """Checks that the vocabulary is consistent in itself and with the weights of `shapes` (by checkpoint name)."""
     if "tokenizer.ggml.tokens" not in metadata:
         return
     tokens = metadata["tokenizer.ggml.tokens"]
@@ -60,7 +60,7 @@ def check_vocabulary(path: Path, metadata: Mapping[str, object], shapes: Mapping
 
 
 def _check_list(path: Path, metadata: Mapping[str, object], key: str, length: int, kinds: str) -> None:
-    """The array of numbers under `key`, if there is one, has one item a token; kinds: numpy's letters."""
+    """Checks that the array of numbers under `key`, if present, has one item per token. kinds: `dtype.kind` letters."""
     if key not in metadata:
         return
     items = metadata[key]

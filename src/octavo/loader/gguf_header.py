@@ -47,7 +47,7 @@ _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies."""
+    """The type, shape and place of a tensor."""
 
     name: str
     type_name: str  # as ggml writes it: `F32`, `Q4_K`
@@ -59,7 +59,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What stands before the data of one file."""
+    """The contents of one file before its data."""
 
     version: int
     metadata: Mapping[str, object]
@@ -109,7 +109,7 @@ class _HeaderReader:
         return self._error(offset, f"{what} goes beyond the first {MAX_HEADER_BYTES} bytes, the limit for a header")
 
     def _take(self, nbytes: int, what: str) -> int:
-        """The offset of the next `nbytes` bytes, which are then behind us."""
+        """Skips the next `nbytes` bytes and returns their offset."""
         start = self.position
         if nbytes > self.end - start:
             raise self._beyond(start, nbytes, what)
@@ -205,7 +205,7 @@ class _HeaderReader:
         return items.astype(np.bool_)
 
     def _strings(self, key: str, count: int, offset: int) -> list[str]:
-        """A list of strings. The loop is written for speed: vocabulary and merges are 300,000 of them."""
+        """A list of strings. The loop is written for speed: vocabulary and merges have 300,000 of them."""
         self._check_count(f"strings in {key!r:.80}", count, MAX_LISTED_STRINGS - self.num_strings, 8, offset)
         self.num_strings += count
         data, last, unpack, limit = self.data, self.end, _U64.unpack_from, MAX_LISTED_STRING_BYTES
@@ -256,7 +256,7 @@ class _HeaderReader:
         return tensors
 
     def _tensor(self, alignment: int) -> tuple[int, TensorInfo]:
-        """One entry of the directory and where it stands. Its offset is still that within the data."""
+        """One entry of the directory and its own offset. The tensor's offset is still relative to the data."""
         entry_at = self.position
         name = self._string("a tensor name", MAX_TENSOR_NAME_BYTES)
         if not name or "\0" in name:
@@ -295,7 +295,7 @@ class _HeaderReader:
         return entry_at, TensorInfo(name, type_name, shape, self.file.path, offset, nbytes)
 
     def _check_layout(self, tensors: Mapping[str, TensorInfo], data_start: int, alignment: int) -> None:
-        """Refuses overlapping tensors; warns of bytes that belong to none."""
+        """Refuses overlapping tensors, and warns of bytes that belong to none."""
         end, before = data_start, ""
         for info in sorted(tensors.values(), key=lambda info: info.offset):
             if info.offset < end:

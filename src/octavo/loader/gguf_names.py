@@ -1,4 +1,4 @@
-"""What tensors are called: from the names of GGUF files to those of checkpoints.
+"""Translates the names of tensors in GGUF files to those of checkpoints.
 
 Source: the tensor naming convention of the GGUF specification. A checkpoint name is that of the
 transformers library without its leading `model.`.

@@ -1,4 +1,4 @@
-"""Where models come from: a path, a short name, or a repository of the Hugging Face hub."""
+"""Finds a model by path, short name, or repository of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Listing:
 
 
 def resolve_model(name: str, *, progress: DownloadProgress | None = None, offline: bool | None = None) -> Path:
-    """The file or directory of a model, downloaded if need be.
+    """The file or directory of a model, downloaded if needed.
 
     name: a path, a short name (`smollm2`), or a hub repository `org/name`, of which `org/name:Q4_K_M`
     is one GGUF file. progress: called with (file, bytes done, bytes in all) during downloads.
@@ -68,10 +68,10 @@ def resolve_model(name: str, *, progress: DownloadProgress | None = None, offlin
 
 
 def choose_files(repository: str, names: Iterable[str], variant: str | None) -> list[str]:
-    """Which files of a repository make the model; the one to open comes first.
+    """The files of a repository that make up the model; the one to open comes first.
 
-    With a variant (`Q4_K_M`) it is the GGUF file of that name, all parts of a split one; else the
-    safetensors files with what belongs to them, or the most usual GGUF file.
+    With a variant (`Q4_K_M`) these are the GGUF file of that name, or all its parts; otherwise the safetensors
+    files with their companions, or the most common GGUF file.
     """
     names = sorted(name for name in names if _is_harmless(name))
     top = [name for name in names if "/" not in name]
@@ -106,7 +106,7 @@ def _from_hub(repository: str, variant: str | None, offline: bool, progress: Dow
 
 
 def _from_hub_cache(repository: str, variant: str | None) -> Path:
-    """The model as an earlier download left it, without the network."""
+    """The model from an earlier download, without the network."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -160,7 +160,7 @@ def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | 
 def _download(
     repository: str, name: str, revision: str, directory: Path | None, progress: DownloadProgress | None
 ) -> Path:
-    """One file into `directory`, or into the hub's own cache. A broken connection is taken up where it broke."""
+    """Downloads one file into `directory`, or into the hub's own cache. A broken download is resumed."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -181,7 +181,7 @@ def _download(
 
 
 def _progress_bar(name: str, progress: DownloadProgress | None) -> Any:
-    """What the hub library takes for a tqdm class, reporting to `progress`."""
+    """A class with tqdm's interface for the hub library that reports to `progress`."""
 
     class HubBar:
         def __init__(self, *_: object, total: float | None = None, initial: float = 0, **__: object) -> None:
@@ -211,7 +211,7 @@ def _progress_bar(name: str, progress: DownloadProgress | None) -> Any:
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of `call`, or TimeoutError: name resolution knows no time limit of its own."""
+    """The result of `call`, or TimeoutError: name resolution has no time limit of its own."""
     results: list[T] = []
     errors: list[Exception] = []
 
@@ -240,7 +240,7 @@ def _with_all_parts(repository: str, name: str, names: list[str]) -> list[str]:
 
 
 def _is_harmless(name: str) -> bool:
-    """Whether a file name of the hub stays within its directory on every system."""
+    """True if a file name of the hub stays within its directory on every system."""
     pieces = name.split("/")
     return all(p not in ("", ".", "..") and len(p) <= 255 for p in pieces) and not re.search(r"[\0\\:]", name)
 

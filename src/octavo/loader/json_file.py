@@ -24,9 +24,9 @@ def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
 
 
 def parse_json_object(text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS) -> dict[str, object]:
-    """The object that `text`, found at `offset` bytes in `path`, writes down; every key once, no NaN or infinity.
+    """The JSON object in `text`, which is at `offset` bytes in `path`; without repeated keys, NaN or infinity.
 
-    max_items: of all lists and objects together.
+    max_items: limit on the items of all lists and objects together.
     """
     if (items := sum(map(text.count, (b",", b"[", b"{")))) > max_items:
         raise ModelLoadError(f"{path}: offset {offset}: JSON of {items} items, the limit is {max_items}")

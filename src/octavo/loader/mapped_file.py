@@ -1,4 +1,4 @@
-"""A checkpoint file in memory: mapped, never copied, and given back page by page."""
+"""A mapped checkpoint file, which is never copied and released page by page."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _RACY_NS = 2 * 10**9  # the coarsest time stamps of file systems
 
 
 class MappedFile:
-    """A regular file mapped read-only. `size` is what it had when it was opened, in bytes."""
+    """A regular file mapped read-only. `size` is its size in bytes when it was opened."""
 
     def __init__(self, path: Path) -> None:
         """Maps `path`. Raises ModelLoadError for anything but a readable, non-empty regular file."""
@@ -47,10 +47,10 @@ class MappedFile:
         self._is_open = True
 
     def identity(self) -> str | None:
-        """Size and time stamps, which are others whenever the content may be another.
+        """Size and time stamps, which differ whenever the content may differ.
 
-        The time of the last change is the system's own: nobody can set it back. None within two seconds of it, when
-        another change might get the same.
+        The system sets the time of the last change, and nobody can set it back. None within two seconds of it,
+        because another change might get the same time.
         """
         status = os.fstat(self._descriptor)
         if abs(time.time_ns() - status.st_ctime_ns) < _RACY_NS:
@@ -60,8 +60,8 @@ class MappedFile:
     def array(self, offset: int, nbytes: int) -> NDArray[np.uint8]:
         """The bytes [nbytes] from `offset` on, read-only and not copied.
 
-        A file cut short since it was opened would kill the process when a page beyond its end is
-        touched, so its size is looked at again here: ModelLoadError if it changed.
+        Reading beyond the end of a file that was truncated after opening would kill the process, so its size is
+        checked again here. Raises ModelLoadError if it changed.
         """
         if not self._is_open:
             raise ModelLoadError(f"{self.path}: the model is closed")
@@ -81,14 +81,14 @@ class MappedFile:
         return os.pread(self._descriptor, min(nbytes, mmap.PAGESIZE), begin)
 
     def release(self, offset: int, nbytes: int) -> None:
-        """Lets the system take back the whole pages within these bytes; they are read again if needed."""
+        """Lets the system reclaim the whole pages within these bytes; they are read again if needed."""
         start = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (offset + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if self._is_open and end > start:
             self.data.madvise(mmap.MADV_DONTNEED, start, end - start)
 
     def close(self) -> None:
-        """Gives the file back. Arrays still alive keep their mapping until they die. May be called twice."""
+        """Closes the file. Arrays that are still alive keep their mapping. May be called twice."""
         if not self._is_open:
             return
         self._is_open = False
@@ -101,7 +101,7 @@ class MappedFile:
 
 
 def identity_of(files: Iterable[MappedFile]) -> str | None:
-    """That of several files together; None if one of them has none."""
+    """The identity of several files together; None if one of them has none."""
     identities = [file.identity() for file in files]
     return None if None in identities else ", ".join(str(identity) for identity in identities)
 

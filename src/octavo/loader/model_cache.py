@@ -1,4 +1,4 @@
-"""The folder of downloaded models: private, locked while it is written, never holding half a file."""
+"""The folder of downloaded models: private, locked during writes, and without partial files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(relative: Path, nbytes: int) -> Path | None:
-    """A file that is in the cache already, complete. The cache may be read-only, for example part of an image."""
+    """A complete file that is already in the cache, which may be read-only, for example part of an image."""
     for directory in (_chosen_dir(), _private_dir()):
         path = directory / relative
         with contextlib.suppress(OSError):
@@ -30,10 +30,10 @@ def find_file(relative: Path, nbytes: int) -> Path | None:
 
 
 def models_dir() -> Path:
-    """The folder to download models to, made if need be.
+    """The folder for downloaded models, created if needed.
 
-    If the chosen one cannot be written, or belongs to somebody else or is open to everybody, it is a
-    private folder of this user among the temporary files, and a warning says so.
+    If the configured folder is not writable, belongs to another user or is writable for others, a private
+    folder among the temporary files is used instead, with a warning.
     """
     chosen, private = _chosen_dir(), _private_dir()
     try:
@@ -54,9 +54,9 @@ def models_dir() -> Path:
 
 @contextlib.contextmanager
 def staging_dir(directory: Path, key: str) -> Iterator[Path]:
-    """An empty folder in `directory` for making the file called `key`, by one process at a time.
+    """An empty folder in `directory` for creating the file `key`, by one process at a time; others wait.
 
-    Others wait. It is removed at the end, whatever happens; what a killed process left is removed too.
+    It is removed at the end in any case. The leftovers of a killed process are removed too.
     """
     descriptor = os.open(directory / f".{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -100,7 +100,7 @@ def _make_private(directory: Path) -> None:
 
 
 def _check_trusted(directory: Path) -> None:
-    """Only this user and the system may put models there."""
+    """Checks that only this user and the system may write to the folder."""
     status = directory.stat()
     if status.st_uid not in (os.getuid(), 0):
         raise PermissionError(0, f"it belongs to user {status.st_uid}")

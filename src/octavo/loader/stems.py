@@ -1,4 +1,4 @@
-"""Names of tensors taken apart: a stem with `*` for every number, the numbers, and the kind."""
+"""Parses names of tensors into a stem with `*` for every number, the numbers, and the kind."""
 
 from __future__ import annotations
 

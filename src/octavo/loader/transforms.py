@@ -22,7 +22,7 @@ _Group = dict[TensorName, Source]
 def transformed(
     sources: Mapping[str, Source], transforms: Sequence[Transform], config: ModelConfig, file_format: FileFormat
 ) -> dict[str, Source]:
-    """The sources of the graph's weights, from those of the stored tensors under their checkpoint names.
+    """The sources of the graph's weights, made from the stored tensors under their checkpoint names.
 
     Raises ModelLoadError naming a tensor that does not fit its transform.
     """
@@ -100,7 +100,7 @@ def _cut(source: Source, begin: int, end: int) -> Source:
 
 
 def _stacked(group: _Group, whole: str) -> Iterator[tuple[TensorName, Source]]:
-    """The experts of each layer as one."""
+    """The experts of each layer as one weight."""
     layers: dict[TensorName, dict[int, Source]] = {}
     for name, source in group.items():
         layer = TensorName(whole, name.numbers[:-1], name.kind)

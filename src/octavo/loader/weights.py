@@ -1,4 +1,4 @@
-"""The weights of a model by the names that its graph uses, each made from stored tensors when it is asked for."""
+"""The weights of a model by their names in the graph, each made from stored tensors on demand."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from octavo.quantization.packed import Weight
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A weight before it is made.
+    """The description of a weight that is made on demand.
 
-    type_name, shape: those that it will have. nbytes: of the stored tensors. tensors: their names in the file.
-    steps: how it is made of them, the same text for the same result.
+    type_name, shape: those of the weight. nbytes: size of the stored tensors. tensors: their names in the file.
+    steps: description of the transforms, the same text for the same result.
     """
 
     type_name: str
@@ -34,7 +34,7 @@ class StoredTensors(Protocol):
 
 
 class Weights(Mapping[str, Weight]):
-    """The weights by name, each made anew from the mapped file by every look-up."""
+    """The weights by name; every look-up makes the weight again from the mapped file."""
 
     def __init__(self, sources: Mapping[str, Source], file: StoredTensors) -> None:
         self._sources = sources
@@ -54,15 +54,15 @@ class Weights(Mapping[str, Weight]):
         return len(self._sources)
 
     def info(self, name: str) -> Source:
-        """Type, shape and size of a weight, which is not made for it."""
+        """Type, shape and size of a weight, without making it."""
         return self._sources[name]
 
     def release(self, name: str) -> None:
-        """Lets the system take the pages of this weight back, once a backend has packed it."""
+        """Lets the system reclaim the pages of this weight, once a backend has packed it."""
         for tensor in self._sources[name].tensors:
             self._file.release(tensor)
 
     def fingerprint(self, name: str) -> bytes:
-        """How a weight is made, and some bytes of the stored tensors: others for another weight."""
+        """The transforms of a weight and a sample of its stored bytes, which together identify it."""
         source = self._sources[name]
         return b"".join([source.steps.encode(), *map(self._file.sample, source.tensors)])

@@ -1,8 +1,8 @@
-"""The architectures, one a file, found by file name.
+"""The architectures, one in each file, found by file name.
 
-A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`), `build(g, cfg)`, and optionally
-`ALIASES`, further names of the architecture in GGUF files and config.json, and `WEIGHTS`, the table of how stored
-tensors become the graph's weights. Files with a leading underscore are shared parts.
+A module here has `Config` (see `ModelConfig`; with `from_gguf` and `from_hf`) and `build(g, cfg)`. Optionally it has
+`ALIASES`, further names of the architecture in GGUF files and config.json, and `WEIGHTS`, the table that turns stored
+tensors into the graph's weights. Files with a leading underscore are shared parts.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 class ModelConfig(Protocol):
-    """What every `Config` tells the engine; the rest is between it and its `build`."""
+    """The fields of every `Config` that the engine uses; the others are private to the architecture."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -66,8 +66,8 @@ class ConfigType(Protocol):
     """The class `Config` of an architecture. Both functions raise ModelLoadError naming the key."""
 
     def from_gguf(self, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-        """metadata: of the file, and the values of its rotary tensors (`rope_freqs.weight`) under their names;
-        shapes: of all weights, by checkpoint name."""
+        """metadata: the file's, with the values of its rotary tensors (`rope_freqs.weight`) under their names;
+        shapes: those of all weights, by checkpoint name."""
 
     def from_hf(self, config: Mapping[str, object]) -> ModelConfig:
         """config: the content of config.json."""
@@ -84,7 +84,7 @@ class Architecture(Protocol):
 
 @cache
 def known_architectures() -> Mapping[str, str]:
-    """Every name an architecture goes by, with the module that has it: {"llama": "llama", "mistral": "llama"}."""
+    """Every name of an architecture with its module: {"llama": "llama", "mistral": "llama"}."""
     names: dict[str, str] = {}
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
@@ -102,13 +102,13 @@ def load_architecture(name: str) -> Architecture:
 
 
 def weight_table(architecture: Architecture) -> WeightTable:
-    """The table of a module of this package; without one, names alone matter."""
+    """The table of a module of this package; an empty one if it has none."""
     table: WeightTable = getattr(architecture, "WEIGHTS", WeightTable())
     return table
 
 
 def build_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
-    """The graph of a model, unoptimized. shapes: of the checkpoint's weights.
+    """The unoptimized graph of a model. shapes: those of the checkpoint's weights.
 
     Raises GraphError naming operation, shapes and layer.
     """

@@ -16,7 +16,7 @@ ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """Base of the architectures' `Config`. What a subclass adds has a default."""
+    """Base of the architectures' `Config`. Fields of subclasses have defaults."""
 
     vocab_size: int
     num_layers: int
@@ -98,8 +98,8 @@ class DecoderConfig:
         activation: tuple[str, ...] = ("silu", "swish"),
         theta: float = 10000.0,
     ) -> ConfigT:
-        """reader: config.json; rope: the part of it about the rotary embedding; windows: one a layer, or empty
-        for none; activation: the names that the MLP's goes by; theta: the rotary base where config.json has none.
+        """reader: config.json; rope: its part about the rotary embedding; windows: one per layer, or empty for none;
+        activation: the names of the MLP's activation; theta: the rotary base if config.json has none.
 
         Raises ModelLoadError naming the key.
         """
@@ -129,7 +129,7 @@ class DecoderConfig:
 
 
 def hf_rope(reader: ConfigReader) -> ConfigReader:
-    """Where config.json describes the rotary embedding, in its newer or its older form."""
+    """The section of config.json about the rotary embedding, in its newer or its older form."""
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     # Older files keep these two beside the section.
     beside = {
@@ -141,7 +141,7 @@ def hf_rope(reader: ConfigReader) -> ConfigReader:
 
 
 def hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
-    """Qwen's sliding windows, one a layer: off unless `use_sliding_window`, then from `max_window_layers` on."""
+    """Qwen's sliding windows, one per layer: off unless `use_sliding_window`, then from `max_window_layers` on."""
     num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     if not reader.flag("use_sliding_window", False):
         return (None,) * num_layers
@@ -153,7 +153,7 @@ def hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
 
 
 def windows_of_types(reader: ConfigReader, num_layers: int, window: int) -> tuple[int | None, ...]:
-    """The window of each layer by `layer_types`. Raises ModelLoadError for a type that is no attention."""
+    """The window of each layer by `layer_types`. Raises ModelLoadError for a type other than attention."""
     windows = {"full_attention": None, "sliding_attention": window}
     kinds = reader.texts("layer_types", num_layers)
     for kind in kinds:

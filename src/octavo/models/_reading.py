@@ -17,16 +17,16 @@ class ConfigReader:
     """Reads keys of a configuration. Every error is a ModelLoadError that names the key and its value."""
 
     def __init__(self, values: Mapping[str, object], prefix: str = "") -> None:
-        """prefix: stands before every key, for example `llama.`."""
+        """prefix: prefix of every key, for example `llama.`."""
         self.values = values
         self.prefix = prefix
 
     def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
+        """True if the key exists and is not null."""
         return self.values.get(self.prefix + key) is not None
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT) -> int:
-        """A whole number from low to high."""
+        """An integer from low to high."""
         value = self._get(key, default)
         if isinstance(value, (list, tuple, np.ndarray)) and len(value) > 0:
             # GGUF files may give one number a layer; one graph can serve them only if they agree.
@@ -47,7 +47,7 @@ class ConfigReader:
         return float(value)
 
     def optional_number(self, key: str) -> float | None:
-        """A positive number; None where the key is missing or null."""
+        """A positive number; None if the key is missing or null."""
         return self.number(key) if self.has(key) else None
 
     def text(self, key: str, default: str | None = None) -> str:
@@ -63,7 +63,7 @@ class ConfigReader:
         return bool(value)
 
     def section(self, key: str) -> ConfigReader:
-        """A nested object; empty where it is missing or null."""
+        """A nested object; empty if it is missing or null."""
         value = self.values.get(self.prefix + key)
         if value is None:
             return ConfigReader({}, f"{self.prefix}{key}.")
@@ -73,7 +73,7 @@ class ConfigReader:
         return ConfigReader({name + str(k): v for k, v in value.items()}, name)
 
     def numbers(self, key: str, length: int) -> tuple[float, ...]:
-        """So many positive finite numbers."""
+        """A list of `length` positive finite numbers."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != length:
             raise self.error(key, value, f"must be {length} numbers")
@@ -91,7 +91,7 @@ class ConfigReader:
         return ModelLoadError(f"{self.prefix}{key} is {value!r:.100}: {reason}")
 
     def _get(self, key: str, default: object) -> object:
-        """The value; a missing key or null gives the default, and is an error where that is None."""
+        """The value. A missing key or null gives the default, or an error if the default is None."""
         value = self.values.get(self.prefix + key)
         if value is None:
             value = default

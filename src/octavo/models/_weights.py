@@ -1,4 +1,4 @@
-"""Declarations: how the stored tensors of an architecture become the weights of its graph.
+"""Declarations of the transforms from an architecture's stored tensors to the weights of its graph.
 
 A stem is the name of a weight without its final `.weight` or `.bias`; `*` in it is a number, that of a layer or an
 expert. The loader applies a table (`octavo.loader.transforms`); nothing here touches a tensor.
@@ -19,7 +19,7 @@ FileFormat = Literal["gguf", "safetensors"]
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """The output rows of weight and bias in another order.
+    """Puts the output rows of weight and bias in another order.
 
     order: from a configuration to the stored row of each row, [out_features]. only: the files that need it.
     """
@@ -31,7 +31,7 @@ class Permute:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A fused weight, with its bias, cut into parts by output rows.
+    """Cuts a fused weight, with its bias, into parts by output rows.
 
     parts: their stems, in the order of the rows. rows: from a configuration to the rows of each part.
     """
@@ -44,7 +44,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Tensors that differ in the last `*` of their stem, the expert, become one: [experts, out, in]."""
+    """Joins tensors that differ in the last `*` of their stem, the expert, to one: [experts, out, in]."""
 
     stem: str
     whole: str
@@ -53,7 +53,7 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class Transpose:
-    """A matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay as they are."""
+    """Transposes a matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay unchanged."""
 
     stem: str
     only: FileFormat | None = None
@@ -61,7 +61,7 @@ class Transpose:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """A constant that the model adds to the weight, for example the one of `1 + weight`, added once: float32."""
+    """Adds a constant that the model adds to the weight, for example the one of `1 + weight`, once: float32."""
 
     stem: str
     addend: float
@@ -73,12 +73,12 @@ Transform = Permute | Split | Stack | Transpose | Fold
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightTable:
-    """How an architecture's stored tensors become its graph's weights; one table for both file formats.
+    """The table that turns an architecture's stored tensors into its graph's weights, for both file formats.
 
-    prefixes: stand before the names in safetensors files; the first that fits is taken off.
-    names: stems as files have them -> stems of the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}.
+    prefixes: prefixes of the names in safetensors files; the first that matches is removed.
+    names: stems in files -> stems in the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}.
     GGUF files need only those that differ from `octavo.loader.gguf_names`.
-    transforms: applied in this order to what the names have given. One whose stem a file lacks does nothing.
+    transforms: applied in this order after renaming. A transform whose stem a file lacks does nothing.
     """
 
     # Those of text models, and of the text part of models that also see.
@@ -88,9 +88,9 @@ class WeightTable:
 
 
 def halves_of_pairs(num_heads: int, head_dim: int, rotary_dim: int) -> NDArray[np.intp]:
-    """The rows of q or k for the half-split rotary layout, where a file keeps the two columns of a pair together.
+    """The rows of q or k in the half-split rotary layout, from a file that keeps the two columns of a pair together.
 
-    Column i of a head turns with column i + rotary_dim / 2 in the graph, with its neighbour in the file.
+    Column i of a head rotates with column i + rotary_dim / 2 in the graph, and with its neighbour in the file.
     """
     head = np.arange(head_dim)
     head[:rotary_dim] = np.concatenate([head[0:rotary_dim:2], head[1:rotary_dim:2]])

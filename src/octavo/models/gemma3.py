@@ -51,7 +51,7 @@ _GLOBAL_THETA = 1_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """`rope` is that of the global layers, those without a window."""
+    """Gemma's configuration; `rope` is that of the global layers, which have no window."""
 
     local_rope: RopeParams = _NO_ROPE
     attention_scale: float = 0.0

@@ -1,4 +1,4 @@
-"""Llama 1, 2 and 3, and what is shaped like them: Mistral, SmolLM, Yi, TinyLlama. Touvron et al., arXiv 2302.13971."""
+"""Llama 1, 2 and 3, and models of the same shape: Mistral, SmolLM, Yi, TinyLlama. Touvron et al., arXiv 2302.13971."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = WeightTable(
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Biases are there where the checkpoint has them."""
+    """The shared configuration; biases are used if the checkpoint has them."""
 
     @classmethod
     def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:

@@ -1,4 +1,4 @@
-"""How many threads the machine gives this process, and how long they may spin while they wait."""
+"""The number of compute threads of this process, and the times that they may spin while waiting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SPIN_UNDER_QUOTA_US = (5, 20)
 
 @dataclass(frozen=True, slots=True)
 class ThreadPlan:
-    """count: compute threads. reasons: how it came about, one line each, for people.
+    """count: compute threads. reasons: explanations of the count, one line each.
 
     spin_us: inside a step; between steps; between steps for the first thread, in microseconds. The first thread does
     not spin if the threads take all CPUs, as the thread that prepares steps needs one.
@@ -90,7 +90,7 @@ def _cpu_quota(cgroup: Path, self_cgroup: Path) -> float | None:
 
 
 def _with_parents(root: Path, path: str) -> list[Path]:
-    """The group's directory and those above it. In a container the path may lie outside what is mounted."""
+    """The group's directory and those above it. In a container the path may be outside the mounted part."""
     parts = [part for part in path.split("/") if part not in ("", ".", "..")]
     return [root.joinpath(*parts[:i]) for i in range(len(parts), -1, -1)]
 

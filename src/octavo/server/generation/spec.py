@@ -37,8 +37,8 @@ class Common:
     its prefix cache, which `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last
     ones, or all but the middle; -1: as many as fit; None: a prompt beyond the context is an error.
     max_tokens_may_shrink: max_tokens is only a default, so the context may end the answer earlier. offers_truncation:
-    the protocol has a field for truncate_prompt_tokens, which an error then suggests. constraint_field: the field of the request with the
-    structured outputs, for errors about them.
+    the protocol has a field for truncate_prompt_tokens, which an error then suggests. constraint_field: the field of
+    the request with the structured outputs, for errors about them.
     """
 
     params: SamplingParams | BeamSearchParams
