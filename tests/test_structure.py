@@ -56,6 +56,8 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("calls", "src/octavo/graph/a.py", "import os\nx = os.environ\n", "only env.py"),
         ("calls", "src/octavo/graph/a.py", "print(1)\n", "print in the library"),
         ("calls", "src/octavo/graph/a.py", "eval('1')\n", "eval is never called"),
+        ("names", "src/octavo/graph/a.py", "class A: ...\nclass B:\n    class A: ...\n", "A is the name of something"),
+        ("names", "src/octavo/graph/a.py", "class Sizes: ...\nSizes = list[int]\n", "Sizes is the name of something"),
         ("python budgets", "src/octavo/graph/a.py", "x = 1\n" * 501, "501 lines"),
         ("python budgets", "src/octavo/graph/a.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
         ("python budgets", "src/octavo/graph/a.py", "def f(a, b, c, d, e, f, g, h, i): ...\n", "9 parameters"),

@@ -247,6 +247,40 @@ def check_prose() -> Iterator[str]:
             yield f"docs/architecture.md:{line}: the sentence opens with {found.group()!r}; say what the file holds"
 
 
+# Request models and answers have the names that their protocol's documentation gives them.
+PROTOCOL_ROOMS = ("server/protocols/", "server/endpoints/")
+# Each model file has a class of this name: it is how the loader finds it.
+NAMES_OF_AN_INTERFACE = {"models/": "Config"}
+
+
+def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """(line, name) of every class, and of every alias of a type in the module itself. Private names are left out."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.lineno, node.name
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        name = target.id if isinstance(target, ast.Name) else ""
+        if re.fullmatch(r"[A-Z][A-Za-z0-9]*[a-z][A-Za-z0-9]*", name):
+            yield node.lineno, name
+
+
+def check_names() -> Iterator[str]:
+    """No two classes or aliases share a name."""
+    places: dict[str, str] = {}
+    for path in package_files():
+        relative = path.relative_to(PACKAGE).as_posix()
+        if relative.startswith(PROTOCOL_ROOMS):
+            continue
+        for line, name in defined_names(parse(path.read_text())):
+            if any(relative.startswith(room) and name == shared for room, shared in NAMES_OF_AN_INTERFACE.items()):
+                continue
+            where = f"{relative}:{line}"
+            if name in places:
+                yield f"{where}: {name} is the name of something else in {places[name]}; one of them needs another"
+            places.setdefault(name, where)
+
+
 # CMakeLists.txt compiles only linear.cpp and ceilings.cpp for these levels.
 _PRODUCT_LEVELS = re.compile(
     r"OCTAVO_ISA_(amx|avx512vnni|dotprod|i8mm)|__AVX512VNNI__|__ARM_FEATURE_(DOTPROD|MATMUL_INT8)"
@@ -263,6 +297,7 @@ def check_product_levels() -> Iterator[str]:
 CHECKS = {
     "imports": check_imports,
     "calls": check_calls,
+    "names": check_names,
     "python budgets": check_python_budgets,
     "C++ budgets": check_cpp_budgets,
     "product levels": check_product_levels,

@@ -9,13 +9,14 @@ from typing import Any
 
 from octavo.config import EngineConfig
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.prompts import Message, Prompt
+from octavo.engine.prompts import Prompt
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import OctavoError
 from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
+from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.tokenizer import Tokenizer
 
 

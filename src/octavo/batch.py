@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
 Float32 = NDArray[np.float32]
+Float64 = NDArray[np.float64]
+Array = NDArray[np.floating[Any]]
 
 
 SamplingRows = NDArray[np.void]

@@ -14,13 +14,14 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.progress import ProgressBar
-from octavo.engine.prompts import Message, Prompt
+from octavo.engine.prompts import Prompt
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import RejectedPromptsError, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,8 @@ from octavo.server.generation.events import (
 )
 from octavo.server.generation.fold import Choice, Folding
 from octavo.server.generation.run import start_chat, start_text
-from octavo.server.generation.spec import ChatSpec, Generation, NamedTool, TextSpec
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec, NamedTool, TextSpec
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.state import ServerState
 from octavo.tokenizer.tokenizer import Tokenizer

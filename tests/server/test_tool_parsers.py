@@ -10,19 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, tool_formats
+from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, TextPart, tool_formats
 from tests.support.tool_outputs import CASES, TOOLS, Case
 
 Folded = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def parse(format_name: str, pieces: list[str]) -> list[Part]:
+def parse(format_name: str, pieces: list[str]) -> list[ParsedPart]:
     parser = tool_formats()[format_name].create_parser(TOOLS)
     parts = [part for piece in pieces for part in parser.push(piece)]
     return parts + parser.finish()
 
 
-def fold(parts: list[Part]) -> Folded:
+def fold(parts: list[ParsedPart]) -> Folded:
     content, calls = "", []
     for part in parts:
         if isinstance(part, TextPart):
@@ -34,7 +34,7 @@ def fold(parts: list[Part]) -> Folded:
     return content, tuple((name, arguments) for name, arguments in calls)
 
 
-def in_order(parts: list[Part]) -> list[object]:
+def in_order(parts: list[ParsedPart]) -> list[object]:
     """The parts with neighbours of one kind joined: what must not depend on the cuts."""
     joined: list[object] = []
     for kind, group in itertools.groupby(parts, key=type):
@@ -103,7 +103,7 @@ UNDECIDED = ("cut_header", "cut_in_number", "cut_behind_end")
 def test_everything_is_out_before_the_end(case: Case) -> None:
     """Nothing of a call waits for the end of the answer."""
     parser = tool_formats()[case.format].create_parser(TOOLS)
-    seen: list[Part] = []
+    seen: list[ParsedPart] = []
     for char in case.text:
         seen += parser.push(char)
     assert fold(seen)[1] == case.calls

@@ -33,10 +33,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import Float32, Int32, SamplingBatch, StepOutput
+from octavo.batch import Float32, Float64, Int32, SamplingBatch, StepOutput
 from octavo.errors import NumericalError, OctavoError, UsageError
-
-Float64 = NDArray[np.float64]
 
 ROW_OK = 0
 ROW_NAN_LOGITS = 1

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from octavo.errors import UsageError
-from octavo.tokenizer.chat_template import ChatTemplate, check_messages
+from octavo.tokenizer.chat_template import ChatTemplate, Message, check_messages
 from octavo.tokenizer.template_process import TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | Sequence[int]"
-Message: TypeAlias = "Mapping[str, Any]"
 
 
 class PromptEncoder:

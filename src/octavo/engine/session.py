@@ -14,11 +14,12 @@ from octavo.config import EngineConfig
 from octavo.engine.async_engine import AsyncEngine, Sink
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.prompts import Message, Prompt, PromptEncoder
+from octavo.engine.prompts import Prompt, PromptEncoder
 from octavo.engine.request import Request
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.template_process import TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
 

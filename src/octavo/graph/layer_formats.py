@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.batch import Array
 from octavo.config import KVDtype
 from octavo.graph.builder import Graph
 from octavo.graph.cache import KVCache
 from octavo.graph.ops import Attention, FusedAttention, FusedLinear, Linear, Op, Rope, RopeParams
 from octavo.graph.values import Parameter, Value
-
-Array = NDArray[np.floating[Any]]
 
 _MEAN_OVER = 4096  # positions; what a bias is on average over many more of them is nearly nothing
 # Length of the part of a bias that is left, at most, for int8. Of the layers of Qwen2.5-coder 0.5B and 1.5B only the

@@ -10,11 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from octavo.batch import Float64
 from octavo.graph.ops import RopeParams
-
-Float64 = NDArray[np.float64]
 
 
 def base_frequencies(rotary_dim: int, theta: float) -> Float64:

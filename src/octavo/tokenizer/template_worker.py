@@ -42,7 +42,7 @@ def compile_template(source: str) -> Template:
     from jinja2.parser import Parser
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    class Generation(Extension):
+    class GenerationExtension(Extension):
         """The tag `{% generation %}`, which marks the assistant's text for training; it renders only its body."""
 
         tags = {"generation"}  # noqa: RUF012  (the type that jinja2 declares)
@@ -53,7 +53,7 @@ def compile_template(source: str) -> Template:
             return nodes.Scope(body, lineno=line)
 
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationExtension, "jinja2.ext.loopcontrols"]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception

@@ -5,11 +5,11 @@ are weights (None where optional), everything else is a static attribute. A back
 fields in order instead of knowing each operation.
 """
 
+from octavo.batch import Array as Array
 from octavo.graph.ops.attention import Attention as Attention
 from octavo.graph.ops.attention import AttentionParams as AttentionParams
 from octavo.graph.ops.attention import Rope as Rope
 from octavo.graph.ops.attention import RopeParams as RopeParams
-from octavo.graph.ops.base import Array as Array
 from octavo.graph.ops.base import Evaluation as Evaluation
 from octavo.graph.ops.base import LayerCache as LayerCache
 from octavo.graph.ops.base import Op as Op

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.batch import Array
 from octavo.graph.cache import KVCache
-from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.ops.elementwise import softcap
 from octavo.graph.values import Parameter, Rows, Value
 

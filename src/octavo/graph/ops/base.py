@@ -8,19 +8,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from octavo.batch import Batch
+from octavo.batch import Array, Batch
 from octavo.config import KVDtype
 from octavo.errors import GraphError
 from octavo.graph.cache import KVCache, StateCache
 from octavo.graph.ops.kv_rounding import round_keys, round_values
 from octavo.graph.values import Parameter, Rows, Value
-
-Array = NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
+from octavo.batch import Array
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.values import Rows, Value
 
 _erf = np.frompyfunc(math.erf, 1, 1)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from octavo.batch import Array
 from octavo.graph.cache import KVCache
 from octavo.graph.ops.attention import (
     AttentionParams,
@@ -17,7 +18,7 @@ from octavo.graph.ops.attention import (
     require_rope,
     rotate,
 )
-from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.ops.elementwise import ACTIVATIONS, require_activation
 from octavo.graph.ops.linear import linear, linear_flops, require_linear
 from octavo.graph.ops.norm import rms_norm

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.batch import Array
 from octavo.config import KVDtype
-
-Array = NDArray[np.floating[Any]]
 
 _KEY_SCALE_DIMS = 32
 _FLOAT16_MAX = 65504.0

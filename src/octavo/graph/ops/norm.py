@@ -7,7 +7,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from octavo.graph.ops.base import Array, Evaluation, Op, StepSizes, describe, require
+from octavo.batch import Array
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.values import Parameter, Rows, Value
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
 
-Floats = NDArray[np.float16] | NDArray[np.float32]
+Scales = NDArray[np.float16] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,9 @@ class GroupedWeight:
 
     format: GroupedFormat
     codes: NDArray[np.uint8]  # [*, out, in * bits / 8]
-    scales: Floats  # [*, out, groups]
+    scales: Scales  # [*, out, groups]
     zeros: NDArray[np.uint8] | None = None  # [*, out, groups], in place of the format's zero
-    minima: Floats | None = None  # [*, out, groups], in place of zeros
+    minima: Scales | None = None  # [*, out, groups], in place of zeros
     column_order: NDArray[np.int32] | None = None  # [*, in]
 
     def __post_init__(self) -> None:

@@ -102,17 +102,18 @@ def _with_tools(
             "tools cannot be combined with a format of the answer; send tool_choice none, or leave one of them out"
         )
         raise UsageError(message, param="tools", code="unsupported_value")
+    sampling = None if isinstance(params, BeamSearchParams) else params
     if spec.tool_choice == "auto":
         strict = [i for i, tool in enumerate(tools) if tool["function"].get("strict")]
         if not strict:
             return params
-        if tool_format.optional_grammar is None or isinstance(params, BeamSearchParams):
-            what = "this model's format of tool calls" if params is params.sampling else "beam search"
+        if tool_format.optional_grammar is None or sampling is None:
+            what = "beam search" if sampling is None else "this model's format of tool calls"
             message = f"{what} cannot hold arguments to their schema with tool_choice auto; leave strict out"
             raise UsageError(message, param=f"tools[{strict[0]}].function.strict", code="unsupported_value")
         grammar = tool_format.optional_grammar(tools, spec.parallel_tool_calls, token_ids)
-        return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
-    if isinstance(params, BeamSearchParams):
+        return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
+    if sampling is None:
         message = "beam search cannot be made to call a tool; use tool_choice auto, or leave use_beam_search out"
         raise UsageError(message, param="tool_choice", code="unsupported_value")
     may_be_many = spec.parallel_tool_calls
@@ -123,7 +124,7 @@ def _with_tools(
         if not tools:
             raise UsageError(f"tool_choice names {name!r:.80}, which tools lacks", param="tool_choice")
     grammar = tool_format.grammar(tools, may_be_many, token_ids)
-    return dataclasses.replace(params, structured_outputs=StructuredOutputsParams(grammar=grammar))
+    return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
 
 
 def _is_constrained(params: SamplingParams | BeamSearchParams) -> bool:

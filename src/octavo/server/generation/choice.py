@@ -16,7 +16,7 @@ from octavo.server.generation.events import (
     ToolCallDelta,
 )
 from octavo.server.generation.reasoning import ReasoningParser, ReasoningPart
-from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, ToolParser
+from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, TextPart, ToolParser
 
 
 class ChoiceReader:
@@ -87,7 +87,7 @@ class ChoiceReader:
         parts = self._tools.push(text) if text else []
         return self._calls([*parts, *self._tools.finish()] if is_last else parts)
 
-    def _calls(self, parts: Iterable[Part]) -> list[Event]:
+    def _calls(self, parts: Iterable[ParsedPart]) -> list[Event]:
         events: list[Event] = []
         for part in parts:
             if self._is_over:

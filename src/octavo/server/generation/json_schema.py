@@ -65,7 +65,7 @@ _REMEDIES = {
     "$recursiveRef": "use $ref",
 }
 
-Node = tuple[object, str]
+SchemaNode = tuple[object, str]
 """A schema within the schema, and its JSON pointer."""
 
 
@@ -152,7 +152,7 @@ class _Checker:
         self._is_before_2020 = isinstance(root, dict) and bool(_BEFORE_2020.match(str(root.get("$schema", ""))))
 
     def check(self) -> None:
-        stack: list[Node] = [(self._root, "")]
+        stack: list[SchemaNode] = [(self._root, "")]
         schemas: dict[str, object] = {}
         while stack:
             schema, pointer = stack.pop()
@@ -164,7 +164,7 @@ class _Checker:
         if (endless := find_endless(schemas)) is not None:
             raise _SchemaError(endless, "needs a value within each of its values, so none is ever complete")
 
-    def _check_node(self, schema: object, pointer: str) -> Iterator[Node]:
+    def _check_node(self, schema: object, pointer: str) -> Iterator[SchemaNode]:
         """The schemas within this one and the one it refers to, after checking its own keywords."""
         if isinstance(schema, bool):
             return
@@ -215,7 +215,7 @@ class _Checker:
         known = f"is not supported: {remedy}" if remedy else "is not a keyword that can be enforced; leave it out"
         raise _SchemaError(place, known)
 
-    def _referred(self, reference: object, place: str) -> Node:
+    def _referred(self, reference: object, place: str) -> SchemaNode:
         """The schema that `$ref` names."""
         if not isinstance(reference, str):
             raise _SchemaError(place, f"must be a string, not {_shown(reference)}")
@@ -246,7 +246,7 @@ def _check_size(schema: object) -> None:
         raise _SchemaError("", f"has {num_chars:,} characters; the limit is {MAX_SCHEMA_CHARS:,}")
 
 
-def _subschemas(keyword: str, value: Any, place: str) -> Iterator[Node]:
+def _subschemas(keyword: str, value: Any, place: str) -> Iterator[SchemaNode]:
     kind = _SUBSCHEMAS[keyword]
     if kind == "one" and not (keyword == "items" and isinstance(value, list)):
         yield value, place

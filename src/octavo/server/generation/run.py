@@ -18,8 +18,8 @@ from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
 from octavo.server.generation.naming import constraint_named
 from octavo.server.generation.prompt import fit_max_tokens, prepare_chat, prepare_texts
-from octavo.server.generation.running import RunningGeneration
-from octavo.server.generation.spec import ChatSpec, Common, Generation, TextSpec
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec, Common, TextSpec
 from octavo.server.models.served_model import ServedModel
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ async def _start(
         for stream in streams:
             await stream.aclose()
         raise
-    return RunningGeneration(ticket, prompts, num_truncated, streams, readers)
+    return Generation(ticket, prompts, num_truncated, streams, readers)
 
 
 def separated(options: RequestOptions, tenant: str) -> RequestOptions:

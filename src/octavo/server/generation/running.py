@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 _MAX_WAITING_OUTPUTS = 4
 
 
-class RunningGeneration:
-    """Implements `octavo.server.generation.spec.Generation`.
+class Generation:
+    """A running request: an async iterator of `Event`s, the last of them one `Usage`.
 
-    One task per prompt fetches its outputs, so that the limits of the request apply even while nobody reads.
+    Raises what ended the request otherwise: an ApiError or OctavoError. One task per prompt fetches its outputs, so
+    that the limits of the request apply even while nobody reads.
+
+    request_id: the server's own. prompt_token_ids: of each prompt, as the engine got them; a conversation is one.
+    num_truncated_tokens: cut off the prompts because the request asked for it. prompt_logprobs: of each prompt, as
+    in `RequestOutput`; complete with the first event.
     """
 
     def __init__(

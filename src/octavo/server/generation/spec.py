@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from octavo.generation_request import RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
-from octavo.server.generation.events import Event
 
 ToolChoice: TypeAlias = "Literal['auto', 'none', 'required'] | NamedTool"
 
@@ -71,35 +70,3 @@ class TextSpec(Common):
     """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1."""
 
     prompts: Sequence[str | Sequence[int]]
-
-
-class Generation(Protocol):
-    """A running request: an async iterator of `Event`s, the last of them one `Usage`.
-
-    If the request ends otherwise, it raises an ApiError or OctavoError.
-    """
-
-    @property
-    def request_id(self) -> str:
-        """The server's own id, for cancellation and the log."""
-
-    @property
-    def prompt_token_ids(self) -> Sequence[Sequence[int]]:
-        """The token ids of each prompt given to the engine; a conversation is one prompt."""
-
-    @property
-    def num_truncated_tokens(self) -> int:
-        """The number of prompt tokens removed by the requested truncation."""
-
-    @property
-    def prompt_logprobs(self) -> Sequence[Any]:
-        """`RequestOutput.prompt_logprobs` of each prompt; complete with the first event."""
-
-    def __aiter__(self) -> AsyncIterator[Event]:
-        """Itself."""
-
-    async def __anext__(self) -> Event:
-        """The next event."""
-
-    async def aclose(self) -> None:
-        """Ends the request if it still runs."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.server.tool_parsers import Tool, ToolFormat
 
-Message = dict[str, Any]
+TemplateMessage = dict[str, Any]
 
 
 def shows_tools(chat_template: str) -> bool:
@@ -17,7 +17,7 @@ def shows_tools(chat_template: str) -> bool:
     return "tools" in chat_template
 
 
-def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat | None) -> list[Message]:
+def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat | None) -> list[TemplateMessage]:
     """Messages for a template with tools. messages: checked, in OpenAI's shape; they are not modified.
 
     `function.arguments` of a call is JSON text. It becomes an object, as templates expect, unless those of this format
@@ -29,7 +29,7 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
 
 def for_plain_template(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], tool_format: ToolFormat
-) -> list[Message]:
+) -> list[TemplateMessage]:
     """Messages for a template without tools, which are described by a system prompt of `tool_format` instead.
 
     messages, tools: checked, in OpenAI's shape; tools may be empty if only earlier turns had some. The tools are
@@ -41,7 +41,7 @@ def for_plain_template(
     """
     if tool_format.system_prompt is None or tool_format.write_call is None:
         raise ValueError(f"the tool format {tool_format.name} needs a template that knows tools")
-    converted: list[Message] = []
+    converted: list[TemplateMessage] = []
     follows_result = False
     for message in messages:
         is_result = message["role"] == "tool"
@@ -59,7 +59,7 @@ def for_plain_template(
     return converted
 
 
-def _for_template(message: Mapping[str, Any], tool_format: ToolFormat | None) -> Message:
+def _for_template(message: Mapping[str, Any], tool_format: ToolFormat | None) -> TemplateMessage:
     copy = dict(message)
     num_id_chars = None if tool_format is None else tool_format.num_call_id_chars
     if num_id_chars is not None and isinstance(copy.get("tool_call_id"), str):
@@ -100,7 +100,7 @@ def _as_object(arguments: object) -> object:
     return value if isinstance(value, dict) else arguments
 
 
-def _with_calls_as_text(message: Mapping[str, Any], write_call: Callable[[str, str], str]) -> Message:
+def _with_calls_as_text(message: Mapping[str, Any], write_call: Callable[[str, str], str]) -> TemplateMessage:
     copy = {key: value for key, value in message.items() if key != "tool_calls"}
     lines = [_text_of(copy.get("content"))] if copy.get("content") else []
     functions = [call["function"] for call in message["tool_calls"]]
@@ -109,7 +109,7 @@ def _with_calls_as_text(message: Mapping[str, Any], write_call: Callable[[str, s
     return copy
 
 
-def _add_user_text(converted: list[Message], text: str, *, continues: bool) -> None:
+def _add_user_text(converted: list[TemplateMessage], text: str, *, continues: bool) -> None:
     """Adds text to the user's turn. continues: the last message was started by a result."""
     if continues:
         converted[-1]["content"] = f"{converted[-1]['content']}\n{text}"
@@ -117,7 +117,7 @@ def _add_user_text(converted: list[Message], text: str, *, continues: bool) -> N
         converted.append({"role": "user", "content": text})
 
 
-def _add_system_prompt(converted: list[Message], prompt: str) -> None:
+def _add_system_prompt(converted: list[TemplateMessage], prompt: str) -> None:
     first = converted[0] if converted else None
     if first is not None and first["role"] in ("system", "developer"):
         converted[0] = {**first, "content": f"{_text_of(first.get('content'))}\n\n{prompt}"}

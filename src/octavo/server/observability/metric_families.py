@@ -5,8 +5,8 @@ Names, labels and units are those of vLLM where it has the same figure, so that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -23,22 +23,6 @@ from octavo.server.observability.metric_values import (
 
 _MODEL_LABELS = ("model_name", "engine")
 _ENGINE = "0"  # vLLM numbers the replicas of a model; there is one here
-
-
-class Source(Protocol):
-    """What is exposed; `ServerMetrics` has it."""
-
-    @property
-    def models(self) -> dict[str, ModelStats]: ...
-
-    @property
-    def engines(self) -> dict[str, EngineFigures]: ...
-
-    @property
-    def rejected(self) -> dict[str, int]: ...
-
-    @property
-    def http(self) -> dict[tuple[str, str, int], int]: ...
 
 
 _Stat: TypeAlias = Callable[[ModelStats], float]
@@ -119,22 +103,34 @@ _ENGINE_GAUGES: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = 
 )
 
 
-def collect(prefix: str, source: Source) -> Iterator[Metric]:
+def collect(
+    prefix: str,
+    models: dict[str, ModelStats],
+    engines: dict[str, EngineFigures],
+    rejected: Mapping[str, int],
+    http: Mapping[tuple[str, str, int], int],
+) -> Iterator[Metric]:
     """All metrics, one family after the other."""
-    yield from _of_requests(prefix, source.models)
-    yield from _of_engines(prefix, source.engines)
-    rejected = CounterMetricFamily(
+    yield from _of_requests(prefix, models)
+    yield from _of_engines(prefix, engines)
+    yield from _of_responses(prefix, rejected, http)
+
+
+def _of_responses(
+    prefix: str, rejected: Mapping[str, int], http: Mapping[tuple[str, str, int], int]
+) -> Iterator[Metric]:
+    rejections = CounterMetricFamily(
         f"{prefix}:requests_rejected", "Requests answered with an error instead of a result.", labels=["reason"]
     )
     for reason in REJECTED_REASONS:
-        rejected.add_metric([reason], source.rejected.get(reason, 0))
-    yield rejected
-    http = CounterMetricFamily(
+        rejections.add_metric([reason], rejected.get(reason, 0))
+    yield rejections
+    responses = CounterMetricFamily(
         f"{prefix}:http_requests", "HTTP responses by route template.", labels=["route", "method", "status"]
     )
-    for (route, method, status), count in source.http.items():
-        http.add_metric([route, method, str(status)], count)
-    yield http
+    for (route, method, status), count in http.items():
+        responses.add_metric([route, method, str(status)], count)
+    yield responses
 
 
 def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]:

@@ -119,7 +119,7 @@ class ServerMetrics:
 
     def collect(self) -> Iterable[Metric]:
         """What the registry asks for; the interface of a collector."""
-        return metric_families.collect(self.prefix, self)
+        return metric_families.collect(self.prefix, self.models, self.engines, self.rejected, self.http)
 
 
 async def _ask_engine(client: EngineClient, figures: EngineFigures) -> None:

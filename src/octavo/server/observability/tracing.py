@@ -19,7 +19,6 @@ from octavo import __version__
 from octavo.errors import UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import RequestMetrics
-from octavo.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -91,22 +90,19 @@ class RequestTracer:
         http_request = _http_request.get()
         route = _route(http_request)
         operation = "chat" if route in _CHAT_ROUTES else "text_completion"
-        params = request.params
+        params = request.params.sampling
         attributes: dict[str, str | int | float] = {
             "gen_ai.operation.name": operation,
             "gen_ai.provider.name": "octavo",
             "gen_ai.request.model": model_name,
             "gen_ai.response.model": model_name,
+            "gen_ai.request.temperature": params.temperature,
+            "gen_ai.request.top_p": params.top_p,
+            "gen_ai.request.top_k": params.top_k,
+            "gen_ai.request.choice.count": request.params.num_choices,
         }
         if params.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = params.max_tokens
-        if isinstance(params, SamplingParams):
-            attributes |= {
-                "gen_ai.request.temperature": params.temperature,
-                "gen_ai.request.top_p": params.top_p,
-                "gen_ai.request.top_k": params.top_k,
-                "gen_ai.request.choice.count": params.n,
-            }
         if http_request is not None:
             attributes["http.route"] = route
             attributes["octavo.request_id"] = str(http_request.get("state", {}).get("request_id", ""))

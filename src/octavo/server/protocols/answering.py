@@ -15,7 +15,8 @@ from starlette.responses import Response
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import Event, Usage
 from octavo.server.generation.run import start_chat, start_text
-from octavo.server.generation.spec import ChatSpec, Generation, TextSpec
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.sse import EventStream

@@ -9,7 +9,8 @@ from typing import Any
 from octavo.outputs import Logprob
 from octavo.server.generation.events import ChoiceEnd, ChoiceEvent, Event, TextDelta, TokenLogprobs, Usage
 from octavo.server.generation.fold import Choice
-from octavo.server.generation.spec import Generation, TextSpec
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import TextSpec
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import NamedEvent
 from octavo.server.protocols.completion_request import CompletionRequest

@@ -10,7 +10,8 @@ from pydantic_core import from_json
 
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
-from octavo.server.generation.spec import ChatSpec, Generation
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.messages_request import MessagesRequest

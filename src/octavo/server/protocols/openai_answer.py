@@ -14,7 +14,7 @@ from octavo.outputs import Logprob
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, ChoiceEvent, Event, TextDelta, TokenLogprobs, Usage
 from octavo.server.generation.fold import Choice, Folding
-from octavo.server.generation.spec import Generation
+from octavo.server.generation.running import Generation
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
 from octavo.server.protocols.sampling_fields import SamplingFields

@@ -10,7 +10,8 @@ from typing import Any
 
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, ToolCallDelta, Usage
-from octavo.server.generation.spec import ChatSpec, Generation
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import chat_logprobs

@@ -7,7 +7,8 @@ from typing import Any
 
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs
-from octavo.server.generation.spec import Generation, TextSpec
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import TextSpec
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import MIN_LOGPROB, most_likely, token_text

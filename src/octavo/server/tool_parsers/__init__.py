@@ -35,16 +35,16 @@ class CallArguments:
     text: str
 
 
-Part: TypeAlias = "TextPart | CallStart | CallArguments"
+ParsedPart: TypeAlias = "TextPart | CallStart | CallArguments"
 
 
 class ToolParser(Protocol):
     """Parses one answer in time linear in its length. Broken syntax comes out as text. Nothing is evaluated."""
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[ParsedPart]:
         """Adds text and returns the parts that are certain. Characters that may still become markup are held back."""
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[ParsedPart]:
         """Ends the answer and returns what was held back. A call that was cut off keeps the arguments it has."""
 
 

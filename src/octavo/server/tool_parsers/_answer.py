@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Sequence
 from itertools import groupby
 from typing import TypeAlias, TypeVar
 
-from octavo.server.tool_parsers import CallArguments, CallStart, Part, TextPart, Tool
+from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, TextPart, Tool
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
@@ -32,7 +32,7 @@ class Answer:
         self.parameters = {function["name"]: function.get("parameters") or {} for function in functions}
         self.is_over = False
         self.num_calls = 0
-        self._parts: list[Part] = []
+        self._parts: list[ParsedPart] = []
         self._joiner = TextJoiner(self._parts)
         self._text = ""
         self._position = 0
@@ -180,11 +180,11 @@ class Answer:
         elif text:
             self._parts.append(CallArguments(text))
 
-    def take_parts(self) -> list[Part]:
+    def take_parts(self) -> list[ParsedPart]:
         """The parts since the last time. Neighbours of one kind are joined."""
         if self.is_over:
             self._joiner.finish()
-        merged: list[Part] = []
+        merged: list[ParsedPart] = []
         for kind, group in groupby(self._parts, type):
             if kind is CallStart:
                 merged += group
@@ -203,7 +203,7 @@ class TextJoiner:
     them, so that words do not run together. An answer without calls passes unchanged.
     """
 
-    def __init__(self, parts: list[Part]) -> None:
+    def __init__(self, parts: list[ParsedPart]) -> None:
         self._parts = parts
         self._held: list[str] = []  # white space since the last text or call
         self._gap = ""  # what will separate the text before the calls from the text behind them

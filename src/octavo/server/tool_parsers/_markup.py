@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TypeAlias
 
-from octavo.server.tool_parsers import Part, Tool
+from octavo.server.tool_parsers import ParsedPart, Tool
 from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
 from octavo.server.tool_parsers._calls import json_call
 
@@ -55,13 +55,13 @@ class MarkupParser:
         self._answer = Answer(tools)
         self._reading = self._read()
 
-    def push(self, text: str) -> list[Part]:
+    def push(self, text: str) -> list[ParsedPart]:
         """See `ToolParser`."""
         self._answer.feed(text)
         next(self._reading, None)
         return self._answer.take_parts()
 
-    def finish(self) -> list[Part]:
+    def finish(self) -> list[ParsedPart]:
         """See `ToolParser`."""
         self._answer.is_over = True
         next(self._reading, None)
