@@ -50,6 +50,14 @@ std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     return values;
 }
 
+// Every step asks for it; the registry is searched once for each level.
+KernelFn sample_kernel(Isa isa) {
+    static KernelFn known[NUM_ISAS] = {};
+    KernelFn& kernel = known[static_cast<int>(isa)];
+    if (!kernel) kernel = find_kernel("sample", isa)->run;
+    return kernel;
+}
+
 // Indices of values, each with an array of its size.
 using ArrayList = std::vector<std::pair<int32_t, nb::object>>;
 
@@ -89,7 +97,8 @@ class PyPendingStep {
     }
 
     void wait() {
-        const nb::gil_scoped_release release;
+        std::optional<nb::gil_scoped_release> release;
+        if (!pending_.is_done()) release.emplace();
         pending_.wait();
     }
     double seconds() const { return pending_.seconds; }
@@ -114,7 +123,7 @@ class PyPendingStep {
         if (value.rows != RowSymbol::outputs) throw nb::value_error("only output rows are sampled");
         const int32_t rows = pending_.step.num_outputs;
         sampling_.emplace(sampling, rows, value.cols);
-        kernel_ = find_kernel("sample", program.isa())->run;
+        kernel_ = sample_kernel(program.isa());
         task_ = {program.value_data(pending_.result), rows, value.cols, sampling_->batch(),
                  read_step_output(output_, errors_, rows)};
         for (int32_t r = 0; r < rows; ++r)

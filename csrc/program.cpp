@@ -164,7 +164,7 @@ std::unique_lock<std::mutex> Program::lock() {
 
 std::unique_lock<std::mutex> Program::try_lock() {
     std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-    if (lock && pool_ && !pool_->is_idle()) lock.unlock();
+    if (lock && pool_ && !pool_->is_done(pool_->last_job())) lock.unlock();
     return lock;
 }
 

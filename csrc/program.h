@@ -79,6 +79,7 @@ class Program {
 
         // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
         void wait();
+        bool is_done() const { return !pool_ || pool_->is_done(job_); }
 
       private:
         friend class Program;

@@ -124,7 +124,9 @@ uint32_t ThreadPool::start(Job job, void* context) {
     return last_job();
 }
 
-bool ThreadPool::is_idle() const { return finished_.value.load(std::memory_order_acquire) == last_job(); }
+bool ThreadPool::is_done(uint32_t number) const {
+    return static_cast<int32_t>(finished_.value.load(std::memory_order_acquire) - number) >= 0;
+}
 
 void ThreadPool::wait(uint32_t number) {
     // No spinning: if the workers have all processors, a caller that spins takes the time of one of them.

@@ -46,8 +46,8 @@ class ThreadPool {
     // job was running when the process was forked.
     void wait(uint32_t number);
 
-    // True unless a job is running.
-    bool is_idle() const;
+    // True if `wait` would return at once.
+    bool is_done(uint32_t number) const;
 
     // Starts a job and waits for it.
     void run(Job job, void* context) { wait(start(job, context)); }

@@ -126,9 +126,9 @@ class SamplingError(OctavoError):
 
 def raise_row_errors(errors: Int32) -> None:
     """Raises SamplingError if any row of `errors` [R] is not ROW_OK."""
-    failed = {row: _ROW_ERRORS[int(errors[row])] for row in np.flatnonzero(errors).tolist()}
-    if failed:
-        raise SamplingError(failed)
+    codes = errors.tolist()
+    if any(codes):
+        raise SamplingError({row: _ROW_ERRORS[code] for row, code in enumerate(codes) if code != ROW_OK})
 
 
 def _mix(z: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -170,12 +170,22 @@ def _rows(value: Value, batch: Batch) -> int:
 
 
 def _empty_output(rows: int, batch: Batch) -> StepOutput:
-    """As for a step without sampling: token -1, no probabilities. Sampling writes every element."""
-    num_top = 0 if batch.sampling is None else max(int(batch.sampling.rows["num_logprobs"].max(initial=0)), 0)
+    """Memory for a step's results; without sampling, token -1 and no probabilities."""
+    if batch.sampling is None:
+        none = np.zeros((rows, 0), np.int32)
+        return StepOutput(
+            token_ids=np.full(rows, -1, np.int32),
+            logprobs=np.full(rows, np.nan, np.float32),
+            ranks=np.zeros(rows, np.int32),
+            top_ids=none,
+            top_logprobs=none.astype(np.float32),
+        )
+    num_top = max(0, max(batch.sampling.rows["num_logprobs"].tolist(), default=0))
+    # Sampling writes every element.
     return StepOutput(
-        token_ids=np.full(rows, -1, np.int32),
-        logprobs=np.full(rows, np.nan, np.float32),
-        ranks=np.zeros(rows, np.int32),
-        top_ids=np.full((rows, num_top), -1, np.int32),
-        top_logprobs=np.full((rows, num_top), np.nan, np.float32),
+        token_ids=np.empty(rows, np.int32),
+        logprobs=np.empty(rows, np.float32),
+        ranks=np.empty(rows, np.int32),
+        top_ids=np.empty((rows, num_top), np.int32),
+        top_logprobs=np.empty((rows, num_top), np.float32),
     )
