@@ -8,9 +8,11 @@ from typing import Any
 
 import anthropic
 import pytest
+from starlette.routing import Route
 
 from octavo.server.app import endpoint_modules
-from octavo.server.http.dialects import OPENAI, Dialect, Dialects
+from octavo.server.http.dialects import OPENAI, Dialect
+from octavo.server.http.route_table import RouteTable
 from tests.support.shell_server import Reply, Shell, request, running_shell
 
 KEY = {"Authorization": "Bearer sesame"}
@@ -95,10 +97,12 @@ def test_connections_above_the_limit() -> None:
 
 def test_a_path_speaks_as_what_it_lies_below() -> None:
     mine, root = Dialect(id_header=b"id"), Dialect(id_header=b"root-id")
-    dialects = Dialects({"/a": mine, "/": root})
-    assert dialects.find("/a") is dialects.find("/a/b/c") is mine
-    assert dialects.find("/") is root
-    assert dialects.find("/ab") is dialects.find("") is dialects.find("/b/a/") is OPENAI
+    routes = [Route("/a", check), Route("/", check), Route("/c", check)]
+    routes[0].dialect, routes[1].dialect = mine, root  # type: ignore[attr-defined]
+    table = RouteTable(routes)
+    assert table.dialect("/a") is table.dialect("/a/b/c") is mine
+    assert table.dialect("/") is root
+    assert table.dialect("/ab") is table.dialect("") is table.dialect("/b/a/") is table.dialect("/c") is OPENAI
 
 
 def check(path: str, reply: Reply, status: int) -> None:

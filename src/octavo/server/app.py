@@ -19,9 +19,8 @@ from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.http.api_keys import ApiKeys, configured_keys
-from octavo.server.http.dialects import Dialects
 from octavo.server.http.disconnect import OpenRequests
-from octavo.server.http.guard import HEALTH_PATHS, Access, Guard, RequestCounter
+from octavo.server.http.guard import HEALTH_PATHS, Guard, RequestCounter
 from octavo.server.http.openapi import describe, render_page
 from octavo.server.http.route_table import RouteTable
 from octavo.server.http.validation import to_bad_request
@@ -58,11 +57,8 @@ def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: Reques
     _add_documentation(app)
     for kind, handler in ((RequestValidationError, _on_invalid), (HTTPException, _on_http_exception)):
         app.add_exception_handler(kind, handler)
-    access = Access(keys=ApiKeys(configured_keys(config)), public=frozenset(public))
-    dialects = app.state.dialects = Dialects.of_routes(app.routes)
-    app.add_middleware(
-        Guard, config=config, access=access, routes=RouteTable(app.routes), dialects=dialects, count=count
-    )
+    routes = app.state.routes = RouteTable(app.routes, public)
+    app.add_middleware(Guard, config=config, keys=ApiKeys(configured_keys(config)), routes=routes, count=count)
     return app
 
 

@@ -1,8 +1,8 @@
-"""The guard: the checks of every request before it reaches an endpoint.
+"""The checks that every request passes before its endpoint, and the answers to all errors.
 
-It assigns the request's id and checks Host and Origin, the API key, the route, the content type, and the size of the
-body. It refuses everything that is not explicitly allowed. All errors, here or behind the guard, are answered in the
-error format of the path's protocol.
+A request gets an id. Its Host and Origin, API key, route, content type and body size are checked, and everything that
+is not known to be allowed is refused. Errors of the endpoints are answered here too, in the format of the path's
+protocol.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,15 +23,15 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, log_failure, to_api_error
 from octavo.server.http.access_log import AccessRecord
 from octavo.server.http.api_keys import ApiKeys
-from octavo.server.http.dialects import Dialect, Dialects
+from octavo.server.http.dialects import Dialect
 from octavo.server.http.disconnect import ClientGoneError, shutting_down
 from octavo.server.http.json_body import quote
 from octavo.server.http.origins import OriginRules
 from octavo.server.http.route_table import RouteTable
 
 HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
-CLIENT_CLOSED_REQUEST = 499  # for the log; nobody receives it
-# Bodies of all requests together while they are read, as a multiple of the largest one.
+CLIENT_CLOSED_REQUEST = 499  # only for the log
+# The limit on all bodies that are being read, as a multiple of the largest one.
 NUM_BUFFERED_BODIES = 32
 
 _LINGER_S = 2.0
@@ -42,42 +42,24 @@ RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], Non
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """keys: the accepted keys. public: paths readable without a key; one ending in `/` includes all paths below.
-
-    Only reading is public: other methods of the same path, such as TGI's `POST /` beside the page at `/`, need a key.
-    """
-
-    keys: ApiKeys
-    public: frozenset[str]
-
-    def is_public(self, method: str, route: str | None) -> bool:
-        if route is None or method not in ("GET", "HEAD"):
-            return False
-        return route in self.public or any(p != "/" and p.endswith("/") and route.startswith(p) for p in self.public)
-
-
 class Guard:
-    """The guard as pure ASGI: it costs microseconds per request, and nothing per event of a stream."""
+    """ASGI middleware that costs microseconds a request and nothing for each event of a stream."""
 
     def __init__(
         self,
         app: ASGIApp,
         *,
         config: ServerConfig,
-        access: Access,
+        keys: ApiKeys,
         routes: RouteTable,
-        dialects: Dialects,
         count: RequestCounter,
     ) -> None:
         self._app = app
-        self._dialects = dialects
         self._config = config
-        self._access = access
+        self._keys = keys
         self._routes = routes
         self._count = count
-        self._origins = OriginRules(config.host, bool(access.keys), config.cors_origin)
+        self._origins = OriginRules(config.host, bool(keys), config.cors_origin)
         self._num_buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -87,7 +69,7 @@ class Guard:
         record = _new_record(scope)
         state = scope.setdefault("state", {})
         state["request_id"], state["access"] = record.request_id, record
-        dialect = self._dialects.find(record.path)
+        dialect = self._routes.dialect(record.path)
         answer = _Answer(send, record, dialect, self._origins.cors_headers(scope["headers"]))
         body = _Body.announced(scope["headers"])
         begin = time.monotonic()
@@ -95,7 +77,7 @@ class Guard:
             await self._serve(scope, receive, answer, body)
         except ClientGoneError:
             record.status = CLIENT_CLOSED_REQUEST
-        except asyncio.CancelledError:  # by the web server, whose last task this is
+        except asyncio.CancelledError:  # by the web server, when it ends
             if not record.status:
                 await answer.send_error(shutting_down(), body, receive)
         except Exception as error:
@@ -113,12 +95,13 @@ class Guard:
         headers: Sequence[tuple[bytes, bytes]] = scope["headers"]
         self._origins.check(headers, scope["http_version"])
         if scope["method"] == "OPTIONS" and (preflight := self._origins.preflight_headers(headers)) is not None:
-            await answer.send_empty(204, preflight)
+            await answer.start(204, preflight)
+            await answer({"type": "http.response.body", "body": b""})
             return
         route = self._routes.find(scope["path"], scope["raw_path"])
         state = scope["state"]
         state["access"].route = route
-        state["tenant"] = "" if self._access.is_public(scope["method"], route) else self._access.keys.tenant(headers)
+        state["tenant"] = "" if self._routes.is_public(scope["method"], route) else self._keys.tenant(headers)
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
         if body.is_pending:
@@ -126,7 +109,7 @@ class Guard:
         await self._app(scope, receive, answer)
 
     async def _read_body(self, pending: _Body, receive: Receive) -> bytes:
-        """The whole body. Raises ApiError 408, 413, 415 or 503."""
+        """Reads the whole body. Raises ApiError 408, 413, 415 or 503."""
         _check_type(pending.content_type, pending.encoding)
         if pending.length > self._config.max_body_bytes:
             raise self._too_large()
@@ -169,33 +152,28 @@ class Guard:
 
 @dataclass(slots=True)
 class _Body:
-    """The body according to the headers. is_pending: there is one, and it has not been read completely.
+    """The headers about the body. is_pending: there is a body, and not all of it has been read.
 
     waits_for_leave: the client sends it only after `100 Continue`.
     """
 
-    length: int = 0
-    is_pending: bool = False
-    waits_for_leave: bool = False
-    content_type: bytes = b""
-    encoding: bytes = b""
+    length: int
+    is_pending: bool
+    waits_for_leave: bool
+    content_type: bytes
+    encoding: bytes
 
     @classmethod
     def announced(cls, headers: Sequence[tuple[bytes, bytes]]) -> _Body:
-        body = cls()
-        for name, value in headers:
-            if name == b"content-length":
-                body.length = int(value)
-                body.is_pending = body.length > 0
-            elif name == b"transfer-encoding":
-                body.is_pending = True
-            elif name == b"content-type":
-                body.content_type = value
-            elif name == b"content-encoding":
-                body.encoding = value
-            elif name == b"expect":
-                body.waits_for_leave = True
-        return body
+        named = dict(headers)
+        length = int(named.get(b"content-length", b"0"))
+        return cls(
+            length=length,
+            is_pending=length > 0 or b"transfer-encoding" in named,
+            waits_for_leave=b"expect" in named,
+            content_type=named.get(b"content-type", b""),
+            encoding=named.get(b"content-encoding", b""),
+        )
 
 
 class _Answer:
@@ -205,8 +183,7 @@ class _Answer:
         self._send = send
         self._record = record
         self._dialect = dialect
-        self._id_headers = dialect.id_headers(record.request_id)
-        self._headers = [*self._id_headers, *headers]
+        self._headers = [*dialect.id_headers(record.request_id), *headers]
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -214,29 +191,23 @@ class _Answer:
             message = {**message, "headers": [*message.get("headers", ()), *self._headers]}
         await self._send(message)
 
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await self({"type": "http.response.start", "status": status, "headers": encoded})
+
     async def send_error(self, error: ApiError, body: _Body, receive: Receive) -> None:
-        """Sends the error in the protocol's format. The rest of the client's body is discarded for a while:
-        if the connection closed at once, it would be reset under a client that writes before it reads."""
+        """Sends the error in the protocol's format. The rest of the client's body is read for a while and dropped: if
+        the connection were closed at once, a client that writes before it reads would only see a reset."""
         self._record.error_code = error.code
         data = json.dumps(self._dialect.error_body(error, self._record.request_id)).encode()
         headers = {"content-type": "application/json", "content-length": str(len(data)), **error.headers}
-        encoded = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
-        await self({"type": "http.response.start", "status": error.status, "headers": encoded})
+        await self.start(error.status, headers)
         await self({"type": "http.response.body", "body": data, "more_body": body.is_pending})
         if body.is_pending:
             with anyio.move_on_after(0 if body.waits_for_leave or error.status == 408 else _LINGER_S):
                 while (await receive()).get("more_body", False):
                     pass
             await self({"type": "http.response.body", "body": b""})
-
-    async def send_empty(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        await self._send_start(status, headers)
-        await self({"type": "http.response.body", "body": b""})
-
-    async def _send_start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        self._record.status = status
-        message = {"type": "http.response.start", "status": status, "headers": [*self._id_headers, *headers]}
-        await self._send(message)
 
 
 def _new_record(scope: Scope) -> AccessRecord:
@@ -263,7 +234,7 @@ def _check_type(content_type: bytes, encoding: bytes) -> None:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """An ASGI `receive` that returns the body read before, and then the server's messages, such as a disconnect."""
+    """Replays the body that was read, and then the server's own messages."""
     message: Message | None = {"type": "http.request", "body": body, "more_body": False}
 
     async def replay() -> Message:

@@ -21,7 +21,8 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.http.dialects import Dialect, Dialects
+from octavo.server.http.dialects import Dialect
+from octavo.server.http.route_table import RouteTable
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10  # names and values of one request, and its target
@@ -73,13 +74,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self,
         *arguments: Any,
         limits: ConnectionLimits,
-        dialects: Dialects,
+        routes: RouteTable,
         warn: RateLimitedWarning,
         **keywords: Any,
     ) -> None:
         super().__init__(*arguments, **keywords)
         self._limits = limits
-        self._dialects = dialects
+        self._routes = routes
         self._target = b""
         self._warn = warn
         self._header_timer: asyncio.TimerHandle | None = None
@@ -237,8 +238,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._close()
 
     def _dialect(self) -> Dialect:
-        """The dialect by the part of the target that has been received."""
-        return self._dialects.find(self._target.partition(b"?")[0].decode("latin-1"))
+        """By the target as far as it has been seen."""
+        return self._routes.dialect(self._target.partition(b"?")[0].decode("latin-1"))
 
     # Times
 
@@ -344,6 +345,6 @@ def _response(error: ApiError, dialect: Dialect) -> bytes:
     return b"".join(lines) + b"\r\n" + body
 
 
-def protocol_factory(limits: ConnectionLimits, dialects: Dialects) -> Callable[..., asyncio.Protocol]:
-    """The factory that uvicorn calls for every connection."""
-    return functools.partial(BoundedProtocol, limits=limits, dialects=dialects, warn=RateLimitedWarning())
+def protocol_factory(limits: ConnectionLimits, routes: RouteTable) -> Callable[..., asyncio.Protocol]:
+    """What uvicorn calls for every connection."""
+    return functools.partial(BoundedProtocol, limits=limits, routes=routes, warn=RateLimitedWarning())

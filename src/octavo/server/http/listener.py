@@ -214,7 +214,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
     context = tls_context(config)
     uvicorn_config = uvicorn.Config(
         app,
-        http=protocol_factory(limits, app.state.dialects),  # type: ignore[arg-type]
+        http=protocol_factory(limits, app.state.routes),  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         loop="asyncio",

@@ -19,7 +19,7 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + _HOST.pattern, re.IGNORECASE)
 
 
 def is_loopback(host: str) -> bool:
-    """True if a host's name or address, without a port, is loopback."""
+    """True if a host's name or address, without a port, is this machine's own."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True
@@ -31,7 +31,7 @@ def is_loopback(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class OriginRules:
-    """host: address of the server. has_keys: requests need a key. cors_origins: pages that may call; `*` is all."""
+    """host: the address that the server listens on. has_keys: a key is required. cors_origins: `*` allows all pages."""
 
     host: str
     has_keys: bool
@@ -47,7 +47,7 @@ class OriginRules:
             raise bad_request(f"the Host header is not a host: {quote(hosts[0].decode('latin-1'))}")
         host = match[1].lower() if match else ""
         listens_on_loopback = is_loopback(self.host)
-        # With a key, another name is harmless: a proxy's, for example.
+        # With a key, another name is harmless, for example that of a proxy.
         if listens_on_loopback and not self.has_keys and host and not is_loopback(host) and host != self.host.lower():
             remedy = "call it as localhost, or ask for an --api-key behind a proxy"
             raise _forbidden(f"this server does not answer for host {quote(host)}; {remedy}")
@@ -64,7 +64,7 @@ class OriginRules:
         return "*" in self.cors_origins or origin in self.cors_origins
 
     def cors_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-        """The headers that allow a page to read the answer; empty unless configured."""
+        """The headers that let a browser's page read the answer; none unless configured."""
         if not self.cors_origins:
             return []
         origin = next((value for name, value in headers if name == b"origin"), None)
@@ -76,21 +76,19 @@ class OriginRules:
             (b"access-control-expose-headers", b"x-request-id, retry-after"),
         ]
 
-    def preflight_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]] | None:
-        """The headers of the answer to a browser's preflight request; None if the request is not a preflight."""
+    def preflight_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str] | None:
+        """The answer to a browser's preflight request, besides `cors_headers`; None if this is not one."""
         names = {name for name, _ in headers}
-        cors = self.cors_headers(headers)
-        if b"access-control-request-method" not in names or len(cors) < 2:
+        if b"access-control-request-method" not in names or len(self.cors_headers(headers)) < 2:
             return None
         asked = next((value for name, value in headers if name == b"access-control-request-headers"), b"")
         if not re.fullmatch(rb"[A-Za-z0-9_, -]{0,1024}", asked):
             return None
-        return [
-            *cors,
-            (b"access-control-allow-methods", b"GET, POST, DELETE"),
-            (b"access-control-allow-headers", asked or b"authorization, content-type"),
-            (b"access-control-max-age", b"600"),
-        ]
+        return {
+            "access-control-allow-methods": "GET, POST, DELETE",
+            "access-control-allow-headers": asked.decode() or "authorization, content-type",
+            "access-control-max-age": "600",
+        }
 
 
 def _forbidden(message: str) -> ApiError:

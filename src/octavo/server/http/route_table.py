@@ -1,4 +1,4 @@
-"""Finds the route of a request before any of its content is trusted."""
+"""The routes of the application: the protocol of each path, and the paths that need no key."""
 
 from __future__ import annotations
 
@@ -7,13 +7,20 @@ from collections.abc import Iterable
 
 from starlette.routing import BaseRoute, Route
 
+from octavo.server.http.dialects import OPENAI, Dialect
+
 
 class RouteTable:
-    """The paths of an application. Only the exact spelling of a route matches."""
+    """The paths of an application. Another spelling of a path is another path.
 
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+    public: paths that may be read without a key. One that ends in `/` stands for everything below it.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute], public: Iterable[str] = ()) -> None:
         self._fixed: set[str] = set()
         self._patterns: list[tuple[re.Pattern[str], str]] = []
+        self._dialects: dict[str, Dialect] = {}
+        self._public = frozenset(public)
         for route in routes:
             if not isinstance(route, Route):
                 raise TypeError(f"{route!r} is no plain route, so nobody knows who may call it")
@@ -21,6 +28,8 @@ class RouteTable:
                 self._patterns.append((route.path_regex, route.path))
             else:
                 self._fixed.add(route.path)
+            if isinstance(dialect := getattr(route, "dialect", None), Dialect):
+                self._dialects[route.path] = dialect
 
     def find(self, path: str, raw_path: bytes) -> str | None:
         """The route's path, such as `/v1/models/{name}`. path: decoded; raw_path: as the client sent it."""
@@ -32,3 +41,16 @@ class RouteTable:
             if raw_path.startswith(prefix) and pattern.match(path):
                 return template
         return None
+
+    def is_public(self, method: str, route: str | None) -> bool:
+        """True if the route needs no key. Only reading is free: TGI's `POST /` beside the page at `/` is not."""
+        if route is None or method not in ("GET", "HEAD"):
+            return False
+        return route in self._public or any(p != "/" and p.endswith("/") and route.startswith(p) for p in self._public)
+
+    def dialect(self, path: str) -> Dialect:
+        """The dialect of a path, known or not. A path below one that has its own dialect speaks the same."""
+        if (exact := self._dialects.get(path)) is not None:
+            return exact
+        below = (dialect for known, dialect in self._dialects.items() if known != "/" and path.startswith(f"{known}/"))
+        return next(below, OPENAI)
