@@ -1,7 +1,7 @@
-"""Strict parsing of request bodies, and the field types of request models.
+"""Strict parsing of JSON request bodies, and the field types of request models.
 
-RFC 8259 leaves ambiguous or unbounded JSON to the reader. This reader refuses it: repeated names, NaN and Infinity,
-numbers beyond float64, lone surrogates, deep nesting.
+RFC 8259 leaves some cases to the reader. All of them are refused here: repeated names, NaN and Infinity, numbers beyond
+float64, half surrogate pairs, deep nesting.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Annotated, Any, TypeAlias
 
@@ -21,7 +22,7 @@ from starlette.responses import Response
 from octavo.server.errors import ApiError, bad_request
 
 MAX_DEPTH = 128
-# Where a caller's JSON schemas are: too deep a nesting there is the schema's fault.
+# The fields with a caller's JSON schemas. Nesting that is too deep there is an error of the schema.
 _SCHEMA_FIELDS = frozenset({"response_format", "tools", "structured_outputs", "guided_json", "text"})
 
 _CONTAINERS = frozenset({dict, list})
@@ -32,7 +33,7 @@ Path: TypeAlias = "tuple[str | int, ...]"
 
 
 def _whole_number(value: object) -> object:
-    """JSON has one type of numbers: 1.0 is an integer, as JSON Schema has it."""
+    """Converts 1.0 to 1: JSON has one type of numbers, and JSON Schema calls 1.0 an integer."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise PydanticCustomError(_NOT_FINITE, "the number is too large")
@@ -54,11 +55,11 @@ def _finite_number(value: object) -> object:
 
 Int = Annotated[int, BeforeValidator(_whole_number)]
 Number = Annotated[float, BeforeValidator(_finite_number)]
-Text: TypeAlias = str  # the body has been searched for half surrogate pairs already
+Text: TypeAlias = str  # the whole body has been checked for half surrogate pairs
 
 
 class RequestModel(BaseModel):
-    """The model of a request's body: types are not converted, and unknown fields are not ignored."""
+    """The body of a request. No type is converted into another one, and no field is ignored."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
 
@@ -80,7 +81,7 @@ class JsonRoute(APIRoute):
 
 
 class _ParsedRequest(Request):
-    """A request with its body already parsed, because FastAPI hides errors of its own reading."""
+    """A request whose body is parsed already, because FastAPI hides the errors of its own parsing."""
 
     parsed: dict[str, Any]
 
@@ -91,14 +92,8 @@ class _ParsedRequest(Request):
         return b"parsed"
 
 
-class _RepeatedNameError(ValueError):
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-
 def parse_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in `body`. Raises ApiError 400 with a code for the problem, and its place."""
+    """The JSON object in `body`. Raises ApiError 400 that says what is wrong, and where."""
     try:
         text = body.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -109,18 +104,13 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise bad_request(f"the body must be a JSON object, not {_json_type(value)}", code="invalid_type")
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(value)
-    if has_infinity:
-        for path, leaf in _leaves(value):
-            if isinstance(leaf, float) and not math.isfinite(leaf):
-                name = format_path(path)
-                raise bad_request(f"{name} is a number that is too large", name, "invalid_value")
-    if "\\ud" in text or "\\uD" in text:
-        _check_surrogates(value)
+    if has_infinity or "\\ud" in text or "\\uD" in text:
+        _check_leaves(value)
     return value
 
 
 def _parse(text: str) -> tuple[Any, bool]:
-    """The value, and True if a number in it exceeds float64 or has too many digits for Python; it becomes inf."""
+    """The value, and True if a number in it is beyond float64 or has more digits than Python reads. It is inf then."""
     infinities: list[str] = []
 
     def parse_float(digits: str) -> float:
@@ -130,40 +120,31 @@ def _parse(text: str) -> tuple[Any, bool]:
         return number
 
     def parse_long_int(digits: str) -> int | float:
-        if len(digits) < 1000:
-            return int(digits)
-        infinities.append(digits[:20])
-        return math.inf
+        return int(digits) if len(digits) < 1000 else parse_float("1e999")
 
-    decoder = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=parse_float)
+    options: dict[str, Any] = {
+        "object_pairs_hook": _object,
+        "parse_constant": _refuse_constant,
+        "parse_float": parse_float,
+    }
     try:
         try:
-            value = decoder.decode(text)
-        except (json.JSONDecodeError, _RepeatedNameError, ApiError):
+            value = json.JSONDecoder(**options).decode(text)
+        except json.JSONDecodeError:
             raise
         except ValueError:  # an integer with more digits than sys.get_int_max_str_digits()
-            decoder = json.JSONDecoder(
-                object_pairs_hook=_object,
-                parse_constant=_refuse_constant,
-                parse_float=parse_float,
-                parse_int=parse_long_int,
-            )
-            value = decoder.decode(text)
+            value = json.JSONDecoder(**options, parse_int=parse_long_int).decode(text)
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
-        message = (
-            f"the body is not valid JSON: {error.msg} at {where}" if text.strip() else f"the body is empty: {where}"
-        )
-        raise bad_request(message, code="invalid_json") from None
-    except _RepeatedNameError as error:
-        raise bad_request(f"the name {quote(error.name)} is in one object twice", code="invalid_json") from None
+        problem = f"not valid JSON: {error.msg} at" if text.strip() else "empty:"
+        raise bad_request(f"the body is {problem} {where}", code="invalid_json") from None
     except RecursionError:
         raise _too_deep(_deepest_field(text)) from None
     return value, bool(infinities)
 
 
 def _deepest_field(text: str) -> str:
-    """The name in the outer object at which the nesting first becomes too deep; empty for an array."""
+    """The field of the outer object that is nested too deeply; empty for an array."""
     depth, field, last_string = 0, "", ""
     for token in _STRUCTURE.finditer(text):
         char = token[0][0]
@@ -181,16 +162,14 @@ def _deepest_field(text: str) -> str:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) != len(pairs):
-        seen: set[str] = set()
-        for name, _ in pairs:
-            if name in seen:
-                raise _RepeatedNameError(name)
-            seen.add(name)
+        counts = Counter(name for name, _ in pairs)
+        repeated = next(name for name, count in counts.items() if count > 1)
+        raise bad_request(f"the name {quote(repeated)} is in one object twice", code="invalid_json")
     return values
 
 
 def _refuse_constant(name: str) -> float:
-    raise bad_request(f"{name} is no JSON value; leave the field out", code="invalid_json")
+    raise bad_request(f"{name} is not a JSON value; leave the field out", code="invalid_json")
 
 
 def _too_deep(field: str) -> ApiError:
@@ -201,7 +180,7 @@ def _too_deep(field: str) -> ApiError:
 
 
 def _check_depth(value: dict[str, Any]) -> None:
-    """Checks the depth without recursion, so that it needs no deep stack."""
+    """Raises ApiError if a field is nested too deeply. Works without recursion, to need no deep stack."""
     for field, content in value.items():
         level = [content] if type(content) in _CONTAINERS else []
         for _ in range(MAX_DEPTH):
@@ -218,7 +197,7 @@ def _check_depth(value: dict[str, Any]) -> None:
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every string, number and name in a value that is not too deep; a name has the path of its value."""
+    """Every string, number and name in a value. The path of a name is that of its object."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield path, name
@@ -230,19 +209,22 @@ def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
         yield path, value
 
 
-def _check_surrogates(value: dict[str, Any]) -> None:
+def _check_leaves(value: dict[str, Any]) -> None:
+    """Raises ApiError for a number beyond float64 and for half a surrogate pair."""
     for path, leaf in _leaves(value):
-        if isinstance(leaf, str):
-            try:
-                leaf.encode("utf-8")
-            except UnicodeEncodeError as error:
-                name = format_path(path)
-                message = f"{name or 'a name'} holds half of a surrogate pair at character {error.start}"
-                raise bad_request(message, name or None, "invalid_encoding") from None
+        if isinstance(leaf, float) and not math.isfinite(leaf):
+            name = format_path(path)
+            raise bad_request(f"{name} is a number that is too large", name, "invalid_value")
+        try:
+            str(leaf).encode("utf-8")
+        except UnicodeEncodeError as error:
+            name = format_path(path)
+            message = f"{name or 'a name'} holds half of a surrogate pair at character {error.start}"
+            raise bad_request(message, name or None, "invalid_encoding") from None
 
 
 def format_path(path: Path) -> str:
-    """A path such as `messages[0].content`. Unprintable characters in names, such as line breaks, are escaped."""
+    """The path as in `messages[0].content`. Line ends and other characters that cannot be printed are escaped."""
     text = ""
     for part in path:
         if isinstance(part, int):
@@ -254,7 +236,7 @@ def format_path(path: Path) -> str:
 
 
 def quote(value: object, limit: int = 64) -> str:
-    """A caller's value for use in a message: one line, bounded, ASCII. For arrays and objects, only their type."""
+    """A caller's value as one short line of ASCII. Of arrays and objects only the type is shown."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, (list, dict)):
