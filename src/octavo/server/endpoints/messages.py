@@ -10,7 +10,7 @@ from starlette.responses import Response
 from octavo.sampling_params import SamplingParams
 from octavo.server.generation.prompt import encode_conversation
 from octavo.server.http.disconnect import run_unless_gone
-from octavo.server.protocols.answer_schemas import MESSAGE, streamed_answer
+from octavo.server.protocols.answer_schemas import ANTHROPIC_ERROR, MESSAGE, errors, streamed_answer
 from octavo.server.protocols.answering import answer, tenant_of
 from octavo.server.protocols.messages_answer import MessagesWriter
 from octavo.server.protocols.messages_request import (
@@ -20,18 +20,13 @@ from octavo.server.protocols.messages_request import (
     prompt_spec,
     to_chat_spec,
 )
-from octavo.server.protocols.protocol_errors import (
-    ANTHROPIC,
-    ANTHROPIC_SCHEMA,
-    describe_errors,
-    protocol_route,
-)
+from octavo.server.protocols.protocol_errors import ANTHROPIC, protocol_route
 from octavo.server.state import state_of
 
 router = APIRouter(
     route_class=protocol_route(ANTHROPIC, FIELD_NAMES),
     tags=["anthropic"],
-    responses=describe_errors(ANTHROPIC_SCHEMA),
+    responses=errors(ANTHROPIC_ERROR),
 )
 
 

@@ -13,9 +13,16 @@ from starlette.responses import JSONResponse, Response
 from octavo import __version__
 from octavo.sampling_params import MAX_STOP_STRINGS
 from octavo.server.errors import refuse
-from octavo.server.protocols.answer_schemas import GENERATED_TEXT, INFO, streamed_answer, whole_answer
+from octavo.server.protocols.answer_schemas import (
+    GENERATED_TEXT,
+    INFO,
+    TGI_ERROR,
+    errors,
+    streamed_answer,
+    whole_answer,
+)
 from octavo.server.protocols.answering import answer, tenant_of
-from octavo.server.protocols.protocol_errors import TGI, TGI_SCHEMA, describe_errors, protocol_route
+from octavo.server.protocols.protocol_errors import TGI, protocol_route
 from octavo.server.protocols.tgi_answer import TgiWriter
 from octavo.server.protocols.tgi_request import FIELD_NAMES, GenerateRequest, to_text_spec
 from octavo.server.state import state_of
@@ -23,7 +30,7 @@ from octavo.server.state import state_of
 router = APIRouter(
     route_class=protocol_route(TGI, FIELD_NAMES),
     tags=["text generation inference"],
-    responses=describe_errors(TGI_SCHEMA),
+    responses=errors(TGI_ERROR),
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from octavo.server.http.openapi import ERRORS
+
 Schema: TypeAlias = "dict[str, Any]"
 
 TEXT: Schema = {"type": "string"}
@@ -161,6 +163,12 @@ INFO = _object(
 )
 
 
+ANTHROPIC_ERROR = _object(
+    {"type": {"const": "error"}, "error": _object(_texts("type", "message"))}, _texts("request_id")
+)
+TGI_ERROR = _object({"error": TEXT, "error_type": _one_of("validation", "overloaded", "generation")})
+
+
 def whole_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI responses of a route that answers with this object."""
     return {200: {"description": "The answer", "content": {"application/json": {"schema": schema}}}}
@@ -170,3 +178,9 @@ def streamed_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI responses of a route that answers with this object, or with its server-sent events."""
     content = {"application/json": {"schema": schema}, "text/event-stream": {}}
     return {200: {"description": "The answer, or its server-sent events", "content": content}}
+
+
+def errors(schema: Schema) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI responses of a route whose errors all have this schema."""
+    content = {"application/json": {"schema": schema}}
+    return {int(status): {"description": text, "content": content} for status, text in ERRORS.items()}

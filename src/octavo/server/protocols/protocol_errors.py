@@ -1,4 +1,4 @@
-"""Errors of protocols that do not speak OpenAI's language: their own shapes and their own names of fields."""
+"""The error formats of Anthropic and TGI, and routes whose errors name the protocol's own fields."""
 
 from __future__ import annotations
 
@@ -13,47 +13,34 @@ from octavo.errors import UsageError
 from octavo.server.errors import ApiError
 from octavo.server.http.dialects import Dialect
 from octavo.server.http.json_body import JsonRoute
-from octavo.server.http.openapi import ERRORS
 
-ANTHROPIC_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["type", "error"],
-    "properties": {
-        "type": {"const": "error"},
-        "error": {
-            "type": "object",
-            "required": ["type", "message"],
-            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-        },
-        "request_id": {"type": "string"},
-    },
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
-TGI_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "required": ["error", "error_type"],
-    "properties": {
-        "error": {"type": "string"},
-        "error_type": {"enum": ["validation", "overloaded", "generation"]},
-    },
-}
+_TGI_TYPES = {503: "overloaded", 500: "generation", 504: "generation"}
+
+
+def _message(error: ApiError) -> str:
+    """The message, with the name of the field, for which these shapes have no place of their own."""
+    is_named = error.param is None or error.param in error.message
+    return error.message if is_named else f"{error.param}: {error.message}"
 
 
 def anthropic_body(error: ApiError, request_id: str) -> dict[str, Any]:
     """`{"type": "error", "error": {"type", "message"}, "request_id"}`, with Anthropic's types of errors."""
-    message = error.message
-    if error.param is not None and error.param not in message:
-        message = f"{error.param}: {message}"  # the shape has no place of its own for it
-    described = {"type": _anthropic_type(error), "message": message}
-    return {"type": "error", "error": described, "request_id": request_id}
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": _message(error)}, "request_id": request_id}
 
 
 def tgi_body(error: ApiError, _request_id: str) -> dict[str, Any]:
-    """`{"error", "error_type"}`, from whose type Hugging Face's client makes its exceptions."""
-    kinds = {503: "overloaded", 500: "generation", 504: "generation"}
-    message = error.message
-    if error.param is not None and error.param not in message:
-        message = f"{error.param}: {message}"
-    return {"error": message, "error_type": kinds.get(error.status, "validation")}
+    """`{"error", "error_type"}`. Hugging Face's client makes its exceptions from the type."""
+    return {"error": _message(error), "error_type": _TGI_TYPES.get(error.status, "validation")}
 
 
 ANTHROPIC = Dialect(anthropic_body, id_header=b"request-id")
@@ -61,9 +48,9 @@ TGI = Dialect(tgi_body)
 
 
 def protocol_route(spoken: Dialect, field_names: Mapping[str, str]) -> type[JsonRoute]:
-    """A route class whose errors are told in this dialect.
+    """A route class whose errors have the form of this dialect.
 
-    field_names: what the protocol calls the fields that sampling parameters and prompts have by other names.
+    field_names: the protocol's names for fields of sampling parameters and prompts.
     """
 
     class ProtocolRoute(JsonRoute):
@@ -83,36 +70,17 @@ def protocol_route(spoken: Dialect, field_names: Mapping[str, str]) -> type[Json
     return ProtocolRoute
 
 
-def describe_errors(schema: dict[str, Any]) -> dict[int | str, dict[str, Any]]:
-    """For OpenAPI: all errors of an endpoint have this schema."""
-    content = {"application/json": {"schema": schema}}
-    return {int(status): {"description": text, "content": content} for status, text in ERRORS.items()}
-
-
 def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
-    """The error as it speaks of the protocol's own fields."""
+    """The error in terms of the protocol's own fields."""
     message = str(error)
     for name, own in names.items():
-        # A name without an underscore is a word of English too, except where the message begins with it. Behind a dot
-        # it is a part of a name that is the protocol's own already.
+        # A name without an underscore is an English word too, except at the beginning of a message. Behind a dot it is
+        # part of one of the protocol's own names.
         message = re.sub(rf"(?<![\w.]){name}\b" if "_" in name else rf"^{name}\b", own, message)
     param = error.param
     if param is not None:
         head = re.split(r"[.\[]", param, maxsplit=1)[0]
         param = names.get(head, head) + param[len(head) :]
-        # What chat completions call `function`, tools of these protocols are themselves.
+        # Tools of these protocols have the members of `function` themselves.
         param = re.sub(r"^(tools\[\d+\])\.function\.", r"\1.", param)
     return UsageError(message, param=param, code=error.code)
-
-
-def _anthropic_type(error: ApiError) -> str:
-    by_status = {
-        401: "authentication_error",
-        403: "permission_error",
-        404: "not_found_error",
-        413: "request_too_large",
-        429: "rate_limit_error",
-        503: "overloaded_error",
-        504: "timeout_error",
-    }
-    return by_status.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
