@@ -9,6 +9,7 @@ from octavo.server.generation.events import ChoiceEnd, ChoiceEvent, ReasoningDel
 from octavo.server.generation.fold import Choice
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.protocols.chat_request import ChatCompletionRequest
+from octavo.server.protocols.conversation import chat_call
 from octavo.server.protocols.openai_answer import OpenAIWriter, chat_logprobs, end_of, prompt_logprobs
 
 
@@ -51,10 +52,7 @@ class ChatWriter(OpenAIWriter[ChatCompletionRequest, ChatSpec]):
         if choice.reasoning is not None:
             message["reasoning_content"] = message["reasoning"] = choice.reasoning
         if choice.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-                for call in choice.tool_calls
-            ]
+            message["tool_calls"] = [chat_call(call.call_id, call.name, call.arguments) for call in choice.tool_calls]
         logprobs = None if self.request.num_top_logprobs is None else self.logprobs(index, choice.logprobs)
         token_ids = {"token_ids": choice.token_ids} if self.request.return_token_ids else {}
         return {"index": index, "message": message, "logprobs": logprobs, **end_of(choice), **token_ids}

@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from octavo.errors import UsageError
 from octavo.server.generation.spec import NamedTool, ToolChoice
 from octavo.server.http.json_body import Text, format_path, quote
-from octavo.server.protocols.protocol_fields import check_call_arguments
+from octavo.server.protocols.conversation import chat_call, chat_tool, check_call_arguments
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 MAX_MESSAGES = 4096
@@ -114,7 +114,7 @@ def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
         if tool.type != "function":
             message = f"tools[{i}].type is {quote(tool.type)}; this server has only functions"
             raise UsageError(message, param=f"tools[{i}].type", code="unsupported_value")
-    return [{"type": "function", "function": tool.function.model_dump(exclude_none=True)} for tool in tools or ()]
+    return [chat_tool(**tool.function.model_dump()) for tool in tools or ()]
 
 
 def chat_tool_choice(
@@ -187,12 +187,7 @@ def _convert(message: Message, where: str) -> dict[str, Any]:
             converted[name] = getattr(message, name)
     if message.tool_calls:
         converted["tool_calls"] = [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.function.name, "arguments": call.function.arguments},
-            }
-            for call in message.tool_calls
+            chat_call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls
         ]
     reasoning = message.reasoning_content or message.reasoning
     if reasoning:

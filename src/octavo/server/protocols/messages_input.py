@@ -1,4 +1,4 @@
-"""The messages of Anthropic's `/v1/messages`, and the conversation that they make for a model."""
+"""The messages and blocks of Anthropic's `/v1/messages`, and the conversation that they make."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pydantic import Field
 
 from octavo.server.errors import refuse
 from octavo.server.http.json_body import Text
+from octavo.server.protocols.conversation import Conversation
 from octavo.server.protocols.protocol_fields import ByType
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
@@ -17,7 +18,7 @@ MAX_BLOCKS = 4096
 
 
 class CacheControl(NullIsAbsent):
-    """A hint that all prompts follow here anyway: what begins alike is computed once."""
+    """A hint with no effect: the common beginning of prompts is always cached."""
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] | None = None
@@ -38,7 +39,7 @@ class TextBlock(Block):
 
 
 class ToolUseBlock(Block):
-    """caller: as an answer has it that is sent back."""
+    """caller: part of an answer that is sent back."""
 
     type: Literal["tool_use"]
     id: Text
@@ -60,7 +61,7 @@ class ToolResultBlock(Block):
 
 
 class ThinkingBlock(NullIsAbsent):
-    """What the model thought earlier; the template decides whether it sees it again. signature: nothing to check."""
+    """Earlier thinking. The chat template decides if the model sees it again. The signature is not checked."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -81,23 +82,22 @@ class Message(NullIsAbsent):
 def to_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:
     """The conversation in the shape of chat completions. Messages of one role in a row become one turn.
 
-    Raises UsageError where a block does not belong to its role, or a result to no call.
+    Raises UsageError if a block does not belong to its role, or a result to no call.
     """
-    builder = _Builder()
+    conversation = Conversation()
     if system:
-        builder.add_text("system", join_text(system))
+        conversation.add_text("system", join_text(system), "\n")
     for i, message in enumerate(messages):
-        blocks = message.content
-        if isinstance(blocks, str):
-            builder.add_text(message.role, blocks)
+        if isinstance(message.content, str):
+            conversation.add_text(message.role, message.content, "\n")
             continue
-        for j, block in enumerate(blocks):
-            builder.add_block(message.role, block, f"messages[{i}].content[{j}]")
-    return builder.messages
+        for j, block in enumerate(message.content):
+            _add_block(conversation, message.role, block, f"messages[{i}].content[{j}]")
+    return conversation.messages
 
 
 def continues(conversation: Sequence[dict[str, Any]]) -> bool:
-    """Whether the answer goes on with the last message. Raises UsageError where it cannot."""
+    """True if the answer continues the last message. Raises UsageError if it cannot."""
     last = conversation[-1]
     if last["role"] != "assistant":
         return False
@@ -113,44 +113,17 @@ def join_text(content: str | Sequence[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
-class _Builder:
-    """Puts turns together."""
-
-    def __init__(self) -> None:
-        self.messages: list[dict[str, Any]] = []
-        self._call_ids: set[str] = set()
-
-    def add_text(self, role: str, text: str) -> None:
-        last = self._turn(role)
-        last["content"] = f"{last['content']}\n{text}" if last["content"] else text
-
-    def add_block(self, role: str, block: object, where: str) -> None:
-        if isinstance(block, TextBlock):
-            self.add_text(role, block.text)
-        elif isinstance(block, ToolUseBlock):
-            self._check_role(role, "assistant", where)
-            function = {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)}
-            calls = self._turn("assistant").setdefault("tool_calls", [])
-            calls.append({"id": block.id, "type": "function", "function": function})
-            self._call_ids.add(block.id)
-        elif isinstance(block, ThinkingBlock):
-            self._check_role(role, "assistant", where)
-            self._turn("assistant")["reasoning_content"] = block.thinking
-        elif isinstance(block, ToolResultBlock):
-            self._check_role(role, "user", where)
-            if block.tool_use_id not in self._call_ids:
-                raise refuse(f"{where}.tool_use_id", "names no tool use before it", "invalid_value")
-            text = join_text(block.content or "")
-            if block.is_error:
-                text = f"Error: {text}"  # templates know no other way to say so
-            self.messages.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": text})
-
-    def _turn(self, role: str) -> dict[str, Any]:
-        """The turn of this role that is being put together."""
-        if not self.messages or self.messages[-1]["role"] != role:
-            self.messages.append({"role": role, "content": ""})
-        return self.messages[-1]
-
-    def _check_role(self, role: str, wanted: str, where: str) -> None:
-        if role != wanted:
-            raise refuse(f"{where}.type", f"belongs into a message of the {wanted}, not of the {role}", "invalid_value")
+def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: str) -> None:
+    wanted = {"text": role, "tool_result": "user"}.get(block.type, "assistant")
+    if role != wanted:
+        raise refuse(f"{where}.type", f"belongs into a message of the {wanted}, not of the {role}", "invalid_value")
+    if isinstance(block, TextBlock):
+        conversation.add_text(role, block.text, "\n")
+    elif isinstance(block, ToolUseBlock):
+        conversation.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+    elif isinstance(block, ThinkingBlock):
+        conversation.turn("assistant")["reasoning_content"] = block.thinking
+    else:
+        text = join_text(block.content or "")
+        text = f"Error: {text}" if block.is_error else text  # templates have no other way to say so
+        conversation.add_result(block.tool_use_id, text, f"{where}.tool_use_id")

@@ -15,8 +15,9 @@ from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_
 from octavo.server.generation.thinking import effort_arguments, switch_arguments
 from octavo.server.http.json_body import Int, Number, Text
 from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.conversation import chat_tool, check_own_tools
 from octavo.server.protocols.messages_input import CacheControl, Message, TextContent, continues, to_messages
-from octavo.server.protocols.protocol_fields import ByType, check_own_tools
+from octavo.server.protocols.protocol_fields import ByType
 from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
 
 MAX_MESSAGES = 4096
@@ -124,7 +125,10 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
 
 def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
     """The same for what makes up the prompt, with these parameters."""
-    tools = [_chat_tool(tool) for tool in body.tools or ()]
+    tools = [
+        chat_tool(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
+        for tool in body.tools or ()
+    ]
     check_own_tools(tools, {"parameters": "input_schema"})
     choice = _tool_choice(body)
     check_tool_choice(choice, tools)
@@ -143,16 +147,6 @@ def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, param
         offers_truncation=False,
         max_tokens_may_shrink=True,  # the protocol has a stop_reason for it, and clients ask for more than they need
     )
-
-
-def _chat_tool(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {
-        "name": tool.name,
-        "description": tool.description,
-        "parameters": tool.input_schema,
-        "strict": tool.strict,
-    }
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
 
 
 def _tool_choice(body: CountTokensRequest) -> ToolChoice:

@@ -1,9 +1,7 @@
-"""Parts of request bodies that several protocols share: unions, tools and calls."""
+"""Unions in request bodies, told apart by their type."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -11,7 +9,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, GetCo
 from pydantic_core import CoreSchema
 
 from octavo.errors import UsageError
-from octavo.server.generation.json_schema import check_tools
 from octavo.server.http.json_body import quote
 
 _UNSUPPORTED = "unsupported"
@@ -71,25 +68,3 @@ def _literals(annotation: Any) -> list[str]:
     if get_origin(annotation) is Literal:
         return list(get_args(annotation))
     return [name for part in get_args(annotation) for name in _literals(part)]
-
-
-def check_call_arguments(arguments: str, param: str) -> None:
-    """Raises UsageError where the arguments of an earlier call are no JSON object's text. Empty: there were none."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise UsageError(f"{param} must be the text of a JSON object", param=param, code="invalid_value")
-
-
-def check_own_tools(tools: Sequence[dict[str, Any]], names: Mapping[str, str]) -> None:
-    """`check_tools` for a protocol whose tools have the function's fields themselves, some by other names."""
-    try:
-        check_tools(tools)
-    except UsageError as error:
-        message, param = str(error), error.param or "tools"
-        for name in ("name", "description", "parameters", "strict"):
-            own = names.get(name, name)
-            message, param = (text.replace(f".function.{name}", f".{own}") for text in (message, param))
-        raise UsageError(message, param=param, code=error.code) from None

@@ -9,14 +9,15 @@ from pydantic import Field
 
 from octavo.server.errors import refuse
 from octavo.server.http.json_body import Text
-from octavo.server.protocols.protocol_fields import ByType, check_call_arguments
+from octavo.server.protocols.conversation import Conversation, check_call_arguments
+from octavo.server.protocols.protocol_fields import ByType
 from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
 class TextPart(NullIsAbsent):
-    """annotations, logprobs: of an answer that is sent back; the model does not see them."""
+    """annotations, logprobs: parts of an answer that is sent back. The model does not see them."""
 
     type: Literal["input_text", "output_text"]
     text: Text
@@ -70,7 +71,7 @@ class SummaryText(NullIsAbsent):
 
 
 class ReasoningItem(NullIsAbsent):
-    """What the model thought before the answer that follows; the template decides whether it sees it again."""
+    """The reasoning before the next answer. The chat template decides if the model sees it again."""
 
     type: Literal["reasoning"]
     id: Text | None = None
@@ -83,57 +84,34 @@ class ReasoningItem(NullIsAbsent):
 InputItem: TypeAlias = Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, ByType()]
 
 
-def to_messages(items: str | Sequence[Any], instructions: str | None) -> list[dict[str, Any]]:
+def to_messages(items: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
     """The conversation in the shape of chat completions.
 
-    Reasoning, text and calls that follow each other are one message of the assistant; system and developer messages
-    in a row are one system message, for templates know one.
+    Reasoning, text and calls in a row are one message of the assistant. System and developer messages in a row are one
+    system message, because templates support only one.
     """
-    messages: list[dict[str, Any]] = []
+    conversation = Conversation()
     if instructions:
-        messages.append({"role": "system", "content": instructions})
-    if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
-    call_ids: set[str] = set()
-    for i, item in enumerate(items):
+        conversation.add_text("system", instructions, "\n\n")
+    for i, item in enumerate([MessageItem(role="user", content=items)] if isinstance(items, str) else items):
         if isinstance(item, MessageItem):
-            _add_message(messages, item)
+            if item.role == "user":
+                conversation.messages.append({"role": "user", "content": _text(item.content)})
+            elif item.role == "assistant":
+                conversation.add_text("assistant", _text(item.content), "")
+            else:
+                conversation.add_text("system", _text(item.content), "\n\n")
         elif isinstance(item, ReasoningItem):
             if item.encrypted_content:
                 raise refuse(f"input[{i}].encrypted_content", "cannot be read here; send the reasoning as content")
             texts = [part.text for part in item.content or item.summary or ()]
-            _assistant(messages)["reasoning_content"] = "\n".join(texts)
+            conversation.turn("assistant")["reasoning_content"] = "\n".join(texts)
         elif isinstance(item, FunctionCallItem):
             check_call_arguments(item.arguments, f"input[{i}].arguments")
-            call = {"name": item.name, "arguments": item.arguments}
-            calls = _assistant(messages).setdefault("tool_calls", [])
-            calls.append({"id": item.call_id, "type": "function", "function": call})
-            call_ids.add(item.call_id)
-        elif isinstance(item, FunctionCallOutputItem):
-            if item.call_id not in call_ids:
-                raise refuse(f"input[{i}].call_id", "names no function call before it", "invalid_value")
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
-    return messages
-
-
-def _add_message(messages: list[dict[str, Any]], item: MessageItem) -> None:
-    text = _text(item.content)
-    if item.role == "assistant":
-        message = _assistant(messages)
-        message["content"] = (message["content"] or "") + text
-        return
-    role = "user" if item.role == "user" else "system"
-    if role == "system" and messages and messages[-1]["role"] == "system":
-        messages[-1]["content"] += "\n\n" + text
-        return
-    messages.append({"role": role, "content": text})
-
-
-def _assistant(messages: list[dict[str, Any]]) -> dict[str, Any]:
-    """The assistant's message that is being put together."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    return messages[-1]
+            conversation.add_call(item.call_id, item.name, item.arguments)
+        else:
+            conversation.add_result(item.call_id, _text(item.output), f"input[{i}].call_id")
+    return conversation.messages
 
 
 def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:

@@ -14,7 +14,8 @@ from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_
 from octavo.server.generation.thinking import effort_arguments
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.protocol_fields import ByType, check_own_tools
+from octavo.server.protocols.conversation import chat_tool, check_own_tools
+from octavo.server.protocols.protocol_fields import ByType
 from octavo.server.protocols.responses_input import InputItem, to_messages
 from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
 
@@ -131,11 +132,7 @@ class ResponsesRequest(OptionFields):
             if missing := sorted(allowed - {tool.name for tool in tools}):
                 raise refuse("tool_choice.tools", f"allows {missing[0]!r}, which is none of the tools", "invalid_value")
             tools = [tool for tool in tools if tool.name in allowed]
-        fields = ("name", "description", "parameters", "strict")
-        return [
-            {"type": "function", "function": {name: v for name in fields if (v := getattr(tool, name)) is not None}}
-            for tool in tools
-        ]
+        return [chat_tool(**tool.model_dump(exclude={"type"})) for tool in tools]
 
     @property
     def wants_logprobs(self) -> bool:

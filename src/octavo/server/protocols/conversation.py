@@ -1,0 +1,72 @@
+"""Conversations and tools in the shape of chat completions, built from the requests of other protocols."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.errors import UsageError
+from octavo.server.errors import refuse
+from octavo.server.generation.json_schema import check_tools
+
+
+class Conversation:
+    """Messages that are put together from texts, reasoning, calls and results."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._call_ids: set[str] = set()
+
+    def turn(self, role: str) -> dict[str, Any]:
+        """The last message if it has this role, else a new one."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]
+
+    def add_text(self, role: str, text: str, separator: str) -> None:
+        last = self.turn(role)
+        last["content"] = f"{last['content']}{separator}{text}" if last["content"] else text
+
+    def add_call(self, call_id: str, name: str, arguments: str) -> None:
+        """arguments: JSON text."""
+        self.turn("assistant").setdefault("tool_calls", []).append(chat_call(call_id, name, arguments))
+        self._call_ids.add(call_id)
+
+    def add_result(self, call_id: str, text: str, param: str) -> None:
+        """Raises UsageError that names `param` if there is no such call."""
+        if call_id not in self._call_ids:
+            raise refuse(param, "names no call before it", "invalid_value")
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+
+def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call as chat completions have it."""
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def chat_tool(**function: Any) -> dict[str, Any]:
+    """A tool as chat completions have it. Members that are None are left out."""
+    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+
+
+def check_call_arguments(arguments: str, param: str) -> None:
+    """Raises UsageError if the arguments of an earlier call are not empty and not the text of a JSON object."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UsageError(f"{param} must be the text of a JSON object", param=param, code="invalid_value")
+
+
+def check_own_tools(tools: Sequence[dict[str, Any]], names: Mapping[str, str]) -> None:
+    """As `check_tools`, for a protocol whose tools have the members of `function` themselves, some by other names."""
+    try:
+        check_tools(tools)
+    except UsageError as error:
+        message, param = str(error), error.param or "tools"
+        for name in ("name", "description", "parameters", "strict"):
+            own = names.get(name, name)
+            message, param = (text.replace(f".function.{name}", f".{own}") for text in (message, param))
+        raise UsageError(message, param=param, code=error.code) from None
