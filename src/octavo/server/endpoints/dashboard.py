@@ -29,7 +29,7 @@ async def get_dashboard_data(request: Request) -> JSONResponse:
     metrics.refresh_statuses()
     now = time.monotonic()
     models = [
-        _model(status, metrics.models.get(status.name, ModelStats()), metrics.engines.get(status.name))
+        _model(status, metrics.models.get(status.name, ModelStats()), metrics.engines.get(status.name, EngineFigures()))
         for status in state.models.statuses()
     ]
     data = {
@@ -43,30 +43,29 @@ async def get_dashboard_data(request: Request) -> JSONResponse:
     return JSONResponse(data)
 
 
-def _model(model: ModelStatus, stats: ModelStats, figures: EngineFigures | None) -> dict[str, Any]:
+def _model(model: ModelStatus, stats: ModelStats, figures: EngineFigures) -> dict[str, Any]:
     """`state` is that of the engine if it is loaded, else that of the model."""
-    status = figures.status if figures is not None else None
-    info = model.info
+    status, info = figures.status, model.info
     return {
         "name": model.name,
         "state": status.state.value if status is not None else model.state,
         "reason": status.reason if status is not None else None,
-        "num_running": figures.num_running if figures is not None else 0,
-        "num_waiting": figures.num_waiting if figures is not None else 0,
+        "num_running": figures.num_running,
+        "num_waiting": figures.num_waiting,
         "max_num_seqs": info.max_num_seqs if info is not None else 0,
-        "num_used_blocks": status.num_used_blocks if status is not None else 0,
-        "num_blocks": status.num_blocks if status is not None else 0,
+        "num_used_blocks": figures.current.num_used_blocks,
+        "num_blocks": figures.current.num_blocks,
         "block_size": info.block_size if info is not None else 0,
-        "num_restarts": int(figures.restarts.value) if figures is not None else 0,
-        "resident_bytes": figures.resident_bytes if figures is not None else 0,
+        "num_restarts": figures.num_restarts,
+        "resident_bytes": figures.resident_bytes,
         "num_prompt_tokens": stats.num_prompt_tokens,
         "num_cached_tokens": stats.num_cached_tokens,
         "num_generated_tokens": stats.num_generated_tokens,
         "finished": stats.finished,
         "cancelled": stats.cancelled,
-        "time_to_first_token": _histogram(stats.time_to_first_token),
-        "inter_token_latency": _histogram(stats.inter_token_latency),
-        "e2e_latency": _histogram(stats.e2e_latency),
+        "time_to_first_token": _histogram(figures.totals.time_to_first_token_s),
+        "inter_token_latency": _histogram(figures.totals.inter_token_s),
+        "e2e_latency": _histogram(figures.totals.e2e_s),
     }
 
 
