@@ -124,7 +124,7 @@ def _watch(
 
 
 def bytes_below(directory: Path) -> int:
-    """Bytes of all files below `directory`, while pip moves and removes files and folders; missing files do not count."""
+    """Bytes of all files below `directory`, while pip moves and removes files; missing files do not count."""
     total = 0
     for folder, _, names in os.walk(directory):  # unlike `rglob`, skips a folder that has just been removed
         for name in names:
