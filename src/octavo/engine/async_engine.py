@@ -1,4 +1,4 @@
-"""One thread steps the engine for everybody; callers on any thread or event loop get their outputs from it."""
+"""The thread that steps the engine; callers on any thread or event loop get their outputs from it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AsyncEngine:
     """An `Engine` with a thread of its own. Every method may be called from any thread."""
 
     def __init__(self, engine: Engine, on_round_end: Callable[[], None] | None = None) -> None:
-        """on_round_end: called on the engine's thread when all sinks have the news of a step, and after a failure."""
+        """on_round_end: called on the engine's thread when all sinks have a step's outputs, and after a failure."""
         self.engine = engine
         self.last_round_at = time.monotonic()  # when the thread last came round to see what there is to do
         self._on_round_end = on_round_end
@@ -45,11 +45,11 @@ class AsyncEngine:
 
     @property
     def failure(self) -> OctavoError | None:
-        """What ended the engine's thread; None while it lives."""
+        """The exception that ended the engine's thread; None while it runs."""
         return self._failure
 
     def submit(self, request: Request, sink: Sink) -> None:
-        """Queues a request of `Engine.create_request`. `sink` gets its outputs, the last one finished.
+        """Queues a request from `Engine.create_request`. `sink` gets its outputs; the last one is finished.
 
         Raises EngineDeadError if the engine has failed or was closed.
         """
@@ -65,7 +65,7 @@ class AsyncEngine:
             self._wake.notify()
 
     def close(self) -> None:
-        """Ends every request with an error and the thread. May be called twice."""
+        """Ends every request with an error, and the thread. May be called twice."""
         with self._wake:
             self._is_closing = True
             self._wake.notify()
@@ -103,7 +103,7 @@ class AsyncEngine:
             self._on_round_end()
 
     def _publish(self) -> int:
-        """Delivers the news of a step. Returns how many requests were answered."""
+        """Delivers the outputs of a step. Returns the number of answered requests."""
         outputs = self.engine.publish()
         for output in outputs:
             self._deliver(output)
@@ -112,7 +112,7 @@ class AsyncEngine:
         return sum(isinstance(output, RequestOutput) and output.finished for output in outputs)
 
     def _take_commands(self) -> bool:
-        """Waits for work, then queues and aborts what callers asked for. False: it is time to end."""
+        """Waits for work, then executes the callers' submissions and aborts. False: the engine is closed."""
         with self._wake:
             while not (self._added or self._aborted or self._is_closing or self.engine.has_work):
                 self._wake.wait()
@@ -155,7 +155,7 @@ class AsyncEngine:
 
     @staticmethod
     def _hand_over(sink: Sink, item: RequestOutput | PoolingOutput | OctavoError) -> bool:
-        """Whether the caller took the item. One whose event loop is gone must not take the others with it."""
+        """True if the caller took the item. A caller whose event loop is closed must not affect the others."""
         try:
             sink(item)
         except Exception:

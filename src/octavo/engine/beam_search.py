@@ -1,4 +1,4 @@
-"""Beam search: which beams go on, which are finished, and when nothing can be won any more.
+"""Beam search: picks the beams that continue, finishes the others, and ends the search.
 
 The rules are those of transformers' beam search (`generate` with num_beams and without sampling).
 """
@@ -13,7 +13,7 @@ from octavo.sampling_params import BeamSearchParams
 
 
 class Candidate(NamedTuple):
-    """A beam and one token more."""
+    """A beam and its next token."""
 
     beam: int  # index of the parent among the running beams
     token_id: int
@@ -31,9 +31,9 @@ class Hypothesis:
 
 
 class BeamSearch:
-    """The state of one search, apart from the running beams themselves.
+    """The state of one search, without the running beams themselves.
 
-    max_output_tokens: max_tokens, or less where the context ends. eos_token_ids: empty if ignore_eos.
+    max_output_tokens: max_tokens, or fewer if the context ends before. eos_token_ids: empty if ignore_eos.
     """
 
     def __init__(self, params: BeamSearchParams, max_output_tokens: int, eos_token_ids: frozenset[int]) -> None:
@@ -49,7 +49,7 @@ class BeamSearch:
         """One step: takes the candidates of all beams and returns the next beams, best first.
 
         outputs: generated tokens of each beam so far, all of the same length.
-        candidates: of each beam its beam_width + number of eos ids most likely continuations, with the sum of
+        candidates: the beam_width + (number of eos ids) most likely continuations of each beam, with the sum of
         log-probabilities.
         """
         # Stable, so that equal scores keep the order of beam and likelihood.
@@ -77,7 +77,7 @@ class BeamSearch:
         self.hypotheses = ranked[: self._width]
 
     def _cannot_improve(self, best_running: float, length: int) -> bool:
-        """Whether all places are taken and no running beam may still win one, by the rule of early_stopping."""
+        """True if the search has all hypotheses and, by the rule of early_stopping, no running beam can enter them."""
         if len(self.hypotheses) < self._width:
             return False
         if self._early_stopping is True:

@@ -1,4 +1,4 @@
-"""The blocks of the KV cache: free ones, shared ones, and finished ones kept for their prefix."""
+"""The blocks of the KV cache: free, shared, or cached for their prefix."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 class BlockPool:
-    """Reference counts for `num_blocks` blocks, and which of them hold a known prefix.
+    """Reference counts of `num_blocks` blocks, and the prefixes that they hold.
 
-    A block is free (content worthless), in use (reference count above 0) or evictable (count 0, but its
-    content is registered under a hash and may be asked for again; the longest unused goes first).
+    A block is free (content unused), in use (reference count above 0) or evictable (count 0, but its content is
+    registered under a hash and may be needed again; the least recently used is evicted first).
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -32,7 +32,7 @@ class BlockPool:
         return self.num_blocks - self.num_free_blocks
 
     def allocate(self) -> int:
-        """Takes a block with reference count 1. The caller has made sure that one is free."""
+        """Allocates a block with reference count 1. The caller ensures that one is free."""
         if self._free:
             block_id = self._free.pop()
         else:
@@ -43,13 +43,13 @@ class BlockPool:
         return block_id
 
     def share(self, block_id: int) -> None:
-        """One more reference; revives an evictable block."""
+        """Adds a reference; revives an evictable block."""
         if self._ref_counts[block_id] == 0:
             del self._evictable[block_id]
         self._ref_counts[block_id] += 1
 
     def free(self, block_id: int) -> None:
-        """One reference less; with the last one the block becomes evictable if it is registered, else free."""
+        """Removes a reference. With the last one, the block becomes evictable if it is registered, else free."""
         self._ref_counts[block_id] -= 1
         if self._ref_counts[block_id] == 0:
             if self._hashes[block_id] is None:
@@ -64,7 +64,7 @@ class BlockPool:
         return self._ref_counts[block_id] > 1
 
     def register(self, block_id: int, block_hash: bytes) -> None:
-        """Makes a full block findable. The first block with a content keeps the hash, copies stay private."""
+        """Makes a full block findable. The first block with a content keeps the hash; copies stay private."""
         if block_hash not in self._block_of_hash and self._hashes[block_id] is None:
             self._hashes[block_id] = block_hash
             self._block_of_hash[block_hash] = block_id
@@ -73,14 +73,14 @@ class BlockPool:
         return self._block_of_hash.get(block_hash)
 
     def forget(self, block_id: int) -> None:
-        """The block's content is about to change: it can no longer be found."""
+        """Makes the block unfindable, because its content is about to change."""
         block_hash = self._hashes[block_id]
         if block_hash is not None:
             del self._block_of_hash[block_hash]
             self._hashes[block_id] = None
 
     def discard(self, block_id: int) -> None:
-        """The block's content is worthless: it can no longer be found, and is free if nobody uses it."""
+        """Makes the block unfindable, because its content is invalid, and free if it has no references."""
         self.forget(block_id)
         if block_id in self._evictable:
             del self._evictable[block_id]

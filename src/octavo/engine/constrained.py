@@ -1,9 +1,9 @@
-"""Structured outputs: what an answer must look like, as masks over the vocabulary, by llguidance.
+"""Structured outputs: constraints on answers as masks over the vocabulary, by llguidance.
 
-Grammars are compiled where a request is created, never on the engine's thread, and are bounded on every side: the
-source by `StructuredOutputsParams`, the compiler and each mask by `_LIMITS`, the time by `_TIMEOUT_S`, how many are
-kept by `_CACHE_BYTES`. That is an estimate of their size when they are compiled: the copies of a grammar share a
-lexer, which grows with use, by half for ordinary schemas and at most to the states of `_LIMITS`.
+Grammars are compiled when a request is created, never on the engine's thread. Everything has a limit: the source by
+`StructuredOutputsParams`, the compiler and each mask by `_LIMITS`, the time by `_TIMEOUT_S`, and the cache by
+`_CACHE_BYTES`. The cache counts the estimated size after compiling. The copies of a grammar share a lexer that grows
+with use: by half for ordinary schemas, and at most to the states of `_LIMITS`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_MASK_THREADS = 8
 
 
 class GrammarCompiler:
-    """Compiles the grammars for one model, and keeps them. Safe to share between threads.
+    """Compiles and caches the grammars for one model. Thread-safe.
 
     vocab_size: columns of the logits; those beyond the tokenizer's ids are never allowed.
     """
@@ -51,15 +51,15 @@ class GrammarCompiler:
 
     @property
     def cached_bytes(self) -> int:
-        """Memory of the grammars that are kept, as estimated when they were compiled."""
+        """Estimated memory of the cached grammars."""
         return self._cache.num_bytes
 
     def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """The grammar of these parameters. May take a second; for the first one, the vocabulary is prepared too.
+        """The grammar of these parameters. It may take a second; the first call also prepares the vocabulary.
 
         Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
-        if it is wrong, cannot be enforced, is too large, or no text at all matches it, and OverloadedError if too
-        many others are being compiled.
+        if it is invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many others
+        are being compiled.
         """
         source = make_source(params)
         matcher = self._cache.get(source)
@@ -69,7 +69,7 @@ class GrammarCompiler:
         return Grammar(matcher, self._filler)
 
     def prepare(self) -> None:
-        """Makes what the first grammar needs of the vocabulary: half a second for 150,000 tokens."""
+        """Prepares the vocabulary for the first grammar, which takes half a second for 150,000 tokens."""
         self._ll_tokenizer()
 
     def _compile(self, source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
@@ -108,7 +108,7 @@ class GrammarCompiler:
 
 
 class Grammar:
-    """A compiled grammar, from which each sequence starts anew."""
+    """A compiled grammar; each sequence gets its own state."""
 
     def __init__(self, matcher: LLMatcher, filler: MaskFiller) -> None:
         self._matcher = matcher
@@ -120,9 +120,9 @@ class Grammar:
 
 
 class GrammarState:
-    """How far the answer of one sequence has come in its grammar. Only one thread may use it at a time.
+    """The state of one sequence's answer in its grammar. Not thread-safe.
 
-    error: why nothing can follow although the answer is not complete; None: all is well.
+    error: the reason why nothing can follow although the answer is not complete; None if there is none.
     """
 
     def __init__(self, matcher: LLMatcher, filler: MaskFiller) -> None:
@@ -132,23 +132,23 @@ class GrammarState:
 
     @property
     def is_complete(self) -> bool:
-        """The answer is whole and nothing but its end can follow."""
+        """True if the answer is complete and only its end can follow."""
         return self.error is None and self.matcher.is_stopped() and self.matcher.is_accepting()
 
     def accept(self, token_id: int) -> None:
-        """Takes the next token, which the mask has allowed."""
+        """Advances by the next token, which the mask has allowed."""
         if self.error is None:
             self.matcher.consume_token(token_id)
             self.check()
 
     def check(self) -> None:
-        """Notes in `error` whether the grammar has got stuck."""
+        """Sets `error` if the grammar is stuck."""
         if self.matcher.is_stopped() and not self.matcher.is_accepting():
             self.error = _reason(self.matcher) or "no token can follow what has been generated"
 
 
 class MaskFiller:
-    """Writes the masks of the rows of a step, in parallel if there are several."""
+    """Computes the masks of the rows of a step, in parallel if there are several."""
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self._executor: LLExecutor | None = None
@@ -157,9 +157,9 @@ class MaskFiller:
         self._eos_bits = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
     def fill(self, rows: Sequence[tuple[int, GrammarState, bool]], masks: NDArray[np.uint32]) -> None:
-        """Narrows masks [R, ceil(vocab / 32)] down to what the grammars allow; nothing where one got stuck.
+        """Restricts masks [R, ceil(vocab / 32)] to the tokens that the grammars allow; none if a grammar is stuck.
 
-        rows: row of `masks`, state, and whether the end of text may be chosen.
+        rows: (row of `masks`, state, True if the end of text may be chosen).
         """
         allowed = np.zeros((len(rows), masks.shape[1]), np.uint32)
         if len(rows) == 1:
@@ -179,7 +179,7 @@ class MaskFiller:
 
 
 class _Cache:
-    """The compiled grammars that were used last, within a number of bytes. Safe to share between threads."""
+    """The most recently used grammars, within a number of bytes. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
@@ -204,12 +204,12 @@ class _Cache:
 
     @staticmethod
     def _cost(source: GrammarSource) -> int:
-        """Bytes of a compiled grammar, by measurements of large schemas and many small ones."""
+        """Estimated bytes of a compiled grammar, from measurements of large schemas and many small ones."""
         return 2**17 + 64 * len(source.text)
 
 
 class _VocabularyView:
-    """A vocabulary as llguidance asks for it."""
+    """A vocabulary with the interface that llguidance needs."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         num_tokens = min(tokenizer.vocab_size, vocab_size)
@@ -232,14 +232,14 @@ class _VocabularyView:
         return max(map(len, self._ids))
 
     def __call__(self, text: bytes) -> list[int]:
-        """Tokens that spell exactly `text`, as the model would most likely be given them."""
+        """Tokens that spell exactly `text`, as the tokenizer would usually split it."""
         token_ids = self._tokenizer.encode(text.decode("utf-8", "replace"), add_special_tokens=False)
         if b"".join(self.tokens[i] for i in token_ids) == text:
             return token_ids
         return self._spell(text)
 
     def _spell(self, text: bytes) -> list[int]:
-        """By the longest tokens that fit, for vocabularies that put a space before every text."""
+        """Spells by the longest matching tokens, for vocabularies that put a space before every text."""
         token_ids: list[int] = []
         while text:
             size = next((n for n in range(min(len(text), self._longest), 0, -1) if text[:n] in self._ids), None)
@@ -251,6 +251,6 @@ class _VocabularyView:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """What llguidance says in its first lines, without its backtraces."""
+    """The first lines of llguidance's message, without its backtraces."""
     error = str(matcher.get_error()).partition("\n<")[0].strip()
     return "it is too large or too complex" if error.startswith("panic") else error

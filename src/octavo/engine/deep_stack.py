@@ -1,4 +1,4 @@
-"""Runs what recurses deeply, such as the compiler of grammars, without harm to the thread that waits for it."""
+"""Runs deeply recursive calls, such as the grammar compiler, without risk to the waiting thread."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _stack_size_lock = threading.Lock()
 
 
 def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
-    """What `work` returns, on a thread of its own; None if it takes longer, while it goes on.
+    """The result of `work` on a thread of its own; None if it exceeds the time limit, although it continues.
 
-    Raises OverloadedError if no thread can be started; then `work` never begins.
+    Raises OverloadedError if no thread can be started; then `work` never runs.
     """
     begun = threading.Lock()  # taken by the thread that begins, or by the caller who gives it up
     done = threading.Event()

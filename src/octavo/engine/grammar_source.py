@@ -1,4 +1,4 @@
-"""From `StructuredOutputsParams` to the text of a grammar, with the checks that are cheap and llguidance lacks."""
+"""Turns `StructuredOutputsParams` into the text of a grammar, with cheap checks that llguidance lacks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LENGTHS = ("minLength", "minItems", "minProperties")
 
 
 class GrammarSource(NamedTuple):
-    """A grammar in llguidance's form. field: that of `StructuredOutputsParams` it comes from."""
+    """A grammar in llguidance's form. field: its field in `StructuredOutputsParams`."""
 
     field: str
     text: str
@@ -39,7 +39,7 @@ class GrammarSource(NamedTuple):
 
 
 def make_source(params: StructuredOutputsParams) -> GrammarSource:
-    """Raises UsageError for what needs no compiler to be refused."""
+    """The source of a grammar. Raises UsageError for errors that can be found without compiling."""
     if params.json_object:
         return GrammarSource("json_object", _json_grammar({"type": "object"}))
     if params.json is not None:
@@ -80,7 +80,7 @@ def _parse_schema(text: str) -> dict[str, Any]:
 
 
 def _check_sizes(schema: dict[str, Any]) -> None:
-    """Refuses what would compile and then could never be answered, or takes the compiler too long."""
+    """Refuses grammars that would compile but never be satisfied, or that take too long to compile."""
     level: list[Any] = [schema]
     for _ in range(_MAX_DEPTH):
         if not level:

@@ -1,4 +1,4 @@
-"""What the engine counts about itself. Reading is free; nothing here exports anything."""
+"""Counters and histograms of the engine. Reading them is cheap; other modules export them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Histogram:
         self.total += value * times
 
     def plus(self, other: Histogram) -> Histogram:
-        """The observations of both, which have the same bounds."""
+        """The sum of both histograms, which must have the same bounds."""
         counts = [first + second for first, second in zip(self.counts, other.counts, strict=True)]
         return Histogram(self.bounds, counts, self.total + other.total)
 
@@ -66,7 +66,7 @@ _step_sizes = partial(Histogram, STEP_BUCKETS)
 
 @dataclass(slots=True)
 class EngineMetrics:
-    """Counters since the start (`num_*_total`), histograms, and the state as of the last step or end of a request."""
+    """Counters since the start (`num_*_total`), histograms, and the state after the last step or end of a request."""
 
     num_requests_total: int = 0
     num_finished_total: dict[str, int] = field(default_factory=dict)  # by finish reason, one a choice
@@ -120,7 +120,7 @@ class EngineMetrics:
         return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
 
     def after(self, before: EngineMetrics) -> EngineMetrics:
-        """These figures and the counts of an engine that ran before; the state is this one's."""
+        """The sum of these counts and those of an earlier engine; the state is this one's."""
         changes: dict[str, Any] = {}
         for item in fields(self):
             now, then = getattr(self, item.name), getattr(before, item.name)

@@ -8,12 +8,12 @@ from octavo.engine.schedule import Schedule
 
 
 class ModelRunner:
-    """An executor and the tables that a step's arrays are gathered from."""
+    """An executor, and the tables from which the arrays of a step are gathered."""
 
     def __init__(self, executor: Executor, batch_builder: BatchBuilder) -> None:
         self.executor = executor
         self._batch_builder = batch_builder
 
     def submit(self, schedule: Schedule) -> PendingStep:
-        """Starts the step. One native call."""
+        """Starts the step with one native call."""
         return self.executor.submit(self._batch_builder.build(schedule))

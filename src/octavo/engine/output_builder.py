@@ -1,4 +1,4 @@
-"""From a request's state to what its user sees."""
+"""Builds a request's output from its state."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class OutputBuilder:
-    """Builds `RequestOutput`s. tokenizer: gives the text of answers and of single tokens."""
+    """Builds `RequestOutput`s. tokenizer: decodes answers and single tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
     def build(self, request: Request, kind: RequestOutputKind, finished: bool) -> RequestOutput:
-        """All that there is now, or with DELTA what has come since the last time."""
+        """The whole output so far, or with DELTA the part since the last call."""
         if kind is RequestOutputKind.DELTA:
             outputs = [self._delta(sequence) for sequence in request.sequences if _has_news(sequence)]
         else:
@@ -62,7 +62,7 @@ class OutputBuilder:
         )
 
     def logprobs(self, output: StepOutput, row: int, num_top: int) -> dict[int, Logprob]:
-        """What a row says about its token and the num_top most likely ones: as in vLLM, the token itself first."""
+        """The log-probabilities of a row: its token first, then the num_top most likely ones, as in vLLM."""
         token_id = int(output.token_ids[row])
         entry = {token_id: self._logprob(token_id, float(output.logprobs[row]), int(output.ranks[row]))}
         top_ids, top_logprobs = output.top_ids[row, :num_top].tolist(), output.top_logprobs[row, :num_top].tolist()

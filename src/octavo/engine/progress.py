@@ -1,4 +1,4 @@
-"""A progress bar for long calls: on a terminal only, and not for what is done within a second."""
+"""A progress bar for calls that take longer than a second; shown only on a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DELAY_S = 1.0
 
 
 class ProgressBar:
-    """Counts to `total`. unit: what is counted, in the plural."""
+    """A bar that counts to `total`. unit: name of the counted items, in the plural."""
 
     def __init__(self, total: int, unit: str, enabled: bool = True) -> None:
         self._total = total

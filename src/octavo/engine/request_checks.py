@@ -1,4 +1,4 @@
-"""What of a request only the model can judge: its tokens, its length."""
+"""Checks of a request that need the model: its tokens and its length."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from octavo.tokenizer.tokenizer import Tokenizer
 def check_prompt(
     prompt_token_ids: Sequence[int], vocab_size: int, max_model_len: int, *, is_text: bool, is_answered: bool = True
 ) -> list[int]:
-    """The prompt as a list of ints. Raises UsageError if it is empty, too long, or holds what is no token id.
+    """The prompt as a list of ints. Raises UsageError if it is empty, too long, or has an invalid token id.
 
-    is_answered: whether at least one token comes after it, as for all but texts to embed.
+    is_answered: True if at least one token follows it; False for texts to embed.
     """
     if not prompt_token_ids:
         code = "invalid_value" if is_text else "empty_array"
@@ -41,9 +41,9 @@ def check_prompt(
 
 
 def check_params(params: Params, vocab_size: int, room: int) -> None:
-    """Raises UsageError if the parameters name a token that the model does not have, or more than it can do.
+    """Raises UsageError if the parameters name a token that the model lacks, or exceed its limits.
 
-    vocab_size: ids that stand for a token. room: tokens of an answer that the context has left.
+    vocab_size: number of token ids. room: tokens of an answer that fit into the context.
     """
     if params.num_seats > vocab_size:
         raise UsageError(
@@ -64,7 +64,7 @@ def check_params(params: Params, vocab_size: int, room: int) -> None:
 
 
 def find_bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:
-    """The token sequences of the bad words, each at the start of a text and after a space."""
+    """The token sequences of the bad words, each with and without a leading space."""
     spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
     encoded = [tuple(tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings]
     for token_ids in encoded:

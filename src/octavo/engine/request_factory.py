@@ -1,4 +1,4 @@
-"""Makes checked requests out of what callers ask for."""
+"""Creates checked requests from `GenerationRequest`s."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class RequestFactory:
-    """Makes the requests of one engine. Safe to share between threads."""
+    """Creates the requests of one engine. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, limits: EngineLimits, metrics: EngineMetrics) -> None:
         self._tokenizer = tokenizer
@@ -35,7 +35,7 @@ class RequestFactory:
         self._grammar_compiler: GrammarCompiler | None = None
 
     def create(self, request_id: str, generation: GenerationRequest) -> Request:
-        """A checked request with its sequences. Raises UsageError with the numbers if it is wrong."""
+        """A checked request with its sequences. Raises UsageError with the numbers if it is invalid."""
         limits, params, options = self._limits, generation.params, generation.options
         num_tokens = min(limits.vocab_size, self._tokenizer.vocab_size)  # either may be padded
         longest = limits.max_model_len
@@ -68,7 +68,7 @@ class RequestFactory:
         return request
 
     def start_grammars(self, request: Request) -> None:
-        """Compiles what the answers must look like, if anything. Raises UsageError if it cannot be enforced."""
+        """Compiles the constraint on the answers, if there is one. Raises UsageError if it cannot be enforced."""
         outputs = request.params.structured_outputs
         if outputs is not None:
             grammar = self._grammars().compile(outputs)
@@ -81,7 +81,7 @@ class RequestFactory:
         self._grammars().prepare()
 
     def _grammars(self) -> GrammarCompiler:
-        """Made when it is first needed: it brings a library along."""
+        """The grammar compiler; created on first use, because it imports a library."""
         with self._grammar_lock:
             if self._grammar_compiler is None:
                 from octavo.engine.constrained import GrammarCompiler

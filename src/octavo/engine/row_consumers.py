@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TokenSampler:
-    """Takes the token that each row of a sequence gives."""
+    """Appends the tokens that the rows of a sequence give."""
 
     kind: ClassVar[RowKind] = RowKind.SAMPLE
 
@@ -60,7 +60,7 @@ class TokenSampler:
 
 
 def append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
-    """Adds a generated token; returns why the sequence ends with it, as far as that is known without its text."""
+    """Adds a generated token; returns the reason why the sequence ends with it, as far as known without its text."""
     request = sequence.request
     sequence.token_ids.append(token_id)
     if sequence.grammar is not None:
@@ -74,7 +74,7 @@ def append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
 
 
 class BeamSampler:
-    """Takes the candidates of all beams of a search: the best go on in place of the old ones."""
+    """Advances a beam search: the best candidates replace the old beams."""
 
     kind: ClassVar[RowKind] = RowKind.SAMPLE
 
@@ -86,7 +86,7 @@ class BeamSampler:
         return known - 1, known
 
     def num_logprobs(self, request: Request) -> int:
-        """So many that enough remain when the ends of text are taken out."""
+        """The number of candidates per beam, enough to remain when those that end the text are removed."""
         return request.num_seats + len(request.eos_token_ids)
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
@@ -123,7 +123,7 @@ class BeamSampler:
 
 
 class PromptLogprobs:
-    """Notes the rows that give the log-probabilities of the prompt's tokens."""
+    """Collects the log-probabilities of the prompt's tokens."""
 
     kind: ClassVar[RowKind] = RowKind.LOGPROB
 

@@ -1,4 +1,4 @@
-"""What of a sequence's sampling changes from token to token: seen tokens and forbidden ones."""
+"""The sampling state of a sequence that changes from token to token: seen and forbidden tokens."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from octavo.engine.request import Sequence
 
 
 class SamplingState:
-    """One running sequence's sampling, as the batch builder needs it at each step.
+    """The sampling state of a running sequence, for the batch builder at each step.
 
-    It is a function of the sequence's tokens, which it follows by itself: after a preemption it is made anew.
+    It is a function of the sequence's tokens, which it follows by itself; after a preemption it is created again.
     """
 
     def __init__(self, sequence: Sequence, vocab_size: int) -> None:
@@ -33,7 +33,7 @@ class SamplingState:
         self._seen_counts = np.zeros(64, np.int32)
 
     def fill_row(self, row: np.void) -> None:
-        """Writes what stays the same over the sequence's life into its row, an element of SAMPLING_ROW."""
+        """Writes the constant parameters of the sequence into its row, an element of SAMPLING_ROW."""
         params, sequence, vocab_size = self._params, self._sequence, self._vocab_size
         row["temperature"] = 0.0 if params.is_greedy else params.temperature
         row["top_k"] = min(max(params.top_k, 0), vocab_size)
@@ -56,7 +56,7 @@ class SamplingState:
         return mask
 
     def history(self, num_drafts: int = 0) -> tuple[Int32, Int32]:
-        """Distinct token ids so far, the first num_drafts drafts included, and how often each was generated."""
+        """Distinct token ids so far, with the first num_drafts drafts, and the number of times each was generated."""
         sequence = self._sequence
         if num_drafts:
             return self._with_drafts(sequence.draft_token_ids[:num_drafts])
@@ -72,7 +72,7 @@ class SamplingState:
         return self._seen_ids[: len(self._position)], self._seen_counts[: len(self._position)]
 
     def _with_drafts(self, drafts: list[int]) -> tuple[Int32, Int32]:
-        """The history with drafts, of which nothing is kept: they may be refused."""
+        """The history with drafts. It is not kept, because drafts may be refused."""
         ids, counts = self.history()
         new_ids = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._position]
         counts = np.concatenate([counts, np.zeros(len(new_ids), np.int32)])
@@ -82,7 +82,7 @@ class SamplingState:
         return np.concatenate([ids, np.array(new_ids, np.int32)]), counts
 
     def bias(self, num_drafts: int = 0) -> tuple[Int32, Float32]:
-        """Distinct token ids and what is added to their logits for the token after the first num_drafts drafts."""
+        """Distinct token ids and the values added to their logits, for the token after the first num_drafts drafts."""
         request, bias = self._sequence.request, dict(self._static_bias)
         if self._sequence.num_output_tokens + num_drafts < self._params.min_tokens:
             for token_id in (*request.eos_token_ids, *self._params.stop_token_ids):

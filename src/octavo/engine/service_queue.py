@@ -9,7 +9,7 @@ from octavo.engine.request import RequestStatus, Sequence, SequenceGroup
 
 
 class ServiceQueue:
-    """Groups of one kind of step: those that wait, and those that run, with the seats that they take."""
+    """The waiting and running groups of one kind of step, with the number of occupied seats."""
 
     def __init__(self) -> None:
         self.running: list[SequenceGroup] = []  # in order of service
@@ -23,7 +23,7 @@ class ServiceQueue:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Those that run, in order of service."""
+        """The running sequences, in order of service."""
         return [member for group in self.running for member in group.members]
 
     def first_waiting(self) -> SequenceGroup | None:
@@ -36,7 +36,7 @@ class ServiceQueue:
         self._waiting.add(group)
 
     def enter(self, group: SequenceGroup) -> None:
-        """The group begins to run."""
+        """Moves a group to the running ones."""
         self._waiting.discard(group)
         self.num_seats_taken += group.request.num_seats
         insort(self.running, group, key=_key)
@@ -44,7 +44,7 @@ class ServiceQueue:
             member.status = RequestStatus.RUNNING
 
     def leave(self, group: SequenceGroup, status: RequestStatus) -> None:
-        """The group runs or waits no more."""
+        """Removes a group."""
         if group.status is RequestStatus.RUNNING:
             self.running.remove(group)
             self.num_seats_taken -= group.request.num_seats

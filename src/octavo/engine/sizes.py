@@ -15,7 +15,7 @@ _EXTRA_OUTPUTS = 16
 
 
 def executor_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
-    """The largest step that the engine makes. model_len: tokens of the longest request."""
+    """The limits of the engine's steps. model_len: tokens of the longest request."""
     return ExecutorLimits(
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
@@ -25,7 +25,7 @@ def executor_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
 
 
 def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, graph: Graph | None = None) -> Sizes:
-    """The sizes on the backend of `config`. context: tokens of the longest request. graph: the model's, if at hand.
+    """The sizes on the backend of `config`. context: tokens of the longest request. graph: the model's, if known.
 
     Raises GraphError if the weights do not fit the configuration.
     """
@@ -41,7 +41,7 @@ def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, grap
 
 
 def free_memory(config: EngineConfig) -> MemoryBudget:
-    """The memory that is free where the backend of `config` computes."""
+    """The free memory of the device of `config`'s backend."""
     return get_backend(config.backend).memory()
 
 
@@ -56,5 +56,5 @@ def growth_notes(sizes: Sizes) -> list[str]:
 
 
 def gib(num_bytes: int) -> str:
-    """A size for people: `92.1 MiB`, `1.25 GiB`."""
+    """A readable size: `92.1 MiB`, `1.25 GiB`."""
     return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"

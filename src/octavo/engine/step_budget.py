@@ -1,14 +1,14 @@
-"""How many prompt tokens a step may compute so that nobody's stream stands still, from measured steps.
+"""Limits the prompt tokens of a step so that no stream stalls, from the times of earlier steps.
 
-The model is deliberately small: a step takes what its decodes take, plus a time for each prompt token that depends on
-how much it sees. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and a
-wrong guess is corrected by the step that it leads to.
+The cost model is deliberately small: a step takes the time of its decodes, plus a time for each prompt token that
+depends on its context. Both are medians of the last few steps of their kind, so that one slow step changes nothing, and
+a wrong estimate is corrected by the step that it causes.
 
 A short prompt may make streams wait, so that its first token comes soon: in a step of its own, or as a larger part of
-one of theirs. For that no stream falls more than ten tokens behind its pace, counted from its first (the few tokens of
-a prompt that any step computes come on top), and none waits longer than a second. The pace is a token every max_itl, or
-every three steps of the streams alone where these take longer: beside so many streams, who has just come would
-otherwise wait until others are done. Beside a long prompt no gap is longer than max_itl.
+one of their steps. Even so, no stream falls more than ten tokens behind its pace, counted from its first token (the few
+tokens of a prompt that any step computes come on top), and none waits longer than a second. The pace is a token every
+max_itl, or every three steps of the streams alone if these take longer; otherwise, beside so many streams, a new
+request would wait until others are done. Beside a long prompt no gap is longer than max_itl.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _AIM = 0.9  # of the limit, because steps scatter
 
 
 class StepBudget:
-    """Bounds the prompt tokens of steps. max_itl_s: seconds between two tokens of a stream, above 0."""
+    """The limit on the prompt tokens of steps. max_itl_s: seconds between two tokens of a stream, above 0."""
 
     def __init__(self, max_itl_s: float) -> None:
         self._max_itl_s = max_itl_s
@@ -46,18 +46,18 @@ class StepBudget:
         self._last_step_s = 0.0
 
     def lets_in(self, num_decodes: int) -> bool:
-        """Whether prompt tokens may be computed beside num_decodes sequences at all.
+        """True if prompt tokens may be computed beside num_decodes sequences at all.
 
-        Not as long as nobody knows what a step of about so many takes alone: the next one tells.
+        False while the time of a step of about this many sequences alone is unknown; the next step measures it.
         """
         nearest = _nearest(self._decode_s, num_decodes)
         return not num_decodes or (nearest is not None and 4 * abs(num_decodes - nearest) <= num_decodes)
 
     def max_prefill_tokens(self, num_decodes: int, context: int, missing: int, to_compute: int) -> int:
-        """How many prompt tokens may be computed beside num_decodes sequences.
+        """The number of prompt tokens that may be computed beside num_decodes sequences.
 
-        context: tokens before the first of them. missing: tokens of the first prompt that are left, of to_compute
-        that it had when it began.
+        context: tokens before the first of them. missing: remaining tokens of the first prompt. to_compute: its tokens
+        to compute at its start.
         """
         per_token = _nearest_median(self._prefill_s, context // _CONTEXT_STEP)
         if per_token is None:
@@ -71,9 +71,9 @@ class StepBudget:
         return max(round(room_s / per_token), MIN_PREFILL_TOKENS)
 
     def lets_skip(self, num_decodes: int, num_tokens: int) -> bool:
-        """Whether num_decodes sequences are to wait for a step in which a whole prompt of num_tokens is computed alone.
+        """True if num_decodes sequences must wait for a step that computes a whole prompt of num_tokens alone.
 
-        One that takes less than a step of theirs does not gain enough by it.
+        A prompt that takes less than one of their steps does not gain enough by it.
         """
         per_token = _nearest_median(self._prefill_s, 0)
         if per_token is None or num_tokens * per_token < self._decode_time(num_decodes):
@@ -111,9 +111,9 @@ class StepBudget:
             _remember(self._prefill_s, context // _CONTEXT_STEP, seconds / num_prefill_tokens)
 
     def max_pooled_tokens(self, num_streams: int, context: int) -> int:
-        """How many tokens to embed may be computed while num_streams sequences wait for their next step.
+        """The number of tokens to embed that may be computed while num_streams sequences wait for their next step.
 
-        context: tokens before the first of these. What the last step of the streams took counts too.
+        context: tokens before the first of these. The time of the streams' last step counts too.
         """
         per_token = _nearest_median(self._pooled_s, context // _CONTEXT_STEP)
         if per_token is None:
@@ -128,11 +128,11 @@ class StepBudget:
             _remember(self._pooled_s, context // _CONTEXT_STEP, elapsed_s / num_tokens)
 
     def _pace(self, num_decodes: int) -> float:
-        """Seconds from token to token that a stream may take in the long run."""
+        """Seconds per token that a stream may take in the long run."""
         return max(self._max_itl_s, _STEPS_PER_TOKEN * self._decode_time(num_decodes))
 
     def _room_beside(self, num_decodes: int) -> float:
-        """Seconds of max_itl that a step of num_decodes sequences leaves; below 0 where it takes longer alone."""
+        """Seconds of max_itl that a step of num_decodes sequences leaves; below 0 if it takes longer by itself."""
         return self._max_itl_s * _AIM - self._decode_time(num_decodes)
 
     def _decode_time(self, num_decodes: int) -> float:
@@ -144,7 +144,7 @@ def _remember(observed: dict[int, deque[float]], key: int, value: float) -> None
 
 
 def _nearest(observed: dict[int, deque[float]], key: int) -> int | None:
-    """The nearest kind of step that was seen; None: none was."""
+    """The nearest kind of step that was measured; None if there is none."""
     if key in observed or not observed:
         return key if observed else None
     return min(observed, key=lambda other: (abs(other - key), other))
