@@ -23,6 +23,7 @@ from octavo.models._weights import halves_of_pairs
 from octavo.quantization.packed import GGMLWeight
 from tests.support.batches import Request, step
 from tests.support.gguf_writer import Tensor
+from tests.support.quantize import random_weight
 from tests.support.safetensors_writer import safetensors
 from tests.support.tiny_gguf import HIDDEN, VOCABULARY, WIDTH, tiny_gguf, tiny_tensors
 
@@ -219,6 +220,30 @@ def test_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert other.weights.shapes == plain.weights.shapes
     other.weights.release(LAYER + "mlp.experts.up_proj.weight")
     np.testing.assert_array_equal(run(mixture(other.weights.shapes), other), run(mixture(plain.weights.shapes), plain))
+
+
+def test_stack_of_quantized_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older GGUF layout: one tensor for each expert."""
+    stored = {"blk.*.ffn_gate.*": "gate", "blk.*.ffn_up.*": "up", "blk.*.ffn_down.*": "down"}
+    names = {stem: f"layers.*.mlp.experts.*.{name}_proj" for stem, name in stored.items()}
+    monkeypatch.setattr(llama, "WEIGHTS", replace(STACKS, names=names))
+    rng = np.random.default_rng(3)
+    blocks = {e: random_weight("Q8_0", (HIDDEN, WIDTH), e).data for e in range(3)}
+    tensors = [Tensor(f"blk.0.ffn_gate.{e}.weight", "Q8_0", (HIDDEN, WIDTH), blocks[e].tobytes()) for e in range(3)]
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf(tensors=[*tiny_tensors(), *rng.permutation(np.array(tensors, object))]))
+    weight = open_checkpoint(path).weights[LAYER + "mlp.experts.gate_proj.weight"]
+    assert isinstance(weight, GGMLWeight)
+    assert weight.shape == (3, HIDDEN, WIDTH)
+    np.testing.assert_array_equal(weight.data, np.concatenate([blocks[e] for e in range(3)]))
+
+
+def test_fold_in_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf())
+    stored = open_checkpoint(path).weights["norm.weight"].dequantize()
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=(Fold("norm", 1.0, "gguf"),)))
+    np.testing.assert_array_equal(open_checkpoint(path).weights["norm.weight"].dequantize(), stored + np.float32(1))
 
 
 @pytest.mark.parametrize(
