@@ -132,6 +132,7 @@ class Octavo:
         engine = self._loaded.engine
         engine.start()
         outputs = engine.publish()
+        engine.prepare()
         engine.finish()
         return outputs
 

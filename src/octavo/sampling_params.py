@@ -228,6 +228,11 @@ class SamplingParams:
         named = self.logit_bias or self.bad_words or self.min_tokens or self.structured_outputs
         return bool(named) or self.allowed_token_ids is not None
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Nothing but the logits and the number of the token decides how it is drawn."""
+        return not (self.has_penalties or self.forbids_tokens)
+
     @property
     def is_greedy(self) -> bool:
         return self.temperature < GREEDY_TEMPERATURE

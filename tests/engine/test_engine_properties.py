@@ -189,6 +189,8 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.scheduler.check_integrity()
         outputs = self.engine.publish()
         self.engine.scheduler.check_integrity()
+        self.engine.prepare()
+        self.engine.scheduler.check_integrity()
         self.engine.finish()
         return outputs
 

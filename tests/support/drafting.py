@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from octavo.batch import StepOutput
-from octavo.engine.request import RowUse
+from octavo.engine.request import RowUse, Sequence
 from octavo.engine.row_consumers import TokenSampler
 from octavo.engine.scheduler import Scheduler
 
@@ -16,6 +16,10 @@ class DraftingSampler(TokenSampler):
     def __init__(self, expected: list[int], seed: int) -> None:
         self._expected = expected
         self._random = random.Random(seed)
+
+    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        """Drafts depend on the token before them."""
+        return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
         num_accepted = super().consume(uses, output, scheduler)

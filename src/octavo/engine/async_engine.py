@@ -85,6 +85,7 @@ class AsyncEngine:
             while self._take_commands():
                 self.engine.start()
                 self._publish()  # the outputs of the step before, while this one runs
+                self.engine.prepare()
                 if self.engine.finish() > _LONG_STEP_S:
                     self._await_follow_ups(self._publish())
             failure = EngineDeadError("the engine was closed while the request ran")

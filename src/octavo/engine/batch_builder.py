@@ -20,15 +20,12 @@ _Values = TypeVar("_Values", Int32, Float32)
 
 
 class _Rows(NamedTuple):
-    """Rows of output: whose they are, the token wanted (-1: a new one), and how many drafts come before that."""
+    """Rows of output: their sequences, the tokens wanted (-1: a new one) and its number, and the drafts before that."""
 
     sequences: list[Sequence]
     targets: list[int]
+    counters: list[int]
     num_drafts: list[int]
-
-    def counters(self) -> NDArray[np.uint64]:
-        counts = [sequence.num_output_tokens for sequence in self.sequences]
-        return np.array(counts, np.uint64) + np.array(self.num_drafts, np.uint64)
 
 
 class BatchBuilder:
@@ -53,13 +50,13 @@ class BatchBuilder:
             self._sync_blocks(item.sequence)
         rows = np.array([item.sequence.row for item in scheduled], np.int32)
         counts = np.array([item.num_tokens for item in scheduled], np.int32)
-        starts = np.array([item.sequence.num_computed_tokens for item in scheduled], np.int32)
+        starts = np.array([item.start for item in scheduled], np.int32)
         query_start_loc = np.zeros(len(scheduled) + 1, np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
         if counts.max() == 1:
-            token_ids = np.array(
-                [item.sequence.token_ids[item.sequence.num_computed_tokens] for item in scheduled], np.int32
-            )
+            # Of a step ahead nobody knows them yet.
+            tokens = [0 if step.is_ahead else item.sequence.token_ids[item.start] for item in scheduled]
+            token_ids = np.array(tokens, np.int32)
             positions, token_rows = starts, rows
         else:
             token_ids = self._gather_token_ids(scheduled, query_start_loc)
@@ -86,8 +83,8 @@ class BatchBuilder:
     def _gather_token_ids(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32:
         token_ids = np.empty(int(query_start_loc[-1]), np.int32)
         for item, start in zip(scheduled, query_start_loc.tolist(), strict=False):
-            sequence, first, end = item.sequence, item.sequence.num_computed_tokens, start + item.num_tokens
-            tokens = sequence.token_ids[first : first + item.num_tokens]
+            sequence, end = item.sequence, start + item.num_tokens
+            tokens = sequence.token_ids[item.start : item.start + item.num_tokens]
             token_ids[start:end] = tokens + sequence.draft_token_ids[: item.num_tokens - len(tokens)]
         return token_ids
 
@@ -114,20 +111,23 @@ class BatchBuilder:
     def _build_rows(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> tuple[Int32, _Rows]:
         """Indices of the tokens whose rows are wanted, and what is wanted of them."""
         indices: list[int] = []
-        rows = _Rows([], [], [])
+        rows = _Rows([], [], [], [])
         for item, begin in zip(scheduled, query_start_loc.tolist(), strict=False):
-            offset = begin - item.sequence.num_computed_tokens
+            offset = begin - item.start
             for use in item.rows:
                 sequence, count = use.sequence, use.count
                 indices.extend(range(offset + use.start, offset + use.start + count))
                 rows.sequences.extend([sequence] * count)
                 if use.consumer.kind is RowKind.LOGPROB:
                     rows.targets.extend(sequence.token_ids[use.start + 1 : use.start + 1 + count])
+                    rows.counters.extend([0] * count)
                     rows.num_drafts.extend([0] * count)
                     continue
                 if self._owners[sequence.row] is not sequence:
                     self._adopt(sequence)
+                number = use.start + 1 - sequence.request.num_prompt_tokens
                 rows.targets.extend([-1] * count)
+                rows.counters.extend(range(number, number + count))
                 rows.num_drafts.extend(range(count))
         return np.array(indices, np.int32), rows
 
@@ -137,7 +137,7 @@ class BatchBuilder:
             return self._gather_sampling(rows)
         if self._settled is not None and self._settled[0] == rows.sequences:
             settled = self._settled[1].rows.copy()  # a step in flight reads the others
-            settled["counter"] = rows.counters()
+            settled["counter"] = rows.counters
             return replace(self._settled[1], rows=settled)
         sampling = self._gather_sampling(rows)
         self._settled = (rows.sequences, sampling) if self._are_plain(rows.sequences) else None
@@ -150,7 +150,7 @@ class BatchBuilder:
 
     def _gather_sampling(self, wanted: _Rows) -> SamplingBatch:
         rows = self._sampling_rows[np.array([sequence.row for sequence in wanted.sequences], np.intp)]
-        rows["counter"] = wanted.counters()
+        rows["counter"] = wanted.counters
         states: list[SamplingState | None] = []
         for i, (sequence, target) in enumerate(zip(wanted.sequences, wanted.targets, strict=True)):
             states.append(self._states[sequence.row] if target < 0 else None)

@@ -9,9 +9,10 @@ from typing import NamedTuple, TypeAlias
 
 from octavo.backends import Executor, PendingStep
 from octavo.backends.sampling import RowError, SamplingError
-from octavo.batch import StepOutput
+from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.lookahead import PreparedStep, prepare
 from octavo.engine.meter import Meter
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.model_runner import ModelRunner
@@ -72,11 +73,20 @@ class _InFlight:
     started_at: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A step that the executor has finished and whose tokens nobody has taken."""
+
+    step: _InFlight
+    result: StepOutput | SamplingError
+    ended_at: float
+
+
 class Engine:
     """Schedules, executes, takes the tokens, publishes. The executor has its cache already.
 
-    `step` is a whole step. A loop that calls `start`, `publish` and `finish` in turn publishes the outputs of one step
-    while the next one runs. Requests may be added and aborted at any time.
+    `step` is a whole step. A loop that calls `start`, `publish`, `prepare` and `finish` in turn publishes the outputs
+    of one step and prepares the arrays of the next while one runs. Requests may be added and aborted at any time.
     """
 
     def __init__(self, executor: Executor, tokenizer: Tokenizer, limits: EngineLimits) -> None:
@@ -100,11 +110,13 @@ class Engine:
         self._publisher = Publisher(tokenizer, self.scheduler, self._meter)
         self._requests: dict[str, Request] = {}
         self._in_flight: _InFlight | None = None
+        self._prepared: PreparedStep | None = None
+        self._ended: _Ended | None = None
         self._news = _News()
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests) or self._in_flight is not None or bool(self._news.failures)
+        return bool(self._requests or self._news.failures or self._in_flight or self._ended)
 
     # --- requests ---
 
@@ -142,6 +154,7 @@ class Engine:
 
         One that has ended by itself and was not published yet gives its last output.
         """
+        self._take()
         request = self._requests.get(request_id)
         if request is None:
             return None
@@ -162,33 +175,41 @@ class Engine:
         return self.publish()
 
     def start(self) -> None:
-        """Schedules the next step and hands it to the executor, if there is anything to compute."""
+        """Hands the next step, if there is one, to the executor, and takes the tokens of the last one."""
         started_at = time.perf_counter()
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and self._fits(prepared):
+            self._submit(prepared.schedule, prepared.batch, started_at)
+            self._take()
+            return
+        self._take()
         schedule = self.scheduler.schedule()
         if schedule.scheduled:
-            self._in_flight = _InFlight(schedule, self._model_runner.submit(schedule), started_at)
-        elif not self._news.accepted and self._requests:
+            self._submit(schedule, self._model_runner.build(schedule), started_at)
+        elif self._requests and not (self._news.accepted or self._news.failures):
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
+    def prepare(self) -> None:
+        """Prepares the step after the one in flight, if its sequences are sure to go on."""
+        if self._in_flight is not None:
+            self._prepared = prepare(self._in_flight.schedule, self.scheduler, self._model_runner)
+
     def finish(self) -> float:
-        """Waits for the step in flight and takes its tokens; `publish` has come before. Returns its seconds."""
+        """Waits for the step in flight; `start` or `publish` take its tokens. Returns its seconds."""
         if self._in_flight is None:
             return 0.0
         step, self._in_flight = self._in_flight, None
+        result: StepOutput | SamplingError
         try:
-            output = step.pending.wait()
+            result = step.pending.wait()
         except SamplingError as error:
-            self._news.failures += self._fail_rows(step.schedule, error)
-            return time.perf_counter() - step.started_at
-        self.scheduler.mark_computed(step.schedule)
-        self._news.accepted = self._consume(step, output)
-        self._news.ended_at = time.perf_counter()
-        elapsed_s = self._news.ended_at - step.started_at
-        self._meter.step(step.schedule, elapsed_s)
-        return elapsed_s
+            result = error
+        self._ended = _Ended(step, result, time.perf_counter())
+        return self._ended.ended_at - step.started_at
 
     def publish(self) -> list[Output]:
         """The outputs of the last step that was finished."""
+        self._take()
         news, self._news = self._news, _News()
         outputs: list[Output] = [*news.failures]
         for request, num_accepted in news.accepted.items():
@@ -196,6 +217,29 @@ class Engine:
             if output is not None:
                 outputs.append(output)
         return outputs
+
+    def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
+        self._in_flight = _InFlight(schedule, self._model_runner.submit(batch), started_at)
+
+    def _fits(self, prepared: PreparedStep) -> bool:
+        """Whether the prepared step is the next one: nobody has come or gone, and no token ends its sequence."""
+        ended = self._ended
+        if ended is None or isinstance(ended.result, SamplingError) or self.scheduler.has_waiting:
+            return False
+        return prepared.complete(ended.result)
+
+    def _take(self) -> None:
+        """Takes the tokens of the step that has ended, if nobody has."""
+        ended, self._ended = self._ended, None
+        if ended is None:
+            return
+        step = ended.step
+        if isinstance(ended.result, SamplingError):
+            self._news.failures += self._fail_rows(step.schedule, ended.result)
+            return
+        self.scheduler.mark_computed(step.schedule)
+        self._news.accepted, self._news.ended_at = self._consume(step, ended.result), ended.ended_at
+        self._meter.step(step.schedule, ended.ended_at - step.started_at)
 
     def _consume(self, step: _InFlight, output: StepOutput) -> dict[Request, int]:
         """Gives the rows to their consumers. Returns the requests that have news, with their numbers of new tokens."""

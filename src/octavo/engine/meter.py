@@ -36,13 +36,19 @@ class Meter:
                     elapsed_s,
                     skips_decodes=step.skips_decodes,
                 )
-            size = scheduler.kv_cache.block_size
-            running = scheduler.running
-            metrics.num_allocated_slots_total += scheduler.kv_cache.pool.num_used_blocks * size
-            metrics.num_wasted_slots_total += sum(
-                [len(sequence.block_table) * size - sequence.num_computed_tokens for sequence in running]
-            )
+            self._slots()
         self.state()
+
+    def _slots(self) -> None:
+        """Slots of cache blocks, those aside that the next step has already taken."""
+        cache, size = self._scheduler.kv_cache, self._scheduler.kv_cache.block_size
+        num_ahead = num_wasted = 0
+        for sequence in self._scheduler.running:
+            num_blocks = -(-sequence.num_computed_tokens // size)
+            num_ahead += len(sequence.block_table) - num_blocks
+            num_wasted += num_blocks * size - sequence.num_computed_tokens
+        self.metrics.num_allocated_slots_total += (cache.pool.num_used_blocks - num_ahead) * size
+        self.metrics.num_wasted_slots_total += num_wasted
 
     def state(self) -> None:
         """Notes what is true now, also after requests have ended between steps."""

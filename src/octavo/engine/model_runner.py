@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from octavo.backends import Executor, PendingStep
+from octavo.batch import Batch
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.schedule import Schedule
 
@@ -14,6 +15,10 @@ class ModelRunner:
         self.executor = executor
         self._batch_builder = batch_builder
 
-    def submit(self, schedule: Schedule) -> PendingStep:
+    def build(self, schedule: Schedule) -> Batch:
+        """The arrays of a step."""
+        return self._batch_builder.build(schedule)
+
+    def submit(self, batch: Batch) -> PendingStep:
         """Starts the step with one native call."""
-        return self.executor.submit(self._batch_builder.build(schedule))
+        return self.executor.submit(batch)

@@ -103,5 +103,4 @@ def _ends_by_token(sequence: Sequence) -> bool:
     """Whether the last token is one that ends a text, and not only where the answer was cut off."""
     if sequence.finish_reason is not FinishReason.STOP:
         return False
-    last, request = sequence.token_ids[-1], sequence.request
-    return last in request.eos_token_ids or last in request.params.sampling.stop_token_ids
+    return sequence.token_ids[-1] in sequence.request.end_token_ids

@@ -58,6 +58,9 @@ class RowConsumer(Protocol):
     def num_logprobs(self, request: Request) -> int:
         """Most likely tokens that are reported beside the one of a row; -1: not even that one."""
 
+    def goes_on(self, sequence: Sequence) -> bool:
+        """Whether the next step is known before this one ends: the row's token is computed, unless it ends a text."""
+
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Any) -> int:
         """Takes the rows of a step, each use with the index of its first row. Returns how many tokens were accepted.
 
@@ -193,6 +196,7 @@ class Request:
     prompt: str | None = None
     priority: int = 0
     cache_salt: str = ""
+    end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     sequences: list[Sequence] = field(default_factory=list)
     groups: list[SequenceGroup] = field(default_factory=list)

@@ -51,13 +51,15 @@ class RequestFactory:
         room = limits.max_model_len - len(token_ids)
         check_params(params, num_tokens, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        eos_token_ids = frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids
         request = Request(
             request_id=request_id,
             prompt_token_ids=token_ids,
             params=params,
             arrival=next(self._arrivals),
             max_total_tokens=len(token_ids) + max_tokens,
-            eos_token_ids=frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids,
+            eos_token_ids=eos_token_ids,
+            end_token_ids=eos_token_ids.union(params.sampling.stop_token_ids),
             prompt=generation.prompt,
             priority=options.priority,
             cache_salt=options.cache_salt,

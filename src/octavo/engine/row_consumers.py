@@ -30,6 +30,11 @@ class TokenSampler:
         wanted = request.params.sampling.logprobs
         return -1 if wanted is None else wanted
 
+    def goes_on(self, sequence: Sequence) -> bool:
+        """The arrays of a sequence with penalties, biases or a mask depend on the token itself."""
+        ends = len(sequence.token_ids) + 1 >= sequence.request.max_total_tokens
+        return not ends and sequence.request.params.sampling.is_plain
+
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
         num_accepted = 0
         for use, row in uses:
@@ -65,10 +70,11 @@ def append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
     sequence.token_ids.append(token_id)
     if sequence.grammar is not None:
         sequence.grammar.accept(token_id)
-    if token_id in request.params.sampling.stop_token_ids:
-        sequence.stop_reason = token_id
+    if token_id in request.end_token_ids:
+        if token_id in request.params.sampling.stop_token_ids:
+            sequence.stop_reason = token_id
         return FinishReason.STOP
-    if token_id in request.eos_token_ids or (sequence.grammar is not None and sequence.grammar.is_complete):
+    if sequence.grammar is not None and sequence.grammar.is_complete:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(sequence.token_ids) >= request.max_total_tokens else None
 
@@ -88,6 +94,9 @@ class BeamSampler:
     def num_logprobs(self, request: Request) -> int:
         """The number of candidates per beam, enough to remain when those that end the text are removed."""
         return request.num_seats + len(request.eos_token_ids)
+
+    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
         parents = [use.sequence for use, _ in uses]
@@ -136,6 +145,9 @@ class PromptLogprobs:
     def num_logprobs(self, request: Request) -> int:
         return request.params.prompt_logprobs or 0
 
+    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        return False
+
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:  # noqa: ARG002
         for use, row in uses:
             use.sequence.request.prompt_logprob_rows += [(output, row + i) for i in range(use.count)]
@@ -159,6 +171,9 @@ class Pooler:
 
     def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
         return -1
+
+    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
         assert output.hidden_states is not None

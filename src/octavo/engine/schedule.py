@@ -17,6 +17,7 @@ class ScheduledSequence:
     """
 
     sequence: Sequence
+    start: int  # position of the first token
     num_tokens: int
     rows: list[RowUse]
     copy: tuple[int, int] | None = None  # cache block to copy before the step: source, destination
@@ -28,10 +29,14 @@ class ScheduledSequence:
 
 @dataclass(slots=True)
 class Schedule:
-    """A step, and what is left of its budgets."""
+    """A step, and what is left of its budgets.
+
+    is_ahead: the step before it still runs, and gives the one token of each sequence.
+    """
 
     num_tokens_left: int
     num_rows_left: int
+    is_ahead: bool = False
     gives_hidden_states: bool = False  # in place of logits
     num_streams: int = 0  # of a step that gives hidden states: running sequences that wait for its end
     num_tokens_held_back: int = 0  # taken out of what is left, so that the step does not become too long

@@ -66,13 +66,17 @@ class Scheduler:
         return self._sampled.num_waiting
 
     @property
+    def has_waiting(self) -> bool:
+        return any(queue.num_waiting for queue in self._queues)
+
+    @property
     def num_rows(self) -> int:
         """Sequences that may run at the same time; `Sequence.row` is below it."""
         return len(self._queues) * self.max_num_seqs
 
     @property
     def has_work(self) -> bool:
-        return any(queue.running or queue.num_waiting for queue in self._queues)
+        return self.has_waiting or any(queue.running for queue in self._queues)
 
     # --- requests come and go ---
 
@@ -133,6 +137,26 @@ class Scheduler:
             step = self._schedule_sampled() if self._is_pooled_next else self._schedule_pooled()
         self._is_pooled_next = not step.gives_hidden_states
         return step
+
+    def schedule_ahead(self, step: Schedule) -> Schedule | None:
+        """The step after one in flight, if its sequences only take their next tokens. None: that is not sure."""
+        count, pool = len(step.scheduled), self.kv_cache.pool
+        is_decode = step.num_decodes == count == len(self._sampled.running)
+        if not is_decode or self._pooled.running or self.has_waiting:
+            return None
+        ahead = Schedule(self.max_num_batched_tokens - count, self.max_num_outputs - count, num_decodes=count)
+        ahead.is_ahead = True
+        for item in step.scheduled.values():
+            sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
+            if item.num_tokens > 1 or not consumer.goes_on(sequence):
+                return None
+            if self.kv_cache.num_blocks_for(position + 1) > len(sequence.block_table):
+                if not pool.num_free_blocks:
+                    return None
+                self.kv_cache.append(sequence, position + 1 - sequence.num_computed_tokens)
+            rows = [RowUse(consumer, sequence, position, 1)]
+            ahead.scheduled[sequence] = ScheduledSequence(sequence, position, 1, rows)
+        return ahead
 
     def _schedule_sampled(self) -> Schedule:
         step = Schedule(self.max_num_batched_tokens, self.max_num_outputs)
@@ -226,7 +250,7 @@ class Scheduler:
                 step.num_tokens_left -= 1
                 step.num_rows_left -= 1
                 rows = [RowUse(group.consumers[-1], sequence, known - 1, 1)]
-                scheduled[sequence] = ScheduledSequence(sequence, 1, rows)
+                scheduled[sequence] = ScheduledSequence(sequence, known - 1, 1, rows)
             elif any(len(member.token_ids) - member.num_computed_tokens > 1 for member in members):
                 behind.append(group)
             else:
@@ -303,7 +327,8 @@ class Scheduler:
         for member, count in zip(members, counts, strict=True):
             if count:
                 rows = _rows(group, member, count)
-                step.add(ScheduledSequence(member, count, rows, copy=self.kv_cache.append(member, count)))
+                start, copy = member.num_computed_tokens, self.kv_cache.append(member, count)
+                step.add(ScheduledSequence(member, start, count, rows, copy))
         return True
 
     def _invite_choices(self, step: Schedule) -> None:
