@@ -1,4 +1,4 @@
-"""What the engine asks of a backend. A backend is a folder or file here, found by its name."""
+"""The interface between the engine and a backend. A backend is a folder or file here, found by its name."""
 
 from __future__ import annotations
 
@@ -31,10 +31,9 @@ class ExecutorLimits:
 
 @dataclass(frozen=True, slots=True)
 class PackCacheOptions:
-    """Packed weights are to be kept on disk for the next start.
+    """Options for keeping packed weights on disk for the next start.
 
-    identity: of the model's files; another whenever their content may be another. limit_bytes: what all models may
-    take there.
+    identity: identifies the content of the model's files. limit_bytes: limit of all models together.
     """
 
     identity: str
@@ -55,7 +54,7 @@ class FinishedStep:
     """A `PendingStep` of an executor that computes on the calling thread: done before it is returned."""
 
     def __init__(self, compute: Callable[[], StepOutput]) -> None:
-        """Calls `compute`; `wait` returns what it returned or raises what it raised."""
+        """Calls `compute`; `wait` returns its result or raises its exception."""
         self._result: StepOutput | Exception
         try:
             self._result = compute()
@@ -89,7 +88,7 @@ class Executor(Protocol):
 
     @property
     def mapped_bytes(self) -> int:
-        """The part of `weight_bytes` in mapped files, which the system counts as memory that it can take back."""
+        """The part of `weight_bytes` in mapped files, which the system counts as reclaimable memory."""
 
     @property
     def num_threads(self) -> int:
@@ -101,10 +100,10 @@ class Executor(Protocol):
     def submit(self, batch: Batch) -> PendingStep:
         """Starts one step and returns. The step copies `block_copies`, computes, and samples.
 
-        With `return_hidden_states` it ends before the output head, and nothing is sampled. A segment that makes no
-        logits gives its outputs back as `StepOutput.values`. The step reads the batch
-        while it runs: its arrays must not change before `wait` has returned. Steps run in the order of their calls.
-        Raises ValueError or UsageError for a batch whose arrays or numbers do not fit, before anything runs.
+        With `return_hidden_states` it ends before the output head, and nothing is sampled. A segment without logits
+        returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its arrays must not change
+        before `wait` has returned. Steps run in the order of their calls.
+        Raises ValueError or UsageError for a batch with invalid arrays or numbers, before anything runs.
         """
 
     def close(self) -> None:
@@ -113,10 +112,10 @@ class Executor(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BackendDescription:
-    """A backend on this machine, for people.
+    """A description of a backend on this machine, for people.
 
-    kernels: those that it runs, `avx512` for example. reason: why these. thread_reasons: why so many threads, one line
-    each. problems: why it cannot run as asked.
+    kernels: the kernels that it runs, `avx512` for example. reason: the reason for these. thread_reasons: the reasons
+    for the number of threads, one line each. problems: reasons why it cannot run as configured.
     """
 
     kernels: str
@@ -140,10 +139,10 @@ class Backend(Protocol):
         pack_cache: PackCacheOptions | None = None,
         kv_dtype: KVDtype = "float16",
     ) -> Executor:
-        """Compiles `graph` once. num_threads 0: as many as the machine gives us.
+        """Compiles `graph` once. num_threads 0: one for each core that this process may use.
 
         progress: called with (bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights
-        are not kept; a backend that packs nothing keeps nothing. kv_dtype: how the paged cache holds numbers.
+        are not kept; a backend that packs nothing keeps nothing. kv_dtype: number type of the paged cache.
         Raises GraphError naming an operation that the backend lacks.
         """
 
@@ -156,13 +155,13 @@ class Backend(Protocol):
         num_threads: int = 0,
         kv_dtype: KVDtype = "float16",
     ) -> Sizes:
-        """The memory that `compile` would take with the same arguments. No matrix is read for it."""
+        """The memory that `compile` would take with the same arguments. It reads no matrix."""
 
     def memory(self) -> MemoryBudget:
-        """The memory that is free where this backend computes."""
+        """The free memory of this backend's device."""
 
     def describe(self) -> BackendDescription:
-        """What this backend finds on the machine."""
+        """A description of this backend on the machine."""
 
 
 def get_backend(name: str) -> Backend:

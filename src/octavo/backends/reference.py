@@ -1,7 +1,7 @@
 """The specification: a numpy interpreter of graphs in float32 or float64, paged cache included.
 
-Every other backend is tested against it, operation by operation. What an operation means is written where it
-is defined, in `octavo.graph.ops`; here are only the step, the weights and the cache.
+Every other backend is tested against it, operation by operation. The meaning of an operation is defined in
+`octavo.graph.ops`; this module has only the step, the weights and the cache.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def compile(  # noqa: A001 - the backend protocol's name
 ) -> ReferenceExecutor:
     """An executor of `graph` in `dtype`, float32 or float64. See `octavo.backends.Backend.compile`.
 
-    kv_dtype: what keys and values are rounded to; they are kept in `dtype` all the same. None: nothing is rounded.
+    kv_dtype: the type to which keys and values are rounded; they are stored in `dtype`. None: no rounding.
     """
     dense: dict[Parameter, Array] = {}
     total = sum(parameter_info(weights, p).nbytes for p in graph.parameters)
@@ -62,7 +62,7 @@ def sizes(
     num_threads: int = 0,  # noqa: ARG001 - numpy decides
     kv_dtype: KVDtype | None = None,  # noqa: ARG001 - the cache is kept in float32
 ) -> Sizes:
-    """See `octavo.backends.Backend`; of an executor in float32."""
+    """See `octavo.backends.Backend`; the sizes of an executor in float32."""
     infos = {p: parameter_info(weights, p) for p in graph.parameters}
     packed = {p: 4 * prod(p.shape) for p in infos}
     matrices = [PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if len(p.shape) > 1]
@@ -82,7 +82,7 @@ def describe() -> BackendDescription:
 
 
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
-    """Numbers of all values of the largest step, as nothing is reused here, and of the states of all sequences."""
+    """The elements of all values of the largest step, because nothing is reused here, and of all sequences' states."""
     rows = {
         Rows.TOKENS: limits.max_num_batched_tokens,
         Rows.OUTPUTS: limits.max_num_outputs,
@@ -92,7 +92,7 @@ def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
 
 
 class ReferenceExecutor:
-    """Walks the graph, one numpy expression a node. Implements `octavo.backends.Executor`."""
+    """Walks the graph with one numpy expression per node. Implements `octavo.backends.Executor`."""
 
     max_in_flight = 1
 
@@ -122,7 +122,7 @@ class ReferenceExecutor:
 
     @property
     def num_threads(self) -> int:
-        """The caller's; what numpy adds to it is numpy's own affair."""
+        """The caller's thread; numpy's own threads are not counted."""
         return 1
 
     @property
@@ -232,7 +232,7 @@ class _Step:
 
 
 def _unsampled(num_outputs: int) -> StepOutput:
-    """Nothing was sampled: token -1, no probabilities."""
+    """The output of a step without sampling: token -1, no probabilities."""
     return StepOutput(
         token_ids=np.full(num_outputs, -1, np.int32),
         logprobs=np.full(num_outputs, np.nan, np.float32),

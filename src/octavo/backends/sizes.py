@@ -11,7 +11,7 @@ from octavo.graph.values import Parameter
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """The matrices of one stored type, which the backend keeps as `packed_as`. Bytes are those of all of them."""
+    """The matrices of one stored type, packed as `packed_as`. The bytes are those of all of them."""
 
     type_name: str
     packed_as: str
@@ -20,15 +20,15 @@ class PackedType:
 
     @property
     def factor(self) -> float:
-        """How many times their stored size they take."""
+        """The ratio of the packed size to the stored size."""
         return self.packed_bytes / max(self.stored_bytes, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """In bytes. graph: as the backend runs it. weights: of each of its parameters, as packed.
+    """Sizes in bytes. graph: as the backend runs it. weights: packed size of each of its parameters.
 
-    types: of its matrices, those of the most bytes first.
+    types: the types of its matrices, the largest total first.
     """
 
     graph: Graph
@@ -43,17 +43,17 @@ class Sizes:
 
     @property
     def kv_element_bytes(self) -> float:
-        """Bytes of a number in the cache, with its share of padding and scales: for `StepSizes`."""
+        """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
         return self.kv_bytes_per_token / max(self.graph.kv_elements_per_token, 1)
 
     @property
     def grown(self) -> tuple[PackedType, ...]:
-        """The types without a kernel of their own, which take more memory than they take in the file."""
+        """The types without a kernel of their own, which take more memory than in the file."""
         return tuple(t for t in self.types if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes)
 
 
 def sum_types(matrices: Iterable[PackedType]) -> tuple[PackedType, ...]:
-    """One for each stored type, from one for each matrix."""
+    """The sums for each stored type, from the sizes of each matrix."""
     sums: dict[tuple[str, str], PackedType] = {}
     for matrix in matrices:
         key = (matrix.type_name, matrix.packed_as)

@@ -1,1 +1,1 @@
-"""A model as a graph of operations on symbolic values, and what follows from it."""
+"""A model as a graph of operations on symbolic values, with its passes, costs and memory plan."""

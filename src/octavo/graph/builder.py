@@ -36,7 +36,7 @@ _LAYER = re.compile(r"(.*?\.)?\d+(?=\.)")
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation of a graph and the value that it makes."""
+    """One operation of a graph and its output value."""
 
     op: Op
     output: Value
@@ -44,7 +44,7 @@ class Node:
 
     @property
     def layer_index(self) -> int | None:
-        """3 of `layers.3`; None outside of layers."""
+        """The number in `layers.3`; None outside layers."""
         number = self.layer.rpartition(".")[2]
         return int(number) if number.isdecimal() else None
 
@@ -82,7 +82,7 @@ class Graph:
 
     @property
     def outputs(self) -> tuple[Value, ...]:
-        """What a step gives back; set once the model is written down."""
+        """The outputs of a step; set once the model is complete."""
         return self._outputs
 
     @outputs.setter
@@ -95,7 +95,7 @@ class Graph:
 
     @property
     def output(self) -> Value:
-        """The only output: of a whole model the logits [OUTPUTS, vocab]."""
+        """The only output; for a whole model the logits [OUTPUTS, vocab]."""
         if len(self._outputs) != 1:
             raise GraphError("the graph has no output yet, or several")
         return self._outputs[0]
@@ -106,18 +106,18 @@ class Graph:
 
     @property
     def makes_logits(self) -> bool:
-        """The only output has a row for each of `Batch.logits_indices`. A segment that hands values on has others."""
+        """True if the only output has a row for each of `Batch.logits_indices`, unlike that of an inner segment."""
         return len(self._outputs) == 1 and self._outputs[0].rows is Rows.OUTPUTS
 
     @property
     def inputs(self) -> list[Value]:
-        """The values that a step must bring, in the order of `Batch.inputs`."""
+        """The input values of a step, in the order of `Batch.inputs`."""
         entries = [(node.op.slot, node.output) for node in self.nodes if isinstance(node.op, Input)]
         return [value for _, value in sorted(entries, key=lambda entry: entry[0])]
 
     @property
     def hidden_states(self) -> Value:
-        """What the output head gets: [OUTPUTS, hidden]. Raises GraphError if the graph does not end in one."""
+        """The input of the output head: [OUTPUTS, hidden]. Raises GraphError if the graph does not end in one."""
         head = next((node.op for node in self.nodes if node.output == self.output), None)
         if not isinstance(head, Logits):
             raise GraphError("the graph does not end in an output head")
@@ -135,12 +135,12 @@ class Graph:
 
     @property
     def kv_elements_per_token(self) -> int:
-        """Numbers that a token has in the caches of all layers."""
+        """The number of elements of a token in the caches of all layers."""
         return sum(cache.elements_per_token for cache in self.kv_caches)
 
     @property
     def state_elements_per_sequence(self) -> int:
-        """Numbers that a sequence has in the states of all layers."""
+        """The number of elements of a sequence in the states of all layers."""
         return sum(cache.elements_per_sequence for cache in self.state_caches)
 
     @property
@@ -163,7 +163,7 @@ class Graph:
         return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
 
     def rms_norm(self, x: Value, name: str, eps: float) -> Value:
-        """Over groups of as many columns as the weight has: all of them, or each head on its own."""
+        """Normalizes groups of as many columns as the weight has: all columns, or each head by itself."""
         return self.add_operation(RMSNorm(x, self._weight(name, "rms_norm"), eps))
 
     def layer_norm(self, x: Value, name: str, eps: float) -> Value:
@@ -226,7 +226,7 @@ class Graph:
         return self.add_operation(SelectRows(x))
 
     def add_operation(self, op: Op) -> Value:
-        """The output of any operation, checked; the methods above make those that models are written with."""
+        """Adds any operation, checked, and returns its output; the methods above add the operations that models use."""
         for value in op.inputs:
             if value.graph is not self:
                 raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")
@@ -253,7 +253,7 @@ class Graph:
 
 
 def _shape(op: Op, layer: str) -> tuple[Rows, int]:
-    """The shape rule of `op`; its error gains operation and layer."""
+    """The output shape of `op`; adds operation and layer to the error."""
     try:
         return op.infer_shape()
     except GraphError as error:

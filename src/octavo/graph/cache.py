@@ -26,7 +26,7 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """Arrays of these shapes for each sequence, however long it is. layer: unique within a graph."""
+    """Arrays of these shapes for each sequence, independent of its length. layer: unique within a graph."""
 
     layer: int
     shapes: tuple[tuple[int, ...], ...]

@@ -13,7 +13,7 @@ from octavo.graph.values import Parameter, Value
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a step moves and computes. Weights count once, activations and cache as often as an operation asks."""
+    """The bytes and FLOPs of a step. Weights count once, activations and cache once per access of an operation."""
 
     bytes_read: int = 0
     bytes_written: int = 0
@@ -38,7 +38,7 @@ def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[Parameter, int
 
 
 def activation_bytes(node: Node, sizes: StepSizes) -> int:
-    """The part of an operation's bytes that earlier operations have just written, or later ones read."""
+    """The bytes of an operation that earlier operations have just written or later ones read."""
     return _activation_bytes((*node.op.inputs, node.output), sizes)
 
 
@@ -48,7 +48,7 @@ def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Parameter, 
 
 
 def _cache_bytes(cache: KVCache | StateCache | None, sizes: StepSizes) -> tuple[int, int]:
-    """(read, written): keys and values that some query of the step sees and those of the new tokens, or all states."""
+    """(read, written): the keys and values that queries of the step see and those of the new tokens, or all states."""
     if cache is None:
         return 0, 0
     if isinstance(cache, StateCache):

@@ -1,8 +1,8 @@
-"""How each layer's cache holds keys and values, given what the graph tells about its keys.
+"""Chooses the number format of each layer's cache from the biases of its keys.
 
-Some models (Qwen2) have key biases a hundred times larger than what a token adds to them, mostly in dimensions that
-rotate slowly. A cache of few bits would spend them on that. So what the rotated bias is on average is taken off keys
-before they are rounded, and a layer whose bias is large even without it, because it rotates fast, keeps float16.
+Some models (Qwen2) have key biases a hundred times larger than a token's own contribution, mostly in dimensions that
+rotate slowly. A cache of few bits would spend its bits on them. Therefore the mean of the rotated bias is subtracted
+from keys before rounding. A layer whose bias is large even without the mean, because it rotates fast, keeps float16.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ _LARGEST_REST = 32.0
 
 @dataclass(frozen=True, slots=True)
 class LayerFormat:
-    """How one layer's cache holds numbers. key_mean: what int8 takes off keys [num_kv_heads * key_dim]."""
+    """The number format of one layer's cache. key_mean: subtracted from int8 keys, [num_kv_heads * key_dim]."""
 
     kv_dtype: KVDtype
     key_mean: NDArray[np.float32] | None = None
 
 
 def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
-    """Of each layer with attention, where `kv_dtype` is asked for. weight: of a parameter, a bias."""
+    """The formats of all layers with attention for this `kv_dtype`. weight: the values of a parameter (a bias)."""
     formats = {cache.layer: LayerFormat(kv_dtype) for cache in graph.kv_caches}
     makers = {node.output: node.op for node in graph.nodes}
     for op in makers.values() if kv_dtype == "int8" else ():
@@ -51,7 +51,7 @@ def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: 
 
 
 def _bias_and_rope(op: Op, makers: dict[Value, Op]) -> tuple[Parameter | None, RopeParams | None]:
-    """The bias of the projection that makes the keys, and how they are rotated."""
+    """The bias of the projection of the keys, and their rotation."""
     if isinstance(op, FusedAttention):
         maker = makers[op.qkv]
         if isinstance(maker, FusedLinear) and len(maker.biases) == 3 and op.k_norm is None:
@@ -65,7 +65,7 @@ def _bias_and_rope(op: Op, makers: dict[Value, Op]) -> tuple[Parameter | None, R
 
 
 def _rest(heads: NDArray[np.float64], mean: NDArray[np.float64], rope: RopeParams) -> float:
-    """How long rotated heads are without their mean: the root of their mean square, of the longest head."""
+    """The norm of the rotated heads without their mean: the root mean square of the longest head."""
     rotated = slice(2 * len(rope.frequencies))
     squares = (heads[:, rotated] * rope.attention_factor) ** 2 - mean[:, rotated] ** 2  # a rotation keeps lengths
     return float(np.sqrt(np.maximum(squares.sum(axis=1), 0)).max())

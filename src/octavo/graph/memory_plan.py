@@ -1,4 +1,4 @@
-"""The workspace: where each value lies, from live ranges."""
+"""The workspace: the place of each value, from live ranges."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class MemoryPlan:
 
 @dataclass(slots=True)
 class _Buffer:
-    """Memory that one value, or a chain of values each made in place of the one before, takes."""
+    """The memory of one value, or of a chain of values each made in place of the one before."""
 
     size: int
     first: int  # index of the node that writes it first
@@ -32,9 +32,9 @@ class _Buffer:
 def plan(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> MemoryPlan:
     """Places all values [rows, cols] so that no two that live at the same time overlap.
 
-    rows: the largest number of each kind. element_bytes: of one number of a value. An output takes the place of an
-    input that nobody needs later where the operation allows it (`Op.in_place`): a kernel then reads an element before
-    it writes it.
+    rows: the largest number of each kind. element_bytes: bytes of one element of a value. If the operation allows it
+    (`Op.in_place`), an output takes the place of an input that is not needed later: a kernel then reads an element
+    before it writes it.
     """
     buffers, buffer_of = _buffers(graph, rows, element_bytes)
     total = _place(buffers)
@@ -72,7 +72,7 @@ def _reusable(candidates: tuple[Value, ...], output: Value, last_use: Mapping[Va
 
 
 def _place(buffers: list[_Buffer]) -> int:
-    """Largest first, each at the lowest offset that is free during its life. Returns the bytes in all."""
+    """Places buffers, largest first, each at the lowest offset free during its life. Returns the total bytes."""
     placed: list[_Buffer] = []
     for buffer in sorted(buffers, key=lambda b: (-b.size, b.first)):
         neighbours = [b for b in placed if b.first <= buffer.last and buffer.first <= b.last]

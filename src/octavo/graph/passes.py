@@ -28,7 +28,7 @@ from octavo.graph.values import Rows, Value
 
 
 class Body(NamedTuple):
-    """What passes work on; it becomes a graph, checked again, when they are done."""
+    """The nodes that passes rewrite; at the end they become a graph and are checked again."""
 
     nodes: list[Node]
     outputs: tuple[Value, ...]
@@ -57,7 +57,7 @@ def _live(body: Body) -> Body:
 
 
 class _View:
-    """The questions that rules ask: who makes a value, and how often it is used."""
+    """The view of a graph that rules use: the producer of a value, and its number of uses."""
 
     def __init__(self, body: Body) -> None:
         self._producer = {node.output: node.op for node in body.nodes}
@@ -82,7 +82,7 @@ _Rule = Callable[[Node, _View], "list[Node] | None"]
 
 
 def _rewrites(rule: _Rule) -> Pass:
-    """The pass that offers every node to `rule` once."""
+    """A pass that applies `rule` to every node once."""
 
     @wraps(rule)
     def rewrite(body: Body) -> Body:
@@ -129,7 +129,7 @@ def fuse_attention(node: Node, view: _View) -> list[Node] | None:
 
 
 def _projection(value: Value, head_dim: int, view: _View) -> tuple[Op | None, RMSNorm | None, Rope | None]:
-    """Linear, norm of heads and rope that make `value` in this order, all used by nobody else."""
+    """The linear, norm of heads and rope that produce `value` in this order and have no other users."""
     rope: Rope | None = None
     norm: RMSNorm | None = None
     op = view.producer(value)
@@ -170,7 +170,7 @@ def fuse_residual(node: Node, view: _View) -> list[Node] | None:
 
 @_rewrites
 def fuse_norm(node: Node, view: _View) -> list[Node] | None:
-    """rms_norm -> linears, where nobody else needs the normed value."""
+    """rms_norm -> linears, if nothing else uses the normed value."""
     op = node.op
     if not isinstance(op, (Linear, FusedLinear)) or not view.used_once(op.x):
         return None
@@ -184,9 +184,9 @@ def fuse_norm(node: Node, view: _View) -> list[Node] | None:
 
 
 def select_rows_early(body: Body) -> Body:
-    """Row-wise operations that only feed a row selection work on the selected rows alone.
+    """Moves a row selection before the row-wise operations that only feed it.
 
-    It spares the last layer everything after its attention for tokens whose logits nobody wants.
+    In the last layer this skips everything after the attention for tokens whose logits are not wanted.
     """
     while (moved := _share_selections(_swap_selection(body))) != body:
         body = moved

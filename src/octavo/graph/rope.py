@@ -63,8 +63,8 @@ class YarnParams:
 
 
 def yarn(rotary_dim: int, theta: float, params: YarnParams) -> RopeParams:
-    """Frequencies that turn fewer than beta_slow times over the original context are divided by `factor`,
-    those that turn more than beta_fast times are kept, those between interpolated over their index."""
+    """Frequencies with fewer than beta_slow turns over the original context are divided by `factor`, those with more
+    than beta_fast turns are kept, and those in between are interpolated over their index."""
     p = params
 
     def index_of(turns: float) -> float:

@@ -31,7 +31,7 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
 
 
 def check_inputs(inputs: Sequence[Value], makes_logits: bool, batch: Batch) -> None:
-    """Raises UsageError unless the batch brings `inputs`, and asks for tokens only of a graph that makes logits."""
+    """Raises UsageError if the batch lacks `inputs`, or asks for tokens of a graph without logits."""
     counts = {Rows.TOKENS: len(batch.token_ids), Rows.OUTPUTS: len(batch.logits_indices)}
     wanted, found = [(counts[v.rows], v.cols) for v in inputs], [array.shape for array in batch.inputs]
     if wanted != found:
@@ -52,6 +52,6 @@ def _borders(nodes: Sequence[Node], layers: Sequence[range]) -> list[int]:
 
 
 def _live_values(graph: Graph, border: int) -> tuple[Value, ...]:
-    """Values made before the node `border` and needed from there on, in the order in which they are made."""
+    """The values made before the node `border` and used from there on, in the order of their creation."""
     needed = {value for node in graph.nodes[border:] for value in node.op.inputs}.union(graph.outputs)
     return tuple(node.output for node in graph.nodes[:border] if node.output in needed)

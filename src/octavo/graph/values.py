@@ -1,4 +1,4 @@
-"""What the operations of a graph work on: symbolic values and named parameters."""
+"""Symbolic values, their row counts, and named parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Rows(enum.Enum):
 
 
 class Arithmetic(Protocol):
-    """What `+` and `*` between values call: the graph under construction."""
+    """The graph under construction, which `+` and `*` between values call."""
 
     def add(self, a: Value, b: Value) -> Value: ...
 

@@ -34,9 +34,9 @@ _ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1}
 
 @dataclass(frozen=True, slots=True)
 class CompileOptions:
-    """What tests and measurements choose; users have OCTAVO_ISA and OCTAVO_NUM_THREADS.
+    """Options for tests and measurements; users have OCTAVO_ISA and OCTAVO_NUM_THREADS.
 
-    isa: the level to run on; None: the widest, capped by OCTAVO_ISA.
+    isa: the instruction set to use; None: the widest, limited by OCTAVO_ISA.
     optimized: the graph is rewritten into fused operations first.
     checked: outputs are poisoned first and must be finite afterwards, memory is guarded (slow).
     """
@@ -67,9 +67,9 @@ def compile(  # noqa: A001 - the backend protocol's name
 
 
 def choose_isa(isa: str | None = None) -> str:
-    """The level that kernels run on: `isa`, else OCTAVO_ISA, never more than the machine has.
+    """The instruction set of the kernels: `isa`, else OCTAVO_ISA, and never more than the machine has.
 
-    Raises UsageError for an unknown level.
+    Raises UsageError for an unknown one.
     """
     known = _native.known_isas()
     cap = isa or env.max_instruction_set() or known[-1]
@@ -86,7 +86,7 @@ def _check_kernels(graph: Graph) -> None:
 
 
 class _Compiler:
-    """The state of one compilation: which index of the program each value, weight and cache has."""
+    """The state of one compilation: the program's index of each value, weight and cache."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class _Compiler:
         )
 
     def _vocab_size(self) -> int:
-        """Token ids of a batch are below this: the rows of the embedding."""
+        """The limit of token ids in a batch: the rows of the embedding."""
         tables = [p.shape[0] for n in self._graph.nodes if n.op.name == "embedding" for p in n.op.parameters]
         return min(tables, default=np.iinfo(np.int32).max)
 

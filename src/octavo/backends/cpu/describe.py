@@ -1,4 +1,4 @@
-"""The machine as the CPU backend sees it: kernels, threads, and why."""
+"""A description of the machine for the CPU backend: kernels and threads, with the reasons."""
 
 from __future__ import annotations
 

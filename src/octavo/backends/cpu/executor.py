@@ -1,4 +1,4 @@
-"""A compiled graph on the CPU: hands each step to native code in one call."""
+"""A compiled graph on the CPU, which runs each step with one native call."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class CpuPendingStep:
     """Implements `octavo.backends.PendingStep`. Holds the batch and the output while native threads use them."""
 
     def __init__(self, step: _native.PendingStep, output: StepOutput, errors: Int32) -> None:
-        """errors: [R], written by the step: why a row has no outcome."""
+        """errors: [R], written by the step: the reason why a row has no outcome."""
         self._step = step
         self._output = output
         self._errors = errors
@@ -62,9 +62,9 @@ class CpuExecutor:
         isa: str,
         thread_plan: ThreadPlan,
     ) -> None:
-        """values: which value of the program each value of the graph is. weight_bytes: of each parameter, as packed.
+        """values: the program's index of each value of the graph. weight_bytes: packed size of each parameter.
 
-        mapped_bytes: how many of these lie in a mapped file.
+        mapped_bytes: the part of these in a mapped file.
         """
         self._program = program
         self._graph = graph
@@ -79,7 +79,7 @@ class CpuExecutor:
 
     @property
     def kv_element_bytes(self) -> float:
-        """Bytes of a number in the cache, with its share of padding and scales: for `StepSizes`."""
+        """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
         return self.kv_bytes_per_token / max(self._graph.kv_elements_per_token, 1)
 
     @property
@@ -95,7 +95,7 @@ class CpuExecutor:
         return self.thread_plan.count
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
-        """See `Executor`. Raises UsageError if the kernels cannot work with `block_size`."""
+        """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""
         try:
             self._program.allocate_cache(num_blocks, block_size)
         except ValueError as error:
@@ -170,7 +170,7 @@ def _rows(value: Value, batch: Batch) -> int:
 
 
 def _empty_output(rows: int, batch: Batch) -> StepOutput:
-    """Memory for a step's results; without sampling, token -1 and no probabilities."""
+    """The arrays for a step's results; without sampling, token -1 and no probabilities."""
     if batch.sampling is None:
         none = np.zeros((rows, 0), np.int32)
         return StepOutput(

@@ -55,9 +55,9 @@ class Operands:
 
 
 def lower(op: Op, layer_format: LayerFormat | None = None) -> Operands:
-    """The operands of `op`. layer_format: of the cache that it keeps; None: float16.
+    """The operands of `op`. layer_format: that of its cache; None: float16.
 
-    Raises GraphError for a field that the rule does not know.
+    Raises GraphError for a field of an unsupported type.
     """
     operands = Operands()
     _flatten(op, type(op), operands, op.name)

@@ -1,8 +1,8 @@
 """Packed weights kept on disk, so that the next start maps them instead of packing.
 
-One file a model, in a private folder beside the downloaded models. What its bytes are for follows from the model
-alone: the file has no offset, size or name that anybody would follow, only a key that must be the model's, the type
-and checksum of each matrix, and the matrices in the model's order. So the worst that a wrong file can do is to be
+There is one file per model, in a private folder beside the downloaded models. The model alone determines the meaning of
+its bytes: the file has no offsets, sizes or names that the reader follows, only a key that must be the model's, the
+type and checksum of each matrix, and the matrices in the model's order. The worst that a wrong file can do is to be
 refused. The key covers
 
 - the model's files as the system identifies them: size and both time stamps of each. The time of the last change
@@ -11,8 +11,8 @@ refused. The key covers
   whose time stamps lie;
 - the layout version of the packed bytes, which is the same on all instruction sets.
 
-Reading all of a model to make sure would cost what packing costs; the packed bytes themselves are all checked, at
-the speed of memory, because they must come to memory anyway.
+Reading a whole model to be certain would cost as much as packing. The packed bytes themselves are all checked, at the
+speed of memory, because they must be read into memory anyway.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _ALIGNMENT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix [n, k] of a model, not packed yet.
+    """A matrix [n, k] of a model before packing.
 
-    packed_types: those that it may have when packed. nbytes: in the model. fingerprint: another if its content, or the
-    way it is made of stored tensors, is another.
+    packed_types: its possible types after packing. nbytes: its size in the model. fingerprint: identifies its content
+    and the way it is made of stored tensors.
     """
 
     name: str
@@ -65,14 +65,14 @@ class Matrix:
 
 
 class _WrongFileError(Exception):
-    """A cache file that cannot be used, and why."""
+    """A cache file cannot be used, for the reason in the message."""
 
 
 class PackCache:
-    """The file of one model's packed weights. Trouble with it costs a line in the log, never a start."""
+    """The file of one model's packed weights. Problems with it are logged and never prevent a start."""
 
     def __init__(self, identity: str, limit_bytes: int, matrices: Sequence[Matrix]) -> None:
-        """identity: that of the model's files. limit_bytes: most that the folder may hold, this model included."""
+        """identity: that of the model's files. limit_bytes: limit of the folder, this model included."""
         self._limit_bytes = limit_bytes
         self._matrices = matrices
         self._key = _key(identity, matrices)
@@ -81,9 +81,9 @@ class PackCache:
         self.path = env.pack_cache_dir() / self._name
 
     def load(self, num_threads: int, on_checked: Callable[[int], None]) -> list[_native.PackedWeight] | None:
-        """The packed weights in the model's order, mapped; None if they are not here, or not whole.
+        """The mapped packed weights in the model's order; None if they are missing or damaged.
 
-        on_checked: called with the bytes that each matrix has in the model, from several threads.
+        on_checked: called with the size of each matrix in the model, from several threads.
         """
         try:
             with _open_folder(self.path.parent) as folder:
@@ -95,10 +95,10 @@ class PackCache:
             return None
 
     def store(self, packed: Iterator[_native.PackedWeight]) -> bool:
-        """Writes the file, whole or not at all, and makes room for it. False: it could not be kept.
+        """Makes room for the file and writes it, completely or not at all. False: it could not be kept.
 
-        packed: the matrices in the model's order. Each is taken when the one before it is written, none if the file
-        cannot be kept.
+        packed: the matrices in the model's order. Each is taken after the one before is written; none is taken if the
+        file cannot be kept.
         """
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -179,7 +179,7 @@ class PackCache:
         return True
 
     def _write_all(self, file: int, packed: Iterator[_native.PackedWeight]) -> int:
-        """Matrix after matrix, then the header; the bytes of the file."""
+        """Writes one matrix after another, then the header. Returns the size of the file."""
         types, entries = _native.packable_types(), []
         end = _padded(self._header_bytes())
         for weight in packed:
@@ -215,7 +215,7 @@ class PackCache:
         return entries
 
     def _places(self, packed_types: Sequence[str]) -> tuple[list[int], int]:
-        """Where each matrix begins, on pages of its own, and the size of the whole file."""
+        """The offset of each matrix, on pages of its own, and the size of the file."""
         offsets, end = [], _padded(self._header_bytes())
         for type_name, matrix in zip(packed_types, self._matrices, strict=True):
             offsets.append(end)
@@ -242,7 +242,7 @@ def _padded(nbytes: int) -> int:
 
 @contextlib.contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
-    """A descriptor of the folder, through which everything else goes. Raises OSError if others may write to it."""
+    """A descriptor of the folder, for all further accesses. Raises OSError if others may write to it."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         try:
@@ -256,7 +256,7 @@ def _open_folder(path: Path) -> Iterator[int]:
 
 
 def _check_private(status: os.stat_result) -> None:
-    """Nobody else may have written what is mapped, nor write to it while it is in use."""
+    """Checks that no other user could have written the mapped file, or could write to it while it is in use."""
     if status.st_uid != os.geteuid():
         raise _WrongFileError(f"it belongs to user {status.st_uid}")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -264,7 +264,7 @@ def _check_private(status: os.stat_result) -> None:
 
 
 def _remove_dead_files(folder: int, stem: str) -> bool:
-    """Removes drafts that their writers left behind; whether a living one writes a draft of `stem`."""
+    """Removes drafts of dead writers. True if a living process is writing a draft of `stem`."""
     alive = False
     for name in os.listdir(folder):
         if not name.endswith(".draft"):
@@ -282,7 +282,7 @@ def _remove_dead_files(folder: int, stem: str) -> bool:
 
 
 def _make_room(folder: int, left_bytes: int, own_name: str) -> None:
-    """Removes what was not used for longest until the others take no more than `left_bytes`."""
+    """Removes the least recently used files until the others take at most `left_bytes`."""
     found = []
     for name in os.listdir(folder):
         with contextlib.suppress(OSError):

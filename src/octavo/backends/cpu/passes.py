@@ -1,4 +1,4 @@
-"""The passes over a graph that the CPU's kernels ask for, in their order."""
+"""The passes for the CPU's kernels, in their order."""
 
 from __future__ import annotations
 

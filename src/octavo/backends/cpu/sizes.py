@@ -67,7 +67,7 @@ def cache_bytes_per_token(graph: Graph, formats: Mapping[int, LayerFormat]) -> i
 
 
 def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
-    """Bytes of a token in one layer: keys as they are, values padded, and their scales (csrc/kv_cache.h)."""
+    """Bytes of a token in one layer: keys, padded values, and their scales (csrc/kv_cache.h)."""
     elements = cache.key_dim + -(-cache.value_dim // _PADDED_TO) * _PADDED_TO
     if kv_dtype == "int8":
         scales = -(-cache.key_dim // _KEY_SCALE_DIMS) + 1
@@ -76,7 +76,7 @@ def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
 
 
 def largest_rows(limits: ExecutorLimits) -> dict[Rows, int]:
-    """The most rows that each kind of value has in a step."""
+    """The maximum rows of each kind of value in a step."""
     return {
         Rows.TOKENS: limits.max_num_batched_tokens,
         Rows.OUTPUTS: limits.max_num_outputs,
@@ -84,10 +84,10 @@ def largest_rows(limits: ExecutorLimits) -> dict[Rows, int]:
 
 
 def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: int) -> int:
-    """Bytes of an optimized graph's values and states and of the sampler's scratch, a few hundredths below the truth.
+    """Bytes of an optimized graph's values and states and of the sampler's scratch, a few percent too low.
 
-    The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). What products
-    and attention need depends on the instruction set and is missing.
+    The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). The scratch of
+    products and attention depends on the instruction set and is not included.
     """
     values = plan(graph, largest_rows(limits), ELEMENT_BYTES).total_bytes
     states = limits.max_num_seqs * graph.state_elements_per_sequence * ELEMENT_BYTES

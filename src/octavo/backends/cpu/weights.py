@@ -1,4 +1,4 @@
-"""Brings the matrices of a model into the layout of the native kernels: packed here, or mapped as packed before."""
+"""Converts the matrices of a model to the layout of the native kernels, or maps those packed before."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _AHEAD = 4  # matrices, for each thread, that may be packed before the ones befo
 
 
 class _Meter:
-    """Tells `progress` of bytes that any thread is done with, one at a time."""
+    """Reports the finished bytes of all threads to `progress`, one call at a time."""
 
     def __init__(self, total: int, progress: LoadProgress | None) -> None:
         self._total = total
@@ -51,11 +51,11 @@ def load_matrices(
     progress: LoadProgress | None,
     pack_cache: PackCacheOptions | None,
 ) -> dict[Parameter, _native.PackedWeight]:
-    """Each of `matrices` once, packed. With a pack cache they are mapped from it, and kept there if they were not.
+    """Packs each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
 
-    Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, and no
-    more than a few are in memory before that. progress: called with (bytes done, bytes in all), from the threads at
-    work, one at a time.
+    Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, so that
+    only a few are in memory. progress: called with (bytes done, bytes in all) from the working threads, one call at a
+    time.
     """
     parameters = sorted(set(matrices), key=lambda p: (-parameter_info(weights, p).nbytes, p.label))
     total = sum(parameter_info(weights, p).nbytes for p in parameters)
@@ -78,9 +78,9 @@ def load_matrices(
 def _packed(
     weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, meter: _Meter, ahead: int
 ) -> Generator[_native.PackedWeight, None, None]:
-    """Packs in the order given, the largest first so that the threads end together. Gives source pages back.
+    """Packs in the given order, largest first, so that the threads end together. Releases source pages.
 
-    ahead: how many are packed, or being packed, before the caller takes the first of them.
+    ahead: number of matrices packed, or being packed, before the caller takes the first of them.
     """
 
     def pack(parameter: Parameter) -> _native.PackedWeight:
@@ -108,12 +108,12 @@ def plain_weight(weights: Mapping[str, Weight], parameter: Parameter) -> NDArray
 
 
 def packed_types(type_name: str) -> tuple[str, ...]:
-    """The types that a matrix may have when packed. One without a kernel becomes as narrow a float as it fits."""
+    """The possible types of a matrix after packing. A type without a kernel becomes the narrowest float that fits."""
     return (type_name,) if type_name in _native.packable_types() else ("F16", "F32")
 
 
 def _pack(weight: Weight) -> _native.PackedWeight:
-    """[product of the leading dimensions, last dimension] in the layout of the kernels."""
+    """The matrix [product of the leading dimensions, last dimension] in the layout of the kernels."""
     if packed_types(weight.type_name) != (weight.type_name,):
         weight = _narrowed(weight)
     assert isinstance(weight, (DenseWeight, GGMLWeight)), f"no kernel packs {type(weight).__name__}"
@@ -122,7 +122,7 @@ def _pack(weight: Weight) -> _native.PackedWeight:
 
 
 def _narrowed(weight: Weight) -> DenseWeight:
-    """The numbers as float16 where all fit, else as float32; converted by a few rows at a time."""
+    """The values as float16 if all fit, else as float32; converted a few rows at a time."""
     *lead, rows, width = weight.shape
     out = np.empty(weight.shape, np.float16)
     step = max(_CHUNK_VALUES // (math.prod(lead) * width), 1)
@@ -136,7 +136,7 @@ def _narrowed(weight: Weight) -> DenseWeight:
 
 
 def _describe(weights: Mapping[str, Weight], parameter: Parameter) -> Matrix:
-    """A matrix before it is packed, for the pack cache."""
+    """The description of a matrix before packing, for the pack cache."""
     info = parameter_info(weights, parameter)
     return Matrix(
         parameter.label,

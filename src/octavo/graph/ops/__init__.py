@@ -1,4 +1,4 @@
-"""The operations, each defined once: arguments, shape rule, cost and numpy meaning.
+"""The operations, each defined once: arguments, shape rule, cost and numpy definition.
 
 An operation is a frozen dataclass. Its fields of type `Value` are inputs, those of type `Parameter`
 are weights (None where optional), everything else is a static attribute. A backend may walk the

@@ -16,11 +16,11 @@ from octavo.graph.values import Parameter, Rows, Value
 
 @dataclass(frozen=True, slots=True)
 class RopeParams:
-    """Rotary embedding, whatever the scaling: everything reduces to frequencies and one factor.
+    """Rotary embedding with any scaling, reduced to frequencies and one factor.
 
     frequencies: radians per position for each rotated pair [rotary_dim / 2].
     attention_factor: multiplies cos and sin (yarn, long-rope), else 1.
-    Column i turns with column i + rotary_dim / 2.
+    Column i rotates with column i + rotary_dim / 2.
     """
 
     frequencies: tuple[float, ...]
@@ -138,7 +138,7 @@ def require_rope(rope: RopeParams, head_dim: int) -> None:
 
 
 def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
-    """Raises GraphError unless the attributes make sense together."""
+    """Raises GraphError unless the attributes are consistent."""
     p = params
     dims = (p.num_heads, p.num_kv_heads, p.head_dim, p.cache.value_dim)
     require(min(dims) > 0, f"heads, head_dim and value_dim must be positive: {p}")
@@ -152,7 +152,7 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
 
 
 def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
-    """Products of head_dim and value_dim and about five operations of the softmax for each pair of query and key."""
+    """FLOPs: for each pair of query and key, products of head_dim and value_dim and about five for the softmax."""
     visible = sizes.context if params.window is None else min(params.window, sizes.context)
     queries = sizes.tokens / max(sizes.requests, 1)
     # The last of a request's queries sees `context` keys, the one before it one fewer, but never more than a window.

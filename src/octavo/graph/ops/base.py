@@ -1,4 +1,4 @@
-"""What every operation can say about itself: operands, shape rule, cost and numpy meaning."""
+"""The interface of an operation: operands, shape rule, cost and numpy definition."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class StepSizes:
 class LayerCache:
     """One layer's paged cache in numpy. Slot s is token s % block_size of block s // block_size.
 
-    kv_dtype: what it rounds to; None: nothing, it is as exact as the computation. key_mean: what int8 takes off keys
-    before it rounds them [num_kv_heads, key_dim].
+    kv_dtype: the type to round to; None: no rounding, as exact as the computation. key_mean: subtracted from int8 keys
+    before rounding, [num_kv_heads, key_dim].
     """
 
     keys: Array  # [num_slots, num_kv_heads, key_dim]
@@ -57,13 +57,13 @@ class LayerCache:
 
     @classmethod
     def empty(cls, cache: KVCache, num_blocks: int, block_size: int, dtype: DTypeLike) -> LayerCache:
-        """Every number is NaN, so that a slot that is read before it is written shows."""
+        """A cache of NaNs, so that reading a slot before writing it is noticed."""
         shape = (num_blocks * block_size, cache.num_kv_heads)
         keys, values = (np.full((*shape, dim), np.nan, dtype) for dim in (cache.key_dim, cache.value_dim))
         return cls(keys, values, block_size)
 
     def write(self, slots: NDArray[np.int32], keys: Array, values: Array) -> None:
-        """keys [tokens, num_kv_heads, key_dim] and values, likewise, of the tokens in these slots."""
+        """Writes keys [tokens, num_kv_heads, key_dim] and likewise values of the tokens in these slots."""
         self.keys[slots] = round_keys(keys, self.kv_dtype, self.key_mean)
         self.values[slots] = round_values(values, self.kv_dtype)
 
@@ -74,7 +74,7 @@ class LayerCache:
 
 
 class Evaluation(Protocol):
-    """What the numpy meaning of an operation may look at: one step of the reference backend."""
+    """The context of an operation's numpy definition: one step of the reference backend."""
 
     @property
     def dtype(self) -> DTypeLike:
@@ -90,10 +90,10 @@ class Evaluation(Protocol):
         """The dequantized weight, in `dtype`."""
 
     def cache(self, layer: int) -> LayerCache:
-        """Of an operation that declares a `KVCache`."""
+        """The cache of an operation that declares a `KVCache`."""
 
     def state(self, layer: int) -> list[Array]:
-        """Of an operation that declares a `StateCache`: its arrays [max_num_seqs, *shape], by `Batch.state_slots`."""
+        """The arrays of an operation with a `StateCache`: [max_num_seqs, *shape] each, by `Batch.state_slots`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class Op(ABC):
 
     Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything
     else is a static attribute. A backend may walk the fields in order instead of knowing each operation.
-    row_wise: each output row depends on the same row of the inputs and on nothing else of the step.
+    row_wise: each output row depends only on the same row of the inputs.
     """
 
     row_wise: ClassVar[bool] = False
@@ -130,7 +130,7 @@ class Op(ABC):
 
     @abstractmethod
     def evaluate(self, step: Evaluation) -> Array:
-        """The meaning, in numpy: the output [rows, cols]."""
+        """The definition, in numpy: the output [rows, cols]."""
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:  # noqa: ARG002
         """The share of a weight's bytes that a step reads."""
@@ -143,9 +143,9 @@ class Op(ABC):
 
     @property
     def in_place(self) -> tuple[Value, ...]:
-        """Inputs whose memory the output may take if nobody needs them later.
+        """Inputs whose memory the output may reuse if they are not needed later.
 
-        Holds where each output element depends on no other element of that input.
+        This is possible if each output element depends on no other element of that input.
         """
         return ()
 

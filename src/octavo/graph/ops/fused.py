@@ -1,4 +1,4 @@
-"""Composites, made by passes only. Their meaning is that of the operations they stand for."""
+"""Composite operations, made only by passes. Their meaning is that of the operations they replace."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from octavo.graph.values import Parameter, Rows, Value
 class FusedLinear(Op):
     """norm -> several linears side by side (or gate and up with an activation) -> + residual.
 
-    Without `kind` the outputs of all weights stand next to each other in the columns; with it there
-    are two weights, gate and up, and the output is kind(gate) * up.
+    Without `kind`, the columns are the outputs of all weights side by side. With `kind` there are two weights,
+    gate and up, and the output is kind(gate) * up.
     """
 
     row_wise: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""What the types of the paged cache make of keys and values, in numpy. csrc/kv_cache.h says how they are stored."""
+"""The rounding of keys and values by the types of the paged cache, in numpy. csrc/kv_cache.h has their layout."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _LARGEST_CODE = np.float32(127.0)
 
 
 def round_keys(keys: Array, kv_dtype: KVDtype | None, mean: Array | None = None) -> Array:
-    """keys [..., head_dim] as attention gets them back from the cache, in their own dtype. None: unchanged.
+    """keys [..., head_dim] as attention reads them from the cache, in their own dtype. None: unchanged.
 
-    int8: less their mean [num_kv_heads, head_dim], mixed by a Walsh-Hadamard transform, which spreads outliers (arXiv
-    2404.00456), rounded with a scale for each 32 dimensions, and all of it back.
+    int8: the mean [num_kv_heads, head_dim] is subtracted, a Walsh-Hadamard transform spreads outliers (arXiv
+    2404.00456), each 32 dimensions are rounded with one scale, and the steps are undone.
     """
     if kv_dtype != "int8":
         return round_values(keys, kv_dtype)
@@ -34,7 +34,7 @@ def round_keys(keys: Array, kv_dtype: KVDtype | None, mean: Array | None = None)
 
 
 def round_values(values: Array, kv_dtype: KVDtype | None) -> Array:
-    """The same of values. int8: rounded with one scale for all of head_dim."""
+    """The same for values. int8: rounded with one scale for all of head_dim."""
     if kv_dtype is None:
         return values
     if kv_dtype == "int8":

@@ -15,7 +15,7 @@ from octavo.graph.values import Parameter, Rows, Value
 
 @dataclass(frozen=True, slots=True)
 class Input(Op):
-    """`Batch.inputs[slot]`: a value that another graph made."""
+    """`Batch.inputs[slot]`: an output of another graph."""
 
     slot: int
     rows: Rows
