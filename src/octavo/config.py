@@ -18,7 +18,8 @@ LoadProgress: TypeAlias = Callable[[int, int], None]
 _SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
-def _option(default: Any, help: str) -> Any:  # noqa: A002 - the word that command line parsers use
+def option(default: Any, help: str) -> Any:  # noqa: A002 - the word that command line parsers use
+    """A field of a configuration, with the help of its flag."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 
@@ -26,28 +27,28 @@ def _option(default: Any, help: str) -> Any:  # noqa: A002 - the word that comma
 class EngineConfig:
     """The options of an engine. Every field is checked on construction; an invalid one raises UsageError."""
 
-    model: str = _option("smollm2", "path, hub id (org/name or org/name:Q4_K_M) or short name of the model")
-    backend: str = _option("cpu", "compute backend: cpu, or reference (numpy: slow, but defines the results)")
-    max_model_len: int | None = _option(
+    model: str = option("smollm2", "path, hub id (org/name or org/name:Q4_K_M) or short name of the model")
+    backend: str = option("cpu", "compute backend: cpu, or reference (numpy: slow, but defines the results)")
+    max_model_len: int | None = option(
         None, "maximum tokens of a request, prompt and answer; default: the model's limit, or as many as fit in memory"
     )
-    max_num_seqs: int = _option(64, "maximum sequences that run at the same time")
-    max_num_batched_tokens: int = _option(512, "maximum tokens computed in one step; fewer make streams smoother")
-    max_itl: int = _option(
+    max_num_seqs: int = option(64, "maximum sequences that run at the same time")
+    max_num_batched_tokens: int = option(512, "maximum tokens computed in one step; fewer make streams smoother")
+    max_itl: int = option(
         200,
         "milliseconds between two tokens of a stream: the maximum beside long prompts, else the average; 0: no limit",
     )
-    kv_cache_memory: int | str | None = _option(
+    kv_cache_memory: int | str | None = option(
         None, "memory of the KV cache, in bytes or as '2GiB'; default: at most half of the free memory"
     )
-    kv_dtype: KVDtype = _option(  # noqa: RUF009 - a literal cannot change
+    kv_dtype: KVDtype = option(  # noqa: RUF009 - a literal cannot change
         "float16", "number type of the KV cache: float16, or int8 (1.9 times the tokens in the same memory)"
     )
-    block_size: int = _option(16, "tokens in one block of the KV cache")
-    enable_prefix_caching: bool = _option(True, "reuse the KV cache of earlier prompts with the same beginning")
-    pack_cache: bool = _option(False, "keep packed weights on disk; later starts map them and share their memory")
-    pack_cache_size: int | str = _option("32GiB", "maximum disk space for the packed weights of all models")
-    num_threads: int = _option(0, "compute threads; 0: one for each core that this process may use")
+    block_size: int = option(16, "tokens in one block of the KV cache")
+    enable_prefix_caching: bool = option(True, "reuse the KV cache of earlier prompts with the same beginning")
+    pack_cache: bool = option(False, "keep packed weights on disk; later starts map them and share their memory")
+    pack_cache_size: int | str = option("32GiB", "maximum disk space for the packed weights of all models")
+    num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
 
     def __post_init__(self) -> None:
         for name in ("model", "backend"):
@@ -59,13 +60,13 @@ class EngineConfig:
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         parse_bytes("pack_cache_size", self.pack_cache_size)
         _check_kv_dtype(self.kv_dtype)
-        _check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
-        _check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
-        _check_integer("max_itl", self.max_itl, 0, 3_600_000)
-        _check_integer("block_size", self.block_size, 1, 1024)
-        _check_integer("num_threads", self.num_threads, 0, 1024)
+        check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
+        check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
+        check_integer("max_itl", self.max_itl, 0, 3_600_000)
+        check_integer("block_size", self.block_size, 1, 1024)
+        check_integer("num_threads", self.num_threads, 0, 1024)
         if self.max_model_len is not None:
-            _check_integer("max_model_len", self.max_model_len, 2, 2**30)
+            check_integer("max_model_len", self.max_model_len, 2, 2**30)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise UsageError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, less than max_num_seqs {self.max_num_seqs}; "
@@ -109,7 +110,7 @@ def parse_bytes(name: str, value: int | str) -> int:
         if not 0 < number < 2**63:
             raise UsageError(f"{name} is {value!r}; write a size in bytes, or with a unit, such as '2GiB' or '500MB'")
         return int(number)
-    return _check_integer(name, value, 1, 2**63 - 1)
+    return check_integer(name, value, 1, 2**63 - 1)
 
 
 def _check_kv_dtype(value: object) -> None:
@@ -119,7 +120,8 @@ def _check_kv_dtype(value: object) -> None:
         raise UsageError(f"kv_dtype is {value!r}; it must be {' or '.join(KV_DTYPES)}")
 
 
-def _check_integer(name: str, value: object, low: int, high: int) -> int:
+def check_integer(name: str, value: object, low: int, high: int) -> int:
+    """The value. Raises UsageError where it is no integer, or out of range."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise UsageError(f"{name} must be an integer, not {value!r}")
     if not low <= value <= high:

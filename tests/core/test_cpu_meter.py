@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from octavo.core.cpu_meter import CpuMeter
+from octavo.core.liveness import CpuMeter
 
 
 def test_only_what_uses_the_processor_computes() -> None:

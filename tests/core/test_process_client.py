@@ -18,7 +18,7 @@ import zmq
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
-from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, Abort, Accepted, Step, encode, encode_request
+from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, Abort, Checked, Step, encode, encode_request
 from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OctavoError, UsageError
 from octavo.llm import LLM
@@ -223,7 +223,7 @@ def test_malformed_messages_are_dropped_counted_and_survived(
 
     async def run() -> None:
         stream = await client.generate(request([0, 2, 3]))
-        hostile = [os.urandom(64), b"", b"\xdd\xff\xff\xff\xff", encode(Accepted("request-1")), encode(Abort("x"))[:-1]]
+        hostile = [os.urandom(64), b"", b"\xdd\xff\xff\xff\xff", encode(Checked("request-1")), encode(Abort("x"))[:-1]]
         for data in hostile:
             assert supervisor.send(data)
         await wait_until(lambda: supervisor._heartbeat is not None and supervisor._heartbeat.num_malformed == 5, SOON_S)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from octavo.core.run_queue import RunQueue
+from octavo.core.liveness import RunQueue
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from octavo.config import KVDtype
 from octavo.engine.metrics import EngineMetrics
+from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
 
@@ -108,3 +109,21 @@ class EngineClient(Protocol):
 
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""
+
+
+_CODES = {
+    EngineState.LOADING: ("model_loading", "the model is being loaded"),
+    EngineState.RESTARTING: ("engine_restarting", "the engine is being restarted"),
+    EngineState.STALLED: ("engine_stalled", "the engine makes no progress"),
+}
+
+
+def refusal(state: EngineState, reason: str | None, retry_after_s: float = 1.0) -> OctavoError:
+    """The error that `generate` raises in a state other than READY. reason: the state's, as in `EngineStatus`."""
+    if state is EngineState.DEAD:
+        return EngineDeadError(f"the engine has ended: {reason or 'it was closed'}")
+    code, text = _CODES[state]
+    detail = f" ({reason})" if reason else ""
+    return OverloadedError(
+        f"{text}{detail}; try again in {max(retry_after_s, 1.0):.0f} s", code=code, retry_after_s=retry_after_s
+    )

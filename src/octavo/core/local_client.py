@@ -7,9 +7,8 @@ import itertools
 import os
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineState, EngineStatus, ModelInfo
+from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.core.loaded import SLOW_STEP_S, create_request, load
-from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session

@@ -48,7 +48,7 @@ def _serve(line: bytes, directory: Path) -> int:
 
     from octavo import env
     from octavo.core.faults import Faults
-    from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, TO_ENGINE, Started, StartOrder
+    from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, TO_ENGINE, Log, StartOrder
     from octavo.core.outbox import LogToServer, Outbox
     from octavo.core.service import EngineService
 
@@ -59,7 +59,7 @@ def _serve(line: bytes, directory: Path) -> int:
     inbox.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
     inbox.setsockopt(zmq.LINGER, 0)
     inbox.connect(f"ipc://{directory / TO_ENGINE}")
-    outbox.send(Started(os.getpid()))
+    outbox.send(Log(logging.DEBUG, __name__, f"process {os.getpid()} has begun"))  # the server answers with Hello
 
     def connected() -> None:
         # From here on nothing is left behind, however the two processes end.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, get_type_hints
+from typing import Any, TypeAlias, TypeVar, get_type_hints
 
 import msgspec
 
@@ -28,6 +28,8 @@ from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
+T = TypeVar("T")
+
 # Names of the sockets in the directory of a StartOrder. The server binds both.
 TO_ENGINE = "to-engine"
 FROM_ENGINE = "from-engine"
@@ -35,17 +37,13 @@ FROM_ENGINE = "from-engine"
 # Beyond any request that the server lets through, and any step. A longer one ends the connection.
 MAX_MESSAGE_BYTES = 64 << 20
 
-_ERRORS: tuple[type[OctavoError], ...] = (
-    EngineDeadError,
-    GraphError,
-    InsufficientMemoryError,
-    ModelLoadError,
-    NumericalError,
-    OctavoError,
-    OverloadedError,
-    UsageError,
-)
-_ERROR_TYPES = {kind.__name__: kind for kind in _ERRORS}
+_ERROR_TYPES: dict[str, type[OctavoError]] = {
+    kind.__name__: kind
+    for kind in (
+        *(EngineDeadError, GraphError, InsufficientMemoryError, ModelLoadError),
+        *(NumericalError, OctavoError, OverloadedError, UsageError),
+    )
+}
 _PARAMS_TYPES = {kind.__name__: kind for kind in (SamplingParams, BeamSearchParams, PoolingParams)}
 _REQUEST_TYPES = get_type_hints(GenerationRequest)
 
@@ -118,12 +116,6 @@ ToEngine: TypeAlias = "Hello | Submit | Abort | AskMetrics | Close"
 # --- from the engine ---
 
 
-class Started(_Message):
-    """The process has both connections and begins to load."""
-
-    pid: int
-
-
 class Loading(_Message):
     bytes_done: int
     bytes_total: int
@@ -153,13 +145,11 @@ class Heartbeat(_Message):
     num_malformed: int
 
 
-class Accepted(_Message):
-    request_id: str
+class Checked(_Message):
+    """The engine has taken the request, or refused it."""
 
-
-class Rejected(_Message):
     request_id: str
-    problem: Problem
+    problem: Problem | None = None
 
 
 class Step(_Message):
@@ -187,14 +177,12 @@ class Log(_Message):
     text: str
 
 
-FromEngine: TypeAlias = (
-    "Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Metrics | Log"
-)
+FromEngine: TypeAlias = "Loading | Ready | LoadFailed | Heartbeat | Checked | Step | Metrics | Log"
 
 _encoder = msgspec.msgpack.Encoder()
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(Hello | Submit | Abort | AskMetrics | Close)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(
-    Started | Loading | Ready | LoadFailed | Heartbeat | Accepted | Rejected | Step | Metrics | Log
+    Loading | Ready | LoadFailed | Heartbeat | Checked | Step | Metrics | Log
 )
 
 
@@ -205,18 +193,12 @@ def encode(message: ToEngine | FromEngine) -> bytes:
 
 def decode_to_engine(data: bytes) -> ToEngine:
     """Raises MalformedMessageError."""
-    try:
-        return _to_engine.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedMessageError(str(error)) from None
+    return _decode(_to_engine, data)
 
 
 def decode_from_engine(data: bytes) -> FromEngine:
     """Raises MalformedMessageError."""
-    try:
-        return _from_engine.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedMessageError(str(error)) from None
+    return _decode(_from_engine, data)
 
 
 def encode_request(request_id: str, request: GenerationRequest) -> bytes:
@@ -268,6 +250,13 @@ def to_error(problem: Problem) -> OctavoError:
         code = problem.code or "server_overloaded"
         return OverloadedError(problem.message, code=code, retry_after_s=problem.retry_after_s)
     return kind(problem.message)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedMessageError(str(error)) from None
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:

@@ -9,20 +9,18 @@ from typing import Any
 import numpy as np
 
 from octavo.config import EngineConfig, LoadProgress
-from octavo.core.client import EngineState, EngineStatus, ModelInfo
+from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
 from octavo.core.messages import (
     Abort,
-    Accepted,
     AskMetrics,
+    Checked,
     FromEngine,
     Metrics,
-    Rejected,
     Step,
     encode,
     encode_request,
     to_error,
 )
-from octavo.core.refusals import refusal
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
 from octavo.engine.metrics import EngineMetrics
@@ -111,11 +109,11 @@ class ProcessClient:
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step):
             self._deliver(message)
-        elif isinstance(message, (Accepted, Rejected)):
+        elif isinstance(message, Checked):
             answer = self._unanswered.get(message.request_id)
             if answer is None or answer.done():
                 return
-            if isinstance(message, Accepted):
+            if message.problem is None:
                 answer.set_result(None)
             else:
                 answer.set_exception(to_error(message.problem))

@@ -14,13 +14,13 @@ from dataclasses import replace
 import zmq
 
 from octavo.config import EngineConfig
-from octavo.core.cpu_meter import CpuMeter
 from octavo.core.faults import Faults
+from octavo.core.liveness import CpuMeter
 from octavo.core.loaded import create_request, load
 from octavo.core.messages import (
     Abort,
-    Accepted,
     AskMetrics,
+    Checked,
     Close,
     Heartbeat,
     Hello,
@@ -29,7 +29,6 @@ from octavo.core.messages import (
     MalformedMessageError,
     Metrics,
     Ready,
-    Rejected,
     StartOrder,
     Step,
     Submit,
@@ -201,13 +200,13 @@ class EngineService:
                 self._note_malformed(error)
             with self._lock:
                 self._being_checked.discard(request_id)
-            self._outbox.send(Rejected(request_id, to_problem(error)))
+            self._outbox.send(Checked(request_id, to_problem(error)))
             return
         with self._lock:
             if request_id not in self._being_checked:  # aborted meanwhile
                 return
             self._being_checked.remove(request_id)
-        self._outbox.send(Accepted(request_id))
+        self._outbox.send(Checked(request_id))
         self._session.submit(request, self._sink(request_id))
 
     def _abort(self, request_id: str) -> None:

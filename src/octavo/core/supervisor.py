@@ -13,9 +13,9 @@ import zmq
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
+from octavo.core.liveness import RunQueue
 from octavo.core.loaded import SLOW_STEP_S, STALL_S
-from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, Started, to_error
-from octavo.core.run_queue import RunQueue
+from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, to_error
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
 
@@ -152,7 +152,7 @@ class Supervisor:
         elif isinstance(message, LoadFailed):
             self._load_error = to_error(message.problem)
             self._process.kill()
-        elif not isinstance(message, Started):
+        else:
             self._on_message(message)
 
     # --- standstill ---

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.config import parse_bytes
+from octavo.config import check_integer, option, parse_bytes
 from octavo.errors import UsageError
 
 _DURATION = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>ms|s|m|h)?", re.ASCII)
@@ -17,56 +17,52 @@ _ORIGIN = re.compile(r"https?://[^/\s]+|\*")
 _MAX_SECONDS = 7 * 24 * 3600.0
 
 
-def _option(default: Any, help: str) -> Any:  # noqa: A002 - the word that command line parsers use
-    return dataclasses.field(default=default, metadata={"help": help})
-
-
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
     """The options of a server. Every field is checked on construction; an invalid one raises UsageError."""
 
-    host: str = _option("127.0.0.1", "address to listen on; anything but loopback needs --api-key")
-    port: int = _option(8000, "port to listen on; 0: any free one")
-    api_key: tuple[str, ...] = _option(
+    host: str = option("127.0.0.1", "address to listen on; anything but loopback needs --api-key")
+    port: int = option(8000, "port to listen on; 0: any free one")
+    api_key: tuple[str, ...] = option(
         (),
         "API key that requests must carry; may be given several times. "
         "Other users of the machine see it in the list of processes, but not the keys of --api-key-file",
     )
-    api_key_file: str | None = _option(None, "file of API keys, one per line")
-    allow_unauthenticated: bool = _option(False, "allow listening beyond loopback without an API key")
-    protect_health: bool = _option(False, "require the API key on the health routes too")
-    ssl_certfile: str | None = _option(None, "certificate chain in PEM format, to serve https")
-    ssl_keyfile: str | None = _option(None, "private key of the certificate in PEM format")
-    cors_origin: tuple[str, ...] = _option((), "web origin whose pages may call the server; may be given several times")
-    max_queue: int = _option(128, "maximum waiting sequences, beside the running ones; further requests get 503")
-    max_queued_tokens: int | None = _option(None, "maximum waiting prompt tokens; default: eight contexts")
-    queue_timeout: float = _option(60.0, "maximum time in the queue before the computation begins")
-    request_timeout: float = _option(600.0, "maximum time of a request")
-    max_body_bytes: int = _option(8 << 20, "maximum size of a request body")
-    max_connections: int = _option(1000, "maximum number of connections")
-    header_timeout: float = _option(10.0, "maximum time for a client to send the headers")
-    body_timeout: float = _option(30.0, "maximum pause while a client sends the body")
-    write_timeout: float = _option(30.0, "maximum time that a client may leave a stream unread")
-    keep_alive: float = _option(5.0, "interval of comments in a silent stream")
-    drain: float = _option(30.0, "time for running requests to finish after SIGTERM")
-    stall_timeout: float = _option(30.0, "time without a step after which a stalled engine is restarted")
-    in_process: bool = _option(False, "run the engine in the server's own process, for debugging")
-    models_memory: str | None = _option(
+    api_key_file: str | None = option(None, "file of API keys, one per line")
+    allow_unauthenticated: bool = option(False, "allow listening beyond loopback without an API key")
+    protect_health: bool = option(False, "require the API key on the health routes too")
+    ssl_certfile: str | None = option(None, "certificate chain in PEM format, to serve https")
+    ssl_keyfile: str | None = option(None, "private key of the certificate in PEM format")
+    cors_origin: tuple[str, ...] = option((), "web origin whose pages may call the server; may be given several times")
+    max_queue: int = option(128, "maximum waiting sequences, beside the running ones; further requests get 503")
+    max_queued_tokens: int | None = option(None, "maximum waiting prompt tokens; default: eight contexts")
+    queue_timeout: float = option(60.0, "maximum time in the queue before the computation begins")
+    request_timeout: float = option(600.0, "maximum time of a request")
+    max_body_bytes: int = option(8 << 20, "maximum size of a request body")
+    max_connections: int = option(1000, "maximum number of connections")
+    header_timeout: float = option(10.0, "maximum time for a client to send the headers")
+    body_timeout: float = option(30.0, "maximum pause while a client sends the body")
+    write_timeout: float = option(30.0, "maximum time that a client may leave a stream unread")
+    keep_alive: float = option(5.0, "interval of comments in a silent stream")
+    drain: float = option(30.0, "time for running requests to finish after SIGTERM")
+    stall_timeout: float = option(30.0, "time without a step after which a stalled engine is restarted")
+    in_process: bool = option(False, "run the engine in the server's own process, for debugging")
+    models_memory: str | None = option(
         None, "memory for all loaded models, such as '16GiB'; idle models are unloaded; default: the free memory"
     )
-    metrics_prefix: str = _option("vllm", "prefix of the metric names")
-    log_json: bool = _option(False, "write the log as JSON, one object per line")
-    otlp_endpoint: str | None = _option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")
+    metrics_prefix: str = option("vllm", "prefix of the metric names")
+    log_json: bool = option(False, "write the log as JSON, one object per line")
+    otlp_endpoint: str | None = option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             self._check_type(field.name, getattr(self, field.name), field.default)
-        _check_range("port", self.port, 0, 65535)
-        _check_range("max_queue", self.max_queue, 0, 1_000_000)
-        _check_range("max_body_bytes", self.max_body_bytes, 1, 1 << 31)
-        _check_range("max_connections", self.max_connections, 1, 1_000_000)
+        check_integer("port", self.port, 0, 65535)
+        check_integer("max_queue", self.max_queue, 0, 1_000_000)
+        check_integer("max_body_bytes", self.max_body_bytes, 1, 1 << 31)
+        check_integer("max_connections", self.max_connections, 1, 1_000_000)
         if self.max_queued_tokens is not None:
-            _check_range("max_queued_tokens", self.max_queued_tokens, 1, 1 << 40)
+            check_integer("max_queued_tokens", self.max_queued_tokens, 1, 1 << 40)
         if self.ssl_keyfile is not None and self.ssl_certfile is None:
             raise UsageError("ssl_keyfile is given without ssl_certfile; https needs both, or one file with both")
         for origin in self.cors_origin:
@@ -128,10 +124,3 @@ def _check_seconds(name: str, value: object) -> float:
     if not low <= value <= _MAX_SECONDS:
         raise UsageError(f"{name} is {value:g} s; it must be from {low:g} s to {_MAX_SECONDS:g} s")
     return float(value)
-
-
-def _check_range(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UsageError(f"{name} must be an integer, not {value!r}")
-    if not low <= value <= high:
-        raise UsageError(f"{name} is {value}; it must be from {low} to {high}")

@@ -1,4 +1,4 @@
-"""Tells a process that waits for a processor from one that has stalled."""
+"""Tells a process that computes slowly, or has to wait for a processor, from one that stands still."""
 
 from __future__ import annotations
 
@@ -7,8 +7,25 @@ import time
 from collections import deque
 from contextlib import suppress
 
-_WINDOW = 4  # samples
-_LEAST_SHARE = 0.1  # of the time that passed; threads that wait side by side count several times
+_CPU_WINDOW = 5  # samples
+# Of the time that passed. On the busiest machine a process that wants to compute gets more than this.
+_LEAST_CPU_SHARE = 0.02
+_WAIT_WINDOW = 4  # samples
+_LEAST_WAIT_SHARE = 0.1  # of the time that passed; threads that wait side by side count several times
+
+
+class CpuMeter:
+    """Measures the processor time of this process, all threads together."""
+
+    def __init__(self) -> None:
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_CPU_WINDOW + 1)
+
+    def sample(self) -> bool:
+        """True if the process has computed during the last five intervals. To be called at even intervals."""
+        now, cpu = time.monotonic(), time.process_time()
+        self._samples.append((now, cpu))
+        start, cpu_at_start = self._samples[0]
+        return cpu - cpu_at_start > _LEAST_CPU_SHARE * (now - start)
 
 
 class RunQueue:
@@ -16,7 +33,7 @@ class RunQueue:
 
     def __init__(self, pid: int) -> None:
         self._tasks = f"/proc/{pid}/task"
-        self._samples: deque[tuple[float, float]] = deque(maxlen=_WINDOW + 1)
+        self._samples: deque[tuple[float, float]] = deque(maxlen=_WAIT_WINDOW + 1)
 
     def sample(self) -> bool:
         """True if the process was ready during the last four intervals but got no processor.
@@ -26,7 +43,7 @@ class RunQueue:
         now, waited_s = time.monotonic(), self._waited_s()
         self._samples.append((now, waited_s))
         start, waited_at_start_s = self._samples[0]
-        return waited_s - waited_at_start_s > _LEAST_SHARE * (now - start)
+        return waited_s - waited_at_start_s > _LEAST_WAIT_SHARE * (now - start)
 
     def forget(self) -> None:
         """Resets the meter: the next call of `sample` is the first."""
