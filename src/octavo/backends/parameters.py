@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import numpy as np
 
 from octavo.errors import GraphError
 from octavo.graph.values import Parameter
-from octavo.quantization.packed import Weight
+from octavo.quantization.packed import Weight, arrays_of
 
 SAMPLE_BYTES = 4096
 
@@ -105,11 +104,9 @@ def release(weights: Mapping[str, Weight], parameter: Parameter) -> None:
 
 def _sample(weight: Weight) -> bytes:
     """A page from the middle of each array of a weight."""
-    assert dataclasses.is_dataclass(weight)
     found = b""
-    for name in (field.name for field in dataclasses.fields(weight)):
-        if isinstance(array := getattr(weight, name), np.ndarray):
-            stored = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            middle = max((stored.size - SAMPLE_BYTES) // 2, 0)
-            found += stored[middle : middle + SAMPLE_BYTES].tobytes()
+    for array in arrays_of(weight).values():
+        stored = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        middle = max((stored.size - SAMPLE_BYTES) // 2, 0)
+        found += stored[middle : middle + SAMPLE_BYTES].tobytes()
     return found

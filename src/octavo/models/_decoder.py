@@ -31,6 +31,7 @@ class DecoderConfig:
     tie_word_embeddings: bool  # the embedding is the output head, too
     rope: RopeParams
     windows: tuple[int | None, ...]  # [num_layers]; tokens that a token sees, itself included
+    head_norms: bool = False  # a norm on each head of q and k
 
     @property
     def output_head(self) -> str:

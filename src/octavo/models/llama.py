@@ -49,6 +49,9 @@ def build(g: Graph, cfg: DecoderConfig) -> Value:
         p = f"layers.{i}."
         x = g.rms_norm(h, p + "input_layernorm", cfg.rms_norm_eps)
         q, k, v = (g.linear(x, p + f"self_attn.{n}_proj") for n in "qkv")
+        if cfg.head_norms:
+            q = g.rms_norm(q, p + "self_attn.q_norm", cfg.rms_norm_eps)
+            k = g.rms_norm(k, p + "self_attn.k_norm", cfg.rms_norm_eps)
         q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
         h = h + g.linear(g.attention(q, k, v, cfg.attention(i)), p + "self_attn.o_proj")
         x = g.rms_norm(h, p + "post_attention_layernorm", cfg.rms_norm_eps)

@@ -4,7 +4,7 @@ A format file turns its own packing into one of these and knows nothing about de
 a backend packs these for its kernels and knows nothing about formats.
 """
 
-from octavo.quantization.packed.base import Weight
+from octavo.quantization.packed.base import Weight, arrays_of
 from octavo.quantization.packed.codebook import CodebookFormat, CodebookWeight
 from octavo.quantization.packed.dense import DenseWeight
 from octavo.quantization.packed.float8 import Float8Format, Float8Weight
@@ -22,6 +22,7 @@ __all__ = [
     "GroupedFormat",
     "GroupedWeight",
     "Weight",
+    "arrays_of",
     "concat",
     "stack",
 ]

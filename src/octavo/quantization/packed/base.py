@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
@@ -61,8 +62,22 @@ def row_axis(shape: tuple[int, ...]) -> int:
     return max(len(shape) - 2, 0)
 
 
-def join_arrays(arrays: Sequence[Any], axis: int | None) -> Any:
-    """One component of several weights as one array; None if they lack it."""
-    if arrays[0] is None:
-        return None
-    return np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
+def arrays_of(weight: Weight) -> dict[str, Any]:
+    """The component arrays of a weight by name; optional ones that it lacks are left out."""
+    assert dataclasses.is_dataclass(weight)
+    values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
+    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+def num_bytes(weight: Weight) -> int:
+    """Bytes of all arrays."""
+    return sum(array.nbytes for array in arrays_of(weight).values())
+
+
+def join_arrays(parts: Sequence[Weight], axis: int | None) -> dict[str, Any]:
+    """The arrays of several weights as one each: along `axis`, or (None) along a new dimension before all."""
+    found: dict[str, Any] = {}
+    for name in arrays_of(parts[0]):
+        arrays = [getattr(part, name) for part in parts]
+        found[name] = np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
+    return found

@@ -9,7 +9,7 @@ from math import lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+from octavo.quantization.packed.base import RowIndex, arrays_of, check_columns, join_arrays, num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class CodebookWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.codes.nbytes + self.scales.nbytes
+        return num_bytes(self)
 
     @property
     def type_name(self) -> str:
@@ -61,7 +61,7 @@ class CodebookWeight:
         return values.reshape(self.shape)
 
     def rows(self, index: RowIndex) -> CodebookWeight:
-        return replace(self, codes=self.codes[..., index, :], scales=self.scales[..., index, :])
+        return replace(self, **{name: array[..., index, :] for name, array in arrays_of(self).items()})
 
     def columns(self, begin: int, end: int) -> CodebookWeight:
         check_columns(self, begin, end)
@@ -71,5 +71,4 @@ class CodebookWeight:
     def joined(self, parts: Sequence[CodebookWeight], axis: int | None) -> CodebookWeight:
         if any(part.format != self.format for part in parts):
             raise ValueError(f"weights with different tables {self.format.name} cannot become one")
-        codes, scales = join_arrays([p.codes for p in parts], axis), join_arrays([p.scales for p in parts], axis)
-        return CodebookWeight(self.format, codes, scales)
+        return CodebookWeight(self.format, **join_arrays(parts, axis))

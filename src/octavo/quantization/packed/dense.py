@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays, num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class DenseWeight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes
+        return num_bytes(self)
 
     @property
     def type_name(self) -> str:
@@ -46,4 +46,4 @@ class DenseWeight:
         return DenseWeight(self.data[..., begin:end])
 
     def joined(self, parts: Sequence[DenseWeight], axis: int | None) -> DenseWeight:
-        return DenseWeight(join_arrays([part.data for part in parts], axis))
+        return DenseWeight(**join_arrays(parts, axis))

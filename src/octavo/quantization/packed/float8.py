@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays, num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Float8Weight:
 
     @property
     def nbytes(self) -> int:
-        return self.data.nbytes + self.scales.nbytes
+        return num_bytes(self)
 
     @property
     def type_name(self) -> str:
@@ -94,8 +94,7 @@ class Float8Weight:
         step = self.format.block_rows
         if axis is not None and (step is None or any(part.shape[-2] % step for part in parts[:-1])):
             parts = [part._with_row_scales() for part in parts]
-        data, scales = join_arrays([p.data for p in parts], axis), join_arrays([p.scales for p in parts], axis)
-        return Float8Weight(parts[0].format, data, scales)
+        return Float8Weight(parts[0].format, **join_arrays(parts, axis))
 
     def _with_row_scales(self) -> Float8Weight:
         rows = self.shape[-2]

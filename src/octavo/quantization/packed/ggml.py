@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization.ggml import BLOCK_SIZES, dequantize, stored_bytes
-from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+from octavo.quantization.packed.base import RowIndex, check_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,8 @@ class GGMLWeight:
         return self._of_blocks(self.blocks()[..., begin // step : end // step, :])
 
     def joined(self, parts: Sequence[GGMLWeight], axis: int | None) -> GGMLWeight:
-        return self._of_blocks(join_arrays([part.blocks() for part in parts], axis))
+        blocks = [part.blocks() for part in parts]
+        return self._of_blocks(np.stack(blocks) if axis is None else np.concatenate(blocks, axis))
 
     def blocks(self) -> NDArray[np.uint8]:
         """[*shape but the last, blocks a row, bytes a block]"""

@@ -9,7 +9,7 @@ from math import gcd, lcm
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays
+from octavo.quantization.packed.base import RowIndex, arrays_of, check_columns, join_arrays, num_bytes
 
 Scales = NDArray[np.float16] | NDArray[np.float32]
 
@@ -67,8 +67,7 @@ class GroupedWeight:
 
     @property
     def nbytes(self) -> int:
-        arrays = (self.codes, self.scales, self.zeros, self.minima, self.column_order)
-        return sum(array.nbytes for array in arrays if array is not None)
+        return num_bytes(self)
 
     @property
     def type_name(self) -> str:
@@ -99,47 +98,28 @@ class GroupedWeight:
         return ordered
 
     def rows(self, index: RowIndex) -> GroupedWeight:
-        return replace(
-            self,
-            codes=self.codes[..., index, :],
-            scales=self.scales[..., index, :],
-            zeros=None if self.zeros is None else self.zeros[..., index, :],
-            minima=None if self.minima is None else self.minima[..., index, :],
-        )
+        by_row = {name: array for name, array in arrays_of(self).items() if name != "column_order"}
+        return replace(self, **{name: array[..., index, :] for name, array in by_row.items()})
 
     def columns(self, begin: int, end: int) -> GroupedWeight:
         check_columns(self, begin, end)
         if (begin, end) == (0, self.shape[-1]):
             return self
-        group = self.format.group
+        bits, group = self.format.bits, self.format.group
         groups = slice(None) if group is None else slice(begin // group, end // group)
-        return replace(
-            self,
-            codes=self.codes[..., begin * self.format.bits // 8 : end * self.format.bits // 8],
-            scales=self.scales[..., groups],
-            zeros=None if self.zeros is None else self.zeros[..., groups],
-            minima=None if self.minima is None else self.minima[..., groups],
-        )
+        by_group = {name: array[..., groups] for name, array in arrays_of(self).items() if name != "codes"}
+        return replace(self, **{**by_group, "codes": self.codes[..., begin * bits // 8 : end * bits // 8]})
 
     def joined(self, parts: Sequence[GroupedWeight], axis: int | None) -> GroupedWeight:
-        orders = [part.column_order for part in parts]
-        for part in parts:
-            if part.format != self.format:
-                raise ValueError(f"weights of {self.format} and {part.format} cannot become one")
-            if axis is not None and not _are_equal(part.column_order, self.column_order):
+        if any(part.format != self.format for part in parts):
+            raise ValueError(f"weights of {' and '.join(str(part.format) for part in parts)} cannot become one")
+        arrays = join_arrays(parts, axis)
+        order = self.column_order
+        if axis is not None and order is not None:
+            if any(not np.array_equal(order, arrays_of(part)["column_order"]) for part in parts):
                 raise ValueError("rows with different column orders cannot be joined")
-        return GroupedWeight(
-            self.format,
-            join_arrays([part.codes for part in parts], axis),
-            join_arrays([part.scales for part in parts], axis),
-            join_arrays([part.zeros for part in parts], axis),
-            join_arrays([part.minima for part in parts], axis),
-            join_arrays(orders, None) if axis is None else self.column_order,
-        )
-
-
-def _are_equal(a: NDArray[np.int32] | None, b: NDArray[np.int32] | None) -> bool:
-    return a is b or (a is not None and b is not None and np.array_equal(a, b))
+            arrays["column_order"] = order
+        return GroupedWeight(self.format, **arrays)
 
 
 def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
