@@ -19,15 +19,14 @@ from pydantic_core import PydanticCustomError
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.errors import ApiError, bad_request
+from octavo.server.errors import bad_request
 
 MAX_DEPTH = 128
 # The fields with a caller's JSON schemas. Nesting that is too deep there is an error of the schema.
 _SCHEMA_FIELDS = frozenset({"response_format", "tools", "structured_outputs", "guided_json", "text"})
 
-_CONTAINERS = frozenset({dict, list})
 _NOT_FINITE = "not_finite"
-_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}:]', re.DOTALL)
+_STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}:]', re.DOTALL)
 
 Path: TypeAlias = "tuple[str | int, ...]"
 
@@ -103,7 +102,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {_json_type(value)}", code="invalid_type")
     if text.count("[") + text.count("{") > MAX_DEPTH:
-        _check_depth(value)
+        _check_depth(text)
     if has_infinity or "\\ud" in text or "\\uD" in text:
         _check_leaves(value)
     return value
@@ -139,24 +138,9 @@ def _parse(text: str) -> tuple[Any, bool]:
         problem = f"not valid JSON: {error.msg} at" if text.strip() else "empty:"
         raise bad_request(f"the body is {problem} {where}", code="invalid_json") from None
     except RecursionError:
-        raise _too_deep(_deepest_field(text)) from None
+        _check_depth(text)
+        raise
     return value, bool(infinities)
-
-
-def _deepest_field(text: str) -> str:
-    """The field of the outer object that is nested too deeply; empty for an array."""
-    depth, field, last_string = 0, "", ""
-    for token in _STRUCTURE.finditer(text):
-        char = token[0][0]
-        if char == '"':
-            last_string = token[0][1:-1]
-        elif char == ":":
-            field = last_string if depth == 1 else field
-        else:
-            depth += 1 if char in "[{" else -1
-            if depth > MAX_DEPTH:
-                break
-    return field
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -172,28 +156,22 @@ def _refuse_constant(name: str) -> float:
     raise bad_request(f"{name} is not a JSON value; leave the field out", code="invalid_json")
 
 
-def _too_deep(field: str) -> ApiError:
-    message = f"the body is nested deeper than {MAX_DEPTH} levels"
-    if field in _SCHEMA_FIELDS:
-        return bad_request(f"{message}, in {field}", field, "invalid_json_schema")
-    return bad_request(message, code="invalid_json")
-
-
-def _check_depth(value: dict[str, Any]) -> None:
-    """Raises ApiError if a field is nested too deeply. Works without recursion, to need no deep stack."""
-    for field, content in value.items():
-        level = [content] if type(content) in _CONTAINERS else []
-        for _ in range(MAX_DEPTH):
-            if not level:
-                break
-            level = [
-                child
-                for item in level
-                for child in (item.values() if type(item) is dict else item)
-                if type(child) in _CONTAINERS
-            ]
+def _check_depth(text: str) -> None:
+    """Raises ApiError if the text is nested too deeply. Works without recursion, to need no deep stack."""
+    depth, field, last_string = 0, "", ""
+    for token in _STRUCTURE.finditer(text):
+        char = token[0][0]
+        if char == '"':
+            last_string = token[0][1:-1]
+        elif char == ":":
+            field = last_string if depth == 1 else field
         else:
-            raise _too_deep(field)
+            depth += 1 if char in "[{" else -1
+            if depth > MAX_DEPTH:
+                message = f"the body is nested deeper than {MAX_DEPTH} levels"
+                if field in _SCHEMA_FIELDS:
+                    raise bad_request(f"{message}, in {field}", field, "invalid_json_schema")
+                raise bad_request(message, code="invalid_json")
 
 
 def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:

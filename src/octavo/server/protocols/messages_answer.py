@@ -52,16 +52,12 @@ class MessagesWriter(AnswerWriter[MessagesRequest, ChatSpec]):
         yield _event("ping")
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
-        if isinstance(event, TextDelta):
+        if isinstance(event, (TextDelta, ReasoningDelta)):
+            kind, extra = ("text", {}) if isinstance(event, TextDelta) else ("thinking", {"signature": ""})
             if event.text:
-                yield from self._open({"type": "text", "text": ""})
-                self._content[-1]["text"] += event.text
-                yield self._delta(type="text_delta", text=event.text)
-        elif isinstance(event, ReasoningDelta):
-            if event.text:
-                yield from self._open({"type": "thinking", "thinking": "", "signature": ""})
-                self._content[-1]["thinking"] += event.text
-                yield self._delta(type="thinking_delta", thinking=event.text)
+                yield from self._open({"type": kind, kind: "", **extra})
+                self._content[-1][kind] += event.text
+                yield self._delta(type=f"{kind}_delta", **{kind: event.text})
         elif isinstance(event, ToolCallDelta):
             yield from self._push_call(event)
         elif isinstance(event, ChoiceEnd):

@@ -6,7 +6,7 @@ A field is honoured or refused; those that ask for nothing (`user`, `store: fals
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal, get_args, get_type_hints
 
@@ -25,9 +25,10 @@ from octavo.sampling_params import (
     SamplingParams,
     StructuredOutputsParams,
 )
+from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.naming import constraint_named
-from octavo.server.http.json_body import Int, Number, RequestModel, Text, format_path, quote
+from octavo.server.http.json_body import Int, Number, RequestModel, Text
 
 _INT32_MAX = 2**31 - 1
 # What beam search honours, and what no search needs: all else is refused beside it.
@@ -38,25 +39,6 @@ _LOGIT_BIAS_SCHEMA: dict[str, Any] = {
     "propertyNames": {"pattern": "^[0-9]+$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
     "maxProperties": MAX_LOGIT_BIAS,
-}
-_RESPONSE_FORMAT_SCHEMA: dict[str, Any] = {
-    "required": ["type"],
-    "additionalProperties": False,
-    "properties": {
-        "type": {"enum": ["text", "json_object", "json_schema"]},
-        "value": {"type": "object"},
-        "json_schema": {
-            "type": "object",
-            "required": ["schema"],
-            "additionalProperties": False,
-            "properties": {
-                "name": {"type": "string"},
-                "description": {"type": "string"},
-                "schema": {"type": "object"},
-                "strict": {"type": ["boolean", "null"]},
-            },
-        },
-    },
 }
 
 
@@ -76,10 +58,13 @@ def _items(limit: int) -> Any:
     return Field(json_schema_extra={"maxItems": limit})
 
 
+NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
+
+
 class NullIsAbsent(RequestModel):
     """A request whose unknown fields may be null: clients send back what they got, with every field they know."""
 
-    model_config = ConfigDict(json_schema_extra={"additionalProperties": {"type": "null"}})
+    model_config = ConfigDict(json_schema_extra=NULL_EXTRAS)
 
     @model_validator(mode="before")
     @classmethod
@@ -97,6 +82,48 @@ class StructuredOutputs(NullIsAbsent):
     choice: list[Text] | None = None
     grammar: Text | None = None
     json_object: bool | None = None
+
+
+class AnswerSchema(NullIsAbsent):
+    """strict: the schema is enforced in any case."""
+
+    model_config = ConfigDict(json_schema_extra={**NULL_EXTRAS, "required": ["schema"]})
+
+    name: Text | None = None
+    description: Text | None = None
+    schema_: Annotated[Any, Field(alias="schema", json_schema_extra={"type": "object"})] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(NullIsAbsent):
+    """OpenAI's `response_format`. `json_object` may have TGI's `value`, a schema, which Hugging Face's client sends."""
+
+    model_config = ConfigDict(json_schema_extra={**NULL_EXTRAS, "required": ["type"]})
+
+    type: Annotated[Any, Field(json_schema_extra={"enum": ["text", "json_object", "json_schema"]})] = None
+    value: Annotated[Any, Field(json_schema_extra={"type": "object"})] = None
+    json_schema: AnswerSchema | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> ResponseFormat:
+        if self.type is None:
+            raise refuse("response_format", "lacks its type", "missing_required_parameter")
+        members = {"text": (), "json_object": ("value",), "json_schema": ("json_schema",)}
+        if not isinstance(self.type, str) or self.type not in members:
+            message = f"response_format.type must be text, json_object or json_schema, not {self.type!r:.40}"
+            raise UsageError(message, param="response_format", code="unsupported_value")
+        for name in ("value", "json_schema"):
+            if getattr(self, name) is not None and name not in members[self.type]:
+                raise refuse(f"response_format.{name}", f"is not for {self.type}", "unsupported_parameter")
+        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
+            reason = "lacks json_schema.schema, the JSON schema of the answer"
+            raise refuse("response_format", reason, "missing_required_parameter")
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """Arguments of StructuredOutputsParams; none for plain text."""
+        schema = self.value if self.json_schema is None else self.json_schema.schema_
+        return {"json": schema} if schema is not None else {"json_object": True} if self.type == "json_object" else {}
 
 
 class StreamOptions(NullIsAbsent):
@@ -159,7 +186,7 @@ class SamplingFields(OptionFields):
     length_penalty: Annotated[Number, _within(-10, 10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
 
-    response_format: Annotated[dict[str, Any], Field(json_schema_extra=_RESPONSE_FORMAT_SCHEMA)] | None = None
+    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: Text | dict[str, Any] | None = None
     guided_regex: Text | None = None
@@ -179,22 +206,19 @@ class SamplingFields(OptionFields):
     prompt_cache_key: Text | None = None
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> SamplingFields:
+    def _check_values(self) -> SamplingFields:
         if self.stream_options is not None and not self.stream:
             raise UsageError("stream_options needs stream: true", param="stream_options", code="invalid_value")
-        return self
-
-    @model_validator(mode="after")
-    def _refuse_unsupported(self) -> SamplingFields:
-        obfuscates = self.stream_options is not None and self.stream_options.include_obfuscation
-        for name, is_wrong in (
-            ("store", self.store),
-            ("spaces_between_special_tokens", self.spaces_between_special_tokens is False),
-            ("stream_options.include_obfuscation", obfuscates),
+        for name, is_refused in (
+            ("store: true", self.store),
+            ("spaces_between_special_tokens: false", self.spaces_between_special_tokens is False),
+            (
+                "stream_options.include_obfuscation: true",
+                self.stream_options and self.stream_options.include_obfuscation,
+            ),
         ):
-            if is_wrong:
-                value = "false" if name.startswith("spaces") else "true"
-                raise UsageError(f"{name}: {value} is not supported", param=name, code="unsupported_value")
+            if is_refused:
+                raise UsageError(f"{name} is not supported", param=name.partition(":")[0], code="unsupported_value")
         return self
 
     @property
@@ -204,11 +228,14 @@ class SamplingFields(OptionFields):
 
     @property
     def includes_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return self._stream_option("include_usage")
 
     @property
     def has_running_usage(self) -> bool:
-        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+        return self._stream_option("continuous_usage_stats")
+
+    def _stream_option(self, name: str) -> bool:
+        return bool(getattr(self.stream_options, name, None))
 
     def sampling_params(self, max_tokens: int | None, logprobs: int | None) -> SamplingParams | BeamSearchParams:
         """The parameters. max_tokens: as requested, or the default of the route; None: up to the end of the context.
@@ -281,10 +308,8 @@ class SamplingFields(OptionFields):
         for field, name in _GUIDED.items():
             if getattr(self, field) is not None:
                 found[field] = {name: getattr(self, field)}
-        if self.response_format is not None:
-            arguments = _response_format(self.response_format)
-            if arguments:
-                found["response_format"] = arguments
+        if self.response_format is not None and (arguments := self.response_format.arguments()):
+            found["response_format"] = arguments
         return found
 
     def truncation(self) -> tuple[int | None, Literal["left", "middle"]]:
@@ -307,50 +332,6 @@ _PLAIN_FIELDS = [
 ]
 # Values beside the defaults that change nothing without sampling.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {"temperature": (0,), "top_k": (-1,), "logit_bias": ({},)}
-_RESPONSE_FORMAT_MEMBERS = {"text": set[str](), "json_object": {"value"}, "json_schema": {"json_schema"}}
-_JSON_SCHEMA_MEMBERS: Mapping[str, tuple[type, str]] = {
-    "name": (str, "a string"),
-    "description": (str, "a string"),
-    "schema": (object, "a JSON schema"),  # checked as such
-    "strict": (bool, "true or false"),
-}
-
-
-def _response_format(value: Mapping[str, Any]) -> dict[str, Any]:
-    """OpenAI's `response_format` as arguments of StructuredOutputsParams; empty for plain text.
-
-    `json_object` may have TGI's `value`, a schema: Hugging Face's client sends `json_schema` so.
-    """
-    value = {name: item for name, item in value.items() if item is not None}
-    kind = value.pop("type", None)
-    if kind is None:
-        raise UsageError("response_format lacks its type", param="response_format", code="missing_required_parameter")
-    if not isinstance(kind, str) or kind not in _RESPONSE_FORMAT_MEMBERS:
-        message = f"response_format.type must be text, json_object or json_schema, not {kind!r:.40}"
-        raise UsageError(message, param="response_format", code="unsupported_value")
-    _refuse_members(value, _RESPONSE_FORMAT_MEMBERS[kind], "response_format")
-    if kind == "text":
-        return {}
-    if kind == "json_object":
-        return {"json": value["value"]} if "value" in value else {"json_object": True}
-    json_schema = value.get("json_schema")
-    if not isinstance(json_schema, Mapping) or json_schema.get("schema") is None:
-        message = "response_format lacks json_schema.schema, the JSON schema of the answer"
-        raise UsageError(message, param="response_format", code="missing_required_parameter")
-    given = {name: item for name, item in json_schema.items() if item is not None}
-    _refuse_members(given, _JSON_SCHEMA_MEMBERS.keys(), "response_format.json_schema")
-    for name, item in given.items():
-        kind, wanted = _JSON_SCHEMA_MEMBERS[name]
-        if not isinstance(item, kind):
-            param = f"response_format.json_schema.{name}"
-            raise UsageError(f"{param} must be {wanted}, not {quote(item)}", param=param, code="invalid_type")
-    return {"json": json_schema["schema"]}
-
-
-def _refuse_members(value: Mapping[str, Any], known: Set[str], param: str) -> None:
-    if extra := value.keys() - known:
-        name = format_path((param, sorted(extra)[0]))
-        raise UsageError(f"{name} is not a parameter of this request", param=name, code="unsupported_parameter")
 
 
 def _check_schema(schema: object, param: str) -> None:
