@@ -1,4 +1,4 @@
-"""Who is let in, for how long, and what those hear who are not."""
+"""Admission of requests: limits, time limits, and the errors of refused requests."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def client(server: RunningServer) -> Iterator[httpx.Client]:
 
 
 def answer_to_normal(client: httpx.Client) -> dict[str, Any]:
-    """What a normal request is answered."""
+    """The answer to a valid request."""
     answer = client.post(URL, json={"messages": [USER], "max_tokens": 4, "temperature": 0})
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]

@@ -106,7 +106,7 @@ def test_usage_of_a_stream(client: httpx.Client, engine: FakeClient) -> None:
 
 
 def folded(chunks: list[Any]) -> dict[int, dict[str, Any]]:
-    """What a client makes of a stream, by choice."""
+    """The content of a stream as a client joins it, by choice."""
     choices: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         for part in chunk["choices"]:

@@ -249,7 +249,7 @@ class Load:
 
 
 def wait_for_health(server: RunningServer, path: str, status: int, seconds: float) -> float:
-    """How long it took."""
+    """The seconds until the status."""
     began = time.monotonic()
     with server.client as client:
         while client.get(path).status_code != status:

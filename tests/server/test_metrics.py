@@ -1,4 +1,4 @@
-"""What the server counts: names that dashboards know, numbers that never fall, labels that nobody can multiply."""
+"""The server's metrics: vLLM's names, counters that never fall, and a bounded number of labels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done for a model before it is ready."""
+"""The steps of loading a model before it is ready."""
 
 from __future__ import annotations
 

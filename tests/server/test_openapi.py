@@ -67,7 +67,7 @@ def check(operation: APIOperation, mode: GenerationMode, url: str, max_examples:
 
 
 def fits(path: str, method: str, body: object) -> bool:
-    """Whether the document has such a body for the route."""
+    """True if the document allows this body for the route."""
     described = DOCUMENT["paths"][path][method.lower()].get("requestBody")
     if described is None or not isinstance(body, dict):  # it may also be bytes, or nothing at all
         return False

@@ -75,7 +75,7 @@ def streamed(server: ScriptedServer, **body: Any) -> list[ResponseStreamEvent]:
 
 
 def without_ids(response: Response) -> dict[str, Any]:
-    """What a response says, without what differs from one request to the next."""
+    """A response without the fields that differ from one request to the next."""
     fields = json.loads(response.model_dump_json())
     for item in fields["output"]:
         item.pop("id")

@@ -1,4 +1,4 @@
-"""Who may ask, and from which pages: list F."""
+"""Access control: API keys, hosts and origins."""
 
 from __future__ import annotations
 

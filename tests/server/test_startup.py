@@ -1,4 +1,4 @@
-"""How `octavo serve` begins and ends: what is answered while it loads, exit codes, SIGTERM, nothing left behind."""
+"""The start and exit of `octavo serve`: answers while it loads, exit codes, SIGTERM, nothing left behind."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ FAILED_STARTS = [
 
 @pytest.fixture(scope="module")
 def failed_starts(smollm2_path: Path) -> list[subprocess.CompletedProcess[str]]:
-    """How each of `FAILED_STARTS` ended; side by side, as each uses one core."""
+    """The outcomes of `FAILED_STARTS`, which run side by side because each uses one core."""
     assert smollm2_path.exists()
     with ThreadPoolExecutor(2) as pool:
         return list(pool.map(lambda case: octavo("serve", "--port", "0", *case[0]), FAILED_STARTS))

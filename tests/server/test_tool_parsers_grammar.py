@@ -251,7 +251,7 @@ def test_all_formats_with_marks_of_their_own_enforce_strict_arguments() -> None:
 
 
 def accepts_text(compiled: Compiled, schema: dict[str, Any], value: str, *, strict: bool = True) -> bool:
-    """Whether a parameter of this schema may have this text, where values are plain text."""
+    """True if a plain text parameter with this schema may have this text."""
     item = tool("f", {"a": schema}, ("a",))
     item["function"]["strict"] = strict
     text = f"<tool_call>\n<function=f>\n<parameter=a>\n{value}\n</parameter>\n</function>\n</tool_call>"

@@ -1,4 +1,4 @@
-"""Which format a chat template speaks of, on what tells published templates apart."""
+"""The tool format of a chat template, recognized by the parts that distinguish published templates."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def encode(tokenizer: Tokenizer, text: str) -> list[int]:
 
 
 def read(tokenizer: Tokenizer, made: Plan, token_ids: list[int]) -> tuple[str, list[tuple[str, str]]]:
-    """What becomes of an answer of these tokens, as the engine would hand it on."""
+    """The parts of an answer with these tokens, as the engine would deliver it."""
     assert made.answer_format.create_tool_parser is not None
     parser = made.answer_format.create_tool_parser()
     detokenizer = Detokenizer(tokenizer, skip_special_tokens=made.spec.params.skip_special_tokens)

@@ -1,8 +1,8 @@
-"""Who is let in, and for how long: a bounded queue, time limits, cancelling, and the end of the server.
+"""Admission of requests: a bounded queue, time limits, cancellation and draining.
 
-The engine does not say when it begins with a request; the first sign is its first output, which a long prompt can
-delay on its own. So a request counts as waiting as long as it has no output and is among the last `num_waiting` of
-those without one, in the engine's order of service (priority, then arrival): the others are being computed.
+The engine does not report when it starts a request; the first sign is its first output, which a long prompt can delay
+by itself. Therefore a request counts as waiting while it has no output and is among the last `num_waiting` of those
+without one, in the engine's order of service (priority, then arrival). The others are being computed.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _CONTEXTS_QUEUED = 8  # prompt tokens that wait, in contexts, unless max_queued_
 
 
 class Ticket:
-    """One admitted request. `release` it at its end, whatever that was.
+    """One admitted request. It must be released at its end in any case.
 
-    It ends a request early by raising from `wait`: OverloadedError when it waited too long or the server goes,
-    GenerationTimeoutError when it ran too long, ApiError when it was cancelled.
+    It ends a request early by raising from `wait`: OverloadedError if it waited too long or the server shuts down,
+    GenerationTimeoutError if it ran too long, ApiError if it was cancelled.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class Ticket:
         raise self._error
 
     def add_prompt_tokens(self, count: int) -> None:
-        """Of all prompts, as soon as they are known. Raises OverloadedError if too many wait already."""
+        """Adds the tokens of all prompts once they are known. Raises OverloadedError if too many are waiting."""
         self._lane.check_tokens(count, self.num_sequences)
         self.num_prompt_tokens += count
         self._lane.num_waiting_tokens += count
 
     def started(self) -> None:
-        """The engine has begun with the request: its first output is there. May be called again."""
+        """Marks the request as started by the engine, at its first output. May be called again."""
         if not self.has_started:
             self.has_started = True
             self._lane.num_waiting_tokens -= self.num_prompt_tokens
 
     def end_after(self, seconds: float, reason: Callable[[], Exception | None]) -> None:
-        """After so long asks for a reason to end the request, and ends it if there is one."""
+        """Asks for a reason to end the request after this time, and ends it if there is one."""
 
         def ask() -> None:
             error = reason()
@@ -97,14 +97,14 @@ class Ticket:
         self._timers.append(asyncio.get_running_loop().call_later(seconds, ask))
 
     def end(self, error: Exception) -> None:
-        """Makes `wait` raise. The first error stays."""
+        """Makes `wait` raise this error. Later errors are ignored."""
         if self._error is None:
             self._error = error
             for scope in self._scopes:
                 scope.cancel()
 
     def release(self) -> None:
-        """The request is over, and its place is free. May be called twice."""
+        """Ends the request's admission. May be called twice."""
         if not self.released.is_set():
             for timer in self._timers:
                 timer.cancel()
@@ -113,7 +113,7 @@ class Ticket:
 
 
 class _Lane:
-    """The requests of one model, at most `limit` sequences, of whose prompts at most `max_tokens` wait."""
+    """The requests of one model: at most `limit` sequences, and at most `max_tokens` waiting prompt tokens."""
 
     def __init__(self, limit: int, max_tokens: int) -> None:
         self.limit = limit
@@ -132,7 +132,7 @@ class _Lane:
         self.num_sequences += ticket.num_sequences
 
     def check_sequences(self, num_sequences: int) -> None:
-        """Raises OverloadedError if there is no room for another request."""
+        """Raises OverloadedError if there is no capacity for another request."""
         if self.num_sequences >= self.limit:
             raise OverloadedError(
                 f"{self.num_sequences} sequences run or wait; at most {self.limit} may (max_num_seqs and max_queue)",
@@ -141,7 +141,7 @@ class _Lane:
             )
 
     def check_tokens(self, count: int, num_sequences: int) -> None:
-        """Raises OverloadedError if further prompts of `count` tokens are too much. Alone, any prompt is let in."""
+        """Raises OverloadedError if `count` further prompt tokens are too many; any prompt is admitted if none wait."""
         if self.num_waiting_tokens and self.num_waiting_tokens + count > self.max_tokens:
             raise OverloadedError(
                 f"prompts of {self.num_waiting_tokens} tokens wait; {count} more exceed the limit of {self.max_tokens} "
@@ -161,7 +161,7 @@ class _Lane:
         self.num_sequences -= ticket.num_sequences
 
     def is_waiting(self, ticket: Ticket, num_waiting: int) -> bool:
-        """Whether the engine has not yet begun with it. num_waiting: requests in the engine's queue."""
+        """True if the engine has not started the request. num_waiting: requests in the engine's queue."""
         if ticket.has_started:
             return False
         unstarted = [other for other in self.tickets.values() if not other.has_started]
@@ -170,10 +170,10 @@ class _Lane:
         return sum(other.num_prompts for other in later) < num_waiting
 
     def retry_after_s(self, num_sequences: int) -> float:
-        """When a request that is sent away should come back: 1 to 60 s.
+        """The time after which a refused request should be retried: 1 to 60 s.
 
-        Each one that is sent away gets the next turn, at the rate at which places become free, so that they do not all
-        come back at once. The rate is that of Little's law: how many there are, by how long they stay.
+        Each refused request gets the next slot, at the rate at which requests finish, so that they do not all return at
+        once. The rate follows from Little's law: the number of requests divided by their mean time.
         """
         now = asyncio.get_running_loop().time()
         rate = self._mean_in_flight / self._mean_stay_s if self._mean_stay_s else _MIN_RATE
@@ -193,12 +193,12 @@ class Admission:
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server is shutting down."""
+        """True if the server is shutting down."""
         return self._is_draining
 
     @property
     def num_requests(self) -> int:
-        """Requests that were admitted and are not over."""
+        """The number of admitted requests that have not ended."""
         return sum(len(lane.tickets) for lane in self._lanes.values())
 
     def admit(
@@ -211,10 +211,10 @@ class Admission:
         tenant: str = "",
         priority: int = 0,
     ) -> Ticket:
-        """A place for a request, before any work is done for it. num_sequences: choices of all prompts.
+        """Admits a request before any work is done for it. num_sequences: choices of all prompts.
 
-        Raises OverloadedError with the time after which it is worth another try, at once; UsageError if one
-        request asks for too many sequences.
+        Raises OverloadedError at once, with the time after which to retry; UsageError if the request asks for too many
+        sequences.
         """
         if num_sequences > MAX_SEQUENCES_PER_REQUEST:
             raise UsageError(
@@ -240,12 +240,12 @@ class Admission:
         return ticket
 
     def is_full(self, model: ServedModel) -> bool:
-        """Whether the next request would be sent away."""
+        """True if the next request would be refused."""
         lane = self._lane(model)
         return lane.num_sequences >= lane.limit
 
     def cancel(self, request_id: str, tenant: str) -> bool:
-        """Ends a request; False if this tenant has none of that id."""
+        """Cancels a request; False if this tenant has none with that id."""
         for lane in self._lanes.values():
             ticket = lane.tickets.get(request_id)
             if ticket is not None and ticket.tenant == tenant:
@@ -254,7 +254,7 @@ class Admission:
         return False
 
     def start_draining(self) -> None:
-        """From now on nobody is let in."""
+        """Refuses all further requests."""
         self._is_draining = True
 
     async def wait_idle(self) -> None:

@@ -1,4 +1,4 @@
-"""The ASGI application: every endpoint module behind one guard, and one shape of error for whatever goes wrong."""
+"""The ASGI application: every endpoint module behind one guard, and one error format."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: RequestCounter) -> FastAPI:
-    """An application of these endpoint modules. count: hears of every answer."""
+    """An application with these endpoint modules. count: called with every answer."""
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive
     app.state.open_requests = OpenRequests()
@@ -70,7 +70,7 @@ def endpoint_modules() -> Iterator[ModuleType]:
 
 
 def _add_documentation(app: FastAPI) -> None:
-    """`/openapi.json` is FastAPI's own route; `/docs` shows the same document without any request to elsewhere."""
+    """Adds `/docs`, which shows the document of FastAPI's `/openapi.json` without requests to other servers."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:

@@ -1,4 +1,4 @@
-"""A server from its configuration to its end: listen first, load, serve, drain."""
+"""The life of a server: listen first, load, serve, drain."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _WATCH_S = 0.25
 
 
 class StartReport(LoadReport, Protocol):
-    """Who hears of a server's start."""
+    """A listener to the phases of a server's start."""
 
     def ready(self, model: ServedModel) -> None:
         """The default model is loaded."""
@@ -50,13 +50,13 @@ class MemoryLimitError(OctavoError):
 
 
 class RestartLimitError(OctavoError):
-    """The only engine died too often to be started again."""
+    """The only engine died too often to be restarted."""
 
     exit_code = 5
 
 
 def check_exposure(config: ServerConfig) -> None:
-    """Raises UsageError if the server would be open to the network without a key; warns of what others can see."""
+    """Raises UsageError if the server would be open to the network without a key; warns of keys that others can see."""
     has_keys = bool(configured_keys(config))
     if config.api_key_file is not None and Path(config.api_key_file).stat().st_mode & stat.S_IROTH:
         path = config.api_key_file
@@ -97,9 +97,9 @@ def build_state(config: ServerConfig, specs: Sequence[ModelSpec], report: LoadRe
 async def run_server(
     config: ServerConfig, specs: Sequence[ModelSpec], sock: socket.socket, report: StartReport
 ) -> None:
-    """Serves until a signal ends it. HTTP is answered from the first moment, while the first model loads.
+    """Serves until a signal stops it. HTTP is answered from the start, while the first model loads.
 
-    Raises KeyboardInterrupt if SIGINT came before it was ready, what kept the first model from loading,
+    Raises KeyboardInterrupt if SIGINT came before it was ready, the error that prevented the first model from loading,
     MemoryLimitError, or RestartLimitError.
     """
     return_large_blocks()
@@ -127,7 +127,7 @@ async def run_server(
 
 
 class _Lifetime:
-    """What goes on beside the web server."""
+    """The tasks beside the web server."""
 
     def __init__(self, state: ServerState) -> None:
         self._state = state
@@ -135,7 +135,7 @@ class _Lifetime:
         self.was_interrupted = False
 
     async def live(self, report: StartReport) -> None:
-        """Loads the first model and watches its engine. Returns never; raises what ends the server."""
+        """Loads the first model and watches its engine. Never returns; raises the error that ends the server."""
         models = self._state.models
         await models.load(None)
         self._is_loaded = True
@@ -150,7 +150,7 @@ class _Lifetime:
                     raise RestartLimitError(f"the engine of {statuses[0].name} has ended: {engine.reason}")
 
     async def drain(self, number: signal.Signals) -> None:
-        """Lets nobody in any more and waits for those inside."""
+        """Refuses new requests and waits for the admitted ones."""
         self._state.admission.start_draining()
         if not self._is_loaded:
             self.was_interrupted = number is signal.SIGINT

@@ -1,6 +1,6 @@
 """The exposition: every metric's name, meaning and labels in one table (Prometheus text format, OpenMetrics).
 
-Names, labels and units are those of vLLM where it has the same figure, so that its dashboards and autoscalers work.
+Names, labels and units are those of vLLM if it has the same metric, so that its dashboards and autoscalers work.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ def _cache_configuration(prefix: str, engines: dict[str, EngineFigures]) -> Metr
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Cumulative counts under their upper ends, as the exposition has them."""
+    """The cumulative counts by their upper bounds, for the exposition."""
     total = 0
     buckets = []
     for bound, count in zip([*bounds, float("inf")], counts, strict=True):

@@ -1,4 +1,4 @@
-"""The numbers behind the metrics: what was seen of requests, and what engines last said of themselves."""
+"""The values of the metrics: counts of requests, and the latest figures of engines."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 @dataclass(slots=True)
 class ModelStats:
-    """Requests of one model since the server's start, counted where their answers leave for users."""
+    """The requests of one model since the server's start, counted when their answers leave the server."""
 
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -64,7 +64,7 @@ class EngineFigures:
 
     @property
     def num_running(self) -> int:
-        """Sequences and texts that are being computed. Of texts as many as have seats; see `PoolingQueue`."""
+        """The number of sequences and texts being computed; of texts, those with seats."""
         return self.current.num_running + self._num_seated_texts
 
     @property
@@ -76,7 +76,7 @@ class EngineFigures:
         return min(self.num_embedding, self.info.max_num_seqs if self.info is not None else 0)
 
     def saw(self, status: EngineStatus, metrics: EngineMetrics) -> None:
-        """metrics: those of the status, or newer ones."""
+        """Takes the latest figures. metrics: those of the status, or newer ones."""
         process = (status.pid, status.num_restarts)
         if process != self._process:
             self._process, self._ended, self.current = process, self.totals, EngineMetrics()
@@ -86,7 +86,7 @@ class EngineFigures:
         self.status = status
 
     def left(self) -> None:
-        """The model was unloaded: its counters stay, its gauges go."""
+        """Notes that the model was unloaded: its counters stay, and its gauges are removed."""
         self.status = self._process = None
         self.resident_bytes = self.num_embedding = 0
 

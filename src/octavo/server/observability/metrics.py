@@ -1,7 +1,8 @@
 """The metrics of a server, for Prometheus and for its own dashboard, under the names that vLLM's dashboards expect.
 
-Every figure has one source. Requests, tokens and ends are counted where answers leave for users (`ObservedClient`).
-Times, sizes and states are measured by the engine, once, and read from it; its counts do not fall when it is restarted.
+Every figure has one source. Requests, tokens and finish reasons are counted when answers leave the server
+(`ObservedClient`). Times, sizes and states are measured once, by the engine, and read from it; a restart does not lower
+its counts.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
 class ServerMetrics:
-    """Everything a server counts. Belongs to its event loop.
+    """All counts of a server. Belongs to its event loop.
 
-    `ObservedClient` calls `served` and `ended`; the guard calls `http_request`, once a response; whoever shows the
-    figures calls `refresh` before.
+    `ObservedClient` calls `served` and `ended`; the guard calls `http_request` once per response; readers of the
+    figures call `refresh` first.
     """
 
     def __init__(self, prefix: str = "vllm", *, tracer: RequestTracer | None = None) -> None:
-        """tracer: makes a trace of every request; see `start_tracer`."""
+        """tracer: traces every request; see `start_tracer`."""
         if not _PREFIX.fullmatch(prefix):
             raise UsageError(
                 f"metrics_prefix is {prefix!r}; it must be letters, digits and _ and not begin with a digit",
@@ -61,14 +62,14 @@ class ServerMetrics:
         ProcessCollector(registry=self._registry)
 
     def served(self, model_name: str, client: EngineClient) -> ModelStats:
-        """This model can be asked from now on. Called with each client that serves the name, also after a reload."""
+        """Notes that this model is served from now on. Called with each client of the name, also after a reload."""
         self._clients[model_name] = client
         if model_name in self.engines:
             self.engines[model_name].left()
         return self.models.setdefault(model_name, ModelStats())
 
     def ended(self, model_name: str, client: EngineClient) -> None:
-        """This client serves the model no longer; its counters stay, its gauges leave."""
+        """Notes that this client no longer serves the model: its counters stay, and its gauges are removed."""
         if self._clients.get(model_name) is not client:
             return  # another one has taken over
         del self._clients[model_name]
@@ -77,11 +78,11 @@ class ServerMetrics:
             figures.left()
 
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
-        """A response was sent.
+        """Counts a response.
 
-        route: the route's template, such as `/v1/requests/{id}/cancel`, never the path that was asked for; None: no
-        route fits. method: as it came; all that HTTP does not know count as one. error_code: of a response that is an
-        error; those of POST requests also count as rejected.
+        route: the route's template, such as `/v1/requests/{id}/cancel`, never the requested path; None: no route
+        matches. method: as received; methods unknown to HTTP count as one. error_code: that of an error response;
+        those of POST requests also count as rejected.
         """
         known_method = method if method in METHODS else UNKNOWN
         self.http[route or UNKNOWN, known_method, status] += 1
@@ -92,14 +93,14 @@ class ServerMetrics:
             self.rejected[reason] += 1
 
     async def refresh(self) -> None:
-        """Asks every engine for its figures; within ENGINE_ANSWER_TIMEOUT_S, whatever an engine does."""
+        """Gets the figures of every engine, within ENGINE_ANSWER_TIMEOUT_S in any case."""
         self.refresh_statuses()
         async with anyio.create_task_group() as group:
             for model_name, client in list(self._clients.items()):
                 group.start_soon(_ask_engine, client, self.engines[model_name])
 
     def refresh_statuses(self) -> None:
-        """Only what is known without asking, at most a quarter of a second old."""
+        """Updates the figures that are known without asking the engine, at most a quarter of a second old."""
         for model_name, client in self._clients.items():
             status = client.status()
             figures = self.engines.setdefault(model_name, EngineFigures())
@@ -118,7 +119,7 @@ class ServerMetrics:
         return generate_latest(self._registry, escaping=_NO_ESCAPING), CONTENT_TYPE_PLAIN_0_0_4
 
     def collect(self) -> Iterable[Metric]:
-        """What the registry asks for; the interface of a collector."""
+        """The metrics for the registry; the interface of a collector."""
         return metric_families.collect(self.prefix, self.models, self.engines, self.rejected, self.http)
 
 

@@ -1,4 +1,4 @@
-"""An engine client that tells the metrics and traces of everything that passes through it."""
+"""An engine client that reports every request to metrics and traces."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from octavo.server.observability.tracing import RequestSpan
 
 
 class ObservedClient:
-    """Another client, seen by the metrics under the name that its model is served by.
+    """A wrapper that reports another client's requests under the name of its served model.
 
-    It stands between the engine and every endpoint, so no endpoint can forget to count.
+    It is between the engine and every endpoint, so no endpoint can forget to count.
     """
 
     def __init__(self, client: EngineClient, metrics: ServerMetrics, model_name: str) -> None:
@@ -60,12 +60,12 @@ class ObservedClient:
 
 
 class ObservedStream:
-    """An answer on its way to the user. stream: the engine's, once it has taken the request."""
+    """An answer on its way to the user. stream: the engine's, once it has accepted the request."""
 
     stream: AnswerStream
 
     def __init__(self, stats: ModelStats, span: RequestSpan | None, *, is_answered: bool) -> None:
-        """is_answered: False for a text to embed, which counts as one only while the engine has it."""
+        """is_answered: False for a text to embed, which counts as running only while the engine has it."""
         self._stats = stats
         self._span = span
         self._is_answered = is_answered
@@ -103,13 +103,13 @@ class ObservedStream:
         await self.stream.aclose()
 
     def count_cancelled(self) -> None:
-        """Nobody wants the rest: the client left, the request was cancelled or ran out of time."""
+        """Counts a cancellation: the client disconnected, the request was cancelled, or its time limit expired."""
         if self._is_answered and not self._has_ended:
             self._stats.cancelled[self._phase] += 1
             self._stats.finished["abort"] += 1
 
     def end(self, error: str | None = None) -> None:
-        """Nothing more is counted. error: why there is no whole answer. May be called twice."""
+        """Ends the counting. error: the reason why the answer is incomplete. May be called twice."""
         if self._has_ended:
             return
         self._has_ended = True

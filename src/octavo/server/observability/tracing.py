@@ -1,7 +1,7 @@
-"""A trace of every request through OpenTelemetry, if that is asked for and installed.
+"""A trace of every request through OpenTelemetry, if enabled and installed.
 
-One span a request with the children `queue`, `prefill` and `decode`, under the trace that the caller's `traceparent`
-names (W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI; never the text itself.
+Each request has one span with the children `queue`, `prefill` and `decode`, under the trace of the caller's
+`traceparent` (W3C Trace Context). Attributes follow OpenTelemetry's conventions for generative AI, without the text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _http_request: ContextVar[Scope | None] = ContextVar("http_request", default=Non
 
 
 class TraceContext:
-    """ASGI middleware: remembers for the spans below whose request they belong to."""
+    """ASGI middleware that stores the caller's trace context for the spans of a request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -48,7 +48,7 @@ class TraceContext:
 def start_tracer(endpoint: str | None) -> RequestTracer | None:
     """A tracer that sends to this OTLP/HTTP endpoint, in the background; None without an endpoint.
 
-    endpoint: the collector's URL; `/v1/traces` is added if it has no path. Raises UsageError if it is no URL, or if
+    endpoint: the collector's URL; `/v1/traces` is added if it has no path. Raises UsageError if it is not a URL, or if
     OpenTelemetry is not installed.
     """
     if endpoint is None:
@@ -77,14 +77,14 @@ def start_tracer(endpoint: str | None) -> RequestTracer | None:
 
 
 class RequestTracer:
-    """Begins the spans of requests."""
+    """Starts the spans of requests."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("octavo.server", __version__)
 
     def begin(self, model_name: str, request: GenerationRequest) -> RequestSpan:
-        """One prompt was handed to the engine."""
+        """Starts the span of a prompt given to the engine."""
         from opentelemetry.trace import SpanKind
 
         http_request = _http_request.get()
@@ -117,19 +117,19 @@ class RequestTracer:
         return RequestSpan(self, span, start_ns)
 
     def child(self, parent: Span, name: str, start_ns: int, end_ns: int) -> None:
-        """A part of a request that is over."""
+        """Adds a completed part of a request."""
         from opentelemetry.trace import set_span_in_context
 
         span = self._tracer.start_span(name, context=set_span_in_context(parent), start_time=start_ns)
         span.end(end_time=max(start_ns, end_ns))
 
     async def close(self) -> None:
-        """Sends what is left, and ends."""
+        """Sends the remaining spans and shuts down."""
         await anyio.to_thread.run_sync(self._provider.shutdown)
 
 
 class RequestSpan:
-    """A request under way."""
+    """The span of a running request."""
 
     def __init__(self, tracer: RequestTracer, span: Span, start_ns: int) -> None:
         self._tracer = tracer
@@ -138,7 +138,7 @@ class RequestSpan:
         self._has_ended = False
 
     def end(self, metrics: RequestMetrics, finish_reasons: Sequence[str], error: str | None = None) -> None:
-        """metrics: the last that is known. error: why there is no whole answer. Later calls do nothing."""
+        """Ends the span. metrics: the latest known. error: reason of an incomplete answer. Later calls do nothing."""
         from opentelemetry.trace import Status, StatusCode
 
         if self._has_ended:

@@ -1,1 +1,1 @@
-"""What requests say and how answers look, one set of files a protocol."""
+"""Request bodies and answers, with one set of files for each protocol."""

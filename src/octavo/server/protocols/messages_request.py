@@ -1,4 +1,4 @@
-"""The body of Anthropic's `/v1/messages`, and what of it the model and the engine are told."""
+"""The body of Anthropic's `/v1/messages`, and the request that it makes of a model."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class OutputConfig(NullIsAbsent):
 
 
 class CountTokensRequest(NullIsAbsent):
-    """What makes up a prompt."""
+    """The fields that make up a prompt."""
 
     model: Text | None = None
     messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
@@ -94,7 +94,7 @@ class CountTokensRequest(NullIsAbsent):
 
 
 class MessagesRequest(CountTokensRequest, OptionFields):
-    """What is not here is refused by name."""
+    """A request for an answer. Other fields are refused by name."""
 
     max_tokens: Int
     stop_sequences: list[Text] | None = None
@@ -107,7 +107,7 @@ class MessagesRequest(CountTokensRequest, OptionFields):
 
 
 def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> ChatSpec:
-    """What is asked of the model. Raises UsageError for what cannot be honoured."""
+    """The request to a model. Raises UsageError for fields that cannot be honoured."""
     thinking = body.thinking
     if isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= body.max_tokens:
         message = "thinking.budget_tokens must be below max_tokens, which bounds thinking and answer together"
@@ -124,7 +124,7 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
 
 
 def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
-    """The same for what makes up the prompt, with these parameters."""
+    """The same for the fields of the prompt, with these parameters."""
     tools = [
         chat_tool(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
         for tool in body.tools or ()

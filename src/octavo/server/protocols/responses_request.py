@@ -1,4 +1,4 @@
-"""The body of `/v1/responses`: OpenAI's fields, and what of them the model and the engine are told."""
+"""The body of `/v1/responses`, and the request that it makes of a model."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class StreamOptions(RequestModel):
 
 
 class ResponsesRequest(OptionFields):
-    """What is not here is refused by name. Nothing is stored, so every request brings its whole conversation."""
+    """A request with its whole conversation, because nothing is stored. Other fields are refused by name."""
 
     model: Text | None = None
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
@@ -140,7 +140,7 @@ class ResponsesRequest(OptionFields):
 
 
 def to_chat_spec(body: ResponsesRequest, model: ServedModel, tenant: str) -> ChatSpec:
-    """What is asked of the model. Raises UsageError for what cannot be honoured."""
+    """The request to a model. Raises UsageError for fields that cannot be honoured."""
     _refuse_unsupported(body)
     tools, choice = body.chat_tools, _tool_choice(body)
     check_own_tools(tools, {})
