@@ -179,12 +179,12 @@ class PyProgram {
 
     void add_record(const std::string& kernel, const std::string& label, int32_t output, const Named<int32_t>& inputs,
                     const Named<int32_t>& weights, const Named<int64_t>& ints, const Named<float>& floats,
-                    const Named<std::vector<int32_t>>& tuples, int32_t cache) {
+                    const Named<std::vector<int32_t>>& tuples, std::pair<int32_t, int32_t> cache) {
         RecordSpec spec;
         spec.kernel = kernel;
         spec.label = label;
         spec.output = output;
-        spec.cache = cache;
+        std::tie(spec.cache, spec.cache_group) = cache;
         unzip(inputs, spec.names.inputs, spec.inputs);
         unzip(weights, spec.names.weights, spec.weights);
         unzip(ints, spec.names.ints, spec.ints);
@@ -258,7 +258,7 @@ void bind_program(nb::module_& module) {
         .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "output"_a, "inputs"_a,
              "weights"_a = Named<int32_t>(), "ints"_a = Named<int64_t>(), "floats"_a = Named<float>(),
-             "tuples"_a = Named<std::vector<int32_t>>(), "cache"_a = -1)
+             "tuples"_a = Named<std::vector<int32_t>>(), "cache"_a = std::pair(-1, 0))
         .def("finish",
              [](PyProgram& p) {
                  int32_t widest = 0;  // any value of output rows may be sampled

@@ -23,6 +23,10 @@ constexpr const char* array_description<int32_t, 2>() {
     return "a contiguous int32 array of two dimensions";
 }
 template <>
+constexpr const char* array_description<int32_t, 3>() {
+    return "a contiguous int32 array of three dimensions";
+}
+template <>
 constexpr const char* array_description<uint32_t, 2>() {
     return "a contiguous uint32 array of two dimensions";
 }

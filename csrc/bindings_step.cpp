@@ -37,17 +37,21 @@ StepArrays::StepArrays(nb::handle batch)
     : token_ids_(read_array<int32_t, 1>(batch, "token_ids")),
       positions_(read_array<int32_t>(batch, "positions", token_ids_.shape(0))),
       query_start_loc_(read_array<int32_t, 1>(batch, "query_start_loc")),
-      slot_mapping_(read_array<int32_t>(batch, "slot_mapping", token_ids_.shape(0))),
       logits_indices_(read_array<int32_t, 1>(batch, "logits_indices")),
-      block_tables_(read_array<int32_t, 2>(batch, "block_tables")),
-      block_copies_(read_array<int32_t, 2>(batch, "block_copies")) {
+      slot_mapping_(read_array<int32_t, 2>(batch, "slot_mapping")),
+      block_copies_(read_array<int32_t, 2>(batch, "block_copies")),
+      block_tables_(read_array<int32_t, 3>(batch, "block_tables")) {
     if (query_start_loc_.shape(0) == 0)
         throw nb::value_error("query_start_loc is empty; it has one entry more than there are requests");
     seq_lens_ = read_array<int32_t>(batch, "seq_lens", query_start_loc_.shape(0) - 1);
-    if (block_tables_.shape(0) != seq_lens_.shape(0)) throw nb::value_error("block_tables must have one row a request");
+    if (block_tables_.shape(1) != seq_lens_.shape(0)) throw nb::value_error("block_tables must have one row a request");
+    if (slot_mapping_.shape(0) != block_tables_.shape(0) || slot_mapping_.shape(1) != token_ids_.shape(0))
+        throw nb::value_error(("slot_mapping must be [" + std::to_string(block_tables_.shape(0)) + " cache groups, " +
+                               std::to_string(token_ids_.shape(0)) + " tokens]")
+                                  .c_str());
     if (block_copies_.shape(1) != 2) throw nb::value_error("block_copies must be [copies, 2]: source, destination");
-    for (const size_t n : {token_ids_.shape(0), block_tables_.shape(1), seq_lens_.shape(0), logits_indices_.shape(0),
-                           2 * block_copies_.shape(0)})
+    for (const size_t n : {token_ids_.shape(0), block_tables_.shape(2), block_tables_.size(), slot_mapping_.size(),
+                           logits_indices_.shape(0), block_copies_.size()})
         if (n > INT32_MAX) throw nb::value_error("an array of the batch has more than 2^31 - 1 entries");
 }
 
@@ -61,7 +65,8 @@ Step StepArrays::step() const {
     s.query_start_loc = query_start_loc_.data();
     s.seq_lens = seq_lens_.data();
     s.block_tables = block_tables_.data();
-    s.block_table_stride = static_cast<int32_t>(block_tables_.shape(1));
+    s.block_table_stride = static_cast<int32_t>(block_tables_.shape(2));
+    s.num_cache_groups = static_cast<int32_t>(block_tables_.shape(0));
     s.slot_mapping = slot_mapping_.data();
     s.logits_indices = logits_indices_.data();
     s.block_copies = block_copies_.data();

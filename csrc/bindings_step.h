@@ -14,8 +14,9 @@ class StepArrays {
     Step step() const;
 
   private:
-    Array<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, slot_mapping_, logits_indices_;
-    Array<int32_t, 2> block_tables_, block_copies_;
+    Array<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, logits_indices_;
+    Array<int32_t, 2> slot_mapping_, block_copies_;
+    Array<int32_t, 3> block_tables_;
 };
 
 // A contiguous array of dtype SAMPLING_ROW, kept alive.

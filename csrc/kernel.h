@@ -23,9 +23,10 @@ struct Step {
     const int32_t* positions;        // [num_tokens]
     const int32_t* query_start_loc;  // [num_requests + 1]
     const int32_t* seq_lens;         // [num_requests]
-    const int32_t* block_tables;     // [num_requests, block_table_stride]
+    const int32_t* block_tables;     // [num_cache_groups, num_requests, block_table_stride]
     int32_t block_table_stride;
-    const int32_t* slot_mapping;    // [num_tokens]
+    int32_t num_cache_groups;
+    const int32_t* slot_mapping;    // [num_cache_groups, num_tokens]
     const int32_t* logits_indices;  // [num_outputs]
     const int32_t* block_copies;    // [num_block_copies, 2]
     int32_t num_block_copies;
@@ -44,6 +45,7 @@ struct LayerCache {
     void* data;
     size_t block_bytes;
     int32_t block_size;  // tokens
+    int32_t group;       // whose block tables and slots are the layer's
 };
 
 struct PackedWeight;  // packed_weight.h: a matrix packed for the linear kernels

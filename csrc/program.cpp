@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 
 #include "kv_cache.h"
@@ -78,6 +79,7 @@ void Program::add_record(const RecordSpec& spec) {
     }
     if (spec.cache >= 0 && !record->kernel->cache) throw std::invalid_argument(spec.label + ": keeps no cache");
     if (spec.cache >= static_cast<int32_t>(caches_.size())) caches_.resize(spec.cache + 1);
+    if (spec.cache >= 0) options_.limits.cache_groups = std::max(options_.limits.cache_groups, spec.cache_group + 1);
     bind(*record);
     records_.push_back(std::move(record));
 }
@@ -106,7 +108,7 @@ void Program::finish(size_t scratch_bytes) {
             scratch_bytes_ = std::max(scratch_bytes_, sizes.per_worker);
             shared = std::max(shared, sizes.shared);
         }
-        if (record->spec.cache >= 0) record->args.cache = &caches_.at(record->spec.cache);
+        if (record->spec.cache >= 0) record->args.cache = &record->cache;
     }
     pool_->reserve_scratch(scratch_bytes_);
     shared_scratch_ = Memory(shared);
@@ -118,9 +120,17 @@ size_t Program::workspace_bytes() const {
 }
 
 size_t Program::cache_block_bytes(int32_t block_size) const {
-    size_t bytes = 0;
+    const std::vector<size_t> bytes = block_bytes_of(block_size);
+    return std::accumulate(bytes.begin(), bytes.end(), size_t{0});
+}
+
+// Of each cache: what the largest of its layers needs.
+std::vector<size_t> Program::block_bytes_of(int32_t block_size) const {
+    std::vector<size_t> bytes(caches_.size());
     for (const auto& record : records_)
-        if (record->spec.cache >= 0) bytes += record->kernel->cache(record->args, block_size);
+        if (record->spec.cache >= 0)
+            bytes[record->spec.cache] =
+                std::max(bytes[record->spec.cache], record->kernel->cache(record->args, block_size));
     return bytes;
 }
 
@@ -130,13 +140,13 @@ void Program::allocate_cache(int32_t num_blocks, int32_t block_size) {
         throw std::invalid_argument("the block size is " + std::to_string(block_size) +
                                     ", must be 8 or a multiple of 16 tokens");
     if (options_.limits.num_blocks > 0) throw std::invalid_argument("the cache is allocated already");
+    const std::vector<size_t> bytes = block_bytes_of(block_size);
+    for (size_t i = 0; i < caches_.size(); ++i)
+        caches_[i] = Cache{bytes[i], Memory(bytes[i] * static_cast<size_t>(num_blocks))};
     for (const auto& record : records_) {
         if (record->spec.cache < 0) continue;
-        LayerCache& cache = caches_.at(record->spec.cache);
-        cache.block_bytes = record->kernel->cache(record->args, block_size);
-        cache.block_size = block_size;
-        cache_memory_.emplace_back(cache.block_bytes * static_cast<size_t>(num_blocks));
-        cache.data = cache_memory_.back().data();
+        const Cache& cache = caches_.at(record->spec.cache);
+        record->cache = {cache.memory.data(), cache.block_bytes, block_size, record->spec.cache_group};
     }
     options_.limits.num_blocks = num_blocks;
     options_.limits.block_size = block_size;
@@ -206,13 +216,13 @@ void Program::run(PendingStep& pending, Worker& worker) {
     if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Each worker copies within its own layers, in the order of the pairs.
+// Each worker copies within its own caches, in the order of the pairs.
 void Program::copy_blocks(const Step& step, const Worker& worker) {
-    for (size_t layer = worker.index; layer < caches_.size(); layer += worker.count) {
-        const LayerCache& cache = caches_[layer];
-        char* const data = static_cast<char*>(cache.data);
-        for (int32_t i = 0; data && i < step.num_block_copies; ++i) {
-            const int32_t source = step.block_copies[2 * i], destination = step.block_copies[2 * i + 1];
+    for (size_t i = worker.index; i < caches_.size(); i += worker.count) {
+        const Cache& cache = caches_[i];
+        char* const data = cache.memory.data();
+        for (int32_t pair = 0; data && pair < step.num_block_copies; ++pair) {
+            const int32_t source = step.block_copies[2 * pair], destination = step.block_copies[2 * pair + 1];
             if (source != destination)
                 std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes,
                             cache.block_bytes);
@@ -299,7 +309,6 @@ void Program::close() {
     records_.clear();
     weights_.clear();
     workspace_.clear();
-    cache_memory_.clear();
     caches_.clear();
     shared_scratch_ = Memory();
 }

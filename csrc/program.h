@@ -41,7 +41,8 @@ struct RecordSpec {
     std::vector<int32_t> weights;  // those of the tuples last
     std::vector<int64_t> ints;
     std::vector<float> floats;
-    int32_t cache = -1;
+    int32_t cache = -1;  // layers of different groups may have the same: a block belongs to one group at a time
+    int32_t cache_group = 0;
 };
 
 class Program {
@@ -56,7 +57,7 @@ class Program {
     // can be added.
     void finish(size_t scratch_bytes);
 
-    // Bytes of one block over all layers.
+    // Bytes of one block over all caches.
     size_t cache_block_bytes(int32_t block_size) const;
     void allocate_cache(int32_t num_blocks, int32_t block_size);
 
@@ -123,6 +124,7 @@ class Program {
         const KernelEntry* kernel = nullptr;
         std::vector<View> inputs;
         std::vector<Weight> weights;
+        LayerCache cache{};
         Args args{};
     };
     View make_view(int32_t value, int32_t rows) const;
@@ -146,8 +148,13 @@ class Program {
     std::vector<Memory> workspace_;  // one region, or one a value if checked
     Memory shared_scratch_;
     size_t scratch_bytes_ = 0;
-    std::vector<LayerCache> caches_;
-    std::vector<Memory> cache_memory_;
+    // Memory of layers that share it.
+    struct Cache {
+        size_t block_bytes = 0;
+        Memory memory;
+    };
+    std::vector<size_t> block_bytes_of(int32_t block_size) const;
+    std::vector<Cache> caches_;
     // Of one worker and one record, the finale being the last; empty: no profile. Each worker writes its own row.
     struct Clocked {
         int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;

@@ -27,6 +27,9 @@ std::string check_requests(const Step& s, const StepLimits& limits) {
     if (s.query_start_loc[s.num_requests] != s.num_tokens)
         return wrong("query_start_loc", s.num_requests, s.query_start_loc[s.num_requests], "the number of tokens,",
                      s.num_tokens);
+    if (s.num_cache_groups < limits.cache_groups)
+        return "block_tables have " + std::to_string(s.num_cache_groups) + " cache groups, the graph takes " +
+               std::to_string(limits.cache_groups);
     const int64_t table_tokens = static_cast<int64_t>(s.block_table_stride) * limits.block_size;
     for (int32_t r = 0; r < s.num_requests; ++r) {
         const int32_t begin = s.query_start_loc[r], end = s.query_start_loc[r + 1];
@@ -36,9 +39,11 @@ std::string check_requests(const Step& s, const StepLimits& limits) {
         if (length > limits.model_len) return wrong("seq_lens", r, length, "at most", limits.model_len);
         if (length > table_tokens) return wrong("seq_lens", r, length, "at most what block_tables hold,", table_tokens);
         const int32_t blocks = (length + limits.block_size - 1) / limits.block_size;
-        const int32_t* table = s.block_tables + static_cast<int64_t>(r) * s.block_table_stride;
-        std::string error = check_range("block_tables row", table, blocks, limits.num_blocks);
-        if (!error.empty()) return "request " + std::to_string(r) + ": " + error;
+        for (int64_t g = 0; g < s.num_cache_groups; ++g) {
+            const int32_t* table = s.block_tables + (g * s.num_requests + r) * s.block_table_stride;
+            std::string error = check_range("block_tables row", table, blocks, limits.num_blocks);
+            if (!error.empty()) return "request " + std::to_string(r) + ": " + error;
+        }
         for (int32_t t = begin; t < end; ++t)
             if (s.positions[t] != length - (end - t))
                 return wrong("positions", t, s.positions[t],
@@ -58,7 +63,8 @@ std::string check_step(const Step& s, const StepLimits& limits) {
     if (error.empty()) error = check_range("block_copies", s.block_copies, 2 * s.num_block_copies, limits.num_blocks);
     if (error.empty() && limits.num_blocks > 0) {
         const int64_t slots = static_cast<int64_t>(limits.num_blocks) * limits.block_size;
-        for (int32_t t = 0; t < s.num_tokens && error.empty(); ++t)
+        const int32_t count = s.num_tokens * s.num_cache_groups;
+        for (int32_t t = 0; t < count && error.empty(); ++t)
             if (s.slot_mapping[t] < 0 || s.slot_mapping[t] >= slots)
                 error = wrong("slot_mapping", t, s.slot_mapping[t], "from 0 to below", slots);
         if (error.empty()) error = check_requests(s, limits);

@@ -15,6 +15,7 @@ struct StepLimits {
     int32_t vocab_size = 0;  // token ids are below this
     int32_t num_blocks = 0;  // of the paged cache; 0: none allocated
     int32_t block_size = 0;
+    int32_t cache_groups = 0;  // groups of layers, each with its own block tables
 };
 
 // What is wrong with the step, naming array, index, value and limit; empty if nothing is.

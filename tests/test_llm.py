@@ -337,7 +337,7 @@ def test_a_preempted_answer_of_the_default_model_is_the_same(smollm2_path: Path,
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     expected = [output.outputs[0].token_ids for output in smollm2.generate(PROMPTS, params)]
     # Room for a dozen blocks of 16 tokens, so that six requests of up to 57 tokens push each other out.
-    memory = 12 * 16 * smollm2._session.model().executor.kv_bytes_per_token
+    memory = 12 * 16 * smollm2._session.model().executor.cache_sizes.token_bytes
     with LLM(str(smollm2_path), kv_cache_memory=memory, max_model_len=128, max_num_seqs=8) as cramped:
         outputs = cramped.generate(PROMPTS, params)
     assert [output.outputs[0].token_ids for output in outputs] == expected

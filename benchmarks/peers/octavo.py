@@ -70,7 +70,7 @@ class Octavo:
 
     def cache_bytes(self, tokens: int) -> int:
         assert self._loaded is not None
-        return tokens * self._loaded.executor.kv_bytes_per_token
+        return tokens * self._loaded.executor.cache_sizes.token_bytes
 
     def decode(self, prompt: list[int], count: int) -> Generated:
         return self.many([prompt], count)
@@ -159,13 +159,15 @@ class Octavo:
         assert self._loaded is not None
         positions = np.arange(count, dtype=np.int32)
         block_size = self._loaded.engine.limits.block_size
+        num_groups = len(self._loaded.executor.cache_sizes.layout.groups)
+        tables = np.arange(num_groups * -(-count // block_size), dtype=np.int32).reshape(num_groups, 1, -1)
         batch = Batch(
             token_ids=np.array(tokens, dtype=np.int32),
             positions=positions,
             query_start_loc=np.array([0, count], dtype=np.int32),
             seq_lens=np.array([count], dtype=np.int32),
-            block_tables=np.arange(-(-count // block_size), dtype=np.int32)[None],
-            slot_mapping=positions,
+            block_tables=tables,
+            slot_mapping=(tables[:, 0, positions // block_size] * block_size + positions % block_size).astype(np.int32),
             logits_indices=positions,
             return_logits=True,
         )

@@ -221,7 +221,16 @@ void run_on_cache(const AttentionTask& task, const Step& step, Worker& worker, v
     attend_queries<Cache>(task, step, worker.count, block, shared);
 }
 
-void run_attention(const AttentionTask& task, const Step& step, Worker& worker, void* shared_scratch) {
+// The step as a layer of a cache group sees it: with the block tables and slots of that group alone.
+inline Step step_of_group(const Step& step, int32_t group) {
+    Step own = step;
+    own.block_tables += static_cast<int64_t>(group) * step.num_requests * step.block_table_stride;
+    own.slot_mapping += static_cast<int64_t>(group) * step.num_tokens;
+    return own;
+}
+
+void run_attention(const AttentionTask& task, const Step& all, Worker& worker, void* shared_scratch) {
+    const Step step = step_of_group(all, task.cache->group);
     if (task.kv_type == KvType::int8)
         run_on_cache<Int8Cache>(task, step, worker, shared_scratch);
     else

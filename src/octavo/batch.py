@@ -72,14 +72,17 @@ class SamplingBatch:
 
 @dataclass(slots=True)
 class Batch:
-    """One step. T = scheduled tokens, N = requests (sequences), R = rows whose logits are wanted."""
+    """One step. T = scheduled tokens, N = requests (sequences), R = rows whose logits are wanted.
+
+    G = groups of layers with block tables of their own (`octavo.graph.cache.CacheLayout`).
+    """
 
     token_ids: Int32  # [T], grouped by request
     positions: Int32  # [T], position of each token in its sequence
     query_start_loc: Int32  # [N + 1], where each request's tokens start
     seq_lens: Int32  # [N], tokens in the cache after this step
-    block_tables: Int32  # [N, max_blocks]; entries beyond a sequence's blocks are 0 and not read
-    slot_mapping: Int32  # [T], block_id * block_size + offset where each token's K and V are written
+    block_tables: Int32  # [G, N, max_blocks]; entries beyond a sequence's blocks or before its window are not read
+    slot_mapping: Int32  # [G, T], block_id * block_size + offset where each token's K and V are written
     logits_indices: Int32  # [R], index into the T tokens
     # [copies, 2], source and destination of cache blocks, copied in this order before anything is computed
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))

@@ -29,7 +29,7 @@ def executor() -> reference.ReferenceExecutor:
 def test_sizes(executor: reference.ReferenceExecutor) -> None:
     graph, weights = tiny_graph("llama")
     assert get_backend("reference") is reference
-    assert executor.kv_bytes_per_token == 3 * 2 * 2 * 16 * 4
+    assert executor.cache_sizes.token_bytes == 3 * 2 * 2 * 16 * 4
     assert executor.weight_bytes == sum(w.nbytes for w in weights.values())
     assert executor.workspace_bytes == 32 * 4 * sum(n.output.cols for n in graph.nodes)
 

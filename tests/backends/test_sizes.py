@@ -54,7 +54,7 @@ def test_every_type_takes_what_was_said(type_name: str, backend: str) -> None:
     executor = get_backend(backend).compile(graph, weights, LIMITS)
     executor.allocate_cache(1, 16)
     assert sizes.weight_bytes == executor.weight_bytes
-    assert sizes.kv_bytes_per_token == executor.kv_bytes_per_token
+    assert sizes.cache == executor.cache_sizes
     assert sizes.workspace_bytes <= executor.workspace_bytes
     executor.close()
     grown = {t.type_name for t in sizes.grown}

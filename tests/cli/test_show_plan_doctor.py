@@ -14,6 +14,7 @@ from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
 from octavo.engine.load import plan_cache
 from octavo.errors import InsufficientMemoryError
+from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
 from tests.support.processes import octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
@@ -105,7 +106,7 @@ def test_the_plan_is_what_the_engine_takes(smollm2_path: Path) -> None:
     checkpoint.close()
     with LLM(str(smollm2_path), kv_cache_memory="64MiB") as llm:
         executor = llm._session.model().executor
-        assert needs.kv_bytes_per_token == executor.kv_bytes_per_token
+        assert needs.kv_bytes_per_token == executor.cache_sizes.token_bytes
         assert needs.weight_bytes == executor.weight_bytes
         assert needs.workspace_bytes == pytest.approx(executor.workspace_bytes, rel=0.1)
 
@@ -116,9 +117,10 @@ def test_the_engine_leaves_the_same_memory_free(smollm2_path: Path) -> None:
     checkpoint.close()
     left = needs.available_bytes - needs.weight_bytes - needs.workspace_bytes
     usable = left - needs.headroom_bytes
-    plan_cache(EngineConfig(kv_cache_memory=usable), 1024, needs.kv_bytes_per_token, left)
+    sizes = CacheSizes(cache_layout(()), needs.kv_bytes_per_token, needs.kv_bytes_per_token)
+    plan_cache(EngineConfig(kv_cache_memory=usable), 1024, sizes, left)
     with pytest.raises(InsufficientMemoryError):
-        plan_cache(EngineConfig(kv_cache_memory=usable + 1), 1024, needs.kv_bytes_per_token, left)
+        plan_cache(EngineConfig(kv_cache_memory=usable + 1), 1024, sizes, left)
 
 
 def test_the_options_of_a_plan_are_taken(smollm2_path: Path) -> None:

@@ -51,15 +51,15 @@ def test_a_step_of_decode_and_prefill_together(engine: Engine) -> None:
     second = add(engine, "second", list(range(20, 40)), temperature=0.5, top_k=7, seed=9)
     engine.step()
     batch = batches(engine)[1]
-    tables = [request.sequences[0].block_table for request in (first, second)]
+    tables = [request.sequences[0].block_tables[0].block_ids for request in (first, second)]
     assert batch.token_ids.tolist() == [first.sequences[0].token_ids[5], *range(20, 35)]
     assert batch.positions.tolist() == [5, *range(15)]
     assert batch.query_start_loc.tolist() == [0, 1, 16]
     assert batch.seq_lens.tolist() == [6, 15]
     for row, table in enumerate(tables):
-        assert batch.block_tables[row, : len(table)].tolist() == table
+        assert batch.block_tables[0, row, : len(table)].tolist() == table
     expected = [tables[0][1] * 4 + 1, *(tables[1][i // 4] * 4 + i % 4 for i in range(15))]
-    assert batch.slot_mapping.tolist() == expected
+    assert batch.slot_mapping[0].tolist() == expected
     assert batch.logits_indices.tolist() == [0]  # the second prompt is not complete yet
     engine.step()
     sampling = batches(engine)[2].sampling

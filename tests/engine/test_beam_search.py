@@ -130,7 +130,7 @@ def test_beams_share_blocks_and_give_them_back() -> None:
     engine.add_request(request)
     for _ in range(3):
         engine.step()
-    tables = [beam.block_table for beam in request.groups[0].members]
+    tables = [beam.block_tables[0].block_ids for beam in request.groups[0].members]
     assert len(tables) == 4
     assert all(table[:7] == tables[0][:7] for table in tables)
     while engine.has_work:

@@ -451,7 +451,7 @@ def test_an_abort_frees_all_blocks_in_every_phase(
     engine.scheduler.check_integrity()
     assert output is not None
     assert {choice.finish_reason for choice in output.outputs} == {"abort"}
-    assert all(not sequence.block_table for sequence in sequences)
+    assert all(not sequence.block_tables for sequence in sequences)
     assert engine.abort("left") is None
     answer: RequestOutput | RequestFailure | None = None
     while engine.has_work:

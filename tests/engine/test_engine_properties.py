@@ -88,27 +88,28 @@ class EngineMachine(RuleBasedStateMachine):
         num_blocks=st.integers(10, 24),
         prefix_caching=st.booleans(),
         max_num_seqs=st.integers(3, 8),
-        max_num_batched_tokens=st.integers(8, 20),
-        max_num_outputs=st.integers(8, 12),
+        step_limits=st.tuples(st.integers(8, 20), st.integers(8, 12)),
         budget_seed=st.none() | st.integers(0, 99),
         is_overlapped=st.booleans(),
+        windows=st.sampled_from([(None,), (None, 5), (9, 9, None, None, 2, 2)]),
     )
     def start(
         self,
         num_blocks: int,
         prefix_caching: bool,
         max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_num_outputs: int,
+        step_limits: tuple[int, int],
         budget_seed: int | None,
         is_overlapped: bool,
+        windows: tuple[int | None, ...],
     ) -> None:
         self.engine = fake_engine(
-            num_blocks=num_blocks,
+            num_blocks=num_blocks * len(set(windows)),
+            windows=windows,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_outputs=max_num_outputs,
+            max_num_batched_tokens=step_limits[0],
+            max_num_outputs=step_limits[1],
             enable_prefix_caching=prefix_caching,
         )
         if budget_seed is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.request import Request, Sequence
+from octavo.graph.cache import KVCache, cache_layout
 from octavo.sampling_params import SamplingParams
 
 
@@ -12,12 +13,13 @@ def sequence(token_ids: list[int]) -> Sequence:
     return Sequence(request, 0, list(token_ids))
 
 
-def compute(cache: KVCacheManager, one: Sequence, num_tokens: int) -> tuple[int, int] | None:
-    copy = cache.append(one, num_tokens)
+def compute(cache: KVCacheManager, one: Sequence, num_tokens: int) -> list[tuple[int, int]]:
+    copies = cache.append(one, num_tokens)
     before = one.num_computed_tokens
     one.num_computed_tokens += num_tokens
     cache.register_full_blocks(one, before)
-    return copy
+    cache.free_passed_blocks(one)
+    return copies
 
 
 def test_a_prefix_is_found_block_by_block() -> None:
@@ -26,7 +28,7 @@ def test_a_prefix_is_found_block_by_block() -> None:
     compute(cache, first, 10)
     second = sequence([*range(8), 50, 51])
     assert cache.match_prefix(second, 9) == 8
-    assert second.block_table == first.block_table[:2]
+    assert second.block_tables[0].block_ids == first.block_tables[0].block_ids[:2]
     third = sequence([*range(6), 50, 51, 52])
     assert cache.match_prefix(third, 8) == 4
 
@@ -61,15 +63,15 @@ def test_a_fork_copies_the_shared_block_before_it_writes_and_the_last_owner_does
     compute(cache, parent, 6)
     child = sequence([1, 2, 3, 4, 5, 6])
     cache.fork(parent, child, 6)
-    shared = parent.block_table[1]
-    assert child.block_table == parent.block_table
+    shared = parent.block_tables[0].block_ids[1]
+    assert child.block_tables[0].block_ids == parent.block_tables[0].block_ids
     assert not cache.has_room(child)
     assert cache.num_blocks_to_append([child], [1]) == 1
     assert cache.num_blocks_to_append([parent, child], [1, 1]) == 1  # the second of them writes in place
-    assert compute(cache, child, 1) == (shared, child.block_table[1])
-    assert child.block_table[1] != shared
-    assert compute(cache, parent, 1) is None
-    assert parent.block_table[1] == shared
+    assert compute(cache, child, 1) == [(shared, child.block_tables[0].block_ids[1])]
+    assert child.block_tables[0].block_ids[1] != shared
+    assert compute(cache, parent, 1) == []
+    assert parent.block_tables[0].block_ids[1] == shared
 
 
 def test_a_block_that_a_fork_may_overwrite_can_no_longer_be_found() -> None:
@@ -79,7 +81,7 @@ def test_a_block_that_a_fork_may_overwrite_can_no_longer_be_found() -> None:
     child = sequence([*range(6), 40, 41])
     cache.fork(parent, child, 6)
     cache.free(parent)
-    assert compute(cache, child, 2) is None  # alone by now: it writes in place
+    assert compute(cache, child, 2) == []  # alone by now: it writes in place
     late = sequence([*range(8), 9])
     assert cache.match_prefix(late, 8) == 4
 
@@ -98,3 +100,119 @@ def test_hashes_do_not_depend_on_the_process() -> None:
     cache = KVCacheManager(4, 4)
     compute(cache, one, 4)
     assert one.block_hashes[0].hex().startswith("2c85f089b1f3ed15")
+
+
+def windowed(num_blocks: int, *windows: int | None, max_step_tokens: int = 4) -> KVCacheManager:
+    """Blocks of 4 tokens, one group for each window."""
+    layout = cache_layout([KVCache(layer, 1, 8, 8, window) for layer, window in enumerate(windows)])
+    return KVCacheManager(num_blocks, 4, layout=layout, max_step_tokens=max_step_tokens)
+
+
+def held(one: Sequence) -> list[list[int]]:
+    """Positions of the blocks that a sequence holds in each group."""
+    return [list(range(table.num_passed, table.num_entries)) for table in one.block_tables]
+
+
+def check_integrity(cache: KVCacheManager, *sequences: Sequence) -> None:
+    cache.pool.check_integrity(table.held for one in sequences for table in one.block_tables)
+
+
+def test_blocks_that_have_left_a_window_are_given_back() -> None:
+    cache = windowed(20, None, 6)
+    one = sequence(list(range(40)))
+    for end, window_blocks in ((4, [0]), (8, [0, 1]), (9, [1, 2]), (12, [1, 2]), (16, [2, 3]), (24, [4, 5])):
+        # The next token sees itself and the 5 before it.
+        compute(cache, one, end - one.num_computed_tokens)
+        assert held(one) == [list(range(-(-end // 4))), window_blocks]
+        check_integrity(cache, one)
+    assert one.num_held_blocks == 8
+    cache.free(one)
+    assert cache.pool.num_used_blocks == 0
+
+
+def test_a_sequence_holds_no_more_than_is_promised() -> None:
+    for window in (1, 3, 4, 5, 6, 9, 13):
+        for chunk in (1, 2, 4, 5, 9):
+            cache = windowed(100, None, window, max_step_tokens=chunk)
+            one = sequence(list(range(60)))
+            most = 0
+            while one.num_computed_tokens < 60:
+                count = min(chunk, 60 - one.num_computed_tokens)
+                missing = cache.num_blocks_missing(one)
+                assert cache.num_blocks_to_append([one], [count]) <= missing
+                cache.append(one, count)
+                most = max(most, one.num_held_blocks)
+                one.num_computed_tokens += count
+                cache.register_full_blocks(one, one.num_computed_tokens - count)
+                cache.free_passed_blocks(one)
+            assert most <= cache.max_blocks(60)
+            assert most >= cache.max_blocks(60) - 2, (window, chunk)
+
+
+def test_a_prefix_needs_only_the_blocks_of_a_window_at_its_end() -> None:
+    cache = windowed(12, None, 6)
+    one = sequence(list(range(24)))
+    compute(cache, one, 24)
+    cache.free(one)
+    # Eleven blocks of another prompt evict what was used longest ago; the end of the window stays.
+    other = sequence(list(range(100, 124)))
+    again = sequence(list(range(24)))
+    assert cache.match_prefix(again, 23) == 20
+    assert held(again) == [[0, 1, 2, 3, 4], [3, 4]]
+    check_integrity(cache, again)
+    cache.free(again)
+    compute(cache, other, 8)
+    check_integrity(cache, other)
+
+
+def test_a_prefix_ends_before_a_window_with_a_hole() -> None:
+    cache = windowed(20, None, 6)
+    one = sequence(list(range(40)))
+    compute(cache, one, 24)
+    window = one.block_tables[1].block_ids
+    again = sequence(list(range(40)))
+    assert cache.num_cached_tokens(again, 39) == 24
+    cache.pool.forget(window[4])  # block 4 of the group with the window
+    assert cache.num_cached_tokens(again, 39) == 16  # blocks 2 and 3 were given back, and are still known
+    assert cache.match_prefix(again, 39) == 16
+    assert held(again) == [[0, 1, 2, 3], [2, 3]]
+    check_integrity(cache, one, again)
+
+
+def test_groups_do_not_find_each_others_blocks() -> None:
+    cache = windowed(20, 100, 50)
+    one = sequence(list(range(12)))
+    compute(cache, one, 12)
+    again = sequence(list(range(12)))
+    assert cache.match_prefix(again, 11) == 8
+    assert [table.block_ids for table in again.block_tables] == [table.block_ids[:2] for table in one.block_tables]
+
+
+def test_a_fork_behind_a_window_copies_the_last_block_of_each_group() -> None:
+    cache = windowed(30, None, 6)
+    parent = sequence(list(range(30)))
+    compute(cache, parent, 18)
+    child = sequence(list(range(30)))
+    cache.fork(parent, child, 18)
+    assert held(child) == held(parent) == [[0, 1, 2, 3, 4], [3, 4]]
+    assert not cache.has_room(child)
+    assert cache.num_blocks_to_append([child], [1]) == 2
+    copies = compute(cache, child, 1)
+    lasts = [[table.block_ids[4] for table in each.block_tables] for each in (parent, child)]
+    assert copies == list(zip(*lasts, strict=True))
+    assert compute(cache, parent, 1) == []
+    check_integrity(cache, parent, child)
+    cache.free(parent)
+    compute(cache, child, 5)
+    check_integrity(cache, child)
+
+
+def test_refused_drafts_give_blocks_of_all_groups_back() -> None:
+    cache = windowed(30, None, 6)
+    one = sequence(list(range(12)))
+    compute(cache, one, 7)
+    cache.append(one, 6)
+    assert [table.num_entries for table in one.block_tables] == [4, 4]
+    cache.truncate(one)
+    assert [table.num_entries for table in one.block_tables] == [2, 2]
+    check_integrity(cache, one)

@@ -13,33 +13,35 @@ from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine, plan_cache
 from octavo.errors import InsufficientMemoryError, UsageError
+from octavo.graph.cache import CacheSizes, cache_layout
 from tests.support.processes import octavo
 from tests.support.tiny_gguf import tiny_gguf
 
 GIB = 2**30
 PER_TOKEN = 32 * 1024  # 512 KiB a block of 16
+ONE_GROUP = CacheSizes(cache_layout(()), PER_TOKEN, PER_TOKEN)
 
 
 def test_half_of_the_free_memory_is_taken() -> None:
-    plan = plan_cache(EngineConfig(), 8192, PER_TOKEN, 10 * GIB)
+    plan = plan_cache(EngineConfig(), 8192, ONE_GROUP, 10 * GIB)
     assert plan.max_model_len == 8192
     assert plan.num_blocks == int(4.5 * GIB) // (512 * 1024)
 
 
 def test_no_more_is_taken_than_can_be_used() -> None:
-    plan = plan_cache(EngineConfig(max_num_seqs=2), 1024, PER_TOKEN, 100 * GIB)
+    plan = plan_cache(EngineConfig(max_num_seqs=2), 1024, ONE_GROUP, 100 * GIB)
     assert plan.num_blocks == 2 * 1024 // 16
 
 
 def test_one_full_request_may_take_more_than_half_but_leaves_headroom() -> None:
-    plan = plan_cache(EngineConfig(), 8192 * 10, PER_TOKEN, 3 * GIB)
+    plan = plan_cache(EngineConfig(), 8192 * 10, ONE_GROUP, 3 * GIB)
     assert plan.num_blocks * 512 * 1024 <= 2.7 * GIB
     assert plan.max_model_len == 81920
 
 
 def test_a_context_that_does_not_fit_is_reduced_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        plan = plan_cache(EngineConfig(), 131072, PER_TOKEN, 2 * GIB)
+        plan = plan_cache(EngineConfig(), 131072, ONE_GROUP, 2 * GIB)
     assert plan.max_model_len == plan.num_blocks * 16 < 131072
     (record,) = caplog.records
     assert f"the context is {plan.max_model_len} tokens instead of the model's 131072" in record.getMessage()
@@ -49,26 +51,26 @@ def test_a_context_that_does_not_fit_is_reduced_and_said(caplog: pytest.LogCaptu
 
 def test_an_explicit_context_that_does_not_fit_is_an_error_whose_advice_works() -> None:
     with pytest.raises(InsufficientMemoryError, match=r"max_model_len 131072 does not fit: one token") as caught:
-        plan_cache(EngineConfig(max_model_len=131072), 131072, PER_TOKEN, 2 * GIB)
+        plan_cache(EngineConfig(max_model_len=131072), 131072, ONE_GROUP, 2 * GIB)
     advice = re.search(r"Lower max_model_len to (\d+), or free 2\.25 GiB more", str(caught.value))
     assert advice is not None, caught.value
     fitting = int(advice[1])
-    assert plan_cache(EngineConfig(max_model_len=fitting), fitting, PER_TOKEN, 2 * GIB).max_model_len == fitting
+    assert plan_cache(EngineConfig(max_model_len=fitting), fitting, ONE_GROUP, 2 * GIB).max_model_len == fitting
 
 
 def test_explicit_cache_memory_is_taken_exactly() -> None:
-    assert plan_cache(EngineConfig(kv_cache_memory="64MiB"), 2048, PER_TOKEN, 10 * GIB).num_blocks == 128
+    assert plan_cache(EngineConfig(kv_cache_memory="64MiB"), 2048, ONE_GROUP, 10 * GIB).num_blocks == 128
     with pytest.raises(InsufficientMemoryError, match=r"kv_cache_memory is 20\.00 GiB, but of the 10\.00 GiB"):
-        plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, PER_TOKEN, 10 * GIB)
+        plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, ONE_GROUP, 10 * GIB)
 
 
 def test_where_not_even_a_short_request_fits_the_error_says_how_much_is_missing() -> None:
     with pytest.raises(InsufficientMemoryError, match=r"not even a short request fits: .* hold 0 tokens, .* is 256"):
-        plan_cache(EngineConfig(), 8192, PER_TOKEN, 200 * 2**20)
+        plan_cache(EngineConfig(), 8192, ONE_GROUP, 200 * 2**20)
 
 
 def test_a_tiny_context_of_the_model_itself_is_enough() -> None:
-    assert plan_cache(EngineConfig(max_num_seqs=1), 64, PER_TOKEN, 10 * GIB).max_model_len == 64
+    assert plan_cache(EngineConfig(max_num_seqs=1), 64, ONE_GROUP, 10 * GIB).max_model_len == 64
 
 
 def test_weights_that_do_not_fit_are_refused_before_they_are_packed(

@@ -125,10 +125,10 @@ def test_choices_share_the_computation_of_their_prompt() -> None:
     engine = fake_engine(max_num_batched_tokens=64, max_num_seqs=4, enable_prefix_caching=False)
     request = add(engine, "choices", 30, n=4)
     assert step(engine) == {"choices": 30}
-    tables = [choice.block_table for choice in request.sequences]
+    tables = [choice.block_tables[0].block_ids for choice in request.sequences]
     assert all(table == tables[0] for table in tables)
     step(engine)
-    assert len({choice.block_table[-1] for choice in request.sequences}) == 4
+    assert len({choice.block_tables[0].block_ids[-1] for choice in request.sequences}) == 4
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 7 + 4
 
 

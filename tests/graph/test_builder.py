@@ -99,7 +99,7 @@ def test_rewritten_graphs_are_checked() -> None:
     x = g.embedding("embed_tokens")
     y = g.scale(x, 2.0)
     with pytest.raises(GraphError, match="scale: value 0 is used before it is made"):
-        Graph.from_nodes(SHAPES, g.nodes[::-1], y)
+        Graph.from_nodes(Graph(SHAPES), g.nodes[::-1], y)
     wrong = Node(g.nodes[1].op, Value(1, Rows.TOKENS, 9), "layers.3")
     with pytest.raises(GraphError, match="another shape"):
-        Graph.from_nodes(SHAPES, [g.nodes[0], wrong], wrong.output)
+        Graph.from_nodes(Graph(SHAPES), [g.nodes[0], wrong], wrong.output)

@@ -15,7 +15,7 @@ from octavo.graph.passes import optimize
 from octavo.graph.values import Rows, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
-from tests.support.tiny_models import CONFIGS, tiny_graph
+from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
 
 LIMITS = ExecutorLimits(64, 4, 64, 64)
 HEAD_DIM = 4
@@ -26,12 +26,15 @@ VOCAB = 11
 def run(graph: Graph, weights: dict[str, DenseWeight], *, all_logits: bool = True) -> list[np.ndarray]:
     """The logits of two steps with two requests, in float64."""
     executor = reference.compile(graph, weights, LIMITS, dtype=np.float64)
-    executor.allocate_cache(8, 4)
+    executor.allocate_cache(8 * NUM_CACHE_GROUPS, 4)
     rng = np.random.default_rng(3)
     first = Request(rng.integers(0, VOCAB, 9).tolist(), [3, 1, 6])
     second = Request(rng.integers(0, VOCAB, 6).tolist(), [2, 4])
     steps = [[(first, 5), (second, 6)], [(first, 4)]]
-    return [executor.submit(step(scheduled, all_logits=all_logits)).wait().logits for scheduled in steps]
+    return [
+        executor.submit(step(scheduled, all_logits=all_logits, num_groups=NUM_CACHE_GROUPS)).wait().logits
+        for scheduled in steps
+    ]
 
 
 def assert_same_meaning(graph: Graph, weights: dict[str, DenseWeight]) -> None:

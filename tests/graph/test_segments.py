@@ -20,7 +20,7 @@ from octavo.graph.segments import cut
 from octavo.graph.values import Rows
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
-from tests.support.tiny_models import CONFIGS, tiny_graph
+from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
 
 LIMITS = ExecutorLimits(64, 4, 64, 64)
 BLOCK_SIZE = 16
@@ -40,7 +40,10 @@ def steps() -> list[Batch]:
     first = Request(rng.integers(0, 96, 24).tolist(), [3, 1])
     second = Request(rng.integers(0, 96, 20).tolist(), [2, 6])
     scheduled = [[(first, 11)], [(first, 9), (second, 13)], [(first, 1), (second, 6)], [(first, 1), (second, 1)]]
-    return [step(each, all_logits=index % 2 == 0, block_size=BLOCK_SIZE) for index, each in enumerate(scheduled)]
+    return [
+        step(each, all_logits=index % 2 == 0, block_size=BLOCK_SIZE, num_groups=NUM_CACHE_GROUPS)
+        for index, each in enumerate(scheduled)
+    ]
 
 
 def run(executors: list[Executor], batch: Batch) -> np.ndarray:
@@ -55,7 +58,7 @@ def run(executors: list[Executor], batch: Batch) -> np.ndarray:
 def logits_of(backend: str, segments: list[Graph], weights: dict[str, DenseWeight]) -> list[np.ndarray]:
     executors = [get_backend(backend).compile(segment, weights, LIMITS) for segment in segments]
     for executor in executors:
-        executor.allocate_cache(8, BLOCK_SIZE)
+        executor.allocate_cache(8 * NUM_CACHE_GROUPS, BLOCK_SIZE)
     results = [run(executors, batch) for batch in steps()]
     for executor in executors:
         executor.close()
@@ -119,7 +122,7 @@ def test_wrong_batches(backend: str) -> None:
     graph, weights = tiny_graph("llama")
     first, last = (get_backend(backend).compile(g, weights, LIMITS) for g in cut(graph, [range(1), range(1, 3)]))
     for executor in (first, last):
-        executor.allocate_cache(8, BLOCK_SIZE)
+        executor.allocate_cache(8 * NUM_CACHE_GROUPS, BLOCK_SIZE)
     batch = step([(Request([3, 17, 5], [0]), 3)], block_size=BLOCK_SIZE)
     with pytest.raises(UsageError, match="ask the last segment"):
         first.submit(batch).wait()

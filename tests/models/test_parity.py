@@ -58,8 +58,10 @@ def test_both_formats_give_the_same_bits(name: str, tmp_path: Path) -> None:
 def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.float32]:
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = get_backend(backend).compile(graph, checkpoint.weights, LIMITS)
-    executor.allocate_cache(10, 16)
-    output = executor.submit(step([(Request(TOKENS, [9, 2]), len(TOKENS))], block_size=16)).wait()
+    num_groups = tiny_models.NUM_CACHE_GROUPS
+    executor.allocate_cache(10 * num_groups, 16)
+    batch = step([(Request(TOKENS, [9, 2]), len(TOKENS))], block_size=16, num_groups=num_groups)
+    output = executor.submit(batch).wait()
     executor.close()
     assert output.logits is not None
     return output.logits

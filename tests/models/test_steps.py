@@ -15,7 +15,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
-from tests.support.tiny_models import CONFIGS, tiny_graph
+from tests.support.tiny_models import CONFIGS, NUM_CACHE_GROUPS, tiny_graph
 
 TOKENS = np.random.default_rng(0).integers(0, 96, 30).tolist()
 BLOCKS = [9, 2]
@@ -36,13 +36,13 @@ def executor(request: pytest.FixtureRequest, model: tuple[Graph, dict[str, Dense
         executor: Executor = reference.compile(*model, LIMITS, dtype=np.float64)
     else:
         executor = get_backend("cpu").compile(*model, LIMITS)
-    executor.allocate_cache(32, 16)
+    executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16)
     yield executor
     executor.close()
 
 
 def paged(scheduled: list[tuple[Request, int]], *, all_logits: bool = True) -> Batch:
-    return step(scheduled, all_logits=all_logits, block_size=16)
+    return step(scheduled, all_logits=all_logits, block_size=16, num_groups=NUM_CACHE_GROUPS)
 
 
 def assert_same(executor: Executor, logits: NDArray[np.floating], whole: NDArray[np.floating]) -> None:

@@ -26,8 +26,17 @@ def blocks_for(num_tokens: int, block_size: int = BLOCK_SIZE) -> int:
     return -(-num_tokens // block_size)
 
 
-def step(scheduled: Sequence[tuple[Request, int]], *, all_logits: bool = True, block_size: int = BLOCK_SIZE) -> Batch:
-    """The next `count` tokens of each sequence, which then count as computed; logits of all, or of the last of each."""
+def step(
+    scheduled: Sequence[tuple[Request, int]],
+    *,
+    all_logits: bool = True,
+    block_size: int = BLOCK_SIZE,
+    num_groups: int = 1,
+) -> Batch:
+    """The next `count` tokens of each sequence, which then count as computed; logits of all, or of the last of each.
+
+    num_groups: groups of layers. Block b of a request is blocks b * num_groups and those after it, one a group.
+    """
     tokens, positions, starts, lengths, slots = [], [], [0], [], []
     width = max(len(sequence.blocks) for sequence, _ in scheduled)
     tables = np.zeros((len(scheduled), width), np.int32)
@@ -42,4 +51,8 @@ def step(scheduled: Sequence[tuple[Request, int]], *, all_logits: bool = True, b
         lengths.append(sequence.computed)
     outputs = list(range(len(tokens))) if all_logits else [start - 1 for start in starts[1:]]
     arrays = (np.array(a, np.int32) for a in (tokens, positions, starts, lengths))
-    return Batch(*arrays, tables, np.array(slots, np.int32), np.array(outputs, np.int32), return_logits=True)
+    groups = np.arange(num_groups, dtype=np.int32)
+    block, offset = np.divmod(np.array(slots, np.int32), np.int32(block_size))
+    all_tables = tables * np.int32(num_groups) + groups[:, None, None]
+    all_slots = (block * np.int32(num_groups) + groups[:, None]) * np.int32(block_size) + offset
+    return Batch(*arrays, all_tables, all_slots, np.array(outputs, np.int32), return_logits=True)

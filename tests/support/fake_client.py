@@ -80,6 +80,7 @@ class FakeClient:
             num_blocks=64,
             kv_dtype="float16",
             kv_bytes_per_token=64,
+            kv_cache_bytes=64 * 16 * 64,
             weight_bytes=1024,
             workspace_bytes=0,
             num_threads=1,

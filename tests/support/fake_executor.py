@@ -18,6 +18,7 @@ from octavo.batch import SAMPLING_ROW, Batch, SamplingBatch, StepOutput
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.request import Request
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
+from octavo.graph.cache import CacheSizes, KVCache, cache_layout
 
 VOCAB_SIZE = 64
 EOS_ID = 1
@@ -54,10 +55,14 @@ class DeferredStep:
 class FakeExecutor:
     """Implements `octavo.backends.Executor` over token ids.
 
+    windows: of the groups of layers, one of them None. All groups hold the tokens; the answers come from that one.
     is_deferred: whether a step is computed when somebody waits for it, not when it is submitted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, windows: tuple[int | None, ...] = (None,)) -> None:
+        caches = [KVCache(layer, 1, 1, 1, window) for layer, window in enumerate(windows)]
+        self.cache_sizes = CacheSizes(cache_layout(caches), 8 * len(windows), 8)
+        self.windows = [group.window for group in self.cache_sizes.layout.groups]
         self.slots = np.zeros(0, np.int64)
         self.block_size = 0
         self.num_steps = 0
@@ -67,7 +72,6 @@ class FakeExecutor:
         self.is_deferred = False
 
     max_in_flight = 1
-    kv_bytes_per_token = 8
     workspace_bytes = 0
     num_threads = 1
     weight_bytes = 0
@@ -89,7 +93,7 @@ class FakeExecutor:
             raise RuntimeError("the fake executor was told to fail")
         for source, destination in batch.block_copies.tolist():
             self._copy_block(source, destination)
-        assert len(set(batch.slot_mapping.tolist())) == len(batch.slot_mapping), "a slot is written twice in a step"
+        assert np.unique(batch.slot_mapping).size == batch.slot_mapping.size, "a slot is written twice in a step"
         self.slots[batch.slot_mapping] = batch.token_ids
         owner = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start_loc))
         rows = [self._context(batch, int(owner[i]), int(batch.positions[i])) for i in batch.logits_indices]
@@ -105,9 +109,15 @@ class FakeExecutor:
         return sample(logits, batch.sampling)
 
     def _context(self, batch: Batch, request: int, position: int) -> list[int]:
-        """The tokens that the token at `position` sees, read from the cache as attention would."""
-        at = np.arange(position + 1)
-        table = batch.block_tables[request]
+        """The tokens that the token at `position` sees, read from the caches of all groups as attention would."""
+        whole = self._visible(batch, self.windows.index(None), request, range(position + 1))
+        for group, window in enumerate(self.windows):
+            first = 0 if window is None else max(position - window + 1, 0)
+            assert self._visible(batch, group, request, range(first, position + 1)) == whole[first:], "another's tokens"
+        return whole
+
+    def _visible(self, batch: Batch, group: int, request: int, positions: range) -> list[int]:
+        at, table = np.array(positions), batch.block_tables[group, request]
         tokens = self.slots[table[at // self.block_size] * self.block_size + at % self.block_size]
         assert (tokens >= 0).all(), "a slot is read before it is written"
         return [int(token) for token in tokens]
@@ -159,9 +169,10 @@ def fake_engine(
     max_num_batched_tokens: int = 16,
     max_num_outputs: int | None = None,
     enable_prefix_caching: bool = True,
+    windows: tuple[int | None, ...] = (None,),
 ) -> Engine:
     """An engine over a `FakeExecutor`, which is its `executor`."""
-    executor = FakeExecutor()
+    executor = FakeExecutor(windows)
     executor.allocate_cache(num_blocks, block_size)
     limits = EngineLimits(
         max_model_len=max_model_len,

@@ -76,7 +76,7 @@ class NativeAttention:
             places,
             operands.ints,
             operands.floats,
-            cache=0,
+            cache=(0, 0),
         )
         self.program.finish()
         self.program.allocate_cache(setup.num_blocks, setup.block_size)

@@ -81,6 +81,9 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
 }
 
+# Groups of layers with block tables of their own, as many as any of these has.
+NUM_CACHE_GROUPS = 7
+
 # GGUF files of these architectures have no place for what makes the configuration special.
 GGUF_CONFIGS = [name for name in CONFIGS if name not in ("qwen2-window", "gemma3-softcap")]
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from octavo.batch import Batch, StepOutput
     from octavo.config import KVDtype, LoadProgress
     from octavo.graph.builder import Graph
+    from octavo.graph.cache import CacheSizes
     from octavo.quantization.packed import Weight
 
 
@@ -75,8 +76,8 @@ class Executor(Protocol):
         """Steps that run or are queued at once. One more `submit` blocks until there is room."""
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes that one token takes in the cache, over all layers."""
+    def cache_sizes(self) -> CacheSizes:
+        """Groups of layers with block tables of their own, and bytes of a token in them."""
 
     @property
     def workspace_bytes(self) -> int:

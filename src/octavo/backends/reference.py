@@ -21,6 +21,7 @@ from octavo.batch import Batch, StepOutput
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError
 from octavo.graph.builder import Graph
+from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops import Array, LayerCache
 from octavo.graph.segments import check_inputs
@@ -66,9 +67,7 @@ def sizes(
     infos = {p: parameter_info(weights, p) for p in graph.parameters}
     packed = {p: 4 * prod(p.shape) for p in infos}
     matrices = [PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if len(p.shape) > 1]
-    return Sizes(
-        graph, packed, sum_types(matrices), 4 * _workspace_elements(graph, limits), 4 * graph.kv_elements_per_token
-    )
+    return Sizes(graph, packed, sum_types(matrices), 4 * _workspace_elements(graph, limits), _cache_sizes(graph, 4))
 
 
 def memory() -> MemoryBudget:
@@ -79,6 +78,12 @@ def memory() -> MemoryBudget:
 def describe() -> BackendDescription:
     """See `octavo.backends.Backend`."""
     return BackendDescription("numpy", "the specification has no other", 1)
+
+
+def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
+    """The layers of all groups have memory of their own, so that no group can overwrite another unnoticed."""
+    token_bytes = graph.kv_elements_per_token * element_bytes
+    return CacheSizes(graph.cache_layout, token_bytes, token_bytes)
 
 
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
@@ -113,8 +118,8 @@ class ReferenceExecutor:
         self._states: dict[int, list[Array]] = {}
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        return self._graph.kv_elements_per_token * self._dtype.itemsize
+    def cache_sizes(self) -> CacheSizes:
+        return _cache_sizes(self._graph, self._dtype.itemsize)
 
     @property
     def mapped_bytes(self) -> int:
@@ -138,7 +143,8 @@ class ReferenceExecutor:
         if self._kv_dtype is not None:
             formats = layer_formats(self._graph, lambda p: self._weights[p], self._kv_dtype)
         for kv in self._graph.kv_caches:
-            cache = self._caches[kv.layer] = LayerCache.empty(kv, num_blocks, block_size, self._dtype)
+            _, group = self.cache_sizes.layout.place(kv.layer)
+            cache = self._caches[kv.layer] = LayerCache.empty(kv, num_blocks, block_size, self._dtype, group)
             if kv.layer in formats:
                 cache.kv_dtype, mean = formats[kv.layer].kv_dtype, formats[kv.layer].key_mean
                 cache.key_mean = None if mean is None else mean.reshape(kv.num_kv_heads, kv.key_dim)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
+from octavo.graph.cache import CacheSizes
 from octavo.graph.values import Parameter
 
 
@@ -35,7 +36,7 @@ class Sizes:
     weights: Mapping[Parameter, int]
     types: tuple[PackedType, ...]
     workspace_bytes: int
-    kv_bytes_per_token: int
+    cache: CacheSizes
 
     @property
     def weight_bytes(self) -> int:
@@ -44,7 +45,7 @@ class Sizes:
     @property
     def kv_element_bytes(self) -> float:
         """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
-        return self.kv_bytes_per_token / max(self.graph.kv_elements_per_token, 1)
+        return self.cache.token_bytes / max(self.graph.kv_elements_per_token, 1)
 
     @property
     def grown(self) -> tuple[PackedType, ...]:

@@ -104,7 +104,7 @@ def profile(
         if not isinstance(executor, ProfiledExecutor):
             raise UsageError("only the cpu backend can be profiled; leave --backend out")
         limits = loaded.engine.limits
-        blocks = -(-longest // limits.block_size)
+        blocks = -(-longest // limits.block_size) * len(executor.cache_sizes.layout.groups)
         if longest > limits.max_model_len or blocks * max([1, *rows]) > limits.num_blocks:
             raise UsageError(
                 f"{max([1, *rows])} sequences of {longest} tokens do not fit the context of {limits.max_model_len} "
@@ -129,6 +129,7 @@ class _Stepper:
 
     def __init__(self, executor: ProfiledExecutor, block_size: int, vocab_size: int) -> None:
         self._executor = executor
+        self._num_groups = len(executor.cache_sizes.layout.groups)
         self._ceilings = executor.measure_ceilings()
         self._block_size = block_size
         self._token_ids = np.random.default_rng(0)
@@ -136,7 +137,7 @@ class _Stepper:
 
     def decode(self, rows: int, context: int, iterations: int) -> StepProfile:
         """Steps of one token for each of `rows` sequences, which then have `context` tokens."""
-        blocks = -(-context // self._block_size)
+        blocks = -(-context // self._block_size) * self._num_groups
         self._executor.submit(self._batch(1, context)).wait()
         copies = [(b, r * blocks + b) for r in range(1, rows) for b in range(blocks)]
         batch = self._batch(rows, 1, context - 1)
@@ -156,9 +157,11 @@ class _Stepper:
         """`requests` sequences with `tokens` new tokens each after `start` cached ones, sampled greedily."""
         length = start + tokens
         blocks = -(-length // self._block_size)
-        tables = np.arange(requests * blocks, dtype=np.int32).reshape(requests, blocks)
+        # The first sequence has the same blocks however many there are: the others begin as copies of it.
+        tables = np.arange(requests * self._num_groups * blocks, dtype=np.int32).reshape(requests, -1, blocks)
+        tables = np.ascontiguousarray(tables.swapaxes(0, 1))
         positions = np.arange(start, length, dtype=np.int32)
-        slots = tables[:, positions // self._block_size] * self._block_size + positions % self._block_size
+        slots = tables[:, :, positions // self._block_size] * self._block_size + positions % self._block_size
         ends = np.arange(requests + 1, dtype=np.int32) * np.int32(tokens)
         return Batch(
             token_ids=self._token_ids.integers(0, self._vocab_size, requests * tokens, dtype=np.int32),
@@ -166,7 +169,7 @@ class _Stepper:
             query_start_loc=ends,
             seq_lens=np.full(requests, length, np.int32),
             block_tables=tables,
-            slot_mapping=slots.reshape(-1).astype(np.int32),
+            slot_mapping=slots.reshape(self._num_groups, -1).astype(np.int32),
             logits_indices=ends[1:] - np.int32(1),
             sampling=SamplingBatch.plain(greedy_rows(requests)),
         )

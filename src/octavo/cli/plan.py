@@ -101,30 +101,31 @@ def memory_needs(
     )
     sizes = model_sizes(checkpoint, config, wanted)
     weight_bytes, workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
-    kv_bytes_per_token = sizes.kv_bytes_per_token
+    cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
     left = memory.without(weight_bytes + workspace_bytes)
-    num_tokens = left.usable_bytes // max(kv_bytes_per_token, 1)
-    block = config.block_size
+    num_blocks = left.usable_bytes // cache.block_bytes(block)
     step_sizes = StepSizes(users, users, users, wanted, sizes.kv_element_bytes)
     step = graph_cost(sizes.graph, step_sizes, sizes.weights)
-    per_request = -(-wanted // block) * block  # the cache is allocated in whole blocks
+    per_request = cache.layout.max_blocks(wanted, block, step_tokens)
+    kv_bytes = users * cache.sequence_bytes(wanted, block, step_tokens)
+    longest = cache.layout.max_tokens(num_blocks // users, block, step_tokens, model_context)
     return MemoryNeeds(
         model=str(checkpoint.path),
         architecture=checkpoint.architecture,
         weight_bytes=weight_bytes,
         kv_dtype=config.kv_dtype,
-        kv_bytes_per_token=kv_bytes_per_token,
+        kv_bytes_per_token=cache.token_bytes,
         workspace_bytes=workspace_bytes,
         available_bytes=memory.available_bytes,
         headroom_bytes=left.headroom_bytes,
         model_context=model_context,
         users=users,
         context=wanted,
-        kv_bytes=users * per_request * kv_bytes_per_token,
-        total_bytes=weight_bytes + workspace_bytes + users * per_request * kv_bytes_per_token,
-        fits=users * per_request <= num_tokens,
-        largest_context=min(num_tokens // users // block * block, model_context),
-        largest_users=num_tokens // per_request,
+        kv_bytes=kv_bytes,
+        total_bytes=weight_bytes + workspace_bytes + kv_bytes,
+        fits=users * per_request <= num_blocks,
+        largest_context=min(longest, model_context),
+        largest_users=num_blocks // per_request,
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
         warnings=tuple(growth_notes(sizes)),

@@ -40,6 +40,7 @@ class ModelInfo:
     num_blocks: int
     kv_dtype: KVDtype
     kv_bytes_per_token: int
+    kv_cache_bytes: int
     weight_bytes: int
     workspace_bytes: int
     num_threads: int

@@ -34,10 +34,12 @@ class BatchBuilder:
     vocab_size: columns of the logits; it bounds masks and top_k.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, vocab_size: int) -> None:
+    def __init__(
+        self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, vocab_size: int, num_groups: int = 1
+    ) -> None:
         self._block_size = block_size
         self._vocab_size = vocab_size
-        self._block_tables = np.zeros((max_num_seqs, max_blocks_per_seq), np.int32)
+        self._block_tables = np.zeros((num_groups, max_num_seqs, max_blocks_per_seq), np.int32)
         self._sampling_rows = np.zeros(max_num_seqs, SAMPLING_ROW)
         self._owners: list[Sequence | None] = [None] * max_num_seqs
         self._states: list[SamplingState | None] = [None] * max_num_seqs
@@ -63,7 +65,7 @@ class BatchBuilder:
             positions = np.arange(len(token_ids), dtype=np.int32) + np.repeat(starts - query_start_loc[:-1], counts)
             token_rows = np.repeat(rows, counts)
         block, offset = np.divmod(positions, np.int32(self._block_size))
-        slots = self._block_tables[token_rows, block] * np.int32(self._block_size) + offset
+        slots = self._block_tables[:, token_rows, block] * np.int32(self._block_size) + offset
         seq_lens = starts + counts
         num_blocks = -(-int(seq_lens.max()) // self._block_size)
         logits_indices, wanted = self._build_rows(scheduled, query_start_loc)
@@ -72,10 +74,10 @@ class BatchBuilder:
             positions=positions,
             query_start_loc=query_start_loc,
             seq_lens=seq_lens,
-            block_tables=self._block_tables[rows, :num_blocks],
-            slot_mapping=slots,
+            block_tables=np.take(self._block_tables[:, :, :num_blocks], rows, axis=1),
+            slot_mapping=np.ascontiguousarray(slots),
             logits_indices=logits_indices,
-            block_copies=np.array([item.copy for item in scheduled if item.copy], np.int32).reshape(-1, 2),
+            block_copies=np.array([pair for item in scheduled for pair in item.copies], np.int32).reshape(-1, 2),
             sampling=None if step.gives_hidden_states else self._sampling(wanted),
             return_hidden_states=step.gives_hidden_states,
         )
@@ -89,13 +91,14 @@ class BatchBuilder:
         return token_ids
 
     def _sync_blocks(self, sequence: Sequence) -> None:
-        row, table = sequence.row, sequence.block_table
+        row, tables = sequence.row, sequence.block_tables
         if self._owners[row] is not sequence:
             self._adopt(sequence)
-        first = sequence.num_synced_blocks
-        if first < len(table):
-            self._block_tables[row, first : len(table)] = table[first:]
-            sequence.num_synced_blocks = len(table)
+        first, end = sequence.num_synced_blocks, tables[0].num_entries
+        if first < end:
+            for group, table in enumerate(tables):
+                self._block_tables[group, row, first:end] = table.block_ids[first:]
+            sequence.num_synced_blocks = end
 
     def _adopt(self, sequence: Sequence) -> None:
         """Writes the sampling parameters of a sequence that is new in its row."""

@@ -93,8 +93,15 @@ class Engine:
         self.limits = limits
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
+        layout = executor.cache_sizes.layout
         self.scheduler = Scheduler(
-            KVCacheManager(limits.num_blocks, limits.block_size, limits.enable_prefix_caching),
+            KVCacheManager(
+                limits.num_blocks,
+                limits.block_size,
+                limits.enable_prefix_caching,
+                layout,
+                limits.max_num_batched_tokens,
+            ),
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_outputs=limits.max_num_outputs,
@@ -103,7 +110,13 @@ class Engine:
         max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
         self._model_runner = ModelRunner(
             executor,
-            BatchBuilder(self.scheduler.num_rows, max_blocks_per_seq, limits.block_size, limits.vocab_size),
+            BatchBuilder(
+                self.scheduler.num_rows,
+                max_blocks_per_seq,
+                limits.block_size,
+                limits.vocab_size,
+                len(layout.groups),
+            ),
         )
         self._meter = Meter(self.metrics, self.scheduler)
         self._factory = RequestFactory(tokenizer, limits, self.metrics)

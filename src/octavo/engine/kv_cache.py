@@ -5,32 +5,63 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterator
 
 from octavo.engine.block_pool import BlockPool
-from octavo.engine.request import Sequence
+from octavo.engine.request import BlockTable, Sequence
+from octavo.graph.cache import CacheLayout, cache_layout
 
 
 class KVCacheManager:
-    """Gives blocks of `block_size` tokens to sequences.
+    """Gives blocks of `block_size` tokens to sequences, in a table for each group of the layout.
 
     Only full blocks are shared through the prefix cache, and a sequence's last token is never taken from
     it, so a registered block is never written again. A fork shares the partly filled last block too; the
-    first to write into it gets a copy.
+    first to write into it gets a copy. Blocks that have left the window of their group are given back.
+    layout: None: one group without a window. max_step_tokens: tokens that a step computes for a sequence, at most; it
+    matters for windows alone.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool = True,
+        layout: CacheLayout | None = None,
+        max_step_tokens: int = 1,
+    ) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.layout = layout or cache_layout(())
+        self.max_step_tokens = max_step_tokens
 
     def num_blocks_for(self, num_tokens: int) -> int:
+        """Entries of a block table for so many tokens."""
         return -(-num_tokens // self.block_size)
 
+    def max_blocks(self, num_tokens: int) -> int:
+        """Blocks that a sequence of so many tokens holds at once, at most."""
+        return self.layout.max_blocks(num_tokens, self.block_size, self.max_step_tokens)
+
+    def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
+        """Blocks that its known tokens still need; without blocks it will share those of num_shared_tokens."""
+        size, count, missing = self.block_size, len(sequence.token_ids), 0
+        for index, group in enumerate(self.layout.groups):
+            if sequence.block_tables:
+                held = sequence.block_tables[index].num_held
+            else:
+                held = max(num_shared_tokens // size - group.first_block(num_shared_tokens, size), 0)
+            missing += max(group.max_blocks(count, size, self.max_step_tokens) - held, 0)
+        return missing
+
+    def num_shared_blocks(self, num_tokens: int) -> int:
+        """Full blocks of so many tokens that sequences with the same start share as long as they run."""
+        return sum(num_tokens // self.block_size for group in self.layout.groups if group.window is None)
+
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether one more token fits into the last block as it is."""
+        """Whether one more token fits into the last blocks as they are."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
-        return offset > 0 and not self.pool.is_shared(sequence.block_table[position])
+        return offset > 0 and not any(self.pool.is_shared(table.block_ids[position]) for table in sequence.block_tables)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
         """Blocks that must be free before `append` to each of them, copies of shared blocks included."""
@@ -38,55 +69,97 @@ class KVCacheManager:
         writers: Counter[int] = Counter()
         for sequence, count in zip(sequences, num_tokens, strict=True):
             if count:
-                needed += self.num_blocks_for(sequence.num_computed_tokens + count) - len(sequence.block_table)
-                if self._shares_last(sequence):
-                    writers[sequence.block_table[sequence.num_computed_tokens // self.block_size]] += 1
+                entries = sequence.block_tables[0].num_entries if sequence.block_tables else 0
+                added = self.num_blocks_for(sequence.num_computed_tokens + count) - entries
+                needed += added * len(self.layout.groups)
+                writers.update(block_id for _, block_id in self._shared_last(sequence))
         # The last of a block's owners writes in place.
         return needed + sum(min(count, self.pool.ref_count(block_id) - 1) for block_id, count in writers.items())
 
-    def append(self, sequence: Sequence, num_tokens: int) -> tuple[int, int] | None:
+    def append(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
         """Room for num_tokens more; the caller has made sure of the blocks.
 
-        Returns (source, destination) if the executor must copy a block before it writes.
+        Returns the (source, destination) of blocks that the executor must copy before it writes.
         """
-        copy = None
-        table = sequence.block_table
-        if self._shares_last(sequence):
-            position = sequence.num_computed_tokens // self.block_size
-            copy = (table[position], self.pool.allocate())
-            self.pool.free(table[position])
-            table[position] = copy[1]
+        if not sequence.block_tables:
+            sequence.block_tables = [BlockTable() for _ in self.layout.groups]
+        copies = []
+        position = sequence.num_computed_tokens // self.block_size
+        for table, block_id in self._shared_last(sequence):
+            copies.append((block_id, self.pool.allocate()))
+            self.pool.free(block_id)
+            table.block_ids[position] = copies[-1][1]
             sequence.num_synced_blocks = min(sequence.num_synced_blocks, position)
-        for _ in range(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table)):
-            table.append(self.pool.allocate())
-        return copy
+        for table in sequence.block_tables:
+            for _ in range(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - table.num_entries):
+                table.block_ids.append(self.pool.allocate())
+        return copies
 
-    def _shares_last(self, sequence: Sequence) -> bool:
+    def _shared_last(self, sequence: Sequence) -> list[tuple[BlockTable, int]]:
+        """Tables whose partly filled last block has other owners, and that block."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
-        return offset > 0 and self.pool.is_shared(sequence.block_table[position])
+        if offset == 0:
+            return []
+        lasts = [(table, table.block_ids[position]) for table in sequence.block_tables]
+        return [(table, block_id) for table, block_id in lasts if self.pool.is_shared(block_id)]
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
-        """Takes the longest cached prefix of at most max_tokens tokens into an empty block table."""
-        for block_id in self._find_prefix(sequence, max_tokens):
-            self.pool.share(block_id)
-            sequence.block_table.append(block_id)
-        sequence.num_computed_tokens = len(sequence.block_table) * self.block_size
+        """Takes the longest cached prefix of at most max_tokens tokens into empty block tables."""
+        num_blocks = self._find_prefix(sequence, max_tokens)
+        sequence.num_computed_tokens = num_blocks * self.block_size
+        if num_blocks:
+            hashes = sequence.block_hashes[:num_blocks]
+            sequence.block_tables = [self._take_cached(hashes, index) for index in range(len(self.layout.groups))]
         return sequence.num_computed_tokens
+
+    def _take_cached(self, hashes: list[bytes], index: int) -> BlockTable:
+        first = self.layout.groups[index].first_block(len(hashes) * self.block_size, self.block_size)
+        table = BlockTable([0] * first, first)
+        for block_hash in hashes[first:]:
+            block_id = self._find(block_hash, index)
+            assert block_id is not None
+            self.pool.share(block_id)
+            table.block_ids.append(block_id)
+        return table
 
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
         """How many tokens `match_prefix` would find now."""
-        return sum(self.block_size for _ in self._find_prefix(sequence, max_tokens))
+        return self._find_prefix(sequence, max_tokens) * self.block_size
 
-    def _find_prefix(self, sequence: Sequence, max_tokens: int) -> Iterator[int]:
-        """The blocks of the longest cached prefix of at most max_tokens tokens."""
+    def _find_prefix(self, sequence: Sequence, max_tokens: int) -> int:
+        """Blocks of the longest cached prefix of at most max_tokens tokens.
+
+        A group with a window needs only those blocks of it that the next token sees.
+        """
         if not self.enable_prefix_caching:
-            return
+            return 0
         self._extend_hashes(sequence, max_tokens // self.block_size)
-        for block_hash in sequence.block_hashes[: max_tokens // self.block_size]:
-            block_id = self.pool.find(block_hash)
-            if block_id is None:
-                return
-            yield block_id
+        hashes, num_blocks = sequence.block_hashes, max_tokens // self.block_size
+        for index, group in enumerate(self.layout.groups):
+            if group.window is None:
+                uncached = (i for i in range(num_blocks) if self._find(hashes[i], index) is None)
+                num_blocks = next(uncached, num_blocks)
+        windows = [(index, group) for index, group in enumerate(self.layout.groups) if group.window is not None]
+        while num_blocks:
+            firsts = ((i, group.first_block(num_blocks * self.block_size, self.block_size)) for i, group in windows)
+            missing = (self._last_missing(hashes[:num_blocks], i, first) for i, first in firsts)
+            shorter = next((position for position in missing if position is not None), num_blocks)
+            if shorter == num_blocks:
+                break
+            num_blocks = shorter  # it must end before a block that is missing, perhaps much earlier
+        return num_blocks
+
+    def _last_missing(self, hashes: list[bytes], index: int, first: int) -> int | None:
+        """The last block from `first` on that the group's cache lacks."""
+        positions = range(len(hashes) - 1, first - 1, -1)
+        return next((position for position in positions if self._find(hashes[position], index) is None), None)
+
+    def _find(self, block_hash: bytes, index: int) -> int | None:
+        return self.pool.find(self._group_hash(block_hash, index))
+
+    def _group_hash(self, block_hash: bytes, index: int) -> bytes:
+        """The tokens of a block have other keys and values in each group."""
+        return block_hash + index.to_bytes(2, "little") if index else block_hash
 
     def register_full_blocks(self, sequence: Sequence, num_computed_before: int) -> None:
         """Makes the blocks findable that have become full since num_computed_before tokens were computed."""
@@ -96,8 +169,19 @@ class KVCacheManager:
         if first == end:
             return
         self._extend_hashes(sequence, end)
-        for position in range(first, end):
-            self.pool.register(sequence.block_table[position], sequence.block_hashes[position])
+        for index, table in enumerate(sequence.block_tables):
+            for position in range(max(first, table.num_passed), end):
+                block_hash = self._group_hash(sequence.block_hashes[position], index)
+                self.pool.register(table.block_ids[position], block_hash)
+
+    def free_passed_blocks(self, sequence: Sequence) -> None:
+        """Gives back the blocks that no later token sees: they have left the window of their group."""
+        for group, table in zip(self.layout.groups, sequence.block_tables, strict=True):
+            first = group.first_block(sequence.num_computed_tokens, self.block_size)
+            for position in range(table.num_passed, first):
+                self.pool.free(table.block_ids[position])
+                table.block_ids[position] = 0
+            table.num_passed = max(table.num_passed, first)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size
@@ -109,12 +193,16 @@ class KVCacheManager:
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Gives `child`, which has no blocks, the parent's first num_tokens computed tokens."""
         num_blocks = self.num_blocks_for(num_tokens)
-        child.block_table = parent.block_table[:num_blocks]
-        for block_id in child.block_table:
-            self.pool.share(block_id)
-        if num_tokens % self.block_size:
-            # The parent may have filled it since, but the child may come to write into it.
-            self.pool.forget(child.block_table[-1])
+        child.block_tables = []
+        for group, table in zip(self.layout.groups, parent.block_tables, strict=True):
+            assert table.num_passed <= group.first_block(num_tokens, self.block_size), "the parent has moved on"
+            copy = BlockTable(table.block_ids[:num_blocks], table.num_passed)
+            child.block_tables.append(copy)
+            for block_id in copy.held:
+                self.pool.share(block_id)
+            if num_tokens % self.block_size:
+                # The parent may have filled it since, but the child may come to write into it.
+                self.pool.forget(copy.block_ids[-1])
         child.num_computed_tokens = num_tokens
         child.num_synced_blocks = 0
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
@@ -122,9 +210,10 @@ class KVCacheManager:
     def truncate(self, sequence: Sequence) -> None:
         """Gives back the blocks behind the computed tokens, after a step of which not all tokens were accepted."""
         num_blocks = self.num_blocks_for(sequence.num_computed_tokens)
-        for block_id in reversed(sequence.block_table[num_blocks:]):
-            self.pool.free(block_id)
-        del sequence.block_table[num_blocks:]
+        for table in sequence.block_tables:
+            for block_id in reversed(table.block_ids[num_blocks:]):
+                self.pool.free(block_id)
+            del table.block_ids[num_blocks:]
         sequence.num_synced_blocks = min(sequence.num_synced_blocks, num_blocks)
 
     def quarantine(self, sequences: list[Sequence]) -> None:
@@ -134,15 +223,17 @@ class KVCacheManager:
         """
         for sequence in sequences:
             for block_hash in sequence.block_hashes:
-                block_id = self.pool.find(block_hash)
-                if block_id is not None:
-                    self.pool.discard(block_id)
+                for index in range(len(self.layout.groups)):
+                    block_id = self._find(block_hash, index)
+                    if block_id is not None:
+                        self.pool.discard(block_id)
 
     def free(self, sequence: Sequence) -> None:
         """Gives all blocks back, the last first, so that the start of a prefix is evicted last."""
-        for block_id in reversed(sequence.block_table):
-            self.pool.free(block_id)
-        sequence.block_table = []
+        for table in sequence.block_tables:
+            for block_id in reversed(table.held):
+                self.pool.free(block_id)
+        sequence.block_tables = []
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0
 

@@ -13,6 +13,7 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.sizes import executor_limits, gib, growth_notes, model_sizes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
+from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
 from octavo.models import build_graph
@@ -71,7 +72,7 @@ def _load(
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
         available = max(get_backend(config.backend).memory().available_bytes - executor.mapped_bytes, 0)
-        plan = plan_cache(config, model_len, executor.kv_bytes_per_token, available)
+        plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size)
         engine = Engine(executor, tokenizer.result(), _engine_limits(config, limits, plan, checkpoint))
     except BaseException:
@@ -150,7 +151,7 @@ def _pack_cache(config: EngineConfig, checkpoint: Checkpoint) -> PackCacheOption
     return PackCacheOptions(identity, config.pack_cache_bytes)
 
 
-def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, available_bytes: int) -> CachePlan:
+def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
     """How many blocks the cache gets, and the context that fits.
 
     model_len: the context wanted. available_bytes: what the process may still take. With kv_cache_memory the
@@ -158,8 +159,9 @@ def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, av
     leaves the headroom, but no more than max_num_seqs full requests could use.
     Raises InsufficientMemoryError with the arithmetic.
     """
-    block_bytes = max(kv_bytes_per_token, 1) * config.block_size
-    blocks_per_request = -(-model_len // config.block_size)
+    size, step = config.block_size, config.max_num_batched_tokens
+    block_bytes = sizes.block_bytes(size)
+    blocks_per_request = sizes.layout.max_blocks(model_len, size, step)
     usable = MemoryBudget(available_bytes).usable_bytes
     if config.kv_cache_bytes is not None:
         budget = config.kv_cache_bytes
@@ -171,17 +173,18 @@ def plan_cache(config: EngineConfig, model_len: int, kv_bytes_per_token: int, av
     else:
         budget = max(usable // 2, min(blocks_per_request * block_bytes, usable))
     num_blocks = min(budget // block_bytes, blocks_per_request * config.max_num_seqs)
-    fitting = num_blocks * config.block_size
-    arithmetic = f"one token takes {kv_bytes_per_token / 1024:g} KiB of cache, and {gib(budget)} hold {fitting} tokens"
+    fitting = sizes.layout.max_tokens(num_blocks, size, step, model_len)
+    arithmetic = f"one token takes {sizes.token_bytes / 1024:g} KiB of cache, and {gib(budget)} hold {fitting} tokens"
     if config.max_model_len is not None and fitting < model_len:
         raise InsufficientMemoryError(
             f"max_model_len {model_len} does not fit: {arithmetic}. Lower max_model_len to {fitting}, or free "
-            f"{gib(model_len * kv_bytes_per_token - budget)} more"
+            f"{gib(sizes.sequence_bytes(model_len, size, step) - budget)} more"
         )
-    if fitting < min(MIN_MODEL_LEN, model_len):
+    least = min(MIN_MODEL_LEN, model_len)
+    if fitting < least:
         raise InsufficientMemoryError(
-            f"not even a short request fits: {arithmetic}, the least useful number is {min(MIN_MODEL_LEN, model_len)}. "
-            f"Free {gib(min(MIN_MODEL_LEN, model_len) * kv_bytes_per_token - budget)} more, or take a smaller model"
+            f"not even a short request fits: {arithmetic}, the least useful number is {least}. "
+            f"Free {gib(sizes.sequence_bytes(least, size, step) - budget)} more, or take a smaller model"
         )
     if fitting < model_len:
         logger.warning(

@@ -45,8 +45,8 @@ class Meter:
         num_ahead = num_wasted = 0
         for sequence in self._scheduler.running:
             num_blocks = -(-sequence.num_computed_tokens // size)
-            num_ahead += len(sequence.block_table) - num_blocks
-            num_wasted += num_blocks * size - sequence.num_computed_tokens
+            num_ahead += sum(table.num_entries - num_blocks for table in sequence.block_tables)
+            num_wasted += (num_blocks * size - sequence.num_computed_tokens) * len(sequence.block_tables)
         self.metrics.num_allocated_slots_total += (cache.pool.num_used_blocks - num_ahead) * size
         self.metrics.num_wasted_slots_total += num_wasted
 

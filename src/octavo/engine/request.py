@@ -78,11 +78,31 @@ class RowUse:
     count: int
 
 
+@dataclass(slots=True)
+class BlockTable:
+    """The blocks of a sequence in one group of layers. The first num_passed entries have left the group's window."""
+
+    block_ids: list[int] = field(default_factory=list)
+    num_passed: int = 0
+
+    @property
+    def num_entries(self) -> int:
+        return len(self.block_ids)
+
+    @property
+    def num_held(self) -> int:
+        return len(self.block_ids) - self.num_passed
+
+    @property
+    def held(self) -> list[int]:
+        return self.block_ids[self.num_passed :]
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One line of tokens of a request: its only one, one of its n choices, or one beam.
 
-    The cache holds keys and values of token_ids[:num_computed_tokens] in the blocks of block_table.
+    The cache holds keys and values of token_ids[:num_computed_tokens] in the blocks of block_tables.
     draft_token_ids: guesses at the tokens after token_ids, for the next step to compute and its consumer to judge.
     """
 
@@ -94,10 +114,10 @@ class Sequence:
     status: RequestStatus = RequestStatus.WAITING
     draft_token_ids: list[int] = field(default_factory=list)
     num_computed_tokens: int = 0
-    block_table: list[int] = field(default_factory=list)
+    block_tables: list[BlockTable] = field(default_factory=list)  # one a group of layers; none: no blocks
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
     row: int = -1  # where the batch builder keeps its arrays; -1: nowhere
-    num_synced_blocks: int = 0  # entries of block_table that the batch builder has seen
+    num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
     cumulative_logprob: float | None = None  # None: not asked for
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
     logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not in logprobs yet
@@ -108,6 +128,10 @@ class Sequence:
     is_settled: bool = False  # its end is final: text and finish_reason are complete
     num_reported_tokens: int = 0  # of the output, in a stream of deltas
     is_end_reported: bool = False
+
+    @property
+    def num_held_blocks(self) -> int:
+        return sum(table.num_held for table in self.block_tables)
 
     @property
     def num_output_tokens(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -20,7 +21,7 @@ class ScheduledSequence:
     start: int  # position of the first token
     num_tokens: int
     rows: list[RowUse]
-    copy: tuple[int, int] | None = None  # cache block to copy before the step: source, destination
+    copies: Iterable[tuple[int, int]] = ()  # cache blocks to copy before the step: source, destination
 
     @property
     def num_rows(self) -> int:

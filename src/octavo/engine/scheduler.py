@@ -97,9 +97,9 @@ class Scheduler:
                 code="integer_above_max_value",
             )
         # The last token of an answer is never computed, and beams share the full blocks of their prompt.
-        total = self.kv_cache.num_blocks_for(request.max_total_tokens - request.params.is_answered)
-        shared = request.num_prompt_tokens // self.kv_cache.block_size if seats > 1 else 0
-        needed, size = shared + seats * (total - shared), self.kv_cache.block_size
+        cache, size = self.kv_cache, self.kv_cache.block_size
+        shared = cache.num_shared_blocks(request.num_prompt_tokens) if seats > 1 else 0
+        needed = shared + seats * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
         if needed > self.kv_cache.pool.num_blocks:
             raise UsageError(
                 f"a request of {request.num_prompt_tokens} prompt tokens and up to "
@@ -150,10 +150,11 @@ class Scheduler:
             sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
             if item.num_tokens > 1 or not consumer.goes_on(sequence):
                 return None
-            if self.kv_cache.num_blocks_for(position + 1) > len(sequence.block_table):
-                if not pool.num_free_blocks:
+            num_tokens = position + 1 - sequence.num_computed_tokens
+            if needed := self.kv_cache.num_blocks_to_append([sequence], [num_tokens]):
+                if needed > pool.num_free_blocks:
                     return None
-                self.kv_cache.append(sequence, position + 1 - sequence.num_computed_tokens)
+                self.kv_cache.append(sequence, num_tokens)
             rows = [RowUse(consumer, sequence, position, 1)]
             ahead.scheduled[sequence] = ScheduledSequence(sequence, position, 1, rows)
         return ahead
@@ -224,6 +225,7 @@ class Scheduler:
             before = sequence.num_computed_tokens
             sequence.num_computed_tokens = min(before + item.num_tokens, len(sequence.token_ids))
             self.kv_cache.register_full_blocks(sequence, before)
+            self.kv_cache.free_passed_blocks(sequence)
             for use in item.rows:
                 if use.sequence is not sequence:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
@@ -234,6 +236,7 @@ class Scheduler:
         sequence.num_computed_tokens = before + num_accepted
         self.kv_cache.truncate(sequence)
         self.kv_cache.register_full_blocks(sequence, before)
+        self.kv_cache.free_passed_blocks(sequence)
 
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
         """Gives one token to every sequence that needs just one, and its drafts; returns groups that need more."""
@@ -300,7 +303,7 @@ class Scheduler:
         """Brings a preempted group back: the first computes the prompt, the others fork there, all catch up."""
         members = group.members
         first, num_prompt_tokens = members[0], group.request.num_prompt_tokens
-        unstarted = [member for member in members[1:] if not member.block_table]
+        unstarted = [member for member in members[1:] if not member.block_tables]
         if unstarted and first.num_computed_tokens < num_prompt_tokens:
             count = min(num_prompt_tokens - first.num_computed_tokens, step.num_tokens_left)
             self._schedule_members(group, [count], step)
@@ -327,8 +330,8 @@ class Scheduler:
         for member, count in zip(members, counts, strict=True):
             if count:
                 rows = _rows(group, member, count)
-                start, copy = member.num_computed_tokens, self.kv_cache.append(member, count)
-                step.add(ScheduledSequence(member, start, count, rows, copy))
+                start, copies = member.num_computed_tokens, self.kv_cache.append(member, count)
+                step.add(ScheduledSequence(member, start, count, rows, copies))
         return True
 
     def _invite_choices(self, step: Schedule) -> None:
@@ -362,7 +365,7 @@ class Scheduler:
             return False
         num_cached_tokens = self.kv_cache.match_prefix(first, _max_cached_tokens(group))
         needed = self._num_blocks_missing(group)
-        to_gain = sum(len(member.block_table) for other in worse for member in other.members)
+        to_gain = sum(member.num_held_blocks for other in worse for member in other.members)
         if needed > self._num_blocks_to_spare() + to_gain:
             self.kv_cache.free(first)
             return False
@@ -398,12 +401,8 @@ class Scheduler:
 
     def _num_blocks_missing(self, group: SequenceGroup) -> int:
         """Blocks that the group's known tokens still need; unstarted members will share the prompt's full blocks."""
-        shared = group.request.num_prompt_tokens // self.kv_cache.block_size
-        missing = 0
-        for i, member in enumerate(group.members):
-            has = shared if i and not member.block_table else len(member.block_table)
-            missing += self.kv_cache.num_blocks_for(len(member.token_ids)) - has
-        return max(missing, 0)
+        shared = group.request.num_prompt_tokens
+        return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
 
     def _num_blocks_to_spare(self) -> int:
         promised = sum(self._num_blocks_missing(group) for queue in self._queues for group in queue.running)
@@ -431,7 +430,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run."""
         running = self.running
-        self.kv_cache.pool.check_integrity(sequence.block_table for sequence in running)
+        self.kv_cache.pool.check_integrity(table.held for sequence in running for table in sequence.block_tables)
         rows = [sequence.row for sequence in running]
         if sorted(rows + self._free_rows) != list(range(self.num_rows)):
             raise AssertionError(f"rows {rows} run and {self._free_rows} are free, of {self.num_rows}")
@@ -439,8 +438,9 @@ class Scheduler:
             queue.check_integrity()
         for sequence in running:
             # More blocks than that are there after a step that failed and is about to be repeated.
-            if len(sequence.block_table) < self.kv_cache.num_blocks_for(sequence.num_computed_tokens):
-                raise AssertionError(f"{sequence.num_computed_tokens} tokens lie in {len(sequence.block_table)} blocks")
+            entries = [table.num_entries for table in sequence.block_tables]
+            if min(entries, default=0) < self.kv_cache.num_blocks_for(sequence.num_computed_tokens):
+                raise AssertionError(f"{sequence.num_computed_tokens} tokens lie in {entries} blocks")
 
 
 def _rows(group: SequenceGroup, sequence: Sequence, count: int) -> list[RowUse]:
@@ -456,7 +456,11 @@ def _rows(group: SequenceGroup, sequence: Sequence, count: int) -> list[RowUse]:
 
 
 def _max_cached_tokens(group: SequenceGroup) -> int:
-    """How many tokens of the first member need not be computed where the cache has them: no row of them is wanted."""
+    """How many tokens of the first member need not be computed where the cache has them: no row of them is wanted.
+
+    Not more than the prompt if others will fork there: what they need of it may have left a window later.
+    """
     sequence = group.members[0]
     starts = [start for start, end in (consumer.wanted(sequence) for consumer in group.consumers) if start < end]
-    return min([len(sequence.token_ids) - 1, *starts])
+    forks = [group.request.num_prompt_tokens] if len(group.members) > 1 else []
+    return min([len(sequence.token_ids) - 1, *starts, *forks])

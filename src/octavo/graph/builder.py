@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from octavo.errors import GraphError
-from octavo.graph.cache import KVCache, StateCache
+from octavo.graph.cache import CacheLayout, KVCache, StateCache, cache_layout
 from octavo.graph.ops import (
     Activation,
     Add,
@@ -60,14 +60,17 @@ class Graph:
         self.weights = weights
         self.nodes: list[Node] = []
         self._outputs: tuple[Value, ...] = ()
+        self._cache_layout: CacheLayout | None = None
         self._layer = ""
 
     @classmethod
-    def from_nodes(
-        cls, weights: Mapping[str, tuple[int, ...]], nodes: Iterable[Node], outputs: tuple[Value, ...]
-    ) -> Graph:
-        """A rewritten graph, checked again from the first operation to the last."""
-        graph = cls(weights)
+    def from_nodes(cls, whole: Graph, nodes: Iterable[Node], outputs: tuple[Value, ...]) -> Graph:
+        """A graph rewritten, or a part of it, checked again from the first operation to the last.
+
+        whole: the graph as it was. Its cache layout stays: all parts of a graph share block tables.
+        """
+        graph = cls(whole.weights)
+        graph._cache_layout = whole.cache_layout
         known: set[Value] = set()
         for node in nodes:
             for value in node.op.inputs:
@@ -132,6 +135,11 @@ class Graph:
     def state_caches(self) -> list[StateCache]:
         """The caches of states that operations declare, in their order."""
         return [cache for node in self.nodes if isinstance(cache := node.op.cache, StateCache)]
+
+    @property
+    def cache_layout(self) -> CacheLayout:
+        """Groups of layers that have block tables of their own."""
+        return self._cache_layout or cache_layout(self.kv_caches)
 
     @property
     def kv_elements_per_token(self) -> int:

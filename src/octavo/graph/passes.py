@@ -43,7 +43,7 @@ def optimize(graph: Graph, passes: Sequence[Pass]) -> Graph:
     for each in passes:
         body = each(body)
     body = _renumber(body)
-    return Graph.from_nodes(graph.weights, body.nodes, body.outputs)
+    return Graph.from_nodes(graph, body.nodes, body.outputs)
 
 
 def _live(body: Body) -> Body:

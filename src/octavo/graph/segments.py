@@ -25,7 +25,7 @@ def cut(graph: Graph, layers: Sequence[range]) -> list[Graph]:
         outputs = graph.outputs if end == len(graph.nodes) else _live_values(graph, end)
         label = graph.nodes[begin].layer
         entries = [Node(Input(slot, value.rows, value.cols), value, label) for slot, value in enumerate(inputs)]
-        segments.append(Graph.from_nodes(graph.weights, [*entries, *graph.nodes[begin:end]], outputs))
+        segments.append(Graph.from_nodes(graph, [*entries, *graph.nodes[begin:end]], outputs))
         inputs = outputs
     return segments
 

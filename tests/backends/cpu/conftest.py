@@ -41,8 +41,8 @@ def make_batch(num_tokens: int, outputs: list[int] | None = None, vocab: int = 1
         positions=tokens,
         query_start_loc=np.array([0, num_tokens], np.int32),
         seq_lens=np.array([num_tokens], np.int32),
-        block_tables=np.arange(blocks, dtype=np.int32)[None],
-        slot_mapping=tokens,
+        block_tables=np.arange(blocks, dtype=np.int32)[None, None],
+        slot_mapping=tokens[None],
         logits_indices=np.array(outputs if outputs is not None else [num_tokens - 1], np.int32),
     )
 
@@ -114,7 +114,7 @@ class SingleOp:
             operands.ints,
             operands.floats,
             [(name, [self._add_weight(w) for w in elements]) for name, elements in operands.tuples],
-            -1 if self.op.cache is None else 0,
+            (-1, 0) if self.op.cache is None else (0, 0),
         )
         self.program.finish()
 

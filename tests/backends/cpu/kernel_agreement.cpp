@@ -177,6 +177,7 @@ struct Batch {
         step.block_tables = tables.data();
         step.block_table_stride = stride;
         step.slot_mapping = slots.data();
+        step.num_cache_groups = 1;
     }
 };
 

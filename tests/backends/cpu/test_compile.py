@@ -8,7 +8,7 @@ import pytest
 
 from octavo.backends import ExecutorLimits, cpu, reference
 from octavo.backends.cpu import CompileOptions, CpuExecutor, choose_isa
-from octavo.backends.cpu.sizes import cache_bytes_per_token
+from octavo.backends.cpu.sizes import cache_sizes
 from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError
@@ -127,9 +127,9 @@ def test_the_cache_rounds_as_the_reference_does(isa, kv_dtype):
 def test_bytes_of_the_cache_are_known_before_it_is_compiled(kv_dtype):
     executor = compiled(kv_dtype=kv_dtype)
     formats = dict.fromkeys(range(LAYERS), LayerFormat(kv_dtype))
-    assert executor.kv_bytes_per_token == cache_bytes_per_token(tiny_llama(), formats)
+    assert executor.cache_sizes == cache_sizes(tiny_llama(), formats)
     for block_size in (8, 16, 48):
-        assert executor._program.cache_block_bytes(block_size) == block_size * executor.kv_bytes_per_token
+        assert executor._program.cache_block_bytes(block_size) == block_size * executor.cache_sizes.token_bytes
 
 
 def test_instruction_sets_threads_and_checks_change_no_bit():
@@ -145,8 +145,8 @@ def test_a_weight_that_is_used_twice_is_packed_once():
     executor = compiled()
     matrices = sum(np.prod(shape) for shape in shapes().values()) * 4
     assert executor.weight_bytes < matrices + 32 * WIDTH * 4
-    assert executor.kv_bytes_per_token == LAYERS * 2 * 2 * 16 * 2
-    assert executor._program.cache_block_bytes(32) == 32 * executor.kv_bytes_per_token
+    assert executor.cache_sizes.token_bytes == LAYERS * 2 * 2 * 16 * 2
+    assert executor._program.cache_block_bytes(32) == 32 * executor.cache_sizes.token_bytes
 
 
 def test_progress_rises_to_the_total():
@@ -254,15 +254,19 @@ WRONG_BATCHES: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     ),
     "list": (lambda b: replace(b, token_ids=[1, 2, 3, 4, 5]), "token_ids must be"),
     "strided": (lambda b: replace(b, positions=np.zeros(10, np.int32)[::2]), "positions must be a contiguous"),
-    "dimensions": (lambda b: replace(b, block_tables=b.block_tables[0]), "block_tables must be .* two dimensions"),
+    "dimensions": (lambda b: replace(b, block_tables=b.block_tables[0]), "block_tables must be .* three dimensions"),
     "short positions": (lambda b: replace(b, positions=i32(0, 1)), "positions has 2 entries, must have 5"),
-    "short slots": (lambda b: replace(b, slot_mapping=i32(0)), "slot_mapping has 1 entries, must have 5"),
-    "slot": (lambda b: replace(b, slot_mapping=i32(0, 1, 2, 3, 24 * 16)), r"slot_mapping\[4\] is 384, must be"),
-    "negative slot": (lambda b: replace(b, slot_mapping=i32(0, 1, 2, 3, -1)), r"slot_mapping\[4\] is -1"),
-    "block": (lambda b: replace(b, block_tables=i32(24, 0, 0)[None]), r"request 0: block_tables row\[0\] is 24"),
-    "negative block": (lambda b: replace(b, block_tables=i32(-1, 0, 0)[None]), "block_tables"),
-    "few blocks": (lambda b: replace(b, block_tables=np.zeros((1, 0), np.int32)), "what block_tables hold"),
-    "table rows": (lambda b: replace(b, block_tables=np.zeros((2, 3), np.int32)), "one row a request"),
+    "short slots": (lambda b: replace(b, slot_mapping=i32(0)[None]), r"slot_mapping must be \[1 cache groups, 5 to"),
+    "groups": (
+        lambda b: replace(b, block_tables=np.zeros((0, 1, 3), np.int32), slot_mapping=np.zeros((0, 5), np.int32)),
+        "block_tables have 0 cache groups, the graph takes 1",
+    ),
+    "slot": (lambda b: replace(b, slot_mapping=i32(0, 1, 2, 3, 24 * 16)[None]), r"slot_mapping\[4\] is 384, must be"),
+    "negative slot": (lambda b: replace(b, slot_mapping=i32(0, 1, 2, 3, -1)[None]), r"slot_mapping\[4\] is -1"),
+    "block": (lambda b: replace(b, block_tables=i32(24, 0, 0)[None, None]), r"request 0: block_tables row\[0\] is 24"),
+    "negative block": (lambda b: replace(b, block_tables=i32(-1, 0, 0)[None, None]), "block_tables"),
+    "few blocks": (lambda b: replace(b, block_tables=np.zeros((1, 1, 0), np.int32)), "what block_tables hold"),
+    "table rows": (lambda b: replace(b, block_tables=np.zeros((1, 2, 3), np.int32)), "one row a request"),
     "length": (lambda b: replace(b, seq_lens=i32(200)), r"seq_lens\[0\] is 200, must be at most 128"),
     "short length": (lambda b: replace(b, seq_lens=i32(2)), r"seq_lens\[0\] is 2, must be at least"),
     "positions": (lambda b: replace(b, positions=i32(0, 1, 2, 3, 9)), r"positions\[4\] is 9"),
@@ -270,7 +274,9 @@ WRONG_BATCHES: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "first start": (lambda b: replace(b, query_start_loc=i32(1, 5)), r"query_start_loc\[0\] is 1"),
     "last start": (lambda b: replace(b, query_start_loc=i32(0, 4)), r"query_start_loc\[1\] is 4"),
     "falling starts": (
-        lambda b: replace(b, query_start_loc=i32(0, 7, 5), seq_lens=i32(7, 5), block_tables=np.zeros((2, 3), np.int32)),
+        lambda b: replace(
+            b, query_start_loc=i32(0, 7, 5), seq_lens=i32(7, 5), block_tables=np.zeros((1, 2, 3), np.int32)
+        ),
         "query_start_loc",
     ),
     "output row": (lambda b: replace(b, logits_indices=i32(5)), r"logits_indices\[0\] is 5, must be below 5"),
@@ -323,7 +329,7 @@ def _wide(tokens: int) -> dict[str, np.ndarray]:
     return {
         "token_ids": numbers % VOCAB,
         "positions": numbers,
-        "slot_mapping": numbers,
+        "slot_mapping": numbers[None],
         "query_start_loc": i32(0, tokens),
         "seq_lens": i32(tokens),
         "logits_indices": i32(0),
@@ -375,5 +381,5 @@ def test_a_step_without_output_rows_or_without_tokens():
     silent = executor.submit(replace(batch(), logits_indices=i32())).wait()
     assert silent.logits is not None
     assert silent.logits.shape == (0, VOCAB)
-    nothing = Batch(i32(), i32(), i32(0), i32(), np.zeros((0, 3), np.int32), i32(), i32())
+    nothing = Batch(i32(), i32(), i32(0), i32(), np.zeros((1, 0, 3), np.int32), np.zeros((1, 0), np.int32), i32())
     assert executor.submit(nothing).wait().token_ids.shape == (0,)

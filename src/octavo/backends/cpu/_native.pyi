@@ -123,10 +123,12 @@ class Program:
         ints: list[tuple[str, int]] = ...,
         floats: list[tuple[str, float]] = ...,
         tuples: list[tuple[str, list[int]]] = ...,
-        cache: int = -1,
+        cache: tuple[int, int] = (-1, 0),
     ) -> None:
-        """Operands with the names of their fields; -1: absent. Raises ValueError naming the first field that the kernel
-        does not read in that place."""
+        """Operands with the names of their fields; -1: absent. cache: the slot of the layer in a block, and its group.
+
+        Raises ValueError naming the first field that the kernel does not read in that place.
+        """
     def finish(self) -> None: ...
     def cache_block_bytes(self, block_size: int) -> int: ...
     def allocate_cache(self, num_blocks: int, block_size: int) -> None: ...

@@ -13,7 +13,7 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import WeightOperand, lower
 from octavo.backends.cpu.passes import PASSES
-from octavo.backends.cpu.sizes import ELEMENT_BYTES, largest_rows
+from octavo.backends.cpu.sizes import ELEMENT_BYTES, cache_sizes, largest_rows
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import load_matrices, plain_weight
 from octavo.errors import GraphError, UsageError
@@ -103,7 +103,7 @@ class _Compiler:
         self._threads = threads
         self._values: dict[Value, int] = {}
         self._plain: dict[Parameter | tuple[float, ...], int] = {}
-        self._caches: dict[int, int] = {cache.layer: i for i, cache in enumerate(graph.kv_caches)}
+        self._layout = graph.cache_layout
         self._matrices: dict[Parameter, int] = {}
         self._formats: dict[int, LayerFormat] = {}
         self._program = self._make_program(limits, options)
@@ -122,7 +122,13 @@ class _Compiler:
         weight_bytes |= {p: weight.nbytes for p, weight in packed.items()}
         mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
         return CpuExecutor(
-            self._program, self._graph, self._values, weight_bytes, mapped_bytes, self._isa, self._threads
+            self._program,
+            self._graph,
+            weight_bytes,
+            mapped_bytes,
+            cache_sizes(self._graph, self._formats),
+            self._isa,
+            self._threads,
         )
 
     def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
@@ -164,7 +170,7 @@ class _Compiler:
             operands.ints,
             operands.floats,
             [(name, [self._weight(operand) for operand in elements]) for name, elements in operands.tuples],
-            -1 if cache is None else self._caches[cache.layer],
+            (-1, 0) if cache is None else self._layout.place(cache.layer),
         )
 
     def _weight(self, operand: WeightOperand) -> int:

@@ -23,13 +23,12 @@ if TYPE_CHECKING:
     from octavo.backends.cpu.threads import ThreadPlan
     from octavo.batch import Batch, Int32
     from octavo.graph.builder import Graph, Node
+    from octavo.graph.cache import CacheSizes
     from octavo.graph.ops import StepSizes
     from octavo.graph.values import Parameter, Value
 
 
 _BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
-
-_BLOCK_SIZE = 16  # any that the cache can have: a block is as large as its tokens together
 
 
 class CpuPendingStep:
@@ -56,23 +55,23 @@ class CpuExecutor:
         self,
         program: _native.Program,
         graph: Graph,
-        values: Mapping[Value, int],
         weight_bytes: Mapping[Parameter, int],
         mapped_bytes: int,
+        cache_sizes: CacheSizes,
         isa: str,
         thread_plan: ThreadPlan,
     ) -> None:
-        """values: the program's index of each value of the graph. weight_bytes: packed size of each parameter.
+        """The program has the values of the graph in the order of its nodes.
 
-        mapped_bytes: the part of these in a mapped file.
+        weight_bytes: packed size of each parameter. mapped_bytes: the part of these in a mapped file.
         """
         self._program = program
         self._graph = graph
-        self._values = values
+        self._values = {node.output: index for index, node in enumerate(graph.nodes)}
         self._inputs = graph.inputs
         self._weight_bytes = weight_bytes
         self.mapped_bytes = mapped_bytes
-        self.kv_bytes_per_token = program.cache_block_bytes(_BLOCK_SIZE) // _BLOCK_SIZE
+        self.cache_sizes = cache_sizes
         self._workspace_bytes = program.workspace_bytes
         self.isa = isa
         self.thread_plan = thread_plan
@@ -80,7 +79,7 @@ class CpuExecutor:
     @property
     def kv_element_bytes(self) -> float:
         """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
-        return self.kv_bytes_per_token / max(self._graph.kv_elements_per_token, 1)
+        return self.cache_sizes.token_bytes / max(self._graph.kv_elements_per_token, 1)
 
     @property
     def workspace_bytes(self) -> int:

@@ -12,6 +12,7 @@ from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.cpu.weights import packed_types, plain_weight
 from octavo.backends.parameters import parameter_info
 from octavo.backends.sizes import PackedType, Sizes, sum_types
+from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
 from octavo.graph.passes import optimize
@@ -50,7 +51,7 @@ def sizes(
         weights=vectors | {parameter: matrix.packed_bytes for parameter, matrix in matrices.items()},
         types=sum_types(matrices.values()),
         workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(num_threads).count),
-        kv_bytes_per_token=cache_bytes_per_token(graph, formats),
+        cache=cache_sizes(graph, formats),
     )
 
 
@@ -61,9 +62,15 @@ def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> Packe
     return PackedType(info.type_name, packed_as, info.nbytes, num_bytes)
 
 
-def cache_bytes_per_token(graph: Graph, formats: Mapping[int, LayerFormat]) -> int:
-    """Bytes of a token in the caches of all layers."""
-    return sum(layer_bytes_per_token(cache, formats[cache.layer].kv_dtype) for cache in graph.kv_caches)
+def cache_sizes(graph: Graph, formats: Mapping[int, LayerFormat]) -> CacheSizes:
+    """The layers of a block's slot share memory: it is as large as the largest of them needs."""
+    layout = graph.cache_layout
+    layers = {cache.layer: layer_bytes_per_token(cache, formats[cache.layer].kv_dtype) for cache in graph.kv_caches}
+    slots = [0] * layout.slots
+    for layer, num_bytes in layers.items():
+        slot, _ = layout.place(layer)
+        slots[slot] = max(slots[slot], num_bytes)
+    return CacheSizes(layout, sum(layers.values()), sum(slots))
 
 
 def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:

@@ -181,19 +181,25 @@ def paged_attention(
     """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
     p, batch, cache = params, step.batch, step.cache(params.layer)
     keys, values = (x.reshape(x.shape[0], p.num_kv_heads, -1) for x in (k, v))
-    cache.write(batch.slot_mapping, keys, values)
+    cache.write(batch.slot_mapping[cache.group], keys, values)
     out = np.empty((q.shape[0], p.output_width), q.dtype)
     for request, length in enumerate(batch.seq_lens):
         tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
-        slots = cache.slots(batch.block_tables[request], int(length))
-        out[tokens] = _attend(q[tokens], cache.keys[slots], cache.values[slots], batch.positions[tokens], p, sinks)
+        positions = batch.positions[tokens]
+        # Blocks that have left the window may hold the tokens of others.
+        begin = 0 if p.window is None else max(int(positions.min(initial=length)) - p.window + 1, 0)
+        slots = cache.slots(batch.block_tables[cache.group, request], begin, int(length))
+        out[tokens] = _attend(q[tokens], cache.keys[slots], cache.values[slots], positions - begin, p, sinks)
     return out
 
 
 def _attend(
     q: Array, keys: Array, values: Array, positions: NDArray[np.int32], p: AttentionParams, sinks: Array | None
 ) -> Array:
-    """One request: q [t, num_heads * head_dim], keys [length, num_kv_heads, head_dim], values likewise."""
+    """One request: q [t, num_heads * head_dim], keys [length, num_kv_heads, head_dim], values likewise.
+
+    positions: of the queries among these keys [t].
+    """
     group = p.num_heads // p.num_kv_heads
     # [num_kv_heads, group, t, head_dim] x [num_kv_heads, 1, head_dim, length]
     heads = q.reshape(-1, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)

@@ -52,24 +52,25 @@ class LayerCache:
     keys: Array  # [num_slots, num_kv_heads, key_dim]
     values: Array  # [num_slots, num_kv_heads, value_dim]
     block_size: int
+    group: int = 0  # whose block tables and slots are the layer's
     kv_dtype: KVDtype | None = None
     key_mean: Array | None = None
 
     @classmethod
-    def empty(cls, cache: KVCache, num_blocks: int, block_size: int, dtype: DTypeLike) -> LayerCache:
+    def empty(cls, cache: KVCache, num_blocks: int, block_size: int, dtype: DTypeLike, group: int = 0) -> LayerCache:
         """A cache of NaNs, so that reading a slot before writing it is noticed."""
         shape = (num_blocks * block_size, cache.num_kv_heads)
         keys, values = (np.full((*shape, dim), np.nan, dtype) for dim in (cache.key_dim, cache.value_dim))
-        return cls(keys, values, block_size)
+        return cls(keys, values, block_size, group)
 
     def write(self, slots: NDArray[np.int32], keys: Array, values: Array) -> None:
         """Writes keys [tokens, num_kv_heads, key_dim] and likewise values of the tokens in these slots."""
         self.keys[slots] = round_keys(keys, self.kv_dtype, self.key_mean)
         self.values[slots] = round_values(values, self.kv_dtype)
 
-    def slots(self, block_table: NDArray[np.int32], length: int) -> NDArray[np.int64]:
-        """The slots of the first `length` tokens of the sequence with this block table: [length]."""
-        token = np.arange(length)
+    def slots(self, block_table: NDArray[np.int32], begin: int, end: int) -> NDArray[np.int64]:
+        """The slots of tokens [begin, end) of the sequence with this block table: [end - begin]."""
+        token = np.arange(begin, end)
         return block_table[token // self.block_size].astype(np.int64) * self.block_size + token % self.block_size
 
 

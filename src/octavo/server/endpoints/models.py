@@ -101,7 +101,7 @@ def _card(status: ModelStatus) -> ModelCard:
     if info is not None:
         memory = Memory(
             weight_bytes=info.weight_bytes,
-            kv_cache_bytes=info.num_blocks * info.block_size * info.kv_bytes_per_token,
+            kv_cache_bytes=info.kv_cache_bytes,
             workspace_bytes=info.workspace_bytes,
         )
     return ModelCard(

@@ -146,10 +146,11 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
     if config.kv_cache_bytes is not None:
         return _Plan(fixed_bytes + config.kv_cache_bytes, config.kv_cache_bytes)
-    request_bytes = -(-context // config.block_size) * config.block_size * sizes.kv_bytes_per_token
+    block_size, step_tokens = config.block_size, config.max_num_batched_tokens
+    request_bytes = sizes.cache.sequence_bytes(context, block_size, step_tokens)
     wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
     # At least a short request's, so that the sum shows what a model needs that does not fit even alone.
-    least_bytes = min(context, MIN_MODEL_LEN) * sizes.kv_bytes_per_token
+    least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
     kv_cache_bytes = min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes)
     kv_cache_bytes = max(kv_cache_bytes, least_bytes)
     return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
