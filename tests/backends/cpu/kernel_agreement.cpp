@@ -53,6 +53,50 @@ void compare_linear(Judge& judge, Random& random) {
     }
 }
 
+// Layouts that WEIGHT_TYPES lacks though it has their traits. A row is all that describes them: they are packed, and
+// run on the kernels as they are compiled.
+constexpr int8_t ADDED_TABLE[16] = {-127, -91, -60, -37, -20, -9, -3, 0, 1, 5, 13, 27, 46, 72, 103, 127};
+constexpr WeightType ADDED_TYPES[] = {
+    {"a table of bytes", FileBlock::simple, 18, {Codes::byte_table, 4, 32, Scales::f16}, 0, ADDED_TABLE},
+    {"codes about 5", FileBlock::simple, 18, {Codes::offset, 4, 32, Scales::f16}, 5},
+};
+constexpr bool needs_no_new_kernel(const WeightType& added) {
+    for (const WeightType& type : WEIGHT_TYPES)
+        if (type.traits == added.traits) return is_computable(added);
+    return false;
+}
+static_assert(needs_no_new_kernel(ADDED_TYPES[0]) && needs_no_new_kernel(ADDED_TYPES[1]));
+
+void check_added_types(Judge& judge, Random& random) {
+    constexpr int32_t n = 37, k = 64;
+    for (const WeightType& type : ADDED_TYPES) {
+        std::vector<uint8_t> blocks = random_blocks(random, type, n * k / 32);
+        Matrix x(k, k), expected(k, n);  // row i of x picks column i of the weight, without rounding
+        for (int32_t i = 0; i < k; ++i) {
+            for (int32_t j = 0; j < k; ++j) x.values.data()[i * k + j] = i == j ? 127.0f : 0.0f;
+            for (int32_t j = 0; j < n; ++j) {
+                uint8_t* const block = blocks.data() + (j * k + i) / 32 * 18;
+                block[0] = 0, block[1] = 0x34;  // a scale of 0.25
+                const int code = block[2 + i % 16] >> (i % 32 / 16 * 4) & 15;
+                const int value = type.table ? type.table[code] : code - type.zero;
+                expected.values.data()[i * n + j] = 127.0f * 0.25f * static_cast<float>(value);
+            }
+        }
+        Call call;
+        call.kernel = "linear";
+        call.rows = k;
+        call.cols = n;
+        call.inputs = matrices(std::move(x));
+        call.weights = {pack(type, n, k, blocks), Operand{}};
+        for (int level = 0; level <= static_cast<int>(detect_isa()); ++level)
+            for (const int32_t rows : {1, 7, 9, k}) {
+                const Matrix output = run(call, static_cast<Isa>(level), 2, rows, nullptr);
+                judge.check(call.kernel, level, std::string(type.name) + ", " + std::to_string(rows) + " rows",
+                            expected.values.data(), output.values.data(), output.values.size);
+            }
+    }
+}
+
 void compare_products(Judge& judge, Random& random) {
     const int32_t k = 256, n = 50;
     for (const int64_t kind : {KIND_NONE, KIND_SILU, KIND_GELU_TANH}) {
@@ -330,6 +374,7 @@ int main(int argc, char** argv) {
     Random random;
     compare_simple(judge, random);
     compare_linear(judge, random);
+    check_added_types(judge, random);
     compare_products(judge, random);
     compare_embedding(judge, random);
     compare_positions(judge, random);
