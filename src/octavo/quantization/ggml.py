@@ -17,133 +17,56 @@ from octavo.quantization import ggml_iq, ggml_k, ggml_simple, ggml_small_floats
 BlockDecoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 """Turns raw blocks [n, bytes per block] into values [n, values per block]."""
 
-# Ids 4, 5 (Q4_2, Q4_3), 31 to 33 (Q4_0 interleaved by 4 and 8) and 36 to 38 (IQ4_NL
-# interleaved) were removed from the format, and no reader accepts them any more.
-GGML_TYPES: Mapping[int, str] = MappingProxyType(
-    {
-        0: "F32",
-        1: "F16",
-        2: "Q4_0",
-        3: "Q4_1",
-        6: "Q5_0",
-        7: "Q5_1",
-        8: "Q8_0",
-        9: "Q8_1",
-        10: "Q2_K",
-        11: "Q3_K",
-        12: "Q4_K",
-        13: "Q5_K",
-        14: "Q6_K",
-        15: "Q8_K",
-        16: "IQ2_XXS",
-        17: "IQ2_XS",
-        18: "IQ3_XXS",
-        19: "IQ1_S",
-        20: "IQ4_NL",
-        21: "IQ3_S",
-        22: "IQ2_S",
-        23: "IQ4_XS",
-        24: "I8",
-        25: "I16",
-        26: "I32",
-        27: "I64",
-        28: "F64",
-        29: "IQ1_M",
-        30: "BF16",
-        34: "TQ1_0",
-        35: "TQ2_0",
-        39: "MXFP4",
-        40: "NVFP4",
-        41: "Q1_0",
-        42: "Q2_0",
-    }
+# Name, id in a GGUF file, values and bytes of a block, decoder. Ids 4, 5 (Q4_2, Q4_3), 31 to 33 (Q4_0 interleaved by 4
+# and 8) and 36 to 38 (IQ4_NL interleaved) were removed from the format, and no reader accepts them any more.
+_TYPES: tuple[tuple[str, int, int, int, BlockDecoder], ...] = (
+    ("F32", 0, 1, 4, ggml_simple.f32),
+    ("F16", 1, 1, 2, ggml_simple.f16),
+    ("Q4_0", 2, 32, 18, ggml_simple.q4_0),
+    ("Q4_1", 3, 32, 20, ggml_simple.q4_1),
+    ("Q5_0", 6, 32, 22, ggml_simple.q5_0),
+    ("Q5_1", 7, 32, 24, ggml_simple.q5_1),
+    ("Q8_0", 8, 32, 34, ggml_simple.q8_0),
+    ("Q8_1", 9, 32, 36, ggml_simple.q8_1),
+    ("Q2_K", 10, 256, 84, ggml_k.q2_k),
+    ("Q3_K", 11, 256, 110, ggml_k.q3_k),
+    ("Q4_K", 12, 256, 144, ggml_k.q4_k),
+    ("Q5_K", 13, 256, 176, ggml_k.q5_k),
+    ("Q6_K", 14, 256, 210, ggml_k.q6_k),
+    ("Q8_K", 15, 256, 292, ggml_k.q8_k),
+    ("IQ2_XXS", 16, 256, 66, ggml_iq.iq2_xxs),
+    ("IQ2_XS", 17, 256, 74, ggml_iq.iq2_xs),
+    ("IQ3_XXS", 18, 256, 98, ggml_iq.iq3_xxs),
+    ("IQ1_S", 19, 256, 50, ggml_iq.iq1_s),
+    ("IQ4_NL", 20, 32, 18, ggml_iq.iq4_nl),
+    ("IQ3_S", 21, 256, 110, ggml_iq.iq3_s),
+    ("IQ2_S", 22, 256, 82, ggml_iq.iq2_s),
+    ("IQ4_XS", 23, 256, 136, ggml_iq.iq4_xs),
+    ("I8", 24, 1, 1, ggml_simple.i8),
+    ("I16", 25, 1, 2, ggml_simple.i16),
+    ("I32", 26, 1, 4, ggml_simple.i32),
+    ("I64", 27, 1, 8, ggml_simple.i64),
+    ("F64", 28, 1, 8, ggml_simple.f64),
+    ("IQ1_M", 29, 256, 56, ggml_iq.iq1_m),
+    ("BF16", 30, 1, 2, ggml_simple.bf16),
+    ("TQ1_0", 34, 256, 54, ggml_small_floats.tq1_0),
+    ("TQ2_0", 35, 256, 66, ggml_small_floats.tq2_0),
+    ("MXFP4", 39, 32, 17, ggml_small_floats.mxfp4),
+    ("NVFP4", 40, 64, 36, ggml_small_floats.nvfp4),
+    ("Q1_0", 41, 128, 18, ggml_simple.q1_0),
+    ("Q2_0", 42, 64, 18, ggml_simple.q2_0),
 )
+
+GGML_TYPES: Mapping[int, str] = MappingProxyType({type_id: name for name, type_id, *_ in _TYPES})
 """Type id in a GGUF file -> type name."""
 
-BLOCK_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "F32": (1, 4),
-        "F16": (1, 2),
-        "BF16": (1, 2),
-        "F64": (1, 8),
-        "I8": (1, 1),
-        "I16": (1, 2),
-        "I32": (1, 4),
-        "I64": (1, 8),
-        "Q1_0": (128, 18),
-        "Q2_0": (64, 18),
-        "Q4_0": (32, 18),
-        "Q4_1": (32, 20),
-        "Q5_0": (32, 22),
-        "Q5_1": (32, 24),
-        "Q8_0": (32, 34),
-        "Q8_1": (32, 36),
-        "Q2_K": (256, 84),
-        "Q3_K": (256, 110),
-        "Q4_K": (256, 144),
-        "Q5_K": (256, 176),
-        "Q6_K": (256, 210),
-        "Q8_K": (256, 292),
-        "IQ1_S": (256, 50),
-        "IQ1_M": (256, 56),
-        "IQ2_XXS": (256, 66),
-        "IQ2_XS": (256, 74),
-        "IQ2_S": (256, 82),
-        "IQ3_XXS": (256, 98),
-        "IQ3_S": (256, 110),
-        "IQ4_NL": (32, 18),
-        "IQ4_XS": (256, 136),
-        "TQ1_0": (256, 54),
-        "TQ2_0": (256, 66),
-        "MXFP4": (32, 17),
-        "NVFP4": (64, 36),
-    }
-)
+BLOCK_SIZES: Mapping[str, tuple[int, int]] = MappingProxyType({name: (n, size) for name, _, n, size, _ in _TYPES})
 """Type name -> (values per block, bytes per block)."""
+
+_DECODERS: Mapping[str, BlockDecoder] = MappingProxyType({name: decode for name, *_, decode in _TYPES})
 
 CHUNK_VALUES = 1 << 18
 """Values that are decoded at a time, so that the temporaries of a decoder stay within a few megabytes."""
-
-
-_DECODERS: Mapping[str, BlockDecoder] = MappingProxyType(
-    {
-        "F32": ggml_simple.f32,
-        "F16": ggml_simple.f16,
-        "BF16": ggml_simple.bf16,
-        "F64": ggml_simple.f64,
-        "I8": ggml_simple.i8,
-        "I16": ggml_simple.i16,
-        "I32": ggml_simple.i32,
-        "I64": ggml_simple.i64,
-        "Q1_0": ggml_simple.q1_0,
-        "Q2_0": ggml_simple.q2_0,
-        "Q4_0": ggml_simple.q4_0,
-        "Q4_1": ggml_simple.q4_1,
-        "Q5_0": ggml_simple.q5_0,
-        "Q5_1": ggml_simple.q5_1,
-        "Q8_0": ggml_simple.q8_0,
-        "Q8_1": ggml_simple.q8_1,
-        "Q2_K": ggml_k.q2_k,
-        "Q3_K": ggml_k.q3_k,
-        "Q4_K": ggml_k.q4_k,
-        "Q5_K": ggml_k.q5_k,
-        "Q6_K": ggml_k.q6_k,
-        "Q8_K": ggml_k.q8_k,
-        "IQ1_S": ggml_iq.iq1_s,
-        "IQ1_M": ggml_iq.iq1_m,
-        "IQ2_XXS": ggml_iq.iq2_xxs,
-        "IQ2_XS": ggml_iq.iq2_xs,
-        "IQ2_S": ggml_iq.iq2_s,
-        "IQ3_XXS": ggml_iq.iq3_xxs,
-        "IQ3_S": ggml_iq.iq3_s,
-        "IQ4_NL": ggml_iq.iq4_nl,
-        "IQ4_XS": ggml_iq.iq4_xs,
-        "TQ1_0": ggml_small_floats.tq1_0,
-        "TQ2_0": ggml_small_floats.tq2_0,
-        "MXFP4": ggml_small_floats.mxfp4,
-        "NVFP4": ggml_small_floats.nvfp4,
-    }
-)
 
 
 def stored_bytes(type_name: str, shape: tuple[int, ...]) -> int:
