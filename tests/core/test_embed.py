@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.config import EngineConfig
+from octavo.core.client import EngineClient
 from octavo.core.start import start_client
 from octavo.errors import UsageError
 from octavo.generation_request import Pooling
@@ -37,6 +38,12 @@ def test_both_clients_give_the_same_vectors(tiny_config: EngineConfig, pooling: 
     assert len({vector.tobytes() for vector in one}) == len(PROMPTS)
 
 
+def texts_in(client: EngineClient) -> tuple[int, int]:
+    """Running and waiting ones."""
+    metrics = client.status().metrics
+    return metrics.num_embedding, metrics.num_embedding_waiting
+
+
 @pytest.mark.parametrize("in_process", [True, False])
 def test_a_cancelled_call_leaves_no_work_and_no_blocks(tiny_config: EngineConfig, in_process: bool) -> None:
     async def run() -> None:
@@ -45,10 +52,12 @@ def test_a_cancelled_call_leaves_no_work_and_no_blocks(tiny_config: EngineConfig
             await client.wait_ready()
             call = asyncio.ensure_future(embed(client, [[2] * 100_000] * 4, "mean"))
             await wait_until(lambda: client.status().metrics.num_used_blocks > 0, 10)
+            await wait_until(lambda: sum(texts_in(client)) == 4, 10)
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
             await wait_until(lambda: client.status().metrics.num_used_blocks == 0, 10)
+            assert texts_in(client) == (0, 0)
             assert len((await embed(client, [[2]], "last"))[0]) == client.info.hidden_size
         finally:
             await client.close()

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,8 +23,7 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.tokenizer.tokenizer import Tokenizer
-from tests.support.engine_clients import embed
-from tests.support.fake_client import FakeClient, FakeStream, Script
+from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import ScriptedApp, scripted_app
 from tests.support.server import RunningServer
 
@@ -247,61 +244,16 @@ def test_gauges_are_those_of_now(engine: ScriptedEngine) -> None:
     assert samples(metrics)["vllm:num_preemptions_total"] == 3
 
 
-class SlowEmbedder(FakeClient):
-    """Embeds when it may."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__(tokenizer)
-        self.may_go_on = threading.Event()
-
-    async def generate(self, request: GenerationRequest) -> FakeStream:
-        while not self.may_go_on.is_set():
-            await asyncio.sleep(0.001)
-        return await super().generate(request)
-
-
-@pytest.mark.parametrize("is_cancelled", [False, True])
-def test_texts_to_embed_run_and_wait_too(smollm2_tokenizer: Tokenizer, is_cancelled: bool) -> None:
-    """As many as share a step run, the rest waits for them."""
-
-    async def run() -> None:
-        metrics, engine = ServerMetrics(), SlowEmbedder(smollm2_tokenizer)
-        client = ObservedClient(engine, metrics, "m")
-        calls = [asyncio.create_task(embed(client, [[1, 2]] * 10, "mean")) for _ in range(2)]
-        for _ in range(2):  # the calls, then their requests
-            await asyncio.sleep(0)
-        await metrics.refresh()
-        found = samples(metrics)
-        assert client.info.max_num_seqs == found["vllm:num_requests_running"] == 16
-        assert found["vllm:num_requests_waiting"] == found["vllm:num_requests_waiting_by_reason{capacity}"] == 4
-        if is_cancelled:
-            calls[0].cancel()
-        engine.may_go_on.set()
-        await asyncio.wait(calls)
-        await metrics.refresh()
-        found = samples(metrics)
-        assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
-
-    asyncio.run(run())
-
-
-def test_the_dashboard_shows_texts_that_are_embedded(smollm2_tokenizer: Tokenizer) -> None:
-    engine = SlowEmbedder(smollm2_tokenizer)
-
-    def counts() -> tuple[int, int]:
+def test_texts_to_embed_run_and_wait_too(smollm2_tokenizer: Tokenizer) -> None:
+    engine = FakeClient(smollm2_tokenizer)
+    engine.figures = EngineMetrics(num_waiting=2, num_embedding=16, num_embedding_waiting=4)
+    with scripted_app(engine, smollm2_tokenizer) as app:
+        assert httpx.get(app.url + "/metrics").status_code == 200
+        found = samples(app.metrics)
         model = httpx.get(app.url + "/dashboard/data").json()["models"][0]
-        return model["num_running"], model["num_waiting"]
-
-    with scripted_app(engine, smollm2_tokenizer) as app, ThreadPoolExecutor(1) as pool:
-        assert counts() == (0, 0)
-        answer = pool.submit(httpx.post, app.url + "/v1/embeddings", json={"input": ["a"] * 20})
-        end = time.monotonic() + 10
-        while counts() == (0, 0):
-            assert time.monotonic() < end
-        assert counts() == (16, 4)
-        engine.may_go_on.set()
-        assert len(answer.result().json()["data"]) == 20
-        assert counts() == (0, 0)
+    assert found["vllm:num_requests_running"] == model["num_running"] == 16
+    assert found["vllm:num_requests_waiting"] == model["num_waiting"] == 6
+    assert found["vllm:num_requests_waiting_by_reason{capacity}"] == 6
 
 
 def test_a_busy_engine_does_not_hold_a_scrape_up(engine: ScriptedEngine) -> None:

@@ -55,6 +55,7 @@ class Meter:
         metrics, scheduler = self.metrics, self._scheduler
         metrics.num_running = scheduler.num_running
         metrics.num_waiting = scheduler.num_waiting
+        metrics.num_embedding, metrics.num_embedding_waiting = scheduler.num_embedding
         metrics.num_preemptions_total = scheduler.num_preemptions
         metrics.num_evictions_total = scheduler.kv_cache.pool.num_evictions
         metrics.num_prefix_queries_total = scheduler.num_prefix_queries

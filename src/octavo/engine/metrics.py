@@ -102,6 +102,8 @@ class EngineMetrics:
     batched_tokens: Histogram = field(default_factory=_step_sizes)
     num_running: int = 0
     num_waiting: int = 0
+    num_embedding: int = 0  # texts, beside the sequences that are generated
+    num_embedding_waiting: int = 0
     num_blocks: int = 0
     num_used_blocks: int = 0
     grammar_cache_bytes: int = 0

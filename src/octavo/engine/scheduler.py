@@ -66,6 +66,11 @@ class Scheduler:
         return self._sampled.num_waiting
 
     @property
+    def num_embedding(self) -> tuple[int, int]:
+        """Texts to embed that have a seat, and those that wait for one."""
+        return len(self._pooled.running), self._pooled.num_waiting
+
+    @property
     def has_waiting(self) -> bool:
         return any(queue.num_waiting for queue in self._queues)
 

@@ -35,7 +35,6 @@ class ModelStats:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
-    num_embedding: int = 0  # texts that the engine has now
     num_corrupted: int = 0  # ended because the model computed a value that is no number
     finished: Counter[str] = field(default_factory=Counter)  # by FINISHED_REASONS, one a choice
     cancelled: Counter[str] = field(default_factory=Counter)  # by CANCEL_PHASES, one a request
@@ -50,7 +49,6 @@ class EngineFigures:
 
     status: EngineStatus | None = None
     info: ModelInfo | None = None  # None: it was never ready
-    num_embedding: int = 0  # texts; its status speaks of sequences that are generated
     resident_bytes: int = 0  # of its process
     num_restarts: int = 0
     current: EngineMetrics = field(default_factory=EngineMetrics)  # of its process
@@ -64,16 +62,12 @@ class EngineFigures:
 
     @property
     def num_running(self) -> int:
-        """The number of sequences and texts being computed; of texts, those with seats."""
-        return self.current.num_running + self._num_seated_texts
+        """The number of sequences and texts being computed."""
+        return self.current.num_running + self.current.num_embedding
 
     @property
     def num_waiting(self) -> int:
-        return self.current.num_waiting + self.num_embedding - self._num_seated_texts
-
-    @property
-    def _num_seated_texts(self) -> int:
-        return min(self.num_embedding, self.info.max_num_seqs if self.info is not None else 0)
+        return self.current.num_waiting + self.current.num_embedding_waiting
 
     def saw(self, status: EngineStatus, metrics: EngineMetrics) -> None:
         """Takes the latest figures. metrics: those of the status, or newer ones."""
@@ -88,7 +82,7 @@ class EngineFigures:
     def left(self) -> None:
         """Notes that the model was unloaded: its counters stay, and its gauges are removed."""
         self.status = self._process = None
-        self.resident_bytes = self.num_embedding = 0
+        self.resident_bytes = 0
 
 
 def resident_bytes(pid: int | None) -> int:

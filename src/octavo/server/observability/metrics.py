@@ -106,7 +106,6 @@ class ServerMetrics:
             figures = self.engines.setdefault(model_name, EngineFigures())
             figures.saw(status, status.metrics)
             figures.resident_bytes = resident_bytes(status.pid)
-            figures.num_embedding = self.models[model_name].num_embedding
             with suppress(OctavoError):  # it was never ready
                 figures.info = client.info
 

@@ -73,7 +73,6 @@ class ObservedStream:
         self._metrics = RequestMetrics()
         self._phase: CancelPhase = "prefill"
         self._has_ended = False
-        stats.num_embedding += not is_answered
 
     @property
     def request_id(self) -> str:
@@ -113,7 +112,6 @@ class ObservedStream:
         if self._has_ended:
             return
         self._has_ended = True
-        self._stats.num_embedding -= not self._is_answered
         if self._span is not None:
             self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)
 
