@@ -93,7 +93,6 @@ def test_the_chunks(client: httpx.Client, engine: FakeClient) -> None:
 
 
 def test_usage_of_a_stream(client: httpx.Client, engine: FakeClient) -> None:
-    """G6."""
     engine.script = Script(["a", "b"], finish_reason="length")
     *chunks, usage, last = post_stream(client, URL, {**BODY, "stream_options": {"include_usage": True}})
     assert last == DONE
@@ -169,7 +168,7 @@ def test_a_tool_call(client: httpx.Client, engine: FakeClient) -> None:
 
 
 def test_log_probabilities(client: httpx.Client, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:
-    """D15: the bytes are there where the text cannot be."""
+    """The bytes are reported even where they are no text."""
     euro = "\u20ac".encode()
     half = next(i for i in range(smollm2_tokenizer.vocab_size) if smollm2_tokenizer.token_bytes(i) == euro[:1])
     engine.script = Script([("a\ufffd", [64, half])], finish_reason="length")
@@ -252,7 +251,6 @@ def test_refusals_keep_their_status_on_streams(client: httpx.Client, engine: Fak
     [(EngineDeadError("died of /secret"), "engine_restarting"), (NumericalError("nan"), "numerical_error")],
 )
 def test_an_error_in_mid_stream(client: httpx.Client, engine: FakeClient, error: Exception, code: str) -> None:
-    """G8."""
     engine.script = Script(["a"], error=error)  # type: ignore[arg-type]
     *chunks, failure, last = post_stream(client, URL, BODY)
     assert last == DONE
@@ -274,7 +272,6 @@ def test_a_silent_stream_is_kept_alive(client: httpx.Client, engine: FakeClient)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("pieces", [["a"], []], ids=["decode", "prefill"])
 def test_a_client_that_leaves(client: httpx.Client, engine: FakeClient, stream: bool, pieces: list[str]) -> None:
-    """G1."""
     engine.script = Script([("a", [5])] * len(pieces), never_ends=True)
     with pytest.raises(httpx.ReadTimeout):
         client.post(URL, json={**BODY, "stream": stream}, timeout=httpx.Timeout(20, read=0.02 if stream else 0.3))

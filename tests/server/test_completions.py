@@ -140,7 +140,6 @@ def test_token_ids_timings_and_prompt_logprobs(client: httpx.Client, engine: Fak
 
 
 def test_an_empty_prompt_begins_a_text(client: httpx.Client, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:
-    """D1."""
     engine.script = Script(["a"])
     assert client.post(URL, json={"prompt": ""}).status_code == 200
     assert engine.requests[-1].prompt_token_ids == [smollm2_tokenizer.bos_token_id]

@@ -1,4 +1,4 @@
-"""Lists C and D of what clients send wrong, on `/v1/completions` of a real server: exact answers.
+"""Wrong and unusual requests to `/v1/completions` of a real server, with the exact errors.
 
 The fields that both kinds of requests have are tested in `test_chat_bad_inputs.py`.
 """
@@ -35,32 +35,32 @@ def check_refused(client: httpx.Client, body: dict[str, Any], param: str | None,
 
 
 CASES = {
-    "B2": ({"max_tokens": 1}, "prompt", "missing_required_parameter"),
+    "no prompt": ({"max_tokens": 1}, "prompt", "missing_required_parameter"),
     "null": ({"prompt": None}, "prompt", "invalid_type"),
     "object": ({"prompt": {}}, "prompt", "invalid_type"),
-    "C3": ({"prompt": ["a"] * 3, "n": 128}, "n", "integer_above_max_value"),
-    "C4 above": ({"prompt": "a", "best_of": 1000}, "best_of", "integer_above_max_value"),
-    "C4 below": ({"prompt": "a", "best_of": 1, "n": 2}, "best_of", "invalid_value"),
-    "C4 stream": ({"prompt": "a", "best_of": 2, "n": 2, "stream": True}, "best_of", "invalid_value"),
-    "C4 choose": ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_value"),
-    "C5": ({"prompt": ["a"] * 1000}, "prompt", "array_above_max_length"),
-    "C6": ({"prompt": "a", "max_tokens": 0}, "max_tokens", "integer_below_min_value"),
-    "C8": ({"prompt": "a", "max_tokens": 8192}, "max_tokens", "context_length_exceeded"),
-    "C12": ({"prompt": "a", "logprobs": 10**6}, "logprobs", "integer_above_max_value"),
-    "C12 type": ({"prompt": "a", "logprobs": True}, "logprobs", "invalid_type"),
-    "C29": ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
-    "D2": ({"prompt": []}, "prompt", "empty_array"),
-    "D2 inside": ({"prompt": [[]]}, "prompt", "empty_array"),
-    "D4 context": ({"prompt": [5] * 8192}, "prompt", "context_length_exceeded"),
-    "D4 more": ({"prompt": [5] * 8193}, "prompt", "context_length_exceeded"),
-    "D6": ({"prompt": [-1]}, "prompt", "token_out_of_range"),
-    "D6 inside": ({"prompt": [[-1]]}, "prompt", "token_out_of_range"),
-    "D6 2**31": ({"prompt": [2**31]}, "prompt", "token_out_of_range"),
-    "D6 2**70": ({"prompt": [2**70]}, "prompt", "token_out_of_range"),
-    "D7": ({"prompt": [49152]}, "prompt", "token_out_of_range"),
-    "D8 string": ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
-    "D8 fraction": ({"prompt": [1, 2.5]}, "prompt", "invalid_type"),
-    "D8 lists": ({"prompt": [[1], "a"]}, "prompt", "invalid_type"),
+    "too many choices": ({"prompt": ["a"] * 3, "n": 128}, "n", "integer_above_max_value"),
+    "best_of above": ({"prompt": "a", "best_of": 1000}, "best_of", "integer_above_max_value"),
+    "best_of below n": ({"prompt": "a", "best_of": 1, "n": 2}, "best_of", "invalid_value"),
+    "best_of streamed": ({"prompt": "a", "best_of": 2, "n": 2, "stream": True}, "best_of", "invalid_value"),
+    "best_of above n": ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_value"),
+    "too many prompts": ({"prompt": ["a"] * 1000}, "prompt", "array_above_max_length"),
+    "max_tokens zero": ({"prompt": "a", "max_tokens": 0}, "max_tokens", "integer_below_min_value"),
+    "max_tokens beyond the context": ({"prompt": "a", "max_tokens": 8192}, "max_tokens", "context_length_exceeded"),
+    "logprobs above": ({"prompt": "a", "logprobs": 10**6}, "logprobs", "integer_above_max_value"),
+    "logprobs boolean": ({"prompt": "a", "logprobs": True}, "logprobs", "invalid_type"),
+    "suffix": ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),
+    "prompt empty list": ({"prompt": []}, "prompt", "empty_array"),
+    "prompt of an empty list": ({"prompt": [[]]}, "prompt", "empty_array"),
+    "prompt as long as the context": ({"prompt": [5] * 8192}, "prompt", "context_length_exceeded"),
+    "prompt longer than the context": ({"prompt": [5] * 8193}, "prompt", "context_length_exceeded"),
+    "token id negative": ({"prompt": [-1]}, "prompt", "token_out_of_range"),
+    "token id negative in a list": ({"prompt": [[-1]]}, "prompt", "token_out_of_range"),
+    "token id 2**31": ({"prompt": [2**31]}, "prompt", "token_out_of_range"),
+    "token id 2**70": ({"prompt": [2**70]}, "prompt", "token_out_of_range"),
+    "token id beyond the vocabulary": ({"prompt": [49152]}, "prompt", "token_out_of_range"),
+    "token ids and a string": ({"prompt": [1, "a"]}, "prompt", "invalid_type"),
+    "token ids and a fraction": ({"prompt": [1, 2.5]}, "prompt", "invalid_type"),
+    "token ids and a list": ({"prompt": [[1], "a"]}, "prompt", "invalid_type"),
     "beams, no logprobs": (
         {"prompt": "a", "use_beam_search": True, "logprobs": 0},
         *("logprobs", "unsupported_value"),
@@ -81,13 +81,18 @@ def test_refused(client: httpx.Client, body: dict[str, Any], param: str, code: s
 
 
 ACCEPTED: dict[str, dict[str, Any]] = {
-    "D1": {"prompt": ""},
-    "D2": {"prompt": ["", ""]},
-    "C24": {"prompt": [5, 49151], "repetition_penalty": 1.5, "frequency_penalty": 1, "presence_penalty": 1},
+    "prompt empty string": {"prompt": ""},
+    "prompts of empty strings": {"prompt": ["", ""]},
+    "repetition penalty of the last token": {
+        "prompt": [5, 49151],
+        "repetition_penalty": 1.5,
+        "frequency_penalty": 1,
+        "presence_penalty": 1,
+    },
     "whole numbers": {"prompt": [1.0, 2.0]},
     "n and best_of": {"prompt": "a", "n": 2, "best_of": 2},
     "no logprobs": {"prompt": "a", "logprobs": 0},
-    "C29": {"prompt": "a", "echo": True, "stream": True, "logprobs": 1},
+    "echo streamed with logprobs": {"prompt": "a", "echo": True, "stream": True, "logprobs": 1},
 }
 
 
@@ -108,7 +113,7 @@ def test_truncation_is_reported(client: httpx.Client) -> None:
 
 
 def test_scoring_agrees_with_generating(client: httpx.Client) -> None:
-    """C6: log-probabilities of a text are those that the model gave it while it wrote it."""
+    """The log-probabilities of a text are the same when it is scored and when it is generated."""
     body = {"prompt": "The capital of France is", "max_tokens": 5, "temperature": 0, "logprobs": 2}
     written = client.post(URL, json=body).json()["choices"][0]
     whole = body["prompt"] + written["text"]
@@ -132,7 +137,6 @@ def test_the_same_seed_says_the_same(client: httpx.Client) -> None:
 
 
 def test_two_tenants_share_no_cache(client: httpx.Client) -> None:
-    """F13."""
     body = {"prompt": [7] * 100, "max_tokens": 1}
     cached = []
     for salt in ("one", "one", "two"):

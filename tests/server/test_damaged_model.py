@@ -25,7 +25,7 @@ def damaged(tensor: Tensor, value: float) -> Tensor:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weights_that_are_no_numbers(tmp_path: Path, value: float) -> None:
-    """I20. The model loads, since only its use finds them; each answer is an error with the reason, never a text."""
+    """The model loads, because only its use finds them. Each answer is an error with the reason, never a text."""
     path = tmp_path / "damaged.gguf"
     tensors = [damaged(item, value) if item.name == "output_norm.weight" else item for item in tiny_tensors()]
     path.write_bytes(tiny_gguf(tensors=tensors))

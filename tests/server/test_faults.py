@@ -325,7 +325,7 @@ def test_signals_that_concern_nobody(small: RunningServer) -> None:
 
 
 def test_a_clock_that_jumps(smollm2_path: Path) -> None:
-    """H15. Nothing ends early, nobody is taken for dead, and nothing lasts longer: all limits are of steady clocks."""
+    """Nothing ends early or late and no process is taken for dead, because all limits use monotonic clocks."""
     limits = ("--queue-timeout", "60s", "--request-timeout", "60s", "--stall-timeout", "30s", "--write-timeout", "30s")
     with running_server(
         f"smollm2={smollm2_path}", "--kv-cache-memory", "64MiB", *limits, env=on_path("jumping_clock")
@@ -345,7 +345,7 @@ def test_a_clock_that_jumps(smollm2_path: Path) -> None:
 
 
 def test_memory_that_cannot_be_had_in_mid_run(smollm2_path: Path) -> None:
-    """I16. Whoever needs more than there is learns so or is answered with what there is; then all is as before."""
+    """A request that needs more memory than there is gets an error or a smaller answer. Afterwards all is as before."""
     with running_server(f"smollm2={smollm2_path}", "--kv-cache-memory", "64MiB") as server, server.client as client:
         before = client.post(COMPLETIONS, json=body(8)).json()["choices"][0]["text"]
         engine = engine_of(server)
@@ -364,7 +364,7 @@ def test_memory_that_cannot_be_had_in_mid_run(smollm2_path: Path) -> None:
 
 @pytest.mark.parametrize("who", ["server", "engine"])
 def test_no_memory_at_all_for_a_grammar(small: RunningServer, who: str) -> None:
-    """I16, nothing beyond what is in use: who needs a thread to compile a grammar learns so at once; others are served.
+    """No memory beyond what is in use: a request that needs a thread for its grammar fails at once; others are served.
 
     small: its threads that check requests have all been started.
     """

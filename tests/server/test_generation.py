@@ -131,7 +131,7 @@ def test_what_the_engine_gets(smollm2_tokenizer: Tokenizer) -> None:
 
 
 def test_tokens_without_text_come_with_the_next_text(smollm2_tokenizer: Tokenizer) -> None:
-    """D15: half a character is no text, but its token and its log-probability are not lost."""
+    """Half a character is not text, but its token and its log-probability are not lost."""
     harness = Harness(smollm2_tokenizer, Script([("", [3]), ("x", [4]), ("", [5])]))
     events = harness.events(text(params=SamplingParams(logprobs=0)))
     deltas = [event for event in events if isinstance(event, TextDelta)]
@@ -184,7 +184,7 @@ def test_one_call_where_only_one_is_wanted(smollm2_tokenizer: Tokenizer) -> None
 
 
 def test_a_call_that_was_cut_off(smollm2_tokenizer: Tokenizer) -> None:
-    """E17, and E8 of calls: what came is given, and the reason is the true one."""
+    """The answer has the arguments that came, and the true reason for its end."""
     harness = Harness(smollm2_tokenizer, Script([CALL[:45]], finish_reason="length"))
     (choice,) = choices_of(harness.events(chat(tools=[ADD])))
     assert choice.finish_reason == "length"
@@ -288,7 +288,6 @@ def test_prompts_that_do_not_fit(smollm2_tokenizer: Tokenizer) -> None:
 
 
 def test_the_last_place_of_the_context_is_used(smollm2_tokenizer: Tokenizer) -> None:
-    """D4."""
     harness = Harness(smollm2_tokenizer, Script(["a", "b"]))
     harness.events(text([5] * (MAX_MODEL_LEN - 1), params=SamplingParams(max_tokens=1)))
     harness.events(text([5] * (MAX_MODEL_LEN - 1), params=SamplingParams(max_tokens=16), max_tokens_may_shrink=True))
@@ -326,7 +325,6 @@ def test_truncation_to_what_fits(smollm2_tokenizer: Tokenizer, max_tokens: int |
 
 
 def test_a_conversation_that_renders_to_nothing(smollm2_tokenizer: Tokenizer) -> None:
-    """D3."""
     harness = Harness(with_template(smollm2_tokenizer, "{{ '' }}"), Script())
     with pytest.raises(UsageError) as caught:
         harness.events(chat())
@@ -334,9 +332,9 @@ def test_a_conversation_that_renders_to_nothing(smollm2_tokenizer: Tokenizer) ->
 
 
 TEMPLATES = {
-    "E10": ("{{ messages.__class__.__mro__ }}", ApiError, None),
-    "E11": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ApiError, None),
-    "E14": ("{{ raise_exception('roles must alternate') }}", UsageError, "messages"),
+    "attributes of Python objects": ("{{ messages.__class__.__mro__ }}", ApiError, None),
+    "nested loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", ApiError, None),
+    "exception of the template": ("{{ raise_exception('roles must alternate') }}", UsageError, "messages"),
 }
 
 

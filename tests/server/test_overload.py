@@ -184,7 +184,7 @@ def test_cancelling_from_outside(narrow: RunningServer) -> None:
 
 
 def test_requests_of_the_same_client_id_are_two(narrow: RunningServer) -> None:
-    """G9: what a client calls its requests is no name of ours; cancelling one leaves the other."""
+    """A client's own id does not name a request of the server. Cancelling one request leaves the other."""
     mine = {"X-Request-Id": "mine"}
     kept, ended = body(40, stream=True), body(5000, stream=True)
     with (

@@ -1,4 +1,4 @@
-"""Lists D and E of what clients send wrong, where it takes a context or a chat template that SmolLM2 has not."""
+"""Wrong prompts and hostile templates, with contexts and chat templates that SmolLM2 does not have."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def error_of(answer: httpx.Response) -> tuple[int, str, str | None, str | None]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_prompts_at_the_end_of_the_context(short: ScriptedServer, stream: bool) -> None:
-    """D4, D5: one token less than the context leaves place for one; the status is the same for a stream."""
+    """One token less than the context leaves room for one token. The status is the same for a stream."""
     short.script = Script([" a"], finish_reason="length")
     body = {"prompt": [5] * (CONTEXT - 1), "stream": stream}
     answer = short.post(COMPLETIONS, body)
@@ -49,18 +49,21 @@ def test_prompts_at_the_end_of_the_context(short: ScriptedServer, stream: bool) 
 
 
 TEMPLATES: dict[str, tuple[str, tuple[int, str, str | None, str | None]]] = {
-    "D3": ("{# nothing #}", (400, INVALID, "messages", "invalid_value")),
-    "E10 attributes": ("{{ messages.__class__.__mro__ }}", (500, "server_error", None, "internal_error")),
-    "E10 lipsum": ("{{ lipsum.__globals__['os'].popen('id') }}", (500, "server_error", None, "internal_error")),
-    "E10 cycler": ("{{ cycler.__init__.__globals__ }}", (500, "server_error", None, "internal_error")),
-    "E10 self": ("{{ self.__init__.__globals__ }}", (500, "server_error", None, "internal_error")),
-    "E11 loops": (
+    "nothing rendered": ("{# nothing #}", (400, INVALID, "messages", "invalid_value")),
+    "attributes of Python objects": ("{{ messages.__class__.__mro__ }}", (500, "server_error", None, "internal_error")),
+    "globals of lipsum": ("{{ lipsum.__globals__['os'].popen('id') }}", (500, "server_error", None, "internal_error")),
+    "globals of cycler": ("{{ cycler.__init__.__globals__ }}", (500, "server_error", None, "internal_error")),
+    "globals of self": ("{{ self.__init__.__globals__ }}", (500, "server_error", None, "internal_error")),
+    "nested loops": (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
         (500, "server_error", None, "internal_error"),
     ),
-    "E11 range": ("{% for a in range(10**9) %}a{% endfor %}", (500, "server_error", None, "internal_error")),
-    "E11 multiplication": ("{{ 'a' * 10**9 }}", (500, "server_error", None, "internal_error")),
-    "E14": ("{{ raise_exception('roles must alternate') }}", (400, INVALID, "messages", "invalid_value")),
+    "huge range": ("{% for a in range(10**9) %}a{% endfor %}", (500, "server_error", None, "internal_error")),
+    "huge string": ("{{ 'a' * 10**9 }}", (500, "server_error", None, "internal_error")),
+    "exception of the template": (
+        "{{ raise_exception('roles must alternate') }}",
+        (400, INVALID, "messages", "invalid_value"),
+    ),
 }
 
 
@@ -79,7 +82,7 @@ def test_templates(
 
 
 def test_sixty_tools(smollm2_tokenizer: Tokenizer) -> None:
-    """E3 f: many tools, as agents bring them, are no attack."""
+    """Many tools, as agents send them, are accepted."""
     with scripted_server(smollm2_tokenizer, "chat_completions", max_model_len=1 << 17) as server:
         server.script = Script(["a"])
         body: dict[str, Any] = {"messages": [USER], "tools": realistic_tools(60)}
