@@ -1,1 +1,1 @@
-"""Request bodies and answers, with one set of files for each protocol."""
+"""Request bodies and answers, one set of files for each protocol."""

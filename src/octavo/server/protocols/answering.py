@@ -1,4 +1,4 @@
-"""The way from a request to its answer that all protocols share: one writer makes the stream and the whole answer."""
+"""The path from a request to its answer, shared by all protocols: one writer makes the stream and the whole answer."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ _encoder = msgspec.json.Encoder()
 
 
 class AnswerWriter(ABC, Generic[B, S]):
-    """Writes one answer in the words of a protocol. The stream is what `begin` and `push` yield; `body` is the same as
-    a whole."""
+    """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole."""
 
     def __init__(self, body: B, spec: S, model: ServedModel, generation: Generation) -> None:
         self.request = body

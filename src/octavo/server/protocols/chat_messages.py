@@ -1,4 +1,4 @@
-"""Messages and tools of a conversation as OpenAI's clients send them: checked, in the shape that `ChatSpec` has."""
+"""The messages and tools of OpenAI's clients, their checks, and their form in `ChatSpec`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from octavo.server.protocols.sampling_fields import NullIsAbsent
 
 MAX_MESSAGES = 4096
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# Known to OpenAI's interface, and not to a model of text.
+# Types of OpenAI's interface that a text model cannot read.
 _OTHER_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "image", "audio", "video")
 
-# What the server itself says to a template.
+# Variables of a template that the server itself sets.
 _OWN_VARIABLES = frozenset(
     {
         *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
@@ -28,7 +28,7 @@ _OWN_VARIABLES = frozenset(
 
 
 class ContentPart(NullIsAbsent):
-    """A part of a message's content. Only text can be used; the fields of other kinds are taken to name them."""
+    """A part of a message's content. Only text is supported. Other fields are allowed, to name the type in the error."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
 
@@ -38,7 +38,7 @@ class ContentPart(NullIsAbsent):
 
 
 class CalledFunction(NullIsAbsent):
-    """arguments: JSON text. parsed_arguments: the same once more, which OpenAI's client adds for its own use."""
+    """arguments: JSON text. parsed_arguments: a copy that OpenAI's client adds for its own use."""
 
     name: Text
     arguments: Text
@@ -46,7 +46,7 @@ class CalledFunction(NullIsAbsent):
 
 
 class CalledTool(NullIsAbsent):
-    """A call that the model made earlier. index: as clients that joined a stream may leave it in."""
+    """An earlier call of the model. index: left over by clients that have joined a stream."""
 
     id: Text
     type: Literal["function"] = "function"
@@ -55,7 +55,7 @@ class CalledTool(NullIsAbsent):
 
 
 class Message(NullIsAbsent):
-    """A message of any role. parsed: the content once more, which OpenAI's client adds for its own use."""
+    """A message of any role. parsed: a copy of the content that OpenAI's client adds for its own use."""
 
     role: Annotated[Text, Field(json_schema_extra={"enum": list(ROLES)})]
     content: Text | list[ContentPart] | None = None
@@ -69,7 +69,7 @@ class Message(NullIsAbsent):
 
 
 class FunctionTool(NullIsAbsent):
-    """strict: whether the arguments must follow the schema; they always do where a tool must be called."""
+    """strict: the arguments must follow the schema. They always do if a tool must be called."""
 
     name: Text
     description: Text | None = None
@@ -98,7 +98,7 @@ class NamedToolChoice(NullIsAbsent):
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The conversation for `ChatSpec.messages`. Raises UsageError naming the first message that is wrong."""
+    """The conversation for `ChatSpec.messages`. Raises UsageError for the first wrong message."""
     converted = []
     known_calls: set[str] = set()
     for i, message in enumerate(messages):
@@ -109,10 +109,10 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
-    """The tools for `ChatSpec.tools`; what their schemas and names must be, `json_schema.check_tools` says."""
+    """The tools for `ChatSpec.tools`. `json_schema.check_tools` checks their schemas and names."""
     for i, tool in enumerate(tools or ()):
         if tool.type != "function":
-            message = f"tools[{i}].type is {quote(tool.type)}; this server has only functions"
+            message = f"tools[{i}].type is {quote(tool.type)}; only functions are supported"
             raise UsageError(message, param=f"tools[{i}].type", code="unsupported_value")
     return [chat_tool(**tool.function.model_dump()) for tool in tools or ()]
 
@@ -120,7 +120,7 @@ def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
 def chat_tool_choice(
     choice: Literal["none", "auto", "required"] | NamedToolChoice | None, has_tools: bool
 ) -> ToolChoice:
-    """The choice for `ChatSpec.tool_choice`: auto where there are tools, unless the request says otherwise."""
+    """The choice for `ChatSpec.tool_choice`: auto if there are tools, unless the request says otherwise."""
     if isinstance(choice, NamedToolChoice):
         return NamedTool(choice.function.name)
     if choice is None:
@@ -139,10 +139,10 @@ class TemplateFields(NullIsAbsent):
         """The arguments for the template. Raises UsageError for what the server itself sets or cannot continue."""
         arguments = dict(self.chat_template_kwargs or {})
         if wrong := sorted(_OWN_VARIABLES & arguments.keys()):
-            message = f"chat_template_kwargs cannot hold {wrong[0]}, which the server itself sets"
+            message = f"chat_template_kwargs cannot hold {wrong[0]}, because the server sets it"
             raise UsageError(message, param="chat_template_kwargs", code="invalid_value")
         if self.continue_final_message and (self.add_generation_prompt or messages[-1].role != "assistant"):
-            message = "continue_final_message needs a last message of the assistant, and no add_generation_prompt"
+            message = "continue_final_message needs an assistant message at the end, and no add_generation_prompt"
             raise UsageError(message, param="continue_final_message", code="invalid_value")
         for name in ("add_generation_prompt", "continue_final_message"):
             if getattr(self, name) is not None:
@@ -164,7 +164,7 @@ def _check_role(message: Message, where: str) -> None:
 
 
 def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
-    """Results follow the call that they answer, by its id."""
+    """Checks that each result has the id of an earlier call."""
     for j, call in enumerate(message.tool_calls or ()):
         check_call_arguments(call.function.arguments, f"{where}.tool_calls[{j}].function.arguments")
         known_calls.add(call.id)
@@ -177,7 +177,7 @@ def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
     if message.tool_call_id is None:
         raise UsageError(f"{name} is required in a tool's message", param=name, code="missing_required_parameter")
     if message.tool_call_id not in known_calls:
-        raise UsageError(f"{name} names no call of the messages before", param=name, code="invalid_value")
+        raise UsageError(f"{name} names no call in an earlier message", param=name, code="invalid_value")
 
 
 def _convert(message: Message, where: str) -> dict[str, Any]:

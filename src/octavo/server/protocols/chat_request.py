@@ -28,7 +28,7 @@ from octavo.server.protocols.sampling_fields import SamplingFields
 
 
 class ChatCompletionRequest(SamplingFields, TemplateFields):
-    """A conversation and how to go on with it."""
+    """A conversation to continue."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Int | None = None

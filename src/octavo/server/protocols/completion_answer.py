@@ -35,7 +35,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         self._legacy_logprobs: dict[int, LegacyLogprobs] = {}  # by choice
 
     def push(self, event: Event) -> Iterator[NamedEvent]:
-        if self.request.only_prompt:  # for which the engine makes a token all the same
+        if self.request.only_prompt:  # the engine generates a token all the same
             if isinstance(event, TextDelta):
                 return iter(())
             if isinstance(event, Usage):
@@ -91,7 +91,7 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         sent = self.spec.prompts[prompt]
         if isinstance(sent, str) and not self.generation.num_truncated_tokens:
             return sent
-        # A client that sent ids sees all of them; a text has none of the control tokens that are put before it.
+        # A client that sent ids gets all of them back. A text does not show the control tokens that were added to it.
         skips = isinstance(sent, str)
         return self.model.tokenizer.decode(self.generation.prompt_token_ids[prompt], skip_special_tokens=skips)
 

@@ -80,7 +80,7 @@ def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
     if _is_token_id(prompt[0]):
         return [_token_ids(prompt)]
     if len(prompt) > MAX_PROMPTS:
-        message = f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed: send several requests"
+        message = f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed; send several requests"
         raise UsageError(message, param="prompt", code="array_above_max_length")
     if all(isinstance(item, str) for item in prompt):
         return prompt

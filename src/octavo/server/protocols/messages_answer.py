@@ -1,4 +1,4 @@
-"""The answer of Anthropic's `/v1/messages`: its events in their order, and the message that they fold to."""
+"""The answer of Anthropic's `/v1/messages`: its events, and the message that they add up to."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class MessagesWriter(AnswerWriter[MessagesRequest, ChatSpec]):
         stop = {"stop_reason": self._stop_reason(usage), "stop_sequence": None}
         if stop["stop_reason"] == "stop_sequence" and self._end is not None:
             stop["stop_sequence"] = str(self._end.stop_reason)
-        # Here the prompt's tokens are those that were computed; those from the cache are counted apart.
+        # This protocol counts cached tokens separately from the other tokens of the prompt.
         counts: dict[str, Any] = {
             "input_tokens": usage.num_prompt_tokens - usage.num_cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -134,7 +134,7 @@ def _event(kind: str, **fields: Any) -> NamedEvent:
 
 
 def _tool_input(arguments: str) -> dict[str, Any]:
-    """The object that arguments stand for, as far as it goes where it was cut off; what is none, under a name that
+    """The object of the arguments, also of arguments that were cut off. Text that is not an object gets a name that
     Anthropic's documentation uses for it."""
     if not arguments:
         return {}

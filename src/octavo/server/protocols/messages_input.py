@@ -102,9 +102,9 @@ def continues(conversation: Sequence[dict[str, Any]]) -> bool:
     if last["role"] != "assistant":
         return False
     if last.get("tool_calls"):
-        raise refuse("messages", "end with a tool use; send its tool_result", "invalid_value")
+        raise refuse("messages", "end with a tool use; send its tool_result too", "invalid_value")
     if not last["content"] or last["content"][-1].isspace():
-        raise refuse("messages", "end with an answer that is empty or ends in white space", "invalid_value")
+        raise refuse("messages", "end with an assistant message that is empty or ends in white space", "invalid_value")
     return True
 
 
@@ -116,7 +116,7 @@ def join_text(content: str | Sequence[TextBlock]) -> str:
 def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: str) -> None:
     wanted = {"text": role, "tool_result": "user"}.get(block.type, "assistant")
     if role != wanted:
-        raise refuse(f"{where}.type", f"belongs into a message of the {wanted}, not of the {role}", "invalid_value")
+        raise refuse(f"{where}.type", f"belongs in a message of the {wanted}, not of the {role}", "invalid_value")
     if isinstance(block, TextBlock):
         conversation.add_text(role, block.text, "\n")
     elif isinstance(block, ToolUseBlock):
@@ -125,5 +125,5 @@ def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: st
         conversation.turn("assistant")["reasoning_content"] = block.thinking
     else:
         text = join_text(block.content or "")
-        text = f"Error: {text}" if block.is_error else text  # templates have no other way to say so
+        text = f"Error: {text}" if block.is_error else text  # templates have no other way to express an error
         conversation.add_result(block.tool_use_id, text, f"{where}.tool_use_id")

@@ -27,7 +27,7 @@ FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.fo
 
 
 class Tool(NullIsAbsent):
-    """eager_input_streaming: arguments are always streamed as they come."""
+    """eager_input_streaming: has no effect, because arguments are always streamed."""
 
     type: Literal["custom"] | None = None
     name: Text
@@ -60,7 +60,7 @@ class EnabledThinking(NullIsAbsent):
 
 
 class OtherThinking(NullIsAbsent):
-    """adaptive: as the model likes."""
+    """adaptive: the model decides."""
 
     type: Literal["disabled", "adaptive"]
     display: Literal["summarized", "omitted"] | None = None
@@ -94,7 +94,7 @@ class CountTokensRequest(NullIsAbsent):
 
 
 class MessagesRequest(CountTokensRequest, OptionFields):
-    """A request for an answer. Other fields are refused by name."""
+    """All other fields are refused by name."""
 
     max_tokens: Int
     stop_sequences: list[Text] | None = None
@@ -107,7 +107,7 @@ class MessagesRequest(CountTokensRequest, OptionFields):
 
 
 def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> ChatSpec:
-    """The request to a model. Raises UsageError for fields that cannot be honoured."""
+    """The request to a model. Raises UsageError for what cannot be honoured."""
     thinking = body.thinking
     if isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= body.max_tokens:
         message = "thinking.budget_tokens must be below max_tokens, which bounds thinking and answer together"
@@ -124,7 +124,7 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
 
 
 def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
-    """The same for the fields of the prompt, with these parameters."""
+    """The same for the fields that make up the prompt, with these parameters."""
     tools = [
         chat_tool(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
         for tool in body.tools or ()
@@ -145,7 +145,7 @@ def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, param
         parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
         template_arguments=arguments,
         offers_truncation=False,
-        max_tokens_may_shrink=True,  # the protocol has a stop_reason for it, and clients ask for more than they need
+        max_tokens_may_shrink=True,  # the protocol has a stop_reason for this, and clients ask for more than they need
     )
 
 
@@ -162,7 +162,7 @@ def _thinking_arguments(body: CountTokensRequest, model: ServedModel) -> dict[st
     template = model.tokenizer.chat_template
     thinking = body.thinking
     if thinking is not None and thinking.display == "omitted":
-        raise refuse("thinking.display", "is omitted, but thinking comes whole; leave it out")
+        raise refuse("thinking.display", "is omitted, but thinking is always shown; leave it out")
     if isinstance(thinking, OtherThinking) and thinking.type == "adaptive":
         arguments = {}
     else:

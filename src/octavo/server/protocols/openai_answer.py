@@ -1,4 +1,4 @@
-"""Answers in OpenAI's shapes: the chunks and the whole that its two older routes share, usage, log-probabilities."""
+"""The answers of OpenAI's two older routes: their chunks, usage, timings and log-probabilities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
 from octavo.server.protocols.sampling_fields import SamplingFields
 from octavo.tokenizer.tokenizer import Tokenizer
 
-# JSON has no infinity; OpenAI writes this for what is all but impossible.
+# OpenAI's value for a probability of zero, because JSON has no infinity.
 MIN_LOGPROB = -9999.0
 
 R = TypeVar("R", bound=SamplingFields)

@@ -66,7 +66,7 @@ class JsonObjectFormat(RequestModel):
 
 
 class JsonSchemaFormat(RequestModel):
-    """strict: the schema is enforced whatever it says."""
+    """strict: the schema is enforced in any case."""
 
     type: Literal["json_schema"]
     name: Text = Field(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_-]+$")
@@ -91,7 +91,7 @@ class StreamOptions(RequestModel):
 
 
 class ResponsesRequest(OptionFields):
-    """A request with its whole conversation, because nothing is stored. Other fields are refused by name."""
+    """All other fields are refused by name. Nothing is stored, so every request brings its whole conversation."""
 
     model: Text | None = None
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
@@ -130,7 +130,9 @@ class ResponsesRequest(OptionFields):
         if isinstance(self.tool_choice, AllowedToolsChoice):
             allowed = {tool.name for tool in self.tool_choice.tools}
             if missing := sorted(allowed - {tool.name for tool in tools}):
-                raise refuse("tool_choice.tools", f"allows {missing[0]!r}, which is none of the tools", "invalid_value")
+                raise refuse(
+                    "tool_choice.tools", f"allows {missing[0]!r}, which is not one of the tools", "invalid_value"
+                )
             tools = [tool for tool in tools if tool.name in allowed]
         return [chat_tool(**tool.model_dump(exclude={"type"})) for tool in tools]
 
@@ -140,7 +142,7 @@ class ResponsesRequest(OptionFields):
 
 
 def to_chat_spec(body: ResponsesRequest, model: ServedModel, tenant: str) -> ChatSpec:
-    """The request to a model. Raises UsageError for fields that cannot be honoured."""
+    """The request to a model. Raises UsageError for what cannot be honoured."""
     _refuse_unsupported(body)
     tools, choice = body.chat_tools, _tool_choice(body)
     check_own_tools(tools, {})
@@ -196,7 +198,7 @@ def _refuse_unsupported(body: ResponsesRequest) -> None:
             raise refuse(f"include[{i}]", f"is {name[:64]!r}; only {LOGPROBS!r} can be included")
     for key, value in (body.metadata or {}).items():
         if len(key) > 64 or len(value) > 512:
-            message = "metadata has a key above 64 or a value above 512 characters"
+            message = "metadata has a key of more than 64 or a value of more than 512 characters"
             raise UsageError(message, param="metadata", code="string_above_max_length")
 
 

@@ -1,6 +1,6 @@
-"""The fields that say how to sample, as OpenAI's and vLLM's clients send them, in every request that generates.
+"""The sampling fields of OpenAI's and vLLM's clients, in the requests of chat and text completions.
 
-A field is honoured or refused; those that ask for nothing (`user`, `store: false`) are accepted. Null is absent.
+Every field is honoured or refused. Fields that ask for nothing (`user`, `store: false`) are accepted. Null is absent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from octavo.server.generation.naming import constraint_named
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 
 _INT32_MAX = 2**31 - 1
-# What beam search honours, and what no search needs: all else is refused beside it.
+# Sampling fields that beam search honours. The others are refused with it.
 _BEAM_FIELDS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})
 
 
@@ -43,18 +43,18 @@ _LOGIT_BIAS_SCHEMA: dict[str, Any] = {
 
 
 def _within(low: int, high: int | None = None, *, above: bool = False) -> Any:
-    """A range for the OpenAPI document alone: the values are judged, for every way in, by `SamplingParams`."""
+    """A range for the OpenAPI document only. `SamplingParams` checks the values, for all interfaces."""
     limits: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": low}
     return Field(json_schema_extra=limits if high is None else {**limits, "maximum": high})
 
 
 def _text() -> Any:
-    """As `_within`: a string that `SamplingParams` takes."""
+    """As `_within`, for a string."""
     return Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})
 
 
 def _items(limit: int) -> Any:
-    """As `_within`: the length of a list."""
+    """As `_within`, for the length of a list."""
     return Field(json_schema_extra={"maxItems": limit})
 
 
@@ -62,7 +62,7 @@ NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
 
 
 class NullIsAbsent(RequestModel):
-    """A request whose unknown fields may be null: clients send back what they got, with every field they know."""
+    """A request whose unknown fields may be null, because clients send back objects with every field they know."""
 
     model_config = ConfigDict(json_schema_extra=NULL_EXTRAS)
 
@@ -75,7 +75,7 @@ class NullIsAbsent(RequestModel):
 
 
 class StructuredOutputs(NullIsAbsent):
-    """vLLM's `structured_outputs`: exactly one of them."""
+    """vLLM's `structured_outputs`. Exactly one field must be given."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: Text | None = None
@@ -127,7 +127,7 @@ class ResponseFormat(NullIsAbsent):
 
 
 class StreamOptions(NullIsAbsent):
-    """include_usage: a last chunk with the usage. continuous_usage_stats: in every chunk, as far as it is known."""
+    """include_usage: a last chunk with the usage. continuous_usage_stats: the usage so far in every chunk."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -154,7 +154,7 @@ class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_OPTION
 
 
 class SamplingFields(OptionFields):
-    """What chat and text requests have in common. `sampling_params` judges the values."""
+    """The fields that chat and text requests share. `SamplingParams` checks the values."""
 
     model: Text | None = None
     stream: bool | None = None
@@ -280,7 +280,7 @@ class SamplingFields(OptionFields):
         )
 
     def structured_params(self) -> StructuredOutputsParams | None:
-        """What the answer must look like, from whichever field says so. Raises UsageError if several do."""
+        """The constraint on the answer, from any of its fields. Raises UsageError if there are several."""
         constraints = self._constraints()
         if len(constraints) > 1:
             message = f"{' and '.join(constraints)} contradict each other; give one of them"
@@ -298,7 +298,7 @@ class SamplingFields(OptionFields):
         return next(iter(self._constraints()), "structured_outputs")
 
     def _constraints(self) -> dict[str, dict[str, Any]]:
-        """Field -> arguments of StructuredOutputsParams, of every field that is given."""
+        """For each constraint that is given, its field and arguments of StructuredOutputsParams."""
         found: dict[str, dict[str, Any]] = {}
         if self.structured_outputs is not None:
             found["structured_outputs"] = {
@@ -313,7 +313,7 @@ class SamplingFields(OptionFields):
         return found
 
     def truncation(self) -> tuple[int | None, Literal["left", "middle"]]:
-        """How many tokens the prompt may keep, and where it is cut."""
+        """The number of tokens that the prompt may keep, and the side where it is cut."""
         limit = self.truncate_prompt_tokens
         if limit is not None and (limit < -1 or limit == 0):
             message = f"truncate_prompt_tokens is {limit}; it must be at least 1, or -1 for as many as fit"
@@ -330,12 +330,12 @@ _PLAIN_FIELDS = [
     for name in SamplingFields.model_fields
     if name in _DEFAULTS and name not in ("max_tokens", "logit_bias", "structured_outputs")
 ]
-# Values beside the defaults that change nothing without sampling.
+# Values besides the defaults that have no effect without sampling.
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {"temperature": (0,), "top_k": (-1,), "logit_bias": ({},)}
 
 
 def _check_schema(schema: object, param: str) -> None:
-    """A JSON schema, as an object or, as vLLM takes it too, as its text."""
+    """Checks a JSON schema, which may also be text, as with vLLM."""
     if isinstance(schema, str):
         try:
             schema = json.loads(schema)
@@ -346,9 +346,9 @@ def _check_schema(schema: object, param: str) -> None:
 
 
 def _token_id(key: str) -> int | str:
-    """The token id that a name in JSON stands for; what is none stays as it is, to be refused.
+    """The token id that a JSON key stands for. Other keys are returned unchanged, to be refused.
 
-    Only the usual way of writing a number names one, so that no two names stand for the same token.
+    Only the plain form of a number is accepted, so that no two keys stand for the same token.
     """
     digits = key.removeprefix("-")
     is_integer = digits.isascii() and digits.isdigit() and len(digits) < 20

@@ -1,4 +1,4 @@
-"""Text Generation Inference's answer: one event a token, and the details of all of them."""
+"""The answer of Text Generation Inference: one event a token, and the details of all tokens."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Parameters(RequestModel):
 
 
 class GenerateRequest(OptionFields):
-    """stream: for `/` and `/generate`. model: an addition to TGI, for servers of several models."""
+    """stream: for `/` and `/generate`. model: an addition to TGI, for servers with several models."""
 
     inputs: Text
     parameters: Parameters | None = None
