@@ -33,7 +33,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "docs" / "architecture.md").write_text("")
     monkeypatch.setattr(structure, "ROOT", tmp_path)
     monkeypatch.setattr(structure, "PACKAGE", package)
-    monkeypatch.setattr(structure, "RIDDLES_LEFT", ())
     return tmp_path
 
 

@@ -224,18 +224,11 @@ def check_architecture() -> Iterator[str]:
 
 # A docstring says what a thing is ("Cached tokens of a prompt"), not "What the cache has of a prompt".
 _RIDDLE = re.compile(r"(what|who|whom|whose|whether|how|which|why)\b", re.IGNORECASE)
-# Folders whose docstrings have not been rewritten yet.
-RIDDLES_LEFT = (
-    *(f"src/octavo/{room}/" for room in ("backends", "core", "engine", "graph", "loader", "models", "server")),
-    "tests/server/",
-)
 
 
 def check_prose() -> Iterator[str]:
     for path in python_files():
         relative = path.relative_to(ROOT).as_posix()
-        if relative.startswith(RIDDLES_LEFT):
-            continue
         for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and (
                 found := _RIDDLE.match(ast.get_docstring(node) or "")

@@ -1,4 +1,4 @@
-"""How much memory this process may still take: the machine's free memory, or what its container leaves."""
+"""The memory that this process may still take, limited by the machine and its container."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNLIMITED = 2**60  # cgroup v1 writes a huge number for "no limit"
 
 @dataclass(frozen=True, slots=True)
 class MemoryBudget:
-    """The memory that a backend's device has free for this process. Negative where more is wanted than there is."""
+    """The memory of a backend's device that is free for this process. Negative if more is needed than there is."""
 
     available_bytes: int
 
@@ -27,20 +27,20 @@ class MemoryBudget:
         return max(self.available_bytes - self.headroom_bytes, 0)
 
     def without(self, num_bytes: int) -> MemoryBudget:
-        """The budget after something else has taken `num_bytes`."""
+        """The budget after `num_bytes` have been taken."""
         return MemoryBudget(self.available_bytes - num_bytes)
 
 
 def host_memory() -> MemoryBudget:
-    """The budget of a backend that computes in the machine's own memory."""
+    """The budget of a backend that uses the machine's main memory."""
     return MemoryBudget(available_memory_bytes())
 
 
 def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The smallest of the system's available memory and what each enclosing control group leaves.
+    """The minimum of the system's available memory and the rest of each enclosing control group.
 
-    Memory that only caches files counts as available, in a group as on the machine. proc, cgroups: where those
-    file systems are mounted. Raises OSError where there is no `meminfo`.
+    File cache counts as available, in a group as on the machine. proc, cgroups: the mount points of these file
+    systems. Raises OSError if there is no `meminfo`.
     """
     available = _meminfo(proc)["MemAvailable"]
     for group, limit_name, usage_name in _groups(proc, cgroups):
@@ -84,7 +84,7 @@ def _number(path: Path) -> int | None:
 
 
 def _reclaimable(group: Path) -> int:
-    """File cache that the kernel gives up under pressure, counted in the group's usage."""
+    """The file cache in the group's usage, which the kernel reclaims under pressure."""
     with suppress(OSError, ValueError):
         pairs = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(pairs.get("total_inactive_file", pairs.get("inactive_file", "0")))

@@ -1,4 +1,4 @@
-"""The weights behind a graph's parameters: their size before they are made, and the parts that a graph asks for."""
+"""The weights of a graph's parameters: their size before they are made, and the parts that the graph uses."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class StoredWeights(Protocol):
     """A mapping of weights that makes each from a file when it is asked for."""
 
     def info(self, name: str) -> WeightInfo:
-        """Type and size of a weight, which is not made for it."""
+        """Type and size of a weight, without making it."""
 
     def fingerprint(self, name: str) -> bytes:
-        """How a weight is made, and some of its stored bytes: others for another weight."""
+        """The transforms of a weight and a sample of its stored bytes, which together identify it."""
 
     def release(self, name: str) -> None:
-        """Lets the system take the pages of this weight back, once it is packed."""
+        """Lets the system reclaim the pages of this weight, once it is packed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +61,9 @@ def parameter_info(weights: Mapping[str, Weight], parameter: Parameter) -> Param
 
 
 def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
-    """The weight of a parameter, or the part that it stands for.
+    """The weight of a parameter, or the part of it that the parameter names.
 
-    Raises GraphError if it cannot be cut there, or has another shape than the graph expects.
+    Raises GraphError if it cannot be cut there, or if its shape differs from the graph's.
     """
     weight = weights[parameter.name]
     part, dimensions = parameter.part, len(weight.shape)
@@ -87,7 +87,7 @@ def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
 
 
 def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes:
-    """16 bytes that are others for another weight, another way of making it, or another part of it."""
+    """16 bytes that identify a weight, the transforms that make it, and the part of it."""
     digest = hashlib.blake2b(repr(parameter.part).encode(), digest_size=16)
     if isinstance(weights, StoredWeights):
         digest.update(weights.fingerprint(parameter.name))
@@ -97,7 +97,7 @@ def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes
 
 
 def release(weights: Mapping[str, Weight], parameter: Parameter) -> None:
-    """Gives the pages of a weight that was packed back to the system, if it lies in a mapped file."""
+    """Lets the system reclaim the pages of a packed weight, if it is in a mapped file."""
     if isinstance(weights, StoredWeights):
         weights.release(parameter.name)
 

@@ -12,7 +12,7 @@ from octavo.graph.ops import StepSizes
 
 @dataclass(frozen=True, slots=True)
 class RecordTime:
-    """What one operation took since `ProfiledExecutor.start_profile`, beside what it moves and computes in one call."""
+    """The times of one operation since `ProfiledExecutor.start_profile`, with its bytes and FLOPs in one call."""
 
     label: str  # layer and operation
     kernel: str
@@ -70,7 +70,7 @@ class ProfiledExecutor(Executor, Protocol):
 
     @property
     def kv_element_bytes(self) -> float:
-        """Bytes of a number in the cache, with its share of padding and scales: for `StepSizes`."""
+        """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
 
     def start_profile(self) -> None:
         """Times operations from now on, counting from zero."""

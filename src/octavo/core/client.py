@@ -1,4 +1,4 @@
-"""What a server asks of an engine: `process_client` has one in another process, `local_client` in this one."""
+"""The interface between a server and an engine, in another process (`process_client`) or this one (`local_client`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from octavo.outputs import PoolingOutput, RequestOutput
 
 
 class EngineState(enum.Enum):
-    """What the engine is doing, as its supervisor sees it."""
+    """The state of an engine, as its supervisor sees it."""
 
     LOADING = "loading"
     READY = "ready"
@@ -26,7 +26,7 @@ class EngineState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What a loaded engine says of itself, once. Sizes are in bytes."""
+    """The description of a loaded engine, sent once. Sizes are in bytes."""
 
     model: str  # as it was asked for: path, hub id or short name
     path: str  # the file or directory it was loaded from
@@ -48,12 +48,12 @@ class ModelInfo:
 
 
 class AnswerStream(Protocol):
-    """The answer to one request as it comes: `RequestOutput`s with what is new, the last one `finished`.
+    """The answer to one request: `RequestOutput`s with the new part each; the last one is `finished`.
 
     With PoolingParams it is one `PoolingOutput`.
 
-    Raises, instead of a further output, the OctavoError that ended the request: UsageError or NumericalError if
-    it was the request's own fault, EngineDeadError if the engine died. Outputs that nobody fetches are merged into one.
+    Instead of a further output it raises the OctavoError that ended the request: UsageError or NumericalError if the
+    request itself is the cause, EngineDeadError if the engine died. Outputs that nobody fetches are merged into one.
     """
 
     @property
@@ -64,7 +64,7 @@ class AnswerStream(Protocol):
         """Itself."""
 
     async def __anext__(self) -> RequestOutput | PoolingOutput:
-        """What is new since the last call; waits until something is."""
+        """Waits for the new part of the answer since the last call."""
 
     async def aclose(self) -> None:
         """Ends the request within a step and frees its blocks. Does nothing after the end. May be called twice."""
@@ -88,25 +88,25 @@ class EngineClient(Protocol):
 
     @property
     def info(self) -> ModelInfo:
-        """Known once the engine was ready for the first time; EngineDeadError before."""
+        """The description of the engine. Raises EngineDeadError before it was ready for the first time."""
 
     def status(self) -> EngineStatus:
         """The latest known state."""
 
     async def wait_ready(self) -> None:
-        """Returns when the engine is READY; raises what kept it from loading."""
+        """Returns when the engine is READY; raises the error that prevented loading."""
 
     async def generate(self, request: GenerationRequest) -> AnswerStream:
-        """Hands a request of any kind in; returns when the engine has checked and taken it.
+        """Submits a request of any kind; returns when the engine has checked and accepted it.
 
         The output kind of its parameters is replaced by DELTA, except for beam search, which has one output.
 
-        Raises UsageError (with param and code) if it is wrong or could never fit, OverloadedError if the
-        engine is loading, restarting or stalled, EngineDeadError if it is gone for good.
+        Raises UsageError (with param and code) if it is invalid or could never fit, OverloadedError if the engine is
+        loading, restarting or stalled, EngineDeadError if it was given up.
         """
 
     async def metrics(self) -> EngineMetrics:
-        """The engine's figures of this moment. Raises OverloadedError if the engine is not READY."""
+        """The engine's current metrics. Raises OverloadedError if the engine is not READY."""
 
     async def close(self) -> None:
         """Ends running requests with EngineDeadError, and the engine with its process. May be called twice."""

@@ -1,4 +1,4 @@
-"""The server's end of one engine process: spawn, sockets, what it says, and its end."""
+"""The server's end of one engine process: its start, sockets, messages and exit."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _DUMP_S = 0.2  # for the stacks to be written before the process is killed
 
 
 class EngineProcess:
-    """One process, from its spawn to its end. Belongs to the event loop that it is made in."""
+    """One process, from its start to its exit. Belongs to the event loop in which it is created."""
 
     def __init__(
         self,
@@ -56,11 +56,12 @@ class EngineProcess:
         on_message: Callable[[FromEngine], None],
         on_exit: Callable[[str], None],
     ) -> None:
-        """Spawns it. context: outlives it; one for all processes of an engine, as ZeroMQ starts threads with the first
-        socket and aborts where it gets none. on_message: called with all it says but its log. on_exit: called with
-        how it ended, once.
+        """Spawns it. context: outlives it; one for all processes of an engine, because ZeroMQ starts threads with the
+        first socket and aborts if it cannot. on_message: called with all messages except the log. on_exit: called once
+        with the reason of the exit.
 
-        Raises EngineDeadError, and leaves nothing behind, if the system gives no process, thread, socket or directory.
+        Raises EngineDeadError, and leaves nothing behind, if the system provides no process, thread, socket or
+        directory.
         """
         self._loop = asyncio.get_running_loop()
         self._on_message = on_message
@@ -99,7 +100,7 @@ class EngineProcess:
             raise EngineDeadError(f"the engine's process cannot be watched: {error}") from error
 
     def send(self, data: bytes) -> bool:
-        """Hands an encoded message over; False: the process takes none."""
+        """Sends an encoded message. False: the process accepts none."""
         try:
             self._outbox.send(data, zmq.NOBLOCK)
         except zmq.ZMQError:  # it left too many unread, or is gone
@@ -111,7 +112,7 @@ class EngineProcess:
         return self.send(encode(message))
 
     async def kill_stalled(self) -> None:
-        """Ends it after it has written its threads' stacks to standard error, as far as it still can."""
+        """Kills it after it has written its threads' stacks to standard error, if it still can."""
         self._signal(signal.SIGUSR1)
         await asyncio.sleep(_DUMP_S)
         self._signal(signal.SIGKILL)
@@ -120,7 +121,7 @@ class EngineProcess:
         self._signal(signal.SIGKILL)
 
     async def close(self) -> None:
-        """Asks it to end, insists if it does not, and leaves nothing of it behind."""
+        """Asks it to exit, kills it if it does not, and leaves nothing behind."""
         if self.tell(Close()):
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._exited.wait(), _CLOSE_GRACE_S)
@@ -164,7 +165,7 @@ class EngineProcess:
             self._loop.call_soon(self._read)
 
     def _read_some(self) -> bool:
-        """Takes in what it said; True: perhaps not all."""
+        """Reads its messages. True: there may be more."""
         for _ in range(_MESSAGES_AT_ONCE):
             if self._inbox.closed:
                 return False
@@ -199,7 +200,7 @@ class EngineProcess:
         self._on_exit(_how_it_ended(self._process.returncode))
 
     def _release(self) -> None:
-        """Gives back all that it took of the system. May be called twice."""
+        """Releases all of its system resources. May be called twice."""
         if not self._inbox.closed:
             while self._read_some():  # it is dead and says no more
                 pass
@@ -219,13 +220,13 @@ class EngineProcess:
 def _command() -> str:
     """Runs `octavo.core.main` with the modules that this process has.
 
-    With `-m` the working directory would come first, so that a file there could take the place of any module.
+    With `-m` the working directory would come first in the path, so that a file there could replace any module.
     """
     return f"import sys; sys.path[:] = {sys.path!r}; from octavo.core.main import main; sys.exit(main())"
 
 
 def _private_directory() -> Path:
-    """A new directory of random name that only this user can look into."""
+    """A new directory with a random name that only this user can access."""
     directory = Path(tempfile.mkdtemp(prefix="octavo-"))
     if len(os.fsencode(directory / FROM_ENGINE)) > _MAX_SOCKET_PATH:
         directory.rmdir()

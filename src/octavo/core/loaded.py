@@ -1,4 +1,4 @@
-"""What a loaded engine tells a server: its model, and its metrics as plain values."""
+"""The description of a loaded engine for the server: its model, and its metrics as plain values."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class LoadClock:
         self._last = self._start
 
     def progress(self, done: int, total: int) -> None:
-        """For `load_engine`: passes the figures on."""
+        """The progress callback for `load_engine`; it passes the figures on."""
         self._last = time.monotonic()
         self._first = self._first or self._last
         self._progress(done, total)
 
     def seconds(self) -> dict[str, float]:
-        """By phase, in order. Call it when the load is over."""
+        """The seconds of each phase, in order. Call it after loading."""
         first = self._first or self._last
         return {
             "open": first - self._start,
@@ -48,7 +48,7 @@ class LoadClock:
 def load(
     config: EngineConfig, progress: LoadProgress, on_round_end: Callable[[], None] | None = None
 ) -> tuple[Session, ModelInfo]:
-    """A session and what there is to say of it. Raises what `load_engine` raises."""
+    """A session and its description. Raises the errors of `load_engine`."""
     clock = LoadClock(progress)
     session = Session(config, clock.progress, on_round_end)
     return session, _model_info(session, config.kv_dtype, clock.seconds())
@@ -79,6 +79,6 @@ def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, flo
 
 
 def create_request(session: Session, request_id: str, request: GenerationRequest) -> Request:
-    """The request, checked, as a stream of deltas. Raises UsageError with param and code."""
+    """The checked request, with deltas as output. Raises UsageError with param and code."""
     params = request.params.with_output_kind(RequestOutputKind.DELTA)
     return session.model().engine.create_request(request_id, dataclasses.replace(request, params=params))

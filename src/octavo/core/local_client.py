@@ -1,4 +1,4 @@
-"""An engine in the server's own process: for debugging, and for a machine that must not have a second one."""
+"""An engine in the server's own process, for debugging and for machines that must not run a second process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LocalClient:
     """Implements `octavo.core.client.EngineClient` over a `Session`. An engine that fails here stays dead."""
 
     def __init__(self, config: EngineConfig, on_progress: LoadProgress | None = None) -> None:
-        """Begins to load, in a thread. on_progress: called there with (bytes loaded, bytes in all)."""
+        """Starts to load in a thread. on_progress: called there with (bytes loaded, bytes in all)."""
         self._on_progress = on_progress
         self._load_progress = 0.0
         self._session: Session | None = None

@@ -1,6 +1,6 @@
-"""What the server's process and the engine's say to each other: MessagePack, checked by type on arrival.
+"""The messages between the server's process and the engine's: MessagePack, checked by type on arrival.
 
-Only what is new travels. Outputs go as they are; msgspec encodes them without a Python object in between.
+They carry only new data. msgspec encodes outputs directly, without intermediate Python objects.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REQUEST_TYPES = get_type_hints(GenerationRequest)
 
 
 class MalformedMessageError(Exception):
-    """Bytes that are no message, or one of another type than the receiver takes. Never leaves this room."""
+    """Bytes that are not a message, or a message of the wrong type for the receiver. It never leaves this package."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -70,9 +70,9 @@ class Problem(msgspec.Struct, array_like=True):
 
 
 class StartOrder(msgspec.Struct):
-    """What the engine's process reads from its standard input, as one line of JSON, before anything else.
+    """The first line on the standard input of the engine's process, as JSON.
 
-    directory: that of the sockets; the process removes it once both sides are connected. config: the fields of
+    directory: the directory of the sockets; the process removes it once both sides are connected. config: the fields of
     EngineConfig. spawned_at: seconds, time.monotonic, which all processes of a machine share.
     """
 
@@ -88,9 +88,9 @@ class Hello(_Message):
 
 
 class Submit(_Message):
-    """A `GenerationRequest` for the engine, for `decode_request` to check.
+    """A `GenerationRequest` for the engine; `decode_request` checks it.
 
-    kind: the class of its parameters. request: its fields; of the prompt's text only that there was one.
+    kind: the class of its parameters. request: its fields, without the prompt's text.
     """
 
     request_id: str
@@ -126,15 +126,15 @@ class Ready(_Message):
 
 
 class LoadFailed(_Message):
-    """The process waits to be ended, so that this message is not lost with it."""
+    """Loading failed. The process waits to be killed, so that this message is not lost."""
 
     problem: Problem
 
 
 class Heartbeat(_Message):
-    """The state a few times a second, from a thread that waits for nobody.
+    """The state of the process, sent a few times a second by a thread that never blocks.
 
-    stalled_s: how long requests have waited for a step. is_computing: the process used its time meanwhile.
+    stalled_s: seconds that requests have waited for a step. is_computing: the process has used processor time.
     last_step_age_s: as in `EngineStatus`. num_malformed: messages dropped so far.
     """
 
@@ -153,10 +153,10 @@ class Checked(_Message):
 
 
 class Step(_Message):
-    """The news of all requests after one step, by request where they are no `RequestOutput`s.
+    """The new outputs of all requests after one step; those that are not `RequestOutput`s are by request.
 
-    Of the outputs prompt and prompt_token_ids stay behind, and prompt_logprobs come with the first alone.
-    vectors: of PoolingParams, float32 of this machine. failures: requests that ended without an answer.
+    The outputs have no prompt and prompt_token_ids, and only the first has prompt_logprobs. vectors: those of
+    PoolingParams, in the machine's float32. failures: requests that ended without an answer.
     """
 
     outputs: list[RequestOutput]
@@ -202,7 +202,7 @@ def decode_from_engine(data: bytes) -> FromEngine:
 
 
 def encode_request(request_id: str, request: GenerationRequest) -> bytes:
-    """A `Submit` message. Raises UsageError for what cannot be said in one."""
+    """A `Submit` message. Raises UsageError for values that it cannot represent."""
     text = None if request.prompt is None else ""
     request = replace(request, prompt_token_ids=_plain_ids(request.prompt_token_ids), prompt=text)
     try:
@@ -215,7 +215,7 @@ def encode_request(request_id: str, request: GenerationRequest) -> bytes:
 
 
 def decode_request(message: Submit) -> GenerationRequest:
-    """The request, its parameters checked anew. Raises UsageError, or MalformedMessageError."""
+    """The request, with its parameters checked again. Raises UsageError or MalformedMessageError."""
     try:
         types = {**_REQUEST_TYPES, "params": _PARAMS_TYPES[message.kind]}
         return GenerationRequest(
@@ -228,7 +228,7 @@ def decode_request(message: Submit) -> GenerationRequest:
 
 
 def to_problem(error: Exception) -> Problem:
-    """An error for the way; one that is not Octavo's own becomes an OctavoError with its type and text."""
+    """An error in the form of a message; one that is not Octavo's own becomes an OctavoError with its type and text."""
     for kind in type(error).__mro__:
         if kind.__name__ in _ERROR_TYPES:
             return Problem(
@@ -242,7 +242,7 @@ def to_problem(error: Exception) -> Problem:
 
 
 def to_error(problem: Problem) -> OctavoError:
-    """The error again."""
+    """The error of a message."""
     kind = _ERROR_TYPES.get(problem.kind, OctavoError)
     if kind is UsageError:
         return UsageError(problem.message, param=problem.param, code=problem.code)
@@ -260,7 +260,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:
-    """The ids as integers of Python. What the model makes of them is for the engine to say."""
+    """The ids as Python integers. The engine checks their values."""
     try:
         if bool in set(map(type, token_ids)):
             raise TypeError("a bool is no token id")

@@ -123,7 +123,7 @@ class ProcessClient:
                 question.set_result(message.values)
 
     def _deliver(self, step: Step) -> None:
-        """Hands the news to their streams; those of aborted requests may still be on their way."""
+        """Passes outputs to their streams; those of aborted requests may still arrive."""
         for output in step.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
@@ -138,7 +138,7 @@ class ProcessClient:
                 stream.fail(to_error(problem))
 
     def _note_down(self) -> None:
-        """Nobody may wait for an engine that does not answer. Streams outlive a standstill, as it may pass."""
+        """Ends all waiting for an engine that does not answer. Streams survive a stall, because it may pass."""
         unanswered: list[asyncio.Future[Any]] = [*self._questions.values(), *self._unanswered.values()]
         for waiting in unanswered:
             if not waiting.done():

@@ -1,4 +1,4 @@
-"""The engine's process at work: messages in, requests to the engine, one message a step out."""
+"""The work of the engine's process: passes requests to the engine, and sends one message per step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _NUM_CHECKERS = 2
 
 
 class EngineService:
-    """Loads a model and serves it. `run` is the thread that receives; the engine and the heartbeat have their own."""
+    """Loads a model and serves it. `run` is the receiving thread; the engine and the heartbeat have their own."""
 
     def __init__(
         self, order: StartOrder, inbox: zmq.Socket[bytes], outbox: Outbox, faults: Faults, on_hello: Callable[[], None]
@@ -75,7 +75,7 @@ class EngineService:
         self._news = Step([], {}, {})
 
     def run(self) -> None:
-        """Until the server says close."""
+        """Receives messages until the server closes the engine."""
         self._start_checkers()
         for name, target in (("octavo-load", self._load), ("octavo-heartbeat", self._beat)):
             threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True).start()
@@ -105,7 +105,7 @@ class EngineService:
         self._exit(_EXIT_FAILED)
 
     def _exit(self, code: int) -> None:
-        """At once, whatever other threads do."""
+        """Exits at once, whatever other threads do."""
         self._outbox.close()
         os._exit(code)
 
@@ -219,7 +219,7 @@ class EngineService:
     # --- the engine's thread ---
 
     def _sink(self, request_id: str) -> Sink:
-        """Notes what is new of one request."""
+        """The sink that collects the new outputs of one request."""
         is_first = True
 
         def note(item: RequestOutput | PoolingOutput | OctavoError) -> None:
@@ -248,7 +248,7 @@ class EngineService:
 
 
 def _has_grammar(message: Submit) -> bool:
-    """Whether a grammar has to be compiled for the request. Its fields are not checked yet."""
+    """True if the request needs a grammar to be compiled. Its fields are not checked yet."""
     try:
         return message.request["params"].get("structured_outputs") is not None
     except (AttributeError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""The answer to one request as a client sees it: what is new, merged while nobody fetches it."""
+"""The stream of answers to one request; outputs that nobody has fetched yet are merged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestOutp
 class MergedStream:
     """Implements `octavo.core.client.AnswerStream`. Belongs to one event loop.
 
-    It never holds more than one output: a slow reader costs the memory of its answer's text, not of its steps.
+    It never holds more than one output: a slow reader costs memory for its answer's text, not for its steps.
     """
 
     def __init__(self, request_id: str, request: GenerationRequest, abort: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ class MergedStream:
         return len(self._prompt_token_ids)
 
     def feed(self, output: RequestOutput | PoolingOutput) -> None:
-        """Takes what is new; its lists belong to the stream from now on. What it says of the prompt may be left out."""
+        """Adds an output, whose lists then belong to the stream. Its fields about the prompt may be missing."""
         if self._is_ended:
             return
         if isinstance(output, RequestOutput) and isinstance(self._pending, RequestOutput):
@@ -48,7 +48,7 @@ class MergedStream:
         self._wake()
 
     def fail(self, error: OctavoError) -> None:
-        """Ends the stream; the reader gets what came before, then the error."""
+        """Ends the stream; the reader gets the earlier output, then the error."""
         if self._is_ended:
             return
         self._error = error
@@ -100,7 +100,7 @@ class MergedStream:
 
 
 def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Two outputs with deltas, one after the other, as one. Takes over the lists of `first`."""
+    """Merges two consecutive outputs with deltas. It takes over the lists of `first`."""
     choices = {choice.index: choice for choice in first.outputs}
     for choice in second.outputs:
         before = choices.get(choice.index)

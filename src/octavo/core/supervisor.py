@@ -1,4 +1,4 @@
-"""Keeps an engine process alive: notices its death and its standstill, restarts it, and knows when to give up."""
+"""Keeps an engine process running: detects its death or stall, restarts it, and gives up after repeated failures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PERMANENT = (ModelLoadError, GraphError, UsageError)
 
 
 class Supervisor:
-    """One engine, in one process after another. Belongs to the event loop that it is made in."""
+    """One engine, in one process after another. Belongs to the event loop in which it is created."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Supervisor:
     ) -> None:
         """Spawns the first process. on_message: called with messages that concern requests.
 
-        on_down: called when the engine can no longer answer what it was asked: it is dead or stands still.
+        on_down: called when the engine can no longer answer its requests, because it is dead or stalled.
         """
         self._config = config
         self._stall_timeout_s = stall_timeout_s
@@ -84,7 +84,7 @@ class Supervisor:
 
     @property
     def retry_after_s(self) -> float:
-        """When the engine may be ready again, as far as one can say."""
+        """The estimated seconds until the engine may be ready again."""
         if self.state is EngineState.STALLED or self.info is None:
             return 1.0
         return 1.0 + sum(self.info.load_seconds.values())
@@ -107,7 +107,7 @@ class Supervisor:
         )
 
     async def wait_ready(self) -> None:
-        """Returns when the engine takes requests; raises why it never will."""
+        """Returns when the engine accepts requests; raises the error if it never will."""
         while self.state in (EngineState.LOADING, EngineState.RESTARTING):
             waiter = self._loop.create_future()
             self._waiters.append(waiter)
@@ -163,7 +163,7 @@ class Supervisor:
 
     @property
     def _stalled_s(self) -> float:
-        """How long nothing has moved."""
+        """The seconds without progress."""
         silence_s = self._silence_s
         if silence_s > STALL_S or self._heartbeat is None:
             return silence_s
@@ -171,7 +171,7 @@ class Supervisor:
 
     @property
     def _is_stalled(self) -> bool:
-        """A process that computes, or whose turn does not come, is slow rather than stuck, up to a point."""
+        """True if the process has stalled. One that computes, or gets no processor, is only slow, up to a limit."""
         if self._silence_s > STALL_S:
             is_slow = self._is_starved
         else:

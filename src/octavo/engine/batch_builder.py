@@ -29,7 +29,7 @@ class _Rows(NamedTuple):
 
 
 class BatchBuilder:
-    """Keeps what does not change between steps in tables by `Sequence.row`, and gathers a step from them.
+    """Keeps constant parameters in tables by `Sequence.row`, and gathers each step from them.
 
     vocab_size: columns of the logits; it bounds masks and top_k.
     """
@@ -46,7 +46,7 @@ class BatchBuilder:
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
 
     def build(self, step: Schedule) -> Batch:
-        """The step's arrays; rows of output in the order of the sequences and their `rows`."""
+        """The arrays of the step; output rows are in the order of the sequences and their `rows`."""
         scheduled = list(step.scheduled.values())
         for item in scheduled:
             self._sync_blocks(item.sequence)
@@ -101,7 +101,7 @@ class BatchBuilder:
             sequence.num_synced_blocks = end
 
     def _adopt(self, sequence: Sequence) -> None:
-        """Writes the sampling parameters of a sequence that is new in its row."""
+        """Writes the sampling parameters of a new sequence to its row."""
         row = sequence.row
         self._settled = None
         self._owners[row] = sequence
@@ -112,7 +112,7 @@ class BatchBuilder:
     # --- sampling ---
 
     def _build_rows(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> tuple[Int32, _Rows]:
-        """Indices of the tokens whose rows are wanted, and what is wanted of them."""
+        """The indices of the tokens whose rows are wanted, and the wanted results."""
         indices: list[int] = []
         rows = _Rows([], [], [], [])
         for item, begin in zip(scheduled, query_start_loc.tolist(), strict=False):
@@ -135,7 +135,7 @@ class BatchBuilder:
         return np.array(indices, np.int32), rows
 
     def _sampling(self, rows: _Rows) -> SamplingBatch:
-        """As `_gather_sampling`; what the last step gathered is kept while the same plain sequences go on."""
+        """The result of `_gather_sampling`; that of the last step is reused while the same plain sequences continue."""
         if max(rows.targets, default=0) >= 0 or any(rows.num_drafts):
             return self._gather_sampling(rows)
         if self._settled is not None and self._settled[0] == rows.sequences:
@@ -147,7 +147,7 @@ class BatchBuilder:
         return sampling
 
     def _are_plain(self, sequences: list[Sequence]) -> bool:
-        """Whether their arrays of sampling differ from step to step in nothing but how many tokens they have."""
+        """True if their sampling arrays change from step to step only in the number of tokens."""
         states = (self._states[sequence.row] for sequence in sequences)
         return not any(state is None or state.has_penalties or state.has_bias or state.has_mask for state in states)
 
@@ -181,7 +181,7 @@ class BatchBuilder:
     def _gather_masks(
         self, sequences: list[Sequence], samplers: list[SamplingState | None]
     ) -> NDArray[np.uint32] | None:
-        """What rows may choose, None if that is anything: allowed_token_ids and grammars."""
+        """The masks of permitted tokens from allowed_token_ids and grammars; None if all tokens are permitted."""
         if not any(state is not None and state.has_mask for state in samplers):
             return None
         masks = np.full((len(samplers), -(-self._vocab_size // 32)), 0xFFFFFFFF, np.uint32)
@@ -199,7 +199,7 @@ class BatchBuilder:
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:
-    """Compressed rows: where each row starts, and the ids and values of all rows together."""
+    """Compressed rows: the start of each row, and the ids and values of all rows together."""
     starts = np.zeros(len(entries) + 1, np.int32)
     present = [entry for entry in entries if entry is not None]
     if not present:

@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestFailure(NamedTuple):
-    """A request that ended without an answer, through no fault of the others."""
+    """A request that ended without an answer; others are not affected."""
 
     request_id: str
     error: OctavoError
@@ -42,7 +42,7 @@ Output: TypeAlias = "RequestOutput | PoolingOutput | RequestFailure"
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """What the engine may use. max_model_len: prompt and output of one sequence, in tokens."""
+    """The limits of the engine. max_model_len: prompt and output of one sequence, in tokens."""
 
     max_model_len: int
     max_num_seqs: int
@@ -57,7 +57,7 @@ class EngineLimits:
 
 @dataclass(slots=True)
 class _News:
-    """What a step has brought and nobody has seen yet."""
+    """The results of a step that have not been published yet."""
 
     ended_at: float = 0.0
     accepted: dict[Request, int] = field(default_factory=dict)  # tokens
@@ -66,7 +66,7 @@ class _News:
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """A step that the executor runs. started_at: when it began to be scheduled."""
+    """A step that the executor runs. started_at: the time at which its scheduling began."""
 
     schedule: Schedule
     pending: PendingStep
@@ -75,7 +75,7 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A step that the executor has finished and whose tokens nobody has taken."""
+    """A step that the executor has finished, with tokens still to be taken."""
 
     step: _InFlight
     result: StepOutput | SamplingError
@@ -134,9 +134,9 @@ class Engine:
     # --- requests ---
 
     def create_request(self, request_id: str, generation: GenerationRequest) -> Request:
-        """A checked request, not yet queued. Safe to call from any thread.
+        """A checked request, not yet queued. Thread-safe.
 
-        Raises UsageError with the numbers if it is wrong or could never fit.
+        Raises UsageError with the numbers if it is invalid or could never fit.
         """
         request = self._factory.create(request_id, generation)
         self.scheduler.check_fits(request)
@@ -144,9 +144,9 @@ class Engine:
         return request
 
     def prepare_structured_outputs(self) -> None:
-        """Does ahead of the first structured output what takes half a second. Safe to call from any thread.
+        """Prepares the first structured output, which takes half a second. Thread-safe.
 
-        Most of it holds the interpreter's lock: best done before streams are watched.
+        Most of the time it holds the interpreter's lock, so it is best done before streams run.
         """
         self._factory.prepare_structured_outputs()
 
@@ -163,9 +163,9 @@ class Engine:
         self._meter.added(request)
 
     def abort(self, request_id: str) -> Output | None:
-        """Ends a request at once; returns what it had, with finish_reason `abort`. None: it is not here.
+        """Ends a request at once; returns its output so far, with finish_reason `abort`. None: the request is unknown.
 
-        One that has ended by itself and was not published yet gives its last output.
+        A request that has ended by itself but was not published yet gives its last output.
         """
         self._take()
         request = self._requests.get(request_id)
@@ -182,7 +182,7 @@ class Engine:
     # --- a step ---
 
     def step(self) -> list[Output]:
-        """One whole step; returns the outputs of the requests that have news to show."""
+        """Runs one whole step; returns the new outputs of requests."""
         self.start()
         self.finish()
         return self.publish()
@@ -203,7 +203,7 @@ class Engine:
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def prepare(self) -> None:
-        """Prepares the step after the one in flight, if its sequences are sure to go on."""
+        """Prepares the step after the one in flight, if its sequences are certain to continue."""
         if self._in_flight is not None:
             self._prepared = prepare(self._in_flight.schedule, self.scheduler, self._model_runner)
 
@@ -235,14 +235,14 @@ class Engine:
         self._in_flight = _InFlight(schedule, self._model_runner.submit(batch), started_at)
 
     def _fits(self, prepared: PreparedStep) -> bool:
-        """Whether the prepared step is the next one: nobody has come or gone, and no token ends its sequence."""
+        """True if the prepared step is the next one: no request was added or ended, and no token ends its sequence."""
         ended = self._ended
         if ended is None or isinstance(ended.result, SamplingError) or self.scheduler.has_waiting:
             return False
         return prepared.complete(ended.result)
 
     def _take(self) -> None:
-        """Takes the tokens of the step that has ended, if nobody has."""
+        """Takes the tokens of the finished step, if not yet done."""
         ended, self._ended = self._ended, None
         if ended is None:
             return
@@ -255,7 +255,7 @@ class Engine:
         self._meter.step(step.schedule, ended.ended_at - step.started_at)
 
     def _consume(self, step: _InFlight, output: StepOutput) -> dict[Request, int]:
-        """Gives the rows to their consumers. Returns the requests that have news, with their numbers of new tokens."""
+        """Gives the rows to their consumers. Returns the requests with new results, and their numbers of new tokens."""
         rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
         row = 0
         for item in step.schedule.scheduled.values():
@@ -283,14 +283,14 @@ class Engine:
         return self._last_output(request) if request.is_finished else self._publisher.build(request, finished=False)
 
     def _take_news(self, request: Request) -> None:
-        """Settles what the last step has brought to a request."""
+        """Processes the last step's results for a request."""
         num_accepted = self._news.accepted.pop(request, None)
         if num_accepted:
             self._meter.tokens(request, num_accepted, self._news.ended_at)
         self._publisher.settle(request)
 
     def _last_output(self, request: Request) -> Output | None:
-        """Lets go of an ended request."""
+        """Releases an ended request and returns its last output."""
         del self._requests[request.request_id]
         self._meter.request_ended(request)
         self._meter.state()
@@ -301,7 +301,7 @@ class Engine:
     # --- failures ---
 
     def _fail_rows(self, schedule: Schedule, error: SamplingError) -> list[RequestFailure]:
-        """Ends the requests whose rows have no outcome. For all others the step did not happen; they repeat it."""
+        """Ends the requests whose rows have no outcome. All others repeat the step as if it had not happened."""
         row = 0
         errors: dict[Request, RowError] = {}
         for item in schedule.scheduled.values():
@@ -329,7 +329,7 @@ class Engine:
 
 
 def _describe(request: Request, row_error: RowError) -> OctavoError:
-    """Why there is no next token: the grammar's fault, the numbers' or the parameters'."""
+    """The reason why there is no next token: the grammar, invalid numbers, or the parameters."""
     name = request.request_id
     for sequence in request.sequences:
         if sequence.grammar is not None and sequence.grammar.error is not None:

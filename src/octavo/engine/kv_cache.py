@@ -1,4 +1,4 @@
-"""Which blocks a sequence has: allocation, prefix reuse, forks and copy-on-write."""
+"""The block tables of sequences: allocation, prefix reuse, forks and copy-on-write."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from octavo.graph.cache import CacheLayout, cache_layout
 
 
 class KVCacheManager:
-    """Gives blocks of `block_size` tokens to sequences, in a table for each group of the layout.
+    """Allocates blocks of `block_size` tokens to sequences, in a table for each group of the layout.
 
-    Only full blocks are shared through the prefix cache, and a sequence's last token is never taken from
-    it, so a registered block is never written again. A fork shares the partly filled last block too; the
-    first to write into it gets a copy. Blocks that have left the window of their group are given back.
-    layout: None: one group without a window. max_step_tokens: tokens that a step computes for a sequence, at most; it
-    matters for windows alone.
+    Only full blocks are shared through the prefix cache, and a sequence's last token is never taken from it, so a
+    registered block is never written again. A fork also shares the partly filled last block; the first to write into
+    it gets a copy. Blocks that have left the window of their group are freed.
+    layout: None: one group without a window. max_step_tokens: maximum tokens that a step computes for a sequence; it
+    matters only for windows.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class KVCacheManager:
         self.max_step_tokens = max_step_tokens
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        """Entries of a block table for so many tokens."""
+        """The number of entries in a block table for this many tokens."""
         return -(-num_tokens // self.block_size)
 
     def max_blocks(self, num_tokens: int) -> int:
-        """Blocks that a sequence of so many tokens holds at once, at most."""
+        """The maximum number of blocks that a sequence of this many tokens holds at once."""
         return self.layout.max_blocks(num_tokens, self.block_size, self.max_step_tokens)
 
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
-        """Blocks that its known tokens still need; without blocks it will share those of num_shared_tokens."""
+        """Blocks that its known tokens still need; a sequence without blocks shares those of num_shared_tokens."""
         size, count, missing = self.block_size, len(sequence.token_ids), 0
         for index, group in enumerate(self.layout.groups):
             if sequence.block_tables:
@@ -55,16 +55,16 @@ class KVCacheManager:
         return missing
 
     def num_shared_blocks(self, num_tokens: int) -> int:
-        """Full blocks of so many tokens that sequences with the same start share as long as they run."""
+        """The full blocks of this many tokens that sequences with the same prefix share as long as they run."""
         return sum(num_tokens // self.block_size for group in self.layout.groups if group.window is None)
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether one more token fits into the last blocks as they are."""
+        """True if one more token fits into the last blocks without allocation."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         return offset > 0 and not any(self.pool.is_shared(table.block_ids[position]) for table in sequence.block_tables)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
-        """Blocks that must be free before `append` to each of them, copies of shared blocks included."""
+        """The number of blocks that must be free before `append` to each sequence, copies of shared blocks included."""
         needed = 0
         writers: Counter[int] = Counter()
         for sequence, count in zip(sequences, num_tokens, strict=True):
@@ -77,7 +77,7 @@ class KVCacheManager:
         return needed + sum(min(count, self.pool.ref_count(block_id) - 1) for block_id, count in writers.items())
 
     def append(self, sequence: Sequence, num_tokens: int) -> list[tuple[int, int]]:
-        """Room for num_tokens more; the caller has made sure of the blocks.
+        """Allocates space for num_tokens more; the caller ensures that blocks are free.
 
         Returns the (source, destination) of blocks that the executor must copy before it writes.
         """
@@ -96,7 +96,7 @@ class KVCacheManager:
         return copies
 
     def _shared_last(self, sequence: Sequence) -> list[tuple[BlockTable, int]]:
-        """Tables whose partly filled last block has other owners, and that block."""
+        """The tables whose partly filled last block is shared, with that block."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset == 0:
             return []
@@ -104,7 +104,7 @@ class KVCacheManager:
         return [(table, block_id) for table, block_id in lasts if self.pool.is_shared(block_id)]
 
     def match_prefix(self, sequence: Sequence, max_tokens: int) -> int:
-        """Takes the longest cached prefix of at most max_tokens tokens into empty block tables."""
+        """Puts the longest cached prefix of at most max_tokens tokens into empty block tables."""
         num_blocks = self._find_prefix(sequence, max_tokens)
         sequence.num_computed_tokens = num_blocks * self.block_size
         if num_blocks:
@@ -123,7 +123,7 @@ class KVCacheManager:
         return table
 
     def num_cached_tokens(self, sequence: Sequence, max_tokens: int) -> int:
-        """How many tokens `match_prefix` would find now."""
+        """The number of tokens that `match_prefix` would find now."""
         return self._find_prefix(sequence, max_tokens) * self.block_size
 
     def _find_prefix(self, sequence: Sequence, max_tokens: int) -> int:
@@ -158,7 +158,7 @@ class KVCacheManager:
         return self.pool.find(self._group_hash(block_hash, index))
 
     def _group_hash(self, block_hash: bytes, index: int) -> bytes:
-        """The tokens of a block have other keys and values in each group."""
+        """The hash of a block in one group, since its tokens have different keys and values in each group."""
         return block_hash + index.to_bytes(2, "little") if index else block_hash
 
     def register_full_blocks(self, sequence: Sequence, num_computed_before: int) -> None:
@@ -175,7 +175,7 @@ class KVCacheManager:
                 self.pool.register(table.block_ids[position], block_hash)
 
     def free_passed_blocks(self, sequence: Sequence) -> None:
-        """Gives back the blocks that no later token sees: they have left the window of their group."""
+        """Frees the blocks that have left the window of their group, so that no later token sees them."""
         for group, table in zip(self.layout.groups, sequence.block_tables, strict=True):
             first = group.first_block(sequence.num_computed_tokens, self.block_size)
             for position in range(table.num_passed, first):
@@ -208,7 +208,7 @@ class KVCacheManager:
         child.block_hashes = parent.block_hashes[: num_tokens // self.block_size]
 
     def truncate(self, sequence: Sequence) -> None:
-        """Gives back the blocks behind the computed tokens, after a step of which not all tokens were accepted."""
+        """Frees the blocks after the computed tokens, when a step's tokens were not all accepted."""
         num_blocks = self.num_blocks_for(sequence.num_computed_tokens)
         for table in sequence.block_tables:
             for block_id in reversed(table.block_ids[num_blocks:]):
@@ -217,9 +217,9 @@ class KVCacheManager:
         sequence.num_synced_blocks = min(sequence.num_synced_blocks, num_blocks)
 
     def quarantine(self, sequences: list[Sequence]) -> None:
-        """Lets nobody find the blocks that these sequences have filled or taken from the cache.
+        """Makes the blocks unfindable that these sequences have filled or taken from the cache.
 
-        The prefix that was there before too: if the damage lies in it, every request that begins alike would fail.
+        This includes their cached prefix: if the damage is in it, every request with the same prefix would fail.
         """
         for sequence in sequences:
             for block_hash in sequence.block_hashes:
@@ -229,7 +229,7 @@ class KVCacheManager:
                         self.pool.discard(block_id)
 
     def free(self, sequence: Sequence) -> None:
-        """Gives all blocks back, the last first, so that the start of a prefix is evicted last."""
+        """Frees all blocks, the last first, so that the start of a prefix is evicted last."""
         for table in sequence.block_tables:
             for block_id in reversed(table.held):
                 self.pool.free(block_id)
@@ -239,5 +239,5 @@ class KVCacheManager:
 
 
 def _root(salt: str) -> bytes:
-    """What the chain of hashes begins with, so that no block is shared across salts."""
+    """The start of the chain of hashes, which prevents sharing of blocks across salts."""
     return hashlib.blake2b(salt.encode(), digest_size=32).digest() if salt else b""

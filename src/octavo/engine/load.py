@@ -1,4 +1,4 @@
-"""From the name of a model to an engine that is ready."""
+"""Loads a model by name into a ready engine."""
 
 from __future__ import annotations
 
@@ -152,11 +152,11 @@ def _pack_cache(config: EngineConfig, checkpoint: Checkpoint) -> PackCacheOption
 
 
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:
-    """How many blocks the cache gets, and the context that fits.
+    """The number of blocks of the cache, and the context that fits.
 
-    model_len: the context wanted. available_bytes: what the process may still take. With kv_cache_memory the
-    cache takes just that. Else it takes half of what is free, or more if one request of full length needs it and
-    leaves the headroom, but no more than max_num_seqs full requests could use.
+    model_len: the requested context. available_bytes: memory that the process may still take. With kv_cache_memory the
+    cache takes exactly that. Otherwise it takes half of the free memory, or more if one request of full length needs it
+    and leaves the headroom, but no more than max_num_seqs full requests could use.
     Raises InsufficientMemoryError with the arithmetic.
     """
     size, step = config.block_size, config.max_num_batched_tokens

@@ -1,4 +1,4 @@
-"""From what a user says to token ids: texts and conversations, with the model's own template or another."""
+"""Turns texts and conversations into token ids, with the model's own chat template or another one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ Prompt: TypeAlias = "str | Sequence[int]"
 
 
 class PromptEncoder:
-    """A tokenizer with the model's chat template, which starts when it is first used. Safe to share between threads.
+    """A tokenizer with the model's chat template, which starts on first use. Thread-safe.
 
-    eos_token_id: the one that the template writes. process: one for the template, started ahead of time.
+    eos_token_id: the one that the template writes. process: the template's process, if it was started ahead of time.
     """
 
     def __init__(self, tokenizer: Tokenizer, eos_token_id: int | None, process: TemplateProcess | None = None) -> None:
@@ -28,9 +28,9 @@ class PromptEncoder:
         self._process = process
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt: control tokens in a text count, BOS comes once.
+        """Token ids of a prompt: control tokens in a text are parsed, and BOS comes once.
 
-        Raises UsageError for what is neither a text nor a list.
+        Raises UsageError if it is neither a text nor a list.
         """
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True)
@@ -43,8 +43,8 @@ class PromptEncoder:
     ) -> list[int]:
         """Token ids of a conversation. chat_template: Jinja instead of the model's own.
 
-        template_arguments: tools, documents, add_generation_prompt and what this template knows besides.
-        Raises UsageError where the conversation is none, or does not suit the template.
+        template_arguments: tools, documents, add_generation_prompt and further variables of the template.
+        Raises UsageError if the conversation is malformed or the template does not accept it.
         """
         if not isinstance(messages, Sequence) or not messages:
             raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")

@@ -1,4 +1,4 @@
-"""Makes what users see of a step: texts, stop strings, log-probabilities, outputs. Runs while the next one computes."""
+"""Produces the users' part of a step while the next one runs: texts, stop strings, log-probabilities, outputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class Publisher:
-    """Settles the tokens that sequences have got since the last time, and builds their outputs."""
+    """Processes the new tokens of sequences and builds their outputs."""
 
     def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler, meter: Meter) -> None:
         self._tokenizer = tokenizer
@@ -22,7 +22,7 @@ class Publisher:
         self._output_builder = OutputBuilder(tokenizer)
 
     def settle(self, request: Request) -> None:
-        """Log-probabilities and texts of the new tokens. Ends sequences whose text holds a stop string."""
+        """Computes log-probabilities and texts of the new tokens. Ends sequences whose text contains a stop string."""
         if request.prompt_logprob_rows:
             num_logprobs = request.params.prompt_logprobs or 0
             for output, row in request.prompt_logprob_rows:
@@ -39,7 +39,7 @@ class Publisher:
                 self._settle_end(sequence, sequence.finish_reason)
 
     def end(self, request: Request, reason: FinishReason) -> None:
-        """Ends whatever of a settled request has not ended by itself."""
+        """Ends the sequences of a settled request that have not ended by themselves."""
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 sequence.finish_reason = reason
@@ -47,7 +47,7 @@ class Publisher:
         self._scheduler.finish_request(request)
 
     def build(self, request: Request, finished: bool) -> RequestOutput | PoolingOutput | None:
-        """The output of a settled request. None: there is nothing to show yet."""
+        """The output of a settled request; None if there is nothing to show yet."""
         kind = request.params.output_kind
         if not finished and kind is RequestOutputKind.FINAL_ONLY:
             return None
@@ -65,7 +65,7 @@ class Publisher:
         sequence.logprob_rows.clear()
 
     def _settle_text(self, sequence: Sequence) -> None:
-        """Pushes new tokens one by one; those after a stop string are taken back, and with them a later end."""
+        """Pushes new tokens one by one; tokens after a stop string are removed, and with them a later end."""
         request, stream, params = sequence.request, sequence.text_stream, sequence.request.params.sampling
         assert stream is not None
         if not stream.watches_text and params.output_kind is RequestOutputKind.FINAL_ONLY:
@@ -100,7 +100,7 @@ class Publisher:
 
 
 def _ends_by_token(sequence: Sequence) -> bool:
-    """Whether the last token is one that ends a text, and not only where the answer was cut off."""
+    """True if the last token itself ends the text, rather than a limit."""
     if sequence.finish_reason is not FinishReason.STOP:
         return False
     return sequence.token_ids[-1] in sequence.request.end_token_ids

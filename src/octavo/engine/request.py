@@ -1,4 +1,4 @@
-"""A request through its life, and the sequences of tokens that it grows."""
+"""The life of a request, and its sequences of tokens."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class RequestStatus(enum.Enum):
 
 
 class FinishReason(enum.Enum):
-    """Why a sequence ended; the values are what users see in `finish_reason`.
+    """The reason why a sequence ended; the values are those of `finish_reason`.
 
-    ERROR is seen in the metrics alone: a request that fails has no output.
+    ERROR appears only in the metrics: a request that fails has no output.
     """
 
     STOP = "stop"
@@ -45,9 +45,9 @@ class RowKind(enum.Enum):
 
 
 class RowConsumer(Protocol):
-    """What a request wants of the rows of its sequences: logits or hidden states, one row a computed token.
+    """A use of the rows of a request's sequences: logits or hidden states, one row per computed token.
 
-    Of the consumers of a group, each wants a range of tokens, and together they want the tokens up to the last.
+    Each consumer of a group wants a range of tokens; together they want the tokens up to the last.
     """
 
     kind: ClassVar[RowKind]
@@ -56,13 +56,13 @@ class RowConsumer(Protocol):
         """Positions [start, end) of the tokens whose rows are wanted next; none of them may come from the cache."""
 
     def num_logprobs(self, request: Request) -> int:
-        """Most likely tokens that are reported beside the one of a row; -1: not even that one."""
+        """The number of most likely tokens reported beside the token of a row; -1: no log-probabilities at all."""
 
     def goes_on(self, sequence: Sequence) -> bool:
-        """Whether the next step is known before this one ends: the row's token is computed, unless it ends a text."""
+        """True if the next step is known in advance: it computes the row's token, unless that ends the text."""
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Any) -> int:
-        """Takes the rows of a step, each use with the index of its first row. Returns how many tokens were accepted.
+        """Takes the rows of a step, each use with the index of its first row. Returns the number of accepted tokens.
 
         scheduler: the `Scheduler`, for consumers that end or replace sequences.
         """
@@ -70,7 +70,7 @@ class RowConsumer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RowUse:
-    """Rows of one sequence in a step for one consumer: those of the tokens at start to start + count."""
+    """The rows of one sequence in a step for one consumer: those of the tokens from start to start + count."""
 
     consumer: RowConsumer
     sequence: Sequence  # whose parameters hold: the one that computes, or a choice that starts from the same prompt
@@ -100,7 +100,7 @@ class BlockTable:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One line of tokens of a request: its only one, one of its n choices, or one beam.
+    """A sequence of tokens of a request: its only one, one of its n choices, or one beam.
 
     The cache holds keys and values of token_ids[:num_computed_tokens] in the blocks of block_tables.
     draft_token_ids: guesses at the tokens after token_ids, for the next step to compute and its consumer to judge.
@@ -143,7 +143,7 @@ class Sequence:
 
     @property
     def num_missing_tokens(self) -> int:
-        """Tokens that are not computed yet, drafts included."""
+        """The number of tokens that are not computed yet, drafts included."""
         return len(self.token_ids) + len(self.draft_token_ids) - self.num_computed_tokens
 
 
@@ -151,7 +151,7 @@ class Sequence:
 class SequenceGroup:
     """Sequences of one request that are admitted, sampled and preempted together; the unit of the scheduler.
 
-    A plain sequence and each of n choices is a group of its own, the beams of a search are one.
+    A single sequence and each of n choices are a group of their own; the beams of a search are one group.
     """
 
     request: Request
@@ -166,7 +166,7 @@ class SequenceGroup:
         self.adopt(self.members)
 
     def adopt(self, members: list[Sequence]) -> None:
-        """Makes these the members."""
+        """Replaces the members."""
         self.members = members
         for member in members:
             member.group = self
@@ -178,7 +178,7 @@ class SequenceGroup:
 
 @dataclass(slots=True)
 class RequestTimes:
-    """Moments of a request, in seconds of time.perf_counter; 0.0: did not happen."""
+    """The times of a request's events, in seconds of time.perf_counter; 0.0: it has not happened."""
 
     arrival: float = 0.0
     scheduled: float = 0.0
@@ -207,8 +207,8 @@ class Request:
     """One prompt with its parameters; created once, changed only by scheduler and engine.
 
     arrival: number of the request in order of arrival. max_total_tokens: prompt and output of one sequence.
-    sequences: what its user sees, in order. groups: what is computed: the same sequences, or the beams of a search.
-    prompt_logprobs: collected so far, one entry a prompt position from the second on.
+    sequences: the user's choices, in order. groups: the computed sequences: the same ones, or the beams of a search.
+    prompt_logprobs: collected so far, one entry per prompt position from the second on.
     """
 
     request_id: str
@@ -241,7 +241,7 @@ class Request:
 
     @property
     def num_seats(self) -> int:
-        """Sequences that one admission brings: a beam search runs its beams in lockstep, choices run alone."""
+        """The number of sequences admitted together: a beam search runs its beams in lockstep, choices run alone."""
         return self.params.num_seats
 
     @property
@@ -249,10 +249,10 @@ class Request:
         return all(sequence.status is RequestStatus.FINISHED for sequence in self.sequences)
 
     def release(self) -> None:
-        """Lets go of the sequences, after the last output: they and their grammars go when others take their rows.
+        """Drops the sequences after the last output; they and their grammars are freed when others take their rows.
 
-        They refer back to their group and request. In such a circle they would stay until the next full collection,
-        which does not know how much native memory the states of grammars hold.
+        They refer back to their group and request. In such a cycle they would stay until the next full garbage
+        collection, which does not consider the native memory of grammars.
         """
         for group in self.groups:
             group.members, group.consumers = [], ()

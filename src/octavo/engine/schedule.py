@@ -13,8 +13,8 @@ from octavo.engine.request import RowUse, Sequence
 class ScheduledSequence:
     """One sequence's part of a step.
 
-    rows: those of its own consumers, then one for each choice that starts from the same prompt. Empty while a prompt
-    is not yet complete and nothing is wanted of its tokens.
+    rows: those of its own consumers, then one for each choice that starts from the same prompt. Empty while the prompt
+    is incomplete and none of its rows are wanted.
     """
 
     sequence: Sequence
@@ -30,9 +30,9 @@ class ScheduledSequence:
 
 @dataclass(slots=True)
 class Schedule:
-    """A step, and what is left of its budgets.
+    """A step, and the rest of its budgets.
 
-    is_ahead: the step before it still runs, and gives the one token of each sequence.
+    is_ahead: the step before it still runs, and produces the one token of each sequence.
     """
 
     num_tokens_left: int

@@ -1,13 +1,12 @@
-"""Who computes how many tokens in the next step.
+"""Scheduler: picks the tokens of the next step, and the requests to preempt.
 
-There is no prefill or decode mode: a sequence has token_ids, the first num_computed_tokens of them are in
-the cache, and a step gives it some of the rest. Sequences that need one token go first, the remaining token
-budget is filled with chunks of longer ones. Only for a short prompt do they wait a step, within bounds.
-When blocks run out, the last in the order of service (priority, then arrival) is preempted: its blocks are
-freed and its tokens computed again later.
+There is no prefill or decode mode: a sequence has token_ids, the first num_computed_tokens of them are in the cache,
+and a step computes some of the rest. Sequences that need one token go first; the remaining token budget is filled with
+chunks of longer ones. Only for a short prompt do they wait a step, within limits. When blocks run out, the last in the
+order of service (priority, then arrival) is preempted: its blocks are freed and its tokens computed again later.
 
 A step gives logits or hidden states. Prompts that want hidden states have a queue and seats of their own; while both
-kinds have work, their steps take turns.
+kinds have work, their steps alternate.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from octavo.errors import UsageError
 class Scheduler:
     """Queues of waiting and running groups of sequences over one KV cache.
 
-    max_num_seqs: sequences of a step; as many of each queue have a seat. max_num_outputs: rows of output that a step
-    can compute; at least max_num_seqs. step_budget: bounds the time of steps, if given; it never changes an answer.
+    max_num_seqs: sequences of a step, and seats of each queue. max_num_outputs: output rows that a step can compute; at
+    least max_num_seqs. step_budget: limits the time of steps, if given; it never changes an answer.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class Scheduler:
 
     @property
     def num_waiting(self) -> int:
-        """Groups that wait to be generated: of a waiting or preempted beam search one."""
+        """Groups that wait for generation; a waiting or preempted beam search counts as one."""
         return self._sampled.num_waiting
 
     @property
@@ -86,7 +85,7 @@ class Scheduler:
     # --- requests come and go ---
 
     def add(self, request: Request) -> None:
-        """Queues a request that `check_fits` has let through."""
+        """Queues a request that has passed `check_fits`."""
         first, *others = request.groups
         request.pending_groups = others
         self._queue(first).wait(first)
@@ -116,7 +115,7 @@ class Scheduler:
             )
 
     def finish(self, group: SequenceGroup) -> None:
-        """Ends a group, wherever it is. A step in flight may still write to its blocks, so `schedule` comes after."""
+        """Ends a group in any state. A step in flight may still write to its blocks, so schedule only after it."""
         self._leave(group, RequestStatus.FINISHED)
 
     def finish_request(self, request: Request) -> None:
@@ -136,7 +135,7 @@ class Scheduler:
     # --- a step ---
 
     def schedule(self) -> Schedule:
-        """The next step, when none is in flight. Empty only if nothing is left to do."""
+        """The next step, when none is in flight. It is empty only if there is no work."""
         step = self._schedule_pooled() if self._is_pooled_next else self._schedule_sampled()
         if not step.scheduled:
             step = self._schedule_sampled() if self._is_pooled_next else self._schedule_pooled()
@@ -144,7 +143,7 @@ class Scheduler:
         return step
 
     def schedule_ahead(self, step: Schedule) -> Schedule | None:
-        """The step after one in flight, if its sequences only take their next tokens. None: that is not sure."""
+        """The step after one in flight, if its sequences only take their next tokens. None if that is not certain."""
         count, pool = len(step.scheduled), self.kv_cache.pool
         is_decode = step.num_decodes == count == len(self._sampled.running)
         if not is_decode or self._pooled.running or self.has_waiting:
@@ -184,7 +183,7 @@ class Scheduler:
         return step
 
     def _schedule_alone(self, step: Schedule) -> bool:
-        """Gives a short prompt a step of its own, if those who run may wait for it."""
+        """Gives a short prompt a step of its own, if the running sequences may wait for it."""
         first, budget, running = self._sampled.first_waiting(), self.step_budget, self._sampled.sequences
         if first is None or budget is None or not running:
             return False
@@ -201,9 +200,9 @@ class Scheduler:
         return step.has_chunks
 
     def _hold_back(self, first: Sequence, step: Schedule) -> None:
-        """Takes tokens out of the step that would make it too long for those who wait for its end.
+        """Removes tokens that would make the step too long for the streams that wait for it.
 
-        first: who gets its first chunk; it runs, so that what the cache has of it is known.
+        first: the group of the first chunk; it is running, so its cached tokens are known.
         """
         if self.step_budget is None:
             return
@@ -219,9 +218,9 @@ class Scheduler:
         step.num_tokens_held_back = left - step.num_tokens_left
 
     def mark_computed(self, step: Schedule) -> None:
-        """After the step: its tokens but for drafts are in the cache, and choices share the prompt of their first.
+        """Notes after a step that its tokens, except drafts, are cached; choices then share the prompt of their first.
 
-        Sequences that have ended since it was scheduled are left out, here and by whoever takes the rows.
+        Sequences that have ended since scheduling are left out, here and by the consumers of the rows.
         """
         for item in step.scheduled.values():
             sequence = item.sequence
@@ -236,7 +235,7 @@ class Scheduler:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
-        """Of the drafts of a step that many have become tokens; the cache forgets the others."""
+        """Accepts this many drafts of a step as tokens; the cache drops the others."""
         before = sequence.num_computed_tokens
         sequence.num_computed_tokens = before + num_accepted
         self.kv_cache.truncate(sequence)
@@ -244,7 +243,7 @@ class Scheduler:
         self.kv_cache.free_passed_blocks(sequence)
 
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
-        """Gives one token to every sequence that needs just one, and its drafts; returns groups that need more."""
+        """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
         behind: deque[SequenceGroup] = deque()
         running, has_room, scheduled = self._sampled.running, self.kv_cache.has_room, step.scheduled
         position = 0
@@ -266,7 +265,7 @@ class Scheduler:
         return behind
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
-        """One token for each member; for one that runs alone also drafts, as far as all others have their token."""
+        """One token for each member; for a single sequence also drafts, if all others still get their token."""
         num_drafts = len(group.members[0].draft_token_ids)
         if num_drafts:
             num_others = sum(len(other.members) for other in self._sampled.running) - len(step.scheduled)
@@ -274,7 +273,7 @@ class Scheduler:
         return [1 + num_drafts] * len(group.members)
 
     def _schedule_chunks(self, queue: ServiceQueue, behind: deque[SequenceGroup], step: Schedule) -> None:
-        """Fills the budget with running groups that are behind and waiting ones, in order of service."""
+        """Fills the budget with running groups that are behind, and with waiting ones, in order of service."""
         is_blocked = False
         while step.num_tokens_left > 0:
             waiting = None if is_blocked else queue.first_waiting()
@@ -305,7 +304,7 @@ class Scheduler:
             step.chunk_start = start
 
     def _schedule_lockstep(self, group: SequenceGroup, step: Schedule) -> None:
-        """Brings a preempted group back: the first computes the prompt, the others fork there, all catch up."""
+        """Resumes a preempted group: the first member computes the prompt, the others fork there, and all catch up."""
         members = group.members
         first, num_prompt_tokens = members[0], group.request.num_prompt_tokens
         unstarted = [member for member in members[1:] if not member.block_tables]
@@ -325,7 +324,7 @@ class Scheduler:
         self._schedule_members(group, counts, step)
 
     def _schedule_members(self, group: SequenceGroup, counts: list[int], step: Schedule) -> bool:
-        """Gives that many tokens to the first members. False: not enough blocks, and nobody is behind this group."""
+        """Schedules this many tokens for the first members. False: there are too few blocks and no group to preempt."""
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
             victim = self._last_served(*self._queues)
@@ -340,7 +339,7 @@ class Scheduler:
         return True
 
     def _invite_choices(self, step: Schedule) -> None:
-        """Where a prompt becomes complete, its other choices sample from the same logits; the rest wait."""
+        """Lets the other choices of a complete prompt sample from the same logits; those without a seat wait."""
         for item in step.scheduled.values():
             request = item.sequence.request
             if not request.pending_groups or not item.rows or item.rows[-1].consumer.kind is not RowKind.SAMPLE:
@@ -358,10 +357,10 @@ class Scheduler:
     # --- room ---
 
     def _admit(self, queue: ServiceQueue, group: SequenceGroup, step: Schedule) -> bool:
-        """Lets a waiting group run if there are seats, and blocks for all of its tokens.
+        """Admits a waiting group if there are seats, and blocks for all of its tokens.
 
-        Blocks that running groups still need for their known tokens are not given away. For a request of
-        a better priority, those of a worse one are preempted.
+        Blocks that running groups still need for their known tokens are not given away. For a request of better
+        priority, groups of worse priority are preempted.
         """
         request, first, seats = group.request, group.members[0], group.request.num_seats
         worse = [other for each in self._queues for other in each.running if other.request.priority > request.priority]
@@ -405,7 +404,7 @@ class Scheduler:
         return max(last, key=lambda group: group.key) if last else None
 
     def _num_blocks_missing(self, group: SequenceGroup) -> int:
-        """Blocks that the group's known tokens still need; unstarted members will share the prompt's full blocks."""
+        """Blocks that the group's known tokens still need; unstarted members share the prompt's full blocks."""
         shared = group.request.num_prompt_tokens
         return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
 
@@ -419,7 +418,7 @@ class Scheduler:
         return self._pooled if group.wants_hidden_states else self._sampled
 
     def _enter(self, group: SequenceGroup) -> None:
-        """A group begins to run: it takes its seats, and each sequence a row of the batch builder's table."""
+        """Starts a group: it takes its seats, and each sequence a row of the batch builder's table."""
         self._queue(group).enter(group)
         for sequence in group.members:
             sequence.row = self._free_rows.pop()
@@ -461,9 +460,9 @@ def _rows(group: SequenceGroup, sequence: Sequence, count: int) -> list[RowUse]:
 
 
 def _max_cached_tokens(group: SequenceGroup) -> int:
-    """How many tokens of the first member need not be computed where the cache has them: no row of them is wanted.
+    """The maximum number of the first member's tokens to take from the cache: no rows of them are wanted.
 
-    Not more than the prompt if others will fork there: what they need of it may have left a window later.
+    At most the prompt if others will fork there: the part that they need may have left a window later.
     """
     sequence = group.members[0]
     starts = [start for start, end in (consumer.wanted(sequence) for consumer in group.consumers) if start < end]

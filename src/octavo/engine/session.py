@@ -1,4 +1,4 @@
-"""A loaded model in use: what `LLM` and `AsyncLLM` share."""
+"""A loaded model in use, shared by `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class Session:
-    """A model, its engine's thread, its tokenizer and its chat template. Safe to share between threads."""
+    """A model, its engine's thread, its tokenizer and its chat template. Thread-safe."""
 
     def __init__(
         self,
@@ -102,12 +102,12 @@ class Session:
 
     @property
     def stalled_s(self) -> float:
-        """How long requests have waited for a step that does not come; 0.0 while nothing waits."""
+        """The seconds that requests have waited for a step; 0.0 while nothing waits."""
         return time.monotonic() - self._engine.last_round_at if self._engine.engine.has_work else 0.0
 
     @property
     def last_round_age_s(self) -> float:
-        """Since the engine's thread last looked for something to do, which it does before every step."""
+        """Seconds since the engine's thread last looked for work, which it does before every step."""
         return time.monotonic() - self._engine.last_round_at
 
     def prepare_structured_outputs(self) -> None:
@@ -119,14 +119,14 @@ class Session:
         self._engine.abort(request_id)
 
     def close(self) -> None:
-        """Ends running requests with an error and gives all memory back. May be called twice."""
+        """Ends running requests with an error and frees all memory. May be called twice."""
         self._shut_down()
         self._loaded = None
         self._prompts.close()
         gc.collect()
 
     def model(self) -> LoadedModel:
-        """What was loaded. Raises UsageError once it is closed."""
+        """The loaded model. Raises UsageError once it is closed."""
         if self._loaded is None:
             raise UsageError("this model is closed; load it again")
         return self._loaded

@@ -346,5 +346,5 @@ def _response(error: ApiError, dialect: Dialect) -> bytes:
 
 
 def protocol_factory(limits: ConnectionLimits, routes: RouteTable) -> Callable[..., asyncio.Protocol]:
-    """What uvicorn calls for every connection."""
+    """The factory that uvicorn calls for every connection."""
     return functools.partial(BoundedProtocol, limits=limits, routes=routes, warn=RateLimitedWarning())
