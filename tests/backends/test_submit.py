@@ -84,3 +84,10 @@ def test_a_pending_step_survives_close(executor: Executor) -> None:
     pending = executor.submit(prompt([0, 1, 2]))
     executor.close()
     np.testing.assert_array_equal(pending.wait().logits, expected)
+
+
+def test_more_steps_than_fit_wait_for_their_turn(executor: Executor) -> None:
+    expected = logits_of(executor, prompt([0, 1, 2]))
+    steps = [executor.submit(prompt([3 * (i % 2), 4, 5 + i])) for i in range(executor.max_in_flight + 3)]
+    for pending in reversed(steps):
+        np.testing.assert_array_equal(pending.wait().logits, expected)

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "thread_pool.h"
@@ -37,8 +38,17 @@ int stress(int workers, int rounds, octavo::PoolOptions options) {
     board.failures.assign(workers, 0);
     for (; board.round < rounds; ++board.round) {
         if (board.round % 50 == 0) usleep(3000);  // long enough for the workers to sleep
-        pool.run(play, &board);
+        const uint32_t job = pool.start(play, &board);
+        if (board.round % 10 == 0) {  // two threads wait for the same job
+            std::thread other([&pool, job] { pool.wait(job); });
+            pool.wait(job);
+            other.join();
+        }
+        while (board.round % 3 == 0 && !pool.is_done(job)) usleep(1);
+        pool.wait(job);
+        if (board.round > 0) pool.wait(job - 1);  // long done
     }
+    pool.start([](void*, octavo::Worker&) { usleep(100); }, nullptr);  // the destructor waits for it
     int failures = 0;
     for (int f : board.failures) failures += f;
     return failures;
