@@ -16,6 +16,7 @@ from octavo.engine.load import plan_cache
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
+from tests.support import tiny_models
 from tests.support.processes import octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -98,6 +99,21 @@ def test_impossible_parameters_are_exit_code_2(smollm2_path: Path, arguments: tu
     result = octavo_here("plan", smollm2_path, *arguments)
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
+
+
+def test_a_plan_counts_layers_with_a_window_up_to_it(tmp_path: Path) -> None:
+    """Tiny Gemma 3: one global layer and six that see 8 tokens, which compute up to 512 in a step."""
+    checkpoint = open_checkpoint(tiny_models.save_gguf(tiny_models.tiny_model("gemma3"), tmp_path / "gemma3.gguf"))
+    config = EngineConfig(max_num_batched_tokens=512)
+    needs = {n: memory_needs(checkpoint, n, 2, MemoryBudget(8 << 30), config) for n in (256, 4096, 8192)}
+    windows = set(checkpoint.config.windows)
+    checkpoint.close()
+    (window,) = windows - {None}
+    token, layer = needs[256].kv_bytes_per_token, needs[256].kv_bytes_per_token // 7
+    assert needs[256].kv_bytes == 2 * 256 * token
+    blocks = 4096 // 16 + 6 * (-(-(window + 512 - 2) // 16) + 1)
+    assert needs[4096].kv_bytes == 2 * blocks * 16 * layer
+    assert needs[8192].kv_bytes - needs[4096].kv_bytes == 2 * 4096 * layer
 
 
 def test_the_plan_is_what_the_engine_takes(smollm2_path: Path) -> None:

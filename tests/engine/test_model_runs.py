@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from octavo.backends import ExecutorLimits, reference
+from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu.passes import PASSES
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.graph.passes import optimize
@@ -70,3 +70,32 @@ def test_answers_do_not_depend_on_batch_chunks_or_room(temperature: float) -> No
     cramped = tiny_engine("llama", num_blocks=16, max_num_batched_tokens=8, max_num_seqs=6)
     assert answers(cramped, PROMPTS[::-1], params) == alone[::-1]
     assert cramped.scheduler.num_preemptions > 0
+
+
+def windowed_engine(name: str, num_blocks: int, *, max_num_seqs: int = 8) -> Engine:
+    """On the cpu, with blocks of 8 tokens and steps of at most 16."""
+    graph, weights = tiny_graph(name)
+    executor: Executor = get_backend("cpu").compile(
+        graph, weights, ExecutorLimits(16, max_num_seqs, max_num_seqs + 4, 128)
+    )
+    executor.allocate_cache(num_blocks, 8)
+    limits = EngineLimits(128, max_num_seqs, 16, max_num_seqs + 4, 8, num_blocks, VOCAB_SIZE)
+    return Engine(executor, Tokenizer(), limits)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "qwen2-window", "mistral-window"])
+def test_blocks_that_left_a_window_are_used_again_and_no_answer_changes(name: str) -> None:
+    shared = [(7 * i) % VOCAB_SIZE for i in range(60)]
+    prompts = [[*shared, 3], [*shared[:40], 5, 6], [8, 9, 10], [*shared, 3, 11, 12], shared[30:]]
+    params = SamplingParams(temperature=1.0, seed=4, max_tokens=30, output_kind=RequestOutputKind.FINAL_ONLY)
+    alone = [answers(windowed_engine(name, 400), [prompt], params)[0] for prompt in prompts]
+    layout = windowed_engine(name, 1).scheduler.kv_cache.layout
+    longest, whole = layout.max_blocks(93, 8, 16), len(layout.groups) * 12
+    assert longest < whole
+    cramped = windowed_engine(name, longest + 4)
+    assert answers(cramped, prompts, params) == alone
+    assert cramped.scheduler.num_preemptions + cramped.scheduler.kv_cache.pool.num_evictions > 0
+    roomy = windowed_engine(name, 400)
+    for _ in range(2):  # the second time most of each prompt comes from the cache
+        assert answers(roomy, prompts, params) == alone
+    assert roomy.scheduler.num_prefix_hits > sum(map(len, prompts))
