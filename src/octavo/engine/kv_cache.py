@@ -46,12 +46,13 @@ class KVCacheManager:
     def num_blocks_missing(self, sequence: Sequence, num_shared_tokens: int = 0) -> int:
         """Blocks that its known tokens still need; a sequence without blocks shares those of num_shared_tokens."""
         size, count, missing = self.block_size, len(sequence.token_ids), 0
+        step = min(self.max_step_tokens, max(count - sequence.num_computed_tokens, 1))
         for index, group in enumerate(self.layout.groups):
             if sequence.block_tables:
                 held = sequence.block_tables[index].num_held
             else:
                 held = max(num_shared_tokens // size - group.first_block(num_shared_tokens, size), 0)
-            missing += max(group.max_blocks(count, size, self.max_step_tokens) - held, 0)
+            missing += max(group.max_blocks(count, size, step) - held, 0)
         return missing
 
     def num_shared_blocks(self, num_tokens: int) -> int:
