@@ -67,12 +67,14 @@ class GenerationRequest:
     """One prompt with the parameters and options of its request.
 
     prompt: the text of prompt_token_ids, if there is one; for `RequestOutput.prompt`.
+    is_measured: False keeps the request out of the figures of `EngineMetrics`, for one that warms an engine up.
     """
 
     prompt_token_ids: Sequence[int]
     params: Params
     prompt: str | None = None
     options: RequestOptions = field(default_factory=RequestOptions)
+    is_measured: bool = True
 
 
 def _check_priority(priority: object) -> None:

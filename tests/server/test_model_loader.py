@@ -35,6 +35,7 @@ def test_the_engine_makes_its_first_token_before_anybody_asks(smollm2_tokenizer:
     client, _ = warmed(smollm2_tokenizer, Script(["Hello"]))
     [request] = client.requests
     assert (len(request.prompt_token_ids), request.params.max_tokens) == (1, 1)
+    assert not request.is_measured
     assert [stream.is_closed for stream in client.streams] == [True]
 
 

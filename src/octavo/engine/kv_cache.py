@@ -188,7 +188,7 @@ class KVCacheManager:
         hashes, size = sequence.block_hashes, self.block_size
         for position in range(len(hashes), num_blocks):
             tokens = array("q", sequence.token_ids[position * size : (position + 1) * size])
-            parent = hashes[-1] if hashes else _root(sequence.request.cache_salt)
+            parent = hashes[-1] if hashes else _root(sequence.request.options.cache_salt)
             hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=32).digest())
 
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:

@@ -63,7 +63,7 @@ class Meter:
         metrics.num_used_blocks = scheduler.kv_cache.pool.num_used_blocks
 
     def added(self, request: Request) -> None:
-        if request.params.is_answered:
+        if request.is_measured:
             self.metrics.num_requests_total += 1
             self.metrics.num_prompt_tokens_total += request.num_prompt_tokens
 
@@ -83,7 +83,7 @@ class Meter:
 
     def request_ended(self, request: Request) -> None:
         """Counts an ended request, whether it was answered, aborted or failed."""
-        if not request.params.is_answered:
+        if not request.is_measured:
             return
         metrics, now, times = self.metrics, time.perf_counter(), request.times
         metrics.num_generated_tokens_total += request.num_generated_tokens

@@ -84,7 +84,7 @@ class Publisher:
 
     def _settle_end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.is_settled = True
-        if sequence.request.params.is_answered:
+        if sequence.request.is_measured:
             self._meter.sequence_ended(reason)
         request, params = sequence.request, sequence.request.params.sampling
         if not params.detokenize:

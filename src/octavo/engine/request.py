@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from octavo.errors import OctavoError
-from octavo.generation_request import Params
+from octavo.generation_request import Params, RequestOptions
 from octavo.outputs import Logprob, RequestMetrics
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class SequenceGroup:
     wants_hidden_states: bool = field(init=False)  # in place of logits
 
     def __post_init__(self) -> None:
-        self.key = (self.request.priority, self.request.arrival, self.members[0].index)
+        self.key = (self.request.options.priority, self.request.arrival, self.members[0].index)
         self.wants_hidden_states = self.consumers[0].kind is RowKind.HIDDEN
         self.adopt(self.members)
 
@@ -218,8 +218,8 @@ class Request:
     max_total_tokens: int
     eos_token_ids: frozenset[int]  # empty if ignore_eos
     prompt: str | None = None
-    priority: int = 0
-    cache_salt: str = ""
+    options: RequestOptions = field(default_factory=RequestOptions)
+    is_measured: bool = True  # False: only its steps count in the metrics
     end_token_ids: frozenset[int] = frozenset()  # eos_token_ids and the user's own
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     sequences: list[Sequence] = field(default_factory=list)

@@ -61,8 +61,8 @@ class RequestFactory:
             eos_token_ids=eos_token_ids,
             end_token_ids=eos_token_ids.union(params.sampling.stop_token_ids),
             prompt=generation.prompt,
-            priority=options.priority,
-            cache_salt=options.cache_salt,
+            options=options,
+            is_measured=generation.is_measured and params.is_answered,
             bad_words_ids=find_bad_words(params.sampling, self._tokenizer, num_tokens),
             times=RequestTimes(arrival=time.perf_counter()),
         )

@@ -363,7 +363,12 @@ class Scheduler:
         priority, groups of worse priority are preempted.
         """
         request, first, seats = group.request, group.members[0], group.request.num_seats
-        worse = [other for each in self._queues for other in each.running if other.request.priority > request.priority]
+        worse = [
+            other
+            for each in self._queues
+            for other in each.running
+            if other.request.options.priority > request.options.priority
+        ]
         seats_missing = queue.num_seats_taken + seats - self.max_num_seqs
         if seats_missing > sum(other.request.num_seats for other in worse if self._queue(other) is queue):
             return False
@@ -378,7 +383,7 @@ class Scheduler:
             if not lacks_seats and needed <= self._num_blocks_to_spare():
                 break
             victim = self._last_served(*([queue] if lacks_seats else self._queues))
-            if victim is None or victim.request.priority <= request.priority:
+            if victim is None or victim.request.options.priority <= request.options.priority:
                 self.kv_cache.free(first)
                 return False
             self._preempt(victim, step)

@@ -177,7 +177,7 @@ async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
 async def _make_token(client: EngineClient) -> None:
     params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
     with suppress(OctavoError):  # it cannot generate: requests are told
-        stream = await client.generate(GenerationRequest(prompt_token_ids=[0], params=params))
+        stream = await client.generate(GenerationRequest(prompt_token_ids=[0], params=params, is_measured=False))
         try:
             await anext(stream)
         finally:

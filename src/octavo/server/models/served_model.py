@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from octavo.core.client import EngineClient, ModelInfo
 from octavo.engine.prompts import PromptEncoder
@@ -19,7 +18,6 @@ class ServedModel:
     client: EngineClient
     prompts: PromptEncoder
     tool_format: ToolFormat | None = None
-    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
 
     @property
     def tokenizer(self) -> Tokenizer:

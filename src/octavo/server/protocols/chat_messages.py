@@ -28,7 +28,7 @@ _OWN_VARIABLES = frozenset(
 
 
 class ContentPart(NullIsAbsent):
-    """A part of a message's content. Only text is supported. Other fields are allowed, to name the type in the error."""
+    """A part of a message's content. Only text is supported; other fields are allowed, to name the type in errors."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
 
