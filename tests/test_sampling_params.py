@@ -65,7 +65,7 @@ TINY, BIG = 2**-1074, 2**70
         ("allowed_token_ids", [1, "a"], r"allowed_token_ids\[1\] must be an integer, not 'a'"),
         ("allowed_token_ids", 5, "allowed_token_ids must be a list, not 5"),
         ("stop_token_ids", [-1], r"stop_token_ids\[0\] is -1"),
-        ("stop_token_ids", [BIG], "no token id of any model"),
+        ("stop_token_ids", [BIG], "not a token id of any model"),
         ("stop_token_ids", list(range(1025)), "stop_token_ids has 1025 items; at most 1024"),
         ("stop", "", r"stop\[0\] is empty"),
         ("stop", ["a"] * 17, "stop has 17 items; at most 16"),

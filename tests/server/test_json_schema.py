@@ -19,9 +19,9 @@ def refusal(schema: object, *, is_enforced: bool = True) -> str:
     assert caught.value.param == "response_format"
     assert caught.value.code == "invalid_json_schema"
     message = str(caught.value)
-    assert message.startswith("response_format is no usable JSON schema: ")
+    assert message.startswith("response_format is not a usable JSON schema: ")
     assert len(message) < 700
-    return message.removeprefix("response_format is no usable JSON schema: ")
+    return message.removeprefix("response_format is not a usable JSON schema: ")
 
 
 def nested(depth: int) -> dict[str, Any]:

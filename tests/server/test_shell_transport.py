@@ -393,7 +393,10 @@ def test_files_of_tls_that_cannot_be_used(certificate: tuple[str, str], tmp_path
         ((missing, key), f"--ssl-certfile {missing}: No such file or directory"),
         ((chain, missing), f"--ssl-keyfile {missing}: No such file or directory"),
         ((chain, None), f"--ssl-certfile {chain}: no certificate chain with its private key"),
-        ((chain, str(nothing)), f"--ssl-certfile {chain}: no certificate chain in PEM, or {nothing} is no private key"),
+        (
+            (chain, str(nothing)),
+            f"--ssl-certfile {chain}: no certificate chain in PEM, or {nothing} is not a private key",
+        ),
         ((str(nothing), key), f"--ssl-certfile {nothing}: no certificate chain in PEM"),
     ]:
         with pytest.raises(UsageError) as refused:

@@ -1,4 +1,4 @@
-"""Tells a process that computes slowly, or has to wait for a processor, from one that stands still."""
+"""Tells a process that computes slowly, or has to wait for a processor, from one that has stalled."""
 
 from __future__ import annotations
 

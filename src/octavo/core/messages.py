@@ -263,10 +263,10 @@ def _plain_ids(token_ids: Sequence[int]) -> list[int]:
     """The ids as Python integers. The engine checks their values."""
     try:
         if bool in set(map(type, token_ids)):
-            raise TypeError("a bool is no token id")
+            raise TypeError("a bool is not a token id")
         return array("i", token_ids).tolist()
     except TypeError:
         raise UsageError("prompt token ids must be integers", param="prompt", code="invalid_type") from None
     except OverflowError:
-        text = "the prompt holds a number beyond 32 bits, which is no token id of any model"
+        text = "the prompt holds a number beyond 32 bits, which is not a token id of any model"
         raise UsageError(text, param="prompt", code="token_out_of_range") from None

@@ -203,7 +203,7 @@ class Supervisor:
         what = "no sign of life" if self._silence_s > STALL_S else "no step while requests wait"
         reason = f"{what} for {stalled_s:.1f} s"
         if self.state is EngineState.READY:
-            logger.error("the engine stands still: %s", reason)
+            logger.error("the engine has stalled: %s", reason)
             self._set(EngineState.STALLED, reason)
             self._on_down()
         self.reason = reason

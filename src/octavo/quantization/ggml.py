@@ -72,12 +72,12 @@ CHUNK_VALUES = 1 << 18
 def stored_bytes(type_name: str, shape: tuple[int, ...]) -> int:
     """Bytes that a tensor of `shape` takes in type `type_name`.
 
-    Raises `KeyError` for an unknown type and `ValueError` if a row is no whole number of blocks.
+    Raises `KeyError` for an unknown type and `ValueError` if a row is not a whole number of blocks.
     """
     values, size = BLOCK_SIZES[type_name]
     row = shape[-1] if shape else 1
     if row % values:
-        raise ValueError(f"a row of {row} values is no whole number of {type_name} blocks of {values}")
+        raise ValueError(f"a row of {row} values is not a whole number of {type_name} blocks of {values}")
     return prod(shape) // values * size
 
 

@@ -72,17 +72,17 @@ def to_api_error(error: Exception, request_id: str) -> ApiError:
         return ApiError(504, str(error), code="generation_timeout")
     if isinstance(error, NumericalError):
         return ApiError(
-            500, f"the model computed a value that is no number (request {request_id})", code="numerical_error"
+            500, f"the model computed a value that is not a number (request {request_id})", code="numerical_error"
         )
     if isinstance(error, EngineDeadError):
         message = f"the engine stopped while this request ran; it can be sent again (request {request_id})"
         return ApiError(500, message, code="engine_restarting")
     if isinstance(error, (ModelLoadError, InsufficientMemoryError)):
         # Reaches a caller only where a model is loaded on demand; the details stay in the log.
-        message = f"the model cannot be loaded; the server's log says why (request {request_id})"
+        message = f"the model cannot be loaded; see the server's log (request {request_id})"
         return ApiError(503, message, code="model_loading", headers={"Retry-After": "10"})
     kind = "a fault of the server" if isinstance(error, OctavoError) else "an unexpected fault of the server"
-    return ApiError(500, f"{kind}; its log says more (request {request_id})", code="internal_error")
+    return ApiError(500, f"{kind}; see its log (request {request_id})", code="internal_error")
 
 
 def log_failure(logger: logging.Logger, request_id: str, error: Exception) -> None:

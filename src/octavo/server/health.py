@@ -50,7 +50,7 @@ def readiness(state: ServerState) -> Health:
 
 
 def _engine_health(name: str, engine: EngineStatus) -> Health:
-    reason = f"{name}: {engine.reason or 'no reason is known'}"
+    reason = f"{name}: {engine.reason or 'unknown reason'}"
     if engine.state is EngineState.RESTARTING:
         return Health(False, "restarting", "engine_restarting", reason, 2)
     if engine.state is EngineState.STALLED:
@@ -58,7 +58,7 @@ def _engine_health(name: str, engine: EngineStatus) -> Health:
     if engine.state is EngineState.DEAD:
         return Health(False, "dead", "engine_dead", reason, 10)
     if engine.pid is not None and engine.pid != os.getpid() and _is_gone(engine.pid):
-        return Health(False, "dead", "engine_restarting", f"{name}: its process {engine.pid} is gone", 2)
+        return Health(False, "dead", "engine_restarting", f"{name}: its process {engine.pid} has exited", 2)
     return Health(True, "alive")
 
 

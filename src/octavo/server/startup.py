@@ -65,8 +65,8 @@ def check_exposure(config: ServerConfig) -> None:
         return
     if not has_keys and not config.allow_unauthenticated:
         raise UsageError(
-            f"--host {config.host} can be reached from other machines, and there is no key: whoever reaches it could "
-            "use the model. Give --api-key or --api-key-file, or --allow-unauthenticated if that is what you want"
+            f"--host {config.host} can be reached from other machines, and there is no key, so anyone there could use "
+            "the model; give --api-key, --api-key-file or --allow-unauthenticated"
         )
     if not has_keys:
         logger.warning("%s can be reached from other machines, and no key is asked for", config.host)

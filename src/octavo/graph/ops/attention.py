@@ -71,7 +71,7 @@ class Rope(Op):
 
     def infer_shape(self) -> tuple[Rows, int]:
         require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
-        require(self.x.cols % self.head_dim == 0, f"x {describe(self.x)} is no multiple of head_dim {self.head_dim}")
+        require(self.x.cols % self.head_dim == 0, f"x {describe(self.x)} is not a multiple of head_dim {self.head_dim}")
         require_rope(self.rope, self.head_dim)
         return self.x.rows, self.x.cols
 

@@ -38,7 +38,7 @@ class Embedding(Op):
     weight: Parameter  # [vocab, cols]; -> [TOKENS, cols]
 
     def infer_shape(self) -> tuple[Rows, int]:
-        require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is no matrix")
+        require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
         return Rows.TOKENS, self.weight.shape[1]
 
     def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002

@@ -28,7 +28,7 @@ class RMSNorm(Op):
     def infer_shape(self) -> tuple[Rows, int]:
         require(
             len(self.weight.shape) == 1 and self.x.cols % self.weight.shape[0] == 0,
-            f"x {describe(self.x)} is no multiple of {self.weight.name} {list(self.weight.shape)}",
+            f"x {describe(self.x)} is not a multiple of {self.weight.name} {list(self.weight.shape)}",
         )
         return self.x.rows, self.x.cols
 

@@ -40,7 +40,7 @@ class Weight(Protocol):
         """These output rows: of the last dimension but one, or of the only one."""
 
     def columns(self, begin: int, end: int) -> Weight:
-        """The columns [begin, end) of every row. Raises ValueError for a border that is no multiple of the step."""
+        """The columns [begin, end) of every row. Raises ValueError for a border that is not a multiple of the step."""
 
     def joined(self, parts: Sequence[Any], axis: int | None) -> Weight:
         """For `stack` and `concat`, which have checked `parts`: along an axis, or (None) a new one before all."""

@@ -35,7 +35,7 @@ class Float8Weight:
 
     def __post_init__(self) -> None:
         if self.data.ndim < 2:
-            raise ValueError(f"{self.type_name} data of shape {list(self.data.shape)} is no matrix")
+            raise ValueError(f"{self.type_name} data of shape {list(self.data.shape)} is not a matrix")
         *lead, rows, columns = self.data.shape
         f = self.format
         wanted = (*lead, -(-rows // (f.block_rows or rows)), -(-columns // (f.block_columns or columns)))

@@ -50,7 +50,9 @@ class GroupedWeight:
     def __post_init__(self) -> None:
         width = self.shape[-1]
         if self.codes.shape[-1] * 8 != width * self.format.bits or width % (self.format.group or width):
-            raise ValueError(f"a row of {self.codes.shape[-1]} bytes is no whole number of groups of {self.type_name}")
+            raise ValueError(
+                f"a row of {self.codes.shape[-1]} bytes is not a whole number of groups of {self.type_name}"
+            )
         wanted = (*self.codes.shape[:-1], width // (self.format.group or width))
         for name, array in (("scales", self.scales), ("zeros", self.zeros), ("minima", self.minima)):
             if array is not None and array.shape != wanted:

@@ -87,7 +87,7 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
             _compile(schema)
     except _SchemaError as error:
         raise UsageError(
-            f"{param} is no usable JSON schema: {error}", param=param, code="invalid_json_schema"
+            f"{param} is not a usable JSON schema: {error}", param=param, code="invalid_json_schema"
         ) from None
 
 
@@ -301,7 +301,7 @@ def _check_exact(value: object, place: str) -> None:
     if isinstance(value, float) and not math.isfinite(value):
         raise _SchemaError(place, "is not a finite number")
     if isinstance(value, int) and abs(value) > MAX_EXACT_NUMBER:
-        raise _SchemaError(place, f"is {_shown(value)}; integers beyond 2^53 cannot be told apart")
+        raise _SchemaError(place, f"is {_shown(value)}; integers beyond 2^53 cannot be distinguished")
 
 
 def _check_strings(value: object, place: str) -> None:

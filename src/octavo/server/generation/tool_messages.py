@@ -40,7 +40,7 @@ def for_plain_template(
     Raises ValueError if `tool_format` needs a template with tools.
     """
     if tool_format.system_prompt is None or tool_format.write_call is None:
-        raise ValueError(f"the tool format {tool_format.name} needs a template that knows tools")
+        raise ValueError(f"the tool format {tool_format.name} needs a template with tools")
     converted: list[TemplateMessage] = []
     follows_result = False
     for message in messages:

@@ -24,7 +24,7 @@ def configured_keys(config: ServerConfig) -> list[str]:
         except OSError as error:
             raise UsageError(f"--api-key-file {config.api_key_file}: {error.strerror or error}") from None
         except UnicodeDecodeError:
-            raise UsageError(f"--api-key-file {config.api_key_file} is no text; write one key a line") from None
+            raise UsageError(f"--api-key-file {config.api_key_file} is not text; write one key per line") from None
         from_file = [line.strip() for line in lines if line.strip()]
         if not from_file:
             raise UsageError(f"--api-key-file {config.api_key_file} holds no key; write one a line")

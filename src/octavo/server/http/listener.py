@@ -85,7 +85,7 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
         if key is None:
             text = "no certificate chain with its private key, both in PEM; a key in a file of its own is --ssl-keyfile"
         else:
-            text = f"no certificate chain in PEM, or {key} is no private key in PEM without a password"
+            text = f"no certificate chain in PEM, or {key} is not a private key in PEM without a password"
         raise UsageError(f"--ssl-certfile {certificate}: {text}") from None
     return context
 

@@ -23,7 +23,7 @@ class RouteTable:
         self._public = frozenset(public)
         for route in routes:
             if not isinstance(route, Route):
-                raise TypeError(f"{route!r} is no plain route, so nobody knows who may call it")
+                raise TypeError(f"{route!r} is not a plain route, so its access rules are unknown")
             if "{" in route.path:
                 self._patterns.append((route.path_regex, route.path))
             else:

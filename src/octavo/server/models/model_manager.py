@@ -272,7 +272,7 @@ class ModelManager:
         try:
             async with self._switching:
                 if not residency.num_users:
-                    raise _NotWantedError("all who wanted the model have left")
+                    raise _NotWantedError("all requests for the model were cancelled")
                 residency.num_bytes = await self._loader.estimate_bytes(entry.spec)
                 await self._make_room(residency, entry.spec)
                 began = time.monotonic()

@@ -146,7 +146,7 @@ def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]
         f"{prefix}:request_success", "Finished choices.", labels=[*_MODEL_LABELS, "finished_reason"]
     )
     cancelled = CounterMetricFamily(
-        f"{prefix}:requests_cancelled", "Requests that nobody wanted any more.", labels=[*_MODEL_LABELS, "phase"]
+        f"{prefix}:requests_cancelled", "Requests that were cancelled.", labels=[*_MODEL_LABELS, "phase"]
     )
     for model_name, stats in models.items():
         for source, of_stats in _PROMPT_SOURCES:
