@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from octavo.errors import UsageError
+from octavo.server.errors import refuse
 from octavo.server.generation.spec import NamedTool, ToolChoice
 from octavo.server.http.json_body import Text, format_path, quote
 from octavo.server.protocols.conversation import chat_call, chat_tool, check_call_arguments
@@ -28,7 +29,7 @@ _OWN_VARIABLES = frozenset(
 
 
 class ContentPart(NullIsAbsent):
-    """A part of a message's content. Only text is supported; other fields are allowed, to name the type in errors."""
+    """A part of the content. Only text is supported; other fields are allowed, to name the type in the error."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
 
@@ -112,8 +113,8 @@ def chat_tools(tools: Sequence[Tool] | None) -> list[dict[str, Any]]:
     """The tools for `ChatSpec.tools`. `json_schema.check_tools` checks their schemas and names."""
     for i, tool in enumerate(tools or ()):
         if tool.type != "function":
-            message = f"tools[{i}].type is {quote(tool.type)}; only functions are supported"
-            raise UsageError(message, param=f"tools[{i}].type", code="unsupported_value")
+            reason = f"is {quote(tool.type)}; only functions are supported"
+            raise refuse(f"tools[{i}].type", reason, "unsupported_value")
     return [chat_tool(**tool.function.model_dump()) for tool in tools or ()]
 
 
@@ -139,11 +140,10 @@ class TemplateFields(NullIsAbsent):
         """The arguments for the template. Raises UsageError for what the server itself sets or cannot continue."""
         arguments = dict(self.chat_template_kwargs or {})
         if wrong := sorted(_OWN_VARIABLES & arguments.keys()):
-            message = f"chat_template_kwargs cannot hold {wrong[0]}, because the server sets it"
-            raise UsageError(message, param="chat_template_kwargs", code="invalid_value")
+            raise refuse("chat_template_kwargs", f"cannot hold {wrong[0]}, because the server sets it", "invalid_value")
         if self.continue_final_message and (self.add_generation_prompt or messages[-1].role != "assistant"):
-            message = "continue_final_message needs an assistant message at the end, and no add_generation_prompt"
-            raise UsageError(message, param="continue_final_message", code="invalid_value")
+            reason = "needs an assistant message at the end, and no add_generation_prompt"
+            raise refuse("continue_final_message", reason, "invalid_value")
         for name in ("add_generation_prompt", "continue_final_message"):
             if getattr(self, name) is not None:
                 arguments[name] = getattr(self, name)
@@ -152,15 +152,14 @@ class TemplateFields(NullIsAbsent):
 
 def _check_role(message: Message, where: str) -> None:
     if message.role not in ROLES:
-        text = f"{where}.role must be one of {', '.join(ROLES)}, not {quote(message.role)}"
-        raise UsageError(text, param=f"{where}.role", code="invalid_value")
+        raise refuse(f"{where}.role", f"must be one of {', '.join(ROLES)}, not {quote(message.role)}", "invalid_value")
     for name in ("tool_calls", "refusal", "reasoning_content", "reasoning"):
         if getattr(message, name) and message.role != "assistant":
-            text = f"{where}.{name} belongs to messages of the assistant, not of the {message.role}"
-            raise UsageError(text, param=f"{where}.{name}", code="invalid_value")
+            reason = f"belongs to messages of the assistant, not of the {message.role}"
+            raise refuse(f"{where}.{name}", reason, "invalid_value")
     if message.tool_call_id is not None and message.role != "tool":
-        text = f"{where}.tool_call_id belongs to messages of a tool, not of the {message.role}"
-        raise UsageError(text, param=f"{where}.tool_call_id", code="invalid_value")
+        reason = f"belongs to messages of a tool, not of the {message.role}"
+        raise refuse(f"{where}.tool_call_id", reason, "invalid_value")
 
 
 def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
@@ -173,11 +172,10 @@ def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
     if not known_calls:
         text = f"{where} is a tool's result, but no message of the assistant before it has tool_calls"
         raise UsageError(text, param=f"{where}.role", code="invalid_value")
-    name = f"{where}.tool_call_id"
     if message.tool_call_id is None:
-        raise UsageError(f"{name} is required in a tool's message", param=name, code="missing_required_parameter")
+        raise refuse(f"{where}.tool_call_id", "is required in a tool's message", "missing_required_parameter")
     if message.tool_call_id not in known_calls:
-        raise UsageError(f"{name} names no call in an earlier message", param=name, code="invalid_value")
+        raise refuse(f"{where}.tool_call_id", "names no call in an earlier message", "invalid_value")
 
 
 def _convert(message: Message, where: str) -> dict[str, Any]:
@@ -200,12 +198,11 @@ def _content(message: Message, where: str) -> str | list[dict[str, str]] | None:
     if content is None and message.role == "assistant" and (message.tool_calls or message.refusal):
         return message.refusal
     if content is None:
-        name = f"{where}.content"
-        raise UsageError(f"{name} is required", param=name, code="missing_required_parameter")
+        raise refuse(f"{where}.content", "is required", "missing_required_parameter")
     if isinstance(content, str):
         return content
     if not content:
-        raise UsageError(f"{where}.content is an empty list", param=f"{where}.content", code="empty_array")
+        raise refuse(f"{where}.content", "is an empty list", "empty_array")
     return [_text_part(part, where, j) for j, part in enumerate(content)]
 
 
@@ -221,7 +218,6 @@ def _text_part(part: ContentPart, where: str, position: int) -> dict[str, str]:
             raise UsageError(f"{wrong} is not a parameter of text", param=wrong, code="unsupported_parameter")
         return {"type": "text", "text": text}
     if part.type in _OTHER_PARTS:
-        text = f"{name}.type is {part.type}; this model reads text only"
-        raise UsageError(text, param=f"{name}.type", code="unsupported_value")
+        raise refuse(f"{name}.type", f"is {part.type}; this model reads text only", "unsupported_value")
     text = f"{name} has the unknown type {quote(part.type)}; parts of content are of type text"
     raise UsageError(text, param=f"{where}.content", code="invalid_value")

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from octavo.errors import UsageError
 from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
+from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_tool_choice, check_tools
 from octavo.server.generation.spec import ChatSpec, read_options
 from octavo.server.generation.thinking import effort_arguments
@@ -49,9 +50,9 @@ def to_chat_spec(body: ChatCompletionRequest, tenant: str) -> ChatSpec:
     """The request to a model, apart from `reasoning_effort`. Raises UsageError for what cannot be honoured."""
     params = _sampling_params(body)
     if body.top_logprobs is not None and not body.logprobs:
-        raise UsageError("top_logprobs needs logprobs: true", param="top_logprobs", code="invalid_value")
+        raise refuse("top_logprobs", "needs logprobs: true", "invalid_value")
     if body.prompt_logprobs is not None and body.stream:
-        raise UsageError("prompt_logprobs needs stream: false", param="prompt_logprobs", code="invalid_value")
+        raise refuse("prompt_logprobs", "needs stream: false", "invalid_value")
     arguments = body.template_arguments(body.messages)
     limit, side = body.truncation()
     messages, tools = chat_messages(body.messages), chat_tools(body.tools)
@@ -85,8 +86,8 @@ def with_effort(spec: ChatSpec, body: ChatCompletionRequest, model: ServedModel)
 def _sampling_params(body: ChatCompletionRequest) -> SamplingParams | BeamSearchParams:
     limit, other = body.max_tokens, body.max_completion_tokens
     if limit is not None and other is not None and limit != other:
-        message = f"max_tokens is {limit} and max_completion_tokens is {other}; give one of them"
-        raise UsageError(message, param="max_tokens", code="invalid_value")
+        reason = f"is {limit} and max_completion_tokens is {other}; give one of them"
+        raise refuse("max_tokens", reason, "invalid_value")
     try:
         return body.sampling_params(other if limit is None else limit, body.num_top_logprobs)
     except UsageError as error:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from octavo.errors import UsageError
 from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, BeamSearchParams, SamplingParams
+from octavo.server.errors import refuse
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextSpec, read_options
 from octavo.server.http.json_body import Int, Text
@@ -76,12 +77,12 @@ def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise UsageError("prompt is an empty list; give at least one", param="prompt", code="empty_array")
+        raise refuse("prompt", "is an empty list; give at least one", "empty_array")
     if _is_token_id(prompt[0]):
         return [_token_ids(prompt)]
     if len(prompt) > MAX_PROMPTS:
-        message = f"prompt has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed; send several requests"
-        raise UsageError(message, param="prompt", code="array_above_max_length")
+        reason = f"has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed; send several requests"
+        raise refuse("prompt", reason, "array_above_max_length")
     if all(isinstance(item, str) for item in prompt):
         return prompt
     if all(isinstance(item, list) for item in prompt):
@@ -108,15 +109,15 @@ def _check(body: CompletionRequest) -> None:
     if body.best_of is not None:
         count = 1 if body.n is None else body.n
         if body.best_of < count:
-            raise UsageError(f"best_of is {body.best_of}, less than n {count}", param="best_of", code="invalid_value")
+            raise refuse("best_of", f"is {body.best_of}, less than n {count}", "invalid_value")
         if body.best_of > 1 and body.stream:
-            raise UsageError("best_of cannot be streamed; use n", param="best_of", code="invalid_value")
+            raise refuse("best_of", "cannot be streamed; use n", "invalid_value")
         if body.best_of > count:
-            message = f"best_of is {body.best_of}, more than n {count}: choosing among answers is not supported"
-            raise UsageError(message, param="best_of", code="unsupported_value")
+            reason = f"is {body.best_of}, more than n {count}: choosing among answers is not supported"
+            raise refuse("best_of", reason, "unsupported_value")
     if body.prompt_logprobs is not None and (body.stream or body.echoes_logprobs):
-        message = "prompt_logprobs needs stream: false, and cannot be combined with echo and logprobs"
-        raise UsageError(message, param="prompt_logprobs", code="invalid_value")
+        reason = "needs stream: false, and cannot be combined with echo and logprobs"
+        raise refuse("prompt_logprobs", reason, "invalid_value")
 
 
 def _sampling_params(body: CompletionRequest) -> SamplingParams | BeamSearchParams:

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema, check_tool_choice
@@ -110,8 +109,8 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
     """The request to a model. Raises UsageError for what cannot be honoured."""
     thinking = body.thinking
     if isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= body.max_tokens:
-        message = "thinking.budget_tokens must be below max_tokens, which bounds thinking and answer together"
-        raise UsageError(message, param="thinking.budget_tokens", code="integer_above_max_value")
+        reason = "must be below max_tokens, which bounds thinking and answer together"
+        raise refuse("thinking.budget_tokens", reason, "integer_above_max_value")
     params = SamplingParams(
         max_tokens=body.max_tokens,
         temperature=1.0 if body.temperature is None else body.temperature,

@@ -198,8 +198,8 @@ def _refuse_unsupported(body: ResponsesRequest) -> None:
             raise refuse(f"include[{i}]", f"is {name[:64]!r}; only {LOGPROBS!r} can be included")
     for key, value in (body.metadata or {}).items():
         if len(key) > 64 or len(value) > 512:
-            message = "metadata has a key of more than 64 or a value of more than 512 characters"
-            raise UsageError(message, param="metadata", code="string_above_max_length")
+            reason = "has a key of more than 64 or a value of more than 512 characters"
+            raise refuse("metadata", reason, "string_above_max_length")
 
 
 def _tool_choice(body: ResponsesRequest) -> ToolChoice:

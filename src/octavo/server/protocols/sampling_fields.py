@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
 from pydantic import ConfigDict, Field, create_model, model_validator
 
@@ -42,22 +42,12 @@ _LOGIT_BIAS_SCHEMA: dict[str, Any] = {
 }
 
 
-def _within(low: int, high: int | None = None, *, above: bool = False) -> Any:
-    """A range for the OpenAPI document only. `SamplingParams` checks the values, for all interfaces."""
-    limits: dict[str, Any] = {"exclusiveMinimum" if above else "minimum": low}
-    return Field(json_schema_extra=limits if high is None else {**limits, "maximum": high})
+def _limits(**limits: Any) -> Any:
+    """Limits for the OpenAPI document only. `SamplingParams` checks the values, for all interfaces."""
+    return Field(json_schema_extra=limits)
 
 
-def _text() -> Any:
-    """As `_within`, for a string."""
-    return Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})
-
-
-def _items(limit: int) -> Any:
-    """As `_within`, for the length of a list."""
-    return Field(json_schema_extra={"maxItems": limit})
-
-
+_String: TypeAlias = Annotated[Text, _limits(minLength=1, maxLength=MAX_STRING_CHARS)]
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
 
 
@@ -160,30 +150,30 @@ class SamplingFields(OptionFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    n: Annotated[Int, _within(1, MAX_CHOICES)] | None = None
-    temperature: Annotated[Number, _within(0, 2)] | None = None
-    top_p: Annotated[Number, _within(0, 1, above=True)] | None = None
-    top_k: Annotated[Int, _within(-1)] | None = None
-    min_p: Annotated[Number, _within(0, 1)] | None = None
-    typical_p: Annotated[Number, _within(0, 1, above=True)] | None = None
-    repetition_penalty: Annotated[Number, _within(0, 10, above=True)] | None = None
-    presence_penalty: Annotated[Number, _within(-2, 2)] | None = None
-    frequency_penalty: Annotated[Number, _within(-2, 2)] | None = None
+    n: Annotated[Int, _limits(minimum=1, maximum=MAX_CHOICES)] | None = None
+    temperature: Annotated[Number, _limits(minimum=0, maximum=2)] | None = None
+    top_p: Annotated[Number, _limits(exclusiveMinimum=0, maximum=1)] | None = None
+    top_k: Annotated[Int, _limits(minimum=-1)] | None = None
+    min_p: Annotated[Number, _limits(minimum=0, maximum=1)] | None = None
+    typical_p: Annotated[Number, _limits(exclusiveMinimum=0, maximum=1)] | None = None
+    repetition_penalty: Annotated[Number, _limits(exclusiveMinimum=0, maximum=10)] | None = None
+    presence_penalty: Annotated[Number, _limits(minimum=-2, maximum=2)] | None = None
+    frequency_penalty: Annotated[Number, _limits(minimum=-2, maximum=2)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(json_schema_extra=_LOGIT_BIAS_SCHEMA)] | None = None
-    seed: Annotated[Int, _within(-(2**63), 2**64 - 1)] | None = None
-    stop: Annotated[Text, _text()] | Annotated[list[Annotated[Text, _text()]], _items(MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[Annotated[Int, _within(0)]], _items(MAX_LIST_ITEMS)] | None = None
+    seed: Annotated[Int, _limits(minimum=-(2**63), maximum=2**64 - 1)] | None = None
+    stop: _String | Annotated[list[_String], _limits(maxItems=MAX_STOP_STRINGS)] | None = None
+    stop_token_ids: Annotated[list[Annotated[Int, _limits(minimum=0)]], _limits(maxItems=MAX_LIST_ITEMS)] | None = None
     include_stop_str_in_output: bool | None = None
-    bad_words: Annotated[list[Annotated[Text, _text()]], _items(MAX_LIST_ITEMS)] | None = None
-    allowed_token_ids: list[Annotated[Int, _within(0)]] | None = None
+    bad_words: Annotated[list[_String], _limits(maxItems=MAX_LIST_ITEMS)] | None = None
+    allowed_token_ids: list[Annotated[Int, _limits(minimum=0)]] | None = None
     ignore_eos: bool | None = None
-    min_tokens: Annotated[Int, _within(0)] | None = None
-    max_tokens: Annotated[Int, _within(0)] | None = None
+    min_tokens: Annotated[Int, _limits(minimum=0)] | None = None
+    max_tokens: Annotated[Int, _limits(minimum=0)] | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[Int, _within(0, MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[Int, _limits(minimum=0, maximum=MAX_LOGPROBS)] | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[Number, _within(-10, 10)] | None = None
+    length_penalty: Annotated[Number, _limits(minimum=-10, maximum=10)] | None = None
     early_stopping: bool | Literal["never"] | None = None
 
     response_format: ResponseFormat | None = None
@@ -193,7 +183,7 @@ class SamplingFields(OptionFields):
     guided_choice: list[Text] | None = None
     guided_grammar: Text | None = None
 
-    truncate_prompt_tokens: Annotated[Int, _within(-1)] | None = None
+    truncate_prompt_tokens: Annotated[Int, _limits(minimum=-1)] | None = None
     truncation_side: Literal["left", "middle"] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
@@ -208,7 +198,7 @@ class SamplingFields(OptionFields):
     @model_validator(mode="after")
     def _check_values(self) -> SamplingFields:
         if self.stream_options is not None and not self.stream:
-            raise UsageError("stream_options needs stream: true", param="stream_options", code="invalid_value")
+            raise refuse("stream_options", "needs stream: true", "invalid_value")
         for name, is_refused in (
             ("store: true", self.store),
             ("spaces_between_special_tokens: false", self.spaces_between_special_tokens is False),
@@ -316,8 +306,8 @@ class SamplingFields(OptionFields):
         """The number of tokens that the prompt may keep, and the side where it is cut."""
         limit = self.truncate_prompt_tokens
         if limit is not None and (limit < -1 or limit == 0):
-            message = f"truncate_prompt_tokens is {limit}; it must be at least 1, or -1 for as many as fit"
-            raise UsageError(message, param="truncate_prompt_tokens", code="integer_below_min_value")
+            reason = f"is {limit}; it must be at least 1, or -1 for as many as fit"
+            raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
         if self.truncation_side is not None and limit is None:
             raise UsageError("truncation_side needs truncate_prompt_tokens", param="truncation_side")
         return limit, self.truncation_side or "left"
