@@ -19,7 +19,6 @@ from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.http.api_keys import ApiKeys, configured_keys
-from octavo.server.http.disconnect import OpenRequests
 from octavo.server.http.guard import HEALTH_PATHS, Guard, RequestCounter
 from octavo.server.http.openapi import describe, render_page
 from octavo.server.http.route_table import RouteTable
@@ -48,7 +47,7 @@ def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: Reques
     """An application with these endpoint modules. count: called with every answer."""
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive
-    app.state.open_requests = OpenRequests()
+    app.state.open_requests = set()
     public: set[str] = set() if config.protect_health else set(HEALTH_PATHS)
     for module in modules:
         # One flat list: the guard must know every route that there is.

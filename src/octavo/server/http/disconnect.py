@@ -26,27 +26,10 @@ def shutting_down() -> ApiError:
     return ApiError(503, message, code="server_shutting_down", headers={"Retry-After": "10"})
 
 
-class OpenRequests:
-    """The running requests, each with a function that ends it early."""
-
-    def __init__(self) -> None:
-        self._ends: set[EndRequest] = set()
-
-    def add(self, end: EndRequest) -> None:
-        self._ends.add(end)
-
-    def discard(self, end: EndRequest) -> None:
-        self._ends.discard(end)
-
-    def end_all(self, error: ApiError) -> None:
-        """Ends every answer with this error, as its status or as the last event of a stream."""
-        for end in tuple(self._ends):
-            end(error)
-
-
-def open_requests_of(request: Request) -> OpenRequests:
-    """The open requests of the application; without any, its requests are never ended early."""
-    return getattr(request.app.state, "open_requests", None) or OpenRequests()
+def open_requests_of(request: Request) -> set[EndRequest]:
+    """The callbacks that end the application's open requests early. A test's application may have none."""
+    found: set[EndRequest] = getattr(request.app.state, "open_requests", set())
+    return found
 
 
 async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:

@@ -111,43 +111,37 @@ class Guard:
     async def _read_body(self, pending: _Body, receive: Receive) -> bytes:
         """Reads the whole body. Raises ApiError 408, 413, 415 or 503."""
         _check_type(pending.content_type, pending.encoding)
-        if pending.length > self._config.max_body_bytes:
-            raise self._too_large()
-        body = await self._receive_all(receive)
-        pending.is_pending = False
-        return body
-
-    async def _receive_all(self, receive: Receive) -> bytes:
+        config = self._config
+        limit = config.max_body_bytes
+        too_large = ApiError(413, f"the body is larger than {limit} bytes", code="request_too_large", headers=_CLOSE)
+        if pending.length > limit:
+            raise too_large
         chunks: list[bytes] = []
         size = 0
-        deadline = anyio.current_time() + self._config.request_timeout
+        deadline = anyio.current_time() + config.request_timeout
         try:
             while True:
-                until = min(anyio.current_time() + self._config.body_timeout, deadline)
+                until = min(anyio.current_time() + config.body_timeout, deadline)
                 with anyio.CancelScope(deadline=until) as cancel_scope:
                     message = await receive()
                 if cancel_scope.cancelled_caught:
-                    text = "the body did not arrive in time"
-                    raise ApiError(408, text, code="request_timeout", headers=_CLOSE)
+                    raise ApiError(408, "the body did not arrive in time", code="request_timeout", headers=_CLOSE)
                 if message["type"] == "http.disconnect":
                     raise ClientGoneError
                 chunk = message.get("body", b"")
                 size += len(chunk)
                 self._num_buffered += len(chunk)
                 chunks.append(chunk)
-                if size > self._config.max_body_bytes:
-                    raise self._too_large()
-                if self._num_buffered > NUM_BUFFERED_BODIES * self._config.max_body_bytes:
+                if size > limit:
+                    raise too_large
+                if self._num_buffered > NUM_BUFFERED_BODIES * limit:
                     text = "too many requests are being read at once"
                     raise ApiError(503, text, code="server_overloaded", headers={"Retry-After": "1"})
                 if not message.get("more_body", False):
-                    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+                    pending.is_pending = False
+                    return b"".join(chunks)
         finally:
             self._num_buffered -= size
-
-    def _too_large(self) -> ApiError:
-        message = f"the body is larger than {self._config.max_body_bytes} bytes"
-        return ApiError(413, message, code="request_too_large", headers=_CLOSE)
 
 
 @dataclass(slots=True)

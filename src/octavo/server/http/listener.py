@@ -240,7 +240,8 @@ async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool])
 
 
 async def _end_requests(app: FastAPI, server: WebServer) -> None:
-    app.state.open_requests.end_all(shutting_down())
+    for end in tuple(app.state.open_requests):
+        end(shutting_down())  # as the status of the answer, or as the last event of its stream
     time = asyncio.get_running_loop().time
     until = time() + _END_S
     while server.server_state.tasks and time() < until:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
-from octavo.server.generation.json_schema import check_tools
 
 
 class Conversation:
@@ -58,15 +56,3 @@ def check_call_arguments(arguments: str, param: str) -> None:
         value = None
     if not isinstance(value, dict):
         raise UsageError(f"{param} must be the text of a JSON object", param=param, code="invalid_value")
-
-
-def check_own_tools(tools: Sequence[dict[str, Any]], names: Mapping[str, str]) -> None:
-    """As `check_tools`, for a protocol whose tools have the members of `function` themselves, some by other names."""
-    try:
-        check_tools(tools)
-    except UsageError as error:
-        message, param = str(error), error.param or "tools"
-        for name in ("name", "description", "parameters", "strict"):
-            own = names.get(name, name)
-            message, param = (text.replace(f".function.{name}", f".{own}") for text in (message, param))
-        raise UsageError(message, param=param, code=error.code) from None

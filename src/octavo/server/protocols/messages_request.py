@@ -9,20 +9,20 @@ from pydantic import Field
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
-from octavo.server.generation.json_schema import check_schema, check_tool_choice
+from octavo.server.generation.json_schema import check_schema, check_tool_choice, check_tools
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_options
 from octavo.server.generation.thinking import effort_arguments, switch_arguments
 from octavo.server.http.json_body import Int, Number, Text
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.conversation import chat_tool, check_own_tools
+from octavo.server.protocols.conversation import chat_tool
 from octavo.server.protocols.messages_input import CacheControl, Message, TextContent, continues, to_messages
 from octavo.server.protocols.protocol_fields import ByType
-from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
+from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields, given
 
 MAX_MESSAGES = 4096
 MIN_THINKING_BUDGET = 1
 
-FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format"}
+FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format", "parameters": "input_schema"}
 
 
 class Tool(NullIsAbsent):
@@ -112,10 +112,7 @@ def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> Chat
         reason = "must be below max_tokens, which bounds thinking and answer together"
         raise refuse("thinking.budget_tokens", reason, "integer_above_max_value")
     params = SamplingParams(
-        max_tokens=body.max_tokens,
-        temperature=1.0 if body.temperature is None else body.temperature,
-        top_p=1.0 if body.top_p is None else body.top_p,
-        top_k=0 if body.top_k is None else body.top_k,
+        **given(body, "max_tokens", "temperature", "top_p", "top_k"),
         stop=body.stop_sequences or (),
         structured_outputs=_structured(body.output_config),
     )
@@ -128,7 +125,7 @@ def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, param
         chat_tool(name=tool.name, description=tool.description, parameters=tool.input_schema, strict=tool.strict)
         for tool in body.tools or ()
     ]
-    check_own_tools(tools, {"parameters": "input_schema"})
+    check_tools(tools)
     choice = _tool_choice(body)
     check_tool_choice(choice, tools)
     messages = to_messages(body.messages, body.system)

@@ -23,6 +23,7 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+_TOOL_MEMBER = re.compile(r"(tools\[\d+\])\.function\.(\w+)")
 _TGI_TYPES = {503: "overloaded", 500: "generation", 504: "generation"}
 
 
@@ -72,15 +73,19 @@ def protocol_route(spoken: Dialect, field_names: Mapping[str, str]) -> type[Json
 
 def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
     """The error in terms of the protocol's own fields."""
-    message = str(error)
+
+    def rename_member(match: re.Match[str]) -> str:
+        """Tools of these protocols have the members of `function` themselves."""
+        return f"{match[1]}.{names.get(match[2], match[2])}"
+
+    message = _TOOL_MEMBER.sub(rename_member, str(error))
     for name, own in names.items():
         # A name without an underscore is an English word too, except at the beginning of a message. Behind a dot it is
         # part of one of the protocol's own names.
         message = re.sub(rf"(?<![\w.]){name}\b" if "_" in name else rf"^{name}\b", own, message)
     param = error.param
     if param is not None:
+        param = _TOOL_MEMBER.sub(rename_member, param)
         head = re.split(r"[.\[]", param, maxsplit=1)[0]
         param = names.get(head, head) + param[len(head) :]
-        # Tools of these protocols have the members of `function` themselves.
-        param = re.sub(r"^(tools\[\d+\])\.function\.", r"\1.", param)
     return UsageError(message, param=param, code=error.code)

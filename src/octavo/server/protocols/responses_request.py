@@ -9,15 +9,15 @@ from pydantic import Field
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
-from octavo.server.generation.json_schema import check_schema, check_tool_choice
+from octavo.server.generation.json_schema import check_schema, check_tool_choice, check_tools
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_options
 from octavo.server.generation.thinking import effort_arguments
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.conversation import chat_tool, check_own_tools
+from octavo.server.protocols.conversation import chat_tool
 from octavo.server.protocols.protocol_fields import ByType
 from octavo.server.protocols.responses_input import InputItem, to_messages
-from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
+from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields, given
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -145,15 +145,14 @@ def to_chat_spec(body: ResponsesRequest, model: ServedModel, tenant: str) -> Cha
     """The request to a model. Raises UsageError for what cannot be honoured."""
     _refuse_unsupported(body)
     tools, choice = body.chat_tools, _tool_choice(body)
-    check_own_tools(tools, {})
+    check_tools(tools)
     check_tool_choice(choice, tools)
     arguments: dict[str, Any] = {}
     if body.reasoning is not None and body.reasoning.effort is not None:
         arguments = effort_arguments(model.tokenizer.chat_template, body.reasoning.effort, "reasoning.effort")
     return ChatSpec(
         params=SamplingParams(
-            temperature=1.0 if body.temperature is None else body.temperature,
-            top_p=1.0 if body.top_p is None else body.top_p,
+            **given(body, "temperature", "top_p"),
             max_tokens=body.max_output_tokens,
             logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
             structured_outputs=_structured(body.text),

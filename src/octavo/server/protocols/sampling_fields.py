@@ -51,6 +51,11 @@ _String: TypeAlias = Annotated[Text, _limits(minLength=1, maxLength=MAX_STRING_C
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
 
 
+def given(body: object, *names: str) -> dict[str, Any]:
+    """The fields with these names that are not None."""
+    return {name: value for name in names if (value := getattr(body, name)) is not None}
+
+
 class NullIsAbsent(RequestModel):
     """A request whose unknown fields may be null, because clients send back objects with every field they know."""
 
@@ -238,7 +243,7 @@ class SamplingFields(OptionFields):
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) is not None:
                 raise UsageError(f"{name} needs use_beam_search: true", param=name, code="invalid_value")
-        arguments = {name: getattr(self, name) for name in _PLAIN_FIELDS if getattr(self, name) is not None}
+        arguments = given(self, *_PLAIN_FIELDS)
         if self.logit_bias is not None:
             arguments["logit_bias"] = {_token_id(key): value for key, value in self.logit_bias.items()}
         return SamplingParams(

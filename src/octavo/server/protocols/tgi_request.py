@@ -12,7 +12,7 @@ from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import TextSpec, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text, quote
-from octavo.server.protocols.sampling_fields import OptionFields
+from octavo.server.protocols.sampling_fields import OptionFields, given
 
 DEFAULT_MAX_NEW_TOKENS = 100
 
@@ -94,42 +94,46 @@ def to_text_spec(body: GenerateRequest, tenant: str) -> TextSpec:
     )
 
 
-def _refuse_unsupported(given: Parameters, stream: bool) -> None:
+def _refuse_unsupported(wanted: Parameters, stream: bool) -> None:
     other, low = "unsupported_value", "integer_below_min_value"
-    lonely_tokens = given.top_n_tokens and not (stream or given.has_details)
+    lonely_tokens = wanted.top_n_tokens and not (stream or wanted.has_details)
     greedy = "must be above 0; leave it and do_sample out for the most likely token"
     for name, is_wrong, code, reason in (
+        ("best_of", wanted.best_of not in (None, 1), other, f"is {quote(wanted.best_of)}; it can only be 1"),
+        ("watermark", wanted.watermark, other, "is not supported; leave it out"),
         (
-            "best_of",
-            given.best_of not in (None, 1),
+            "adapter_id",
+            wanted.adapter_id is not None,
             other,
-            f"is {quote(given.best_of)}; it can only be 1",
+            "names an adapter, and this server has none; leave it out",
         ),
-        ("watermark", given.watermark, other, "is not supported; leave it out"),
-        ("adapter_id", given.adapter_id is not None, other, "names an adapter, and this server has none; leave it out"),
-        ("decoder_input_details", given.decoder_input_details and stream, other, "needs stream: false"),
+        ("decoder_input_details", wanted.decoder_input_details and stream, other, "needs stream: false"),
         ("top_n_tokens", lonely_tokens, "invalid_value", "needs details: true, or a stream"),
-        ("temperature", given.temperature == 0, "decimal_below_min_value", greedy),
-        ("top_k", given.top_k is not None and given.top_k < 1, low, "must be at least 1; leave it out for all tokens"),
+        ("temperature", wanted.temperature == 0, "decimal_below_min_value", greedy),
+        (
+            "top_k",
+            wanted.top_k is not None and wanted.top_k < 1,
+            low,
+            "must be at least 1; leave it out for all tokens",
+        ),
     ):
         if is_wrong:
             raise refuse(f"parameters.{name}", reason, code)
 
 
-def _sampling_params(given: Parameters, stream: bool) -> SamplingParams:
-    copied = ("top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "stop")
-    seed = given.seed
-    if seed is None and given.samples:
+def _sampling_params(parameters: Parameters, stream: bool) -> SamplingParams:
+    seed = parameters.seed
+    if seed is None and parameters.samples:
         seed = secrets.randbits(63)  # it is reported, so that the answer can be reproduced
     return SamplingParams(
-        **{name: value for name in copied if (value := getattr(given, name)) is not None},
-        temperature=(1.0 if given.temperature is None else given.temperature) if given.samples else 0.0,
+        **given(parameters, "top_k", "top_p", "typical_p", "repetition_penalty", "frequency_penalty", "stop"),
+        temperature=(1.0 if parameters.temperature is None else parameters.temperature) if parameters.samples else 0.0,
         seed=seed,
-        max_tokens=DEFAULT_MAX_NEW_TOKENS if given.max_new_tokens is None else given.max_new_tokens,
+        max_tokens=DEFAULT_MAX_NEW_TOKENS if parameters.max_new_tokens is None else parameters.max_new_tokens,
         include_stop_str_in_output=True,
-        logprobs=(given.top_n_tokens or 0) if stream or given.has_details else None,
-        prompt_logprobs=0 if given.decoder_input_details else None,
-        structured_outputs=None if given.grammar is None else _structured(given.grammar),
+        logprobs=(parameters.top_n_tokens or 0) if stream or parameters.has_details else None,
+        prompt_logprobs=0 if parameters.decoder_input_details else None,
+        structured_outputs=None if parameters.grammar is None else _structured(parameters.grammar),
     )
 
 
