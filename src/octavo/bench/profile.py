@@ -104,11 +104,12 @@ def profile(
         if not isinstance(executor, ProfiledExecutor):
             raise UsageError("only the cpu backend can be profiled; leave --backend out")
         limits = loaded.engine.limits
-        blocks = -(-longest // limits.block_size) * len(executor.cache_sizes.layout.groups)
-        if longest > limits.max_model_len or blocks * max([1, *rows]) > limits.num_blocks:
+        num_blocks = limits.num_blocks // len(executor.cache_sizes.layout.groups)  # blocks of each group
+        blocks = -(-longest // limits.block_size)
+        if longest > limits.max_model_len or blocks * max([1, *rows]) > num_blocks:
             raise UsageError(
                 f"{max([1, *rows])} sequences of {longest} tokens do not fit the context of {limits.max_model_len} "
-                f"and the cache of {limits.num_blocks * limits.block_size} tokens"
+                f"and the cache of {num_blocks * limits.block_size} tokens"
             )
         stepper = _Stepper(executor, limits.block_size, limits.vocab_size)
         steps = []

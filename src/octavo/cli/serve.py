@@ -87,11 +87,10 @@ class _Report:
     def ready(self, model: ServedModel) -> None:
         self._is_ready = True
         info = model.info
-        num_tokens = info.kv_cache_bytes // max(info.kv_bytes_per_token, 1)
         _say(f"  {'ready':<10} {time.monotonic() - self._began:6.2f} s  {self._url}")
         _say(
-            f"context: {info.max_model_len:,} tokens per request, {num_tokens:,} tokens of cache shared by up to "
-            f"{info.max_num_seqs} sequences"
+            f"context: {info.max_model_len:,} tokens per request, {info.num_cache_tokens:,} tokens of cache shared by "
+            f"up to {info.max_num_seqs} sequences"
         )
         _say(
             f"memory: weights {size(info.weight_bytes)}, cache {size(info.kv_cache_bytes)} of {info.kv_dtype}, "

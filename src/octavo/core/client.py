@@ -46,6 +46,11 @@ class ModelInfo:
     num_threads: int
     load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
 
+    @property
+    def num_cache_tokens(self) -> int:
+        """Tokens that fit in the cache if none of them leaves a window."""
+        return self.kv_cache_bytes // max(self.kv_bytes_per_token, 1)
+
 
 class AnswerStream(Protocol):
     """The answer to one request: `RequestOutput`s with the new part each; the last one is `finished`.

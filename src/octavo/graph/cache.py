@@ -86,7 +86,7 @@ class CacheLayout:
         return sum(group.max_blocks(num_tokens, block_size, max_step_tokens) for group in self.groups)
 
     def max_tokens(self, num_blocks: int, block_size: int, max_step_tokens: int, limit: int) -> int:
-        """The longest sequence that so many blocks hold, in whole blocks and not much above `limit`."""
+        """The longest sequence of up to `limit` tokens, rounded up to whole blocks, that so many blocks hold."""
         low, high = 0, -(-limit // block_size) + 1
         while low + 1 < high:
             middle = (low + high) // 2
@@ -133,9 +133,9 @@ class CacheSizes:
     block_token_bytes: int
 
     def block_bytes(self, block_size: int) -> int:
-        """Of a block of so many tokens; at least 1, as if something were kept."""
+        """A block of so many tokens, at least 1."""
         return max(self.block_token_bytes, 1) * block_size
 
     def sequence_bytes(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """Of the blocks that a sequence holds at once, at most."""
+        """The blocks that a sequence holds at once, at most."""
         return self.layout.max_blocks(num_tokens, block_size, max_step_tokens) * self.block_bytes(block_size)

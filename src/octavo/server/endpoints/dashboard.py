@@ -55,7 +55,7 @@ def _model(model: ModelStatus, stats: ModelStats, figures: EngineFigures) -> dic
         "max_num_seqs": info.max_num_seqs if info is not None else 0,
         "num_used_blocks": figures.current.num_used_blocks,
         "num_blocks": figures.current.num_blocks,
-        "block_size": info.block_size if info is not None else 0,
+        "num_cache_tokens": info.num_cache_tokens if info is not None else 0,
         "num_restarts": figures.num_restarts,
         "resident_bytes": figures.resident_bytes,
         "num_prompt_tokens": stats.num_prompt_tokens,

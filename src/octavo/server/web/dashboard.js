@@ -78,7 +78,7 @@ function draw(now, model) {
   ]);
   charts.tokens.push(now, [rate("num_generated_tokens"), rate("num_prompt_tokens")]);
   const used = model.num_blocks ? (100 * model.num_used_blocks) / model.num_blocks : 0;
-  const numTokens = number.format(model.num_blocks * model.block_size);
+  const numTokens = number.format(model.num_cache_tokens);
   charts.cache.push(now, [used], [String(Math.round(used)), model.num_blocks ? `% of ${numTokens} tokens` : "%"]);
   for (const [chart, name] of [
     [charts.firstToken, "time_to_first_token"],
