@@ -13,12 +13,11 @@
 //   triples   2 x 3 x 64 bytes: the i-th 64 bytes of chunk c have quad 4c+i in their low six bits (i = 0, 1, 2) and
 //             bits 2i and 2i+1 of quad 4c+3 above them
 //   bytes     8 x 64 bytes, signed
-// Bits a code decide: 2 pairs, 3 pairs and bits, 4 nibbles, 5 nibbles and bits, 6 triples, 8 bytes.
+// Codes of 2 bits have pairs, of 3 bits pairs and bits, of 4 nibbles, of 5 nibbles and bits, of 6 triples, of 8 bytes.
+// A header holds arrays of 16 columns: the scale (32 bytes, e8m0: 16), the minimum (32 bytes), then 16 bytes for the
+// scale of each unit or half unit and 16 bytes for the minimum of each unit. Traits say which of them exist.
 //
-// A header has one array of 16 columns after the other: the scale (f16: 32 bytes, e8m0: 16), the minimum (32 bytes),
-// 16 bytes for the scale of each unit or half unit, 16 bytes for the minimum of each unit.
-//
-// A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share the same compiled kernels.
+// A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share their compiled kernels.
 #pragma once
 
 #include <cstddef>
@@ -38,18 +37,18 @@ enum class Codes : uint8_t {
     byte_table,    // w = table[u], signed bytes
 };
 
-// Scales, that w is multiplied by. Half a unit has 16 k.
+// Factors of w. Half a unit is 16 k.
 enum class Scales : uint8_t {
     none,
     f16,          // of a super-block
-    e8m0,         // 2^(e - 128) of a super-block: half the scale, as tables have their values doubled
+    e8m0,         // 2^(e - 128) of a super-block; the code table holds doubled values
     u8_per_unit,  // f16 of a super-block times a byte of each unit
     i8_per_unit,
     u4_per_half_unit,  // f16 of a super-block times the low nibble of a byte of each half unit
     i8_per_half_unit,
 };
 
-// Minimums, that are added.
+// Minimums: added to the scaled w.
 enum class Mins : uint8_t {
     none,
     f16,               // of a super-block
