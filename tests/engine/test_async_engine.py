@@ -74,7 +74,7 @@ def test_an_aborted_request_gets_a_last_output(engine: AsyncEngine) -> None:
 
 def test_a_failing_executor_reaches_every_waiting_caller_and_all_later_ones() -> None:
     inner = fake_engine()
-    executor = inner._model_runner.executor
+    executor = inner.executor
     assert isinstance(executor, FakeExecutor)
     executor.fails_at_step = 4
     engine = AsyncEngine(inner)
@@ -129,7 +129,7 @@ def test_a_request_that_cannot_be_sampled_fails_alone(engine: AsyncEngine) -> No
 def test_who_asks_on_at_once_is_in_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of 0.1 s beside a long answer; short ones follow each other."""
     core = fake_engine(num_blocks=256)
-    executor = core._model_runner.executor
+    executor = core.executor
     compute = executor.compute
     rows: list[int] = []
 

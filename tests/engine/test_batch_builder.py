@@ -29,12 +29,12 @@ def engine() -> Engine:
     engine = fake_engine(max_num_batched_tokens=16, enable_prefix_caching=False)
     recorder = Recorder()
     recorder.allocate_cache(64, 4)
-    engine._model_runner.executor = recorder
+    engine.executor = recorder
     return engine
 
 
 def batches(engine: Engine) -> list[Batch]:
-    executor = engine._model_runner.executor
+    executor = engine.executor
     assert isinstance(executor, Recorder)
     return executor.batches
 

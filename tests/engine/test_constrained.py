@@ -189,7 +189,7 @@ def test_unconstrained_steps_have_no_mask_and_others_keep_their_answers() -> Non
     engine.add_request(create_request(engine, "free", [5], free))
     engine.step()
     schedule = engine.scheduler.schedule()
-    batch = engine._model_runner.build(schedule)
+    batch = engine._batch_builder.build(schedule)
     assert batch.sampling is not None
     assert batch.sampling.allowed_mask is None
 

@@ -32,7 +32,7 @@ def answer(engine: Engine, drafts: list[int] | None = None, seed: int = 0, param
 
 
 def num_steps(engine: Engine) -> int:
-    executor = engine._model_runner.executor
+    executor = engine.executor
     assert isinstance(executor, FakeExecutor)
     return executor.num_steps
 

@@ -371,7 +371,7 @@ def test_waste_of_the_paged_cache_is_small_on_a_mixed_load(record_property: Call
 
 def test_the_executor_sees_each_step_once_and_no_token_twice() -> None:
     engine = fake_engine(max_num_batched_tokens=64)
-    executor = engine._model_runner.executor
+    executor = engine.executor
     assert isinstance(executor, FakeExecutor)
     last(list(range(2, 42)), engine, max_tokens=5, ignore_eos=True, n=2, seed=1)
     assert executor.num_steps == 5

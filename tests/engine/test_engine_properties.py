@@ -114,7 +114,7 @@ class EngineMachine(RuleBasedStateMachine):
         )
         if budget_seed is not None:
             self.engine.scheduler.step_budget = AnyBudget(budget_seed)
-        executor = self.engine._model_runner.executor
+        executor = self.engine.executor
         assert isinstance(executor, FakeExecutor)
         self.executor = executor
         executor.is_deferred = is_overlapped

@@ -16,7 +16,7 @@ from tests.support.fake_executor import FakeExecutor, fake_engine
 def use_fake_model(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeExecutor:
     """From now on every model is the fake one; returns its executor. options: those of `fake_engine`."""
     engine = fake_engine(**options)
-    executor = cast(FakeExecutor, engine._model_runner.executor)
+    executor = cast(FakeExecutor, engine.executor)
 
     def load(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
         if progress is not None:

@@ -12,10 +12,8 @@ from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.kv_cache import KVCacheManager
-from octavo.engine.lookahead import PreparedStep, prepare
 from octavo.engine.meter import Meter
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.model_runner import ModelRunner
 from octavo.engine.publisher import Publisher
 from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowUse
 from octavo.engine.request_factory import RequestFactory
@@ -90,6 +88,7 @@ class Engine:
     """
 
     def __init__(self, executor: Executor, tokenizer: Tokenizer, limits: EngineLimits) -> None:
+        self.executor = executor
         self.limits = limits
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
@@ -108,22 +107,15 @@ class Engine:
             step_budget=StepBudget(limits.max_itl_s) if limits.max_itl_s else None,
         )
         max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
-        self._model_runner = ModelRunner(
-            executor,
-            BatchBuilder(
-                self.scheduler.num_rows,
-                max_blocks_per_seq,
-                limits.block_size,
-                limits.vocab_size,
-                len(layout.groups),
-            ),
+        self._batch_builder = BatchBuilder(
+            self.scheduler.num_rows, max_blocks_per_seq, limits.block_size, limits.vocab_size, len(layout.groups)
         )
         self._meter = Meter(self.metrics, self.scheduler)
-        self._factory = RequestFactory(tokenizer, limits, self.metrics)
+        self._factory = RequestFactory(tokenizer, limits, self.scheduler.kv_cache, self.metrics)
         self._publisher = Publisher(tokenizer, self.scheduler, self._meter)
         self._requests: dict[str, Request] = {}
         self._in_flight: _InFlight | None = None
-        self._prepared: PreparedStep | None = None
+        self._prepared: tuple[Schedule, Batch] | None = None  # the step after the one in flight, but for its tokens
         self._ended: _Ended | None = None
         self._news = _News()
 
@@ -138,10 +130,7 @@ class Engine:
 
         Raises UsageError with the numbers if it is invalid or could never fit.
         """
-        request = self._factory.create(request_id, generation)
-        self.scheduler.check_fits(request)
-        self._factory.start_grammars(request)
-        return request
+        return self._factory.create(request_id, generation)
 
     def prepare_structured_outputs(self) -> None:
         """Prepares the first structured output, which takes half a second. Thread-safe.
@@ -191,21 +180,21 @@ class Engine:
         """Hands the next step, if there is one, to the executor, and takes the tokens of the last one."""
         started_at = time.perf_counter()
         prepared, self._prepared = self._prepared, None
-        if prepared is not None and self._fits(prepared):
-            self._submit(prepared.schedule, prepared.batch, started_at)
+        if prepared is not None and self._complete(*prepared):
+            self._submit(*prepared, started_at)
             self._take()
             return
         self._take()
         schedule = self.scheduler.schedule()
         if schedule.scheduled:
-            self._submit(schedule, self._model_runner.build(schedule), started_at)
+            self._submit(schedule, self._batch_builder.build(schedule), started_at)
         elif self._requests and not (self._news.accepted or self._news.failures):
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def prepare(self) -> None:
         """Prepares the step after the one in flight, if its sequences are certain to continue."""
-        if self._in_flight is not None:
-            self._prepared = prepare(self._in_flight.schedule, self.scheduler, self._model_runner)
+        schedule = self.scheduler.schedule_ahead(self._in_flight.schedule) if self._in_flight is not None else None
+        self._prepared = None if schedule is None else (schedule, self._batch_builder.build(schedule))
 
     def finish(self) -> float:
         """Waits for the step in flight; `start` or `publish` take its tokens. Returns its seconds."""
@@ -232,14 +221,18 @@ class Engine:
         return outputs
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
-        self._in_flight = _InFlight(schedule, self._model_runner.submit(batch), started_at)
+        self._in_flight = _InFlight(schedule, self.executor.submit(batch), started_at)
 
-    def _fits(self, prepared: PreparedStep) -> bool:
-        """True if the prepared step is the next one: no request was added or ended, and no token ends its sequence."""
-        ended = self._ended
-        if ended is None or isinstance(ended.result, SamplingError) or self.scheduler.has_waiting:
+    def _complete(self, schedule: Schedule, batch: Batch) -> bool:
+        """Puts the tokens of the step before into a prepared one.
+
+        False: that is not the next step, because a request has come or gone or a token ends its sequence.
+        """
+        if self._ended is None or isinstance(self._ended.result, SamplingError) or self.scheduler.has_waiting:
             return False
-        return prepared.complete(ended.result)
+        batch.token_ids = self._ended.result.token_ids
+        pairs = zip(schedule.scheduled, batch.token_ids.tolist(), strict=True)
+        return not any(token_id in sequence.request.end_token_ids for sequence, token_id in pairs)
 
     def _take(self) -> None:
         """Takes the tokens of the finished step, if not yet done."""

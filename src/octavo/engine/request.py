@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from octavo.errors import OctavoError
 from octavo.generation_request import Params, RequestOptions
@@ -14,6 +14,7 @@ from octavo.outputs import Logprob, RequestMetrics
 if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
     from octavo.engine.constrained import GrammarState
+    from octavo.engine.scheduler import Scheduler
     from octavo.engine.text_stream import TextStream
 
 
@@ -44,7 +45,7 @@ class RowKind(enum.Enum):
     HIDDEN = "hidden"  # the last hidden state
 
 
-class RowConsumer(Protocol):
+class RowConsumer:
     """A use of the rows of a request's sequences: logits or hidden states, one row per computed token.
 
     Each consumer of a group wants a range of tokens; together they want the tokens up to the last.
@@ -53,19 +54,23 @@ class RowConsumer(Protocol):
     kind: ClassVar[RowKind]
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        """Positions [start, end) of the tokens whose rows are wanted next; none of them may come from the cache."""
+        """Positions [start, end) of the tokens whose rows are wanted next; none of them may come from the cache.
 
-    def num_logprobs(self, request: Request) -> int:
-        """The number of most likely tokens reported beside the token of a row; -1: no log-probabilities at all."""
-
-    def goes_on(self, sequence: Sequence) -> bool:
-        """True if the next step is known in advance: it computes the row's token, unless that ends the text."""
-
-    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Any) -> int:
-        """Takes the rows of a step, each use with the index of its first row. Returns the number of accepted tokens.
-
-        scheduler: the `Scheduler`, for consumers that end or replace sequences.
+        As for most consumers: the row that gives the next token.
         """
+        return len(sequence.token_ids) - 1, len(sequence.token_ids)
+
+    def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
+        """The number of most likely tokens reported beside the token of a row; -1: no log-probabilities at all."""
+        return -1
+
+    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
+        """True if the next step is known in advance: it computes the row's token, unless that ends the text."""
+        return False
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
+        """Takes the rows of a step, each use with the index of its first row. Returns the number of accepted tokens."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
-"""Checks of a request that need the model: its tokens and its length."""
+"""Checks of a request that need the model or its cache: its tokens and its length."""
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Sequence
 
+from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.request import Request
 from octavo.errors import UsageError
 from octavo.generation_request import Params
 from octavo.sampling_params import SamplingParams
@@ -61,6 +63,29 @@ def check_params(params: Params, vocab_size: int, room: int) -> None:
         )
     for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
         _check_range(name, getattr(sampling, name) or (), vocab_size)
+
+
+def check_fits(request: Request, cache: KVCacheManager, max_num_seqs: int) -> None:
+    """Raises UsageError with the arithmetic if the request could not run even alone."""
+    seats = request.num_seats
+    if seats > max_num_seqs:
+        raise UsageError(
+            f"beam_width is {seats}, but only {max_num_seqs} sequences run at once; lower it or raise max_num_seqs",
+            param="beam_width",
+            code="integer_above_max_value",
+        )
+    # The last token of an answer is never computed, and beams share the full blocks of their prompt.
+    shared = cache.num_shared_blocks(request.num_prompt_tokens) if seats > 1 else 0
+    needed = shared + seats * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
+    if needed > cache.pool.num_blocks:
+        raise UsageError(
+            f"a request of {request.num_prompt_tokens} prompt tokens and up to "
+            f"{request.max_total_tokens - request.num_prompt_tokens} new ones in {seats} sequence(s) needs "
+            f"{needed} cache blocks of {cache.block_size} tokens; the cache has {cache.pool.num_blocks}. "
+            f"Lower max_tokens{' or beam_width' if seats > 1 else ''}, or give the cache more memory",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
 
 
 def find_bad_words(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[tuple[int, ...], ...]:

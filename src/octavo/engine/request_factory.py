@@ -9,9 +9,10 @@ import time
 from typing import TYPE_CHECKING
 
 from octavo.engine.beam_search import BeamSearch
+from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request, RequestTimes, RowConsumer, Sequence, SequenceGroup, derive_seed
-from octavo.engine.request_checks import check_params, check_prompt, find_bad_words
+from octavo.engine.request_checks import check_fits, check_params, check_prompt, find_bad_words
 from octavo.engine.row_consumers import BeamSampler, Pooler, PromptLogprobs, TokenSampler
 from octavo.engine.text_stream import TextStream
 from octavo.generation_request import GenerationRequest, PoolingParams
@@ -26,16 +27,19 @@ if TYPE_CHECKING:
 class RequestFactory:
     """Creates the requests of one engine. Thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: EngineLimits, metrics: EngineMetrics) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, limits: EngineLimits, kv_cache: KVCacheManager, metrics: EngineMetrics
+    ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self._kv_cache = kv_cache
         self._metrics = metrics
         self._arrivals = itertools.count()
         self._grammar_lock = threading.Lock()
         self._grammar_compiler: GrammarCompiler | None = None
 
     def create(self, request_id: str, generation: GenerationRequest) -> Request:
-        """A checked request with its sequences. Raises UsageError with the numbers if it is invalid."""
+        """See `Engine.create_request`."""
         limits, params, options = self._limits, generation.params, generation.options
         num_tokens = min(limits.vocab_size, self._tokenizer.vocab_size)  # either may be padded
         longest = limits.max_model_len
@@ -66,17 +70,14 @@ class RequestFactory:
             bad_words_ids=find_bad_words(params.sampling, self._tokenizer, num_tokens),
             times=RequestTimes(arrival=time.perf_counter()),
         )
+        check_fits(request, self._kv_cache, limits.max_num_seqs)
         self._create_groups(request, max_tokens)
-        return request
-
-    def start_grammars(self, request: Request) -> None:
-        """Compiles the constraint on the answers, if there is one. Raises UsageError if it cannot be enforced."""
-        outputs = request.params.structured_outputs
-        if outputs is not None:
-            grammar = self._grammars().compile(outputs)
+        if params.structured_outputs is not None:
+            grammar = self._grammars().compile(params.structured_outputs)
             self._metrics.grammar_cache_bytes = self._grammars().cached_bytes
             for sequence in request.sequences:
                 sequence.grammar = grammar.start()
+        return request
 
     def prepare_structured_outputs(self) -> None:
         """See `Engine.prepare_structured_outputs`."""

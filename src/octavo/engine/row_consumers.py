@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.engine.beam_search import BeamSearch, Candidate
-from octavo.engine.request import FinishReason, Request, RequestStatus, RowKind, RowUse, Sequence
+from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowKind, RowUse, Sequence
 from octavo.errors import NumericalError
 from octavo.generation_request import Pooling
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from octavo.engine.scheduler import Scheduler
 
 
-class TokenSampler:
+class TokenSampler(RowConsumer):
     """Appends the tokens that the rows of a sequence give."""
 
-    kind: ClassVar[RowKind] = RowKind.SAMPLE
+    kind = RowKind.SAMPLE
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
         known = len(sequence.token_ids)
@@ -79,24 +79,17 @@ def append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
     return FinishReason.LENGTH if len(sequence.token_ids) >= request.max_total_tokens else None
 
 
-class BeamSampler:
+class BeamSampler(RowConsumer):
     """Advances a beam search: the best candidates replace the old beams."""
 
-    kind: ClassVar[RowKind] = RowKind.SAMPLE
+    kind = RowKind.SAMPLE
 
     def __init__(self, search: BeamSearch) -> None:
         self.search = search
 
-    def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        known = len(sequence.token_ids)
-        return known - 1, known
-
     def num_logprobs(self, request: Request) -> int:
         """The number of candidates per beam, enough to remain when those that end the text are removed."""
         return request.num_seats + len(request.eos_token_ids)
-
-    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
-        return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
         parents = [use.sequence for use, _ in uses]
@@ -131,10 +124,10 @@ class BeamSampler:
         return results
 
 
-class PromptLogprobs:
+class PromptLogprobs(RowConsumer):
     """Collects the log-probabilities of the prompt's tokens."""
 
-    kind: ClassVar[RowKind] = RowKind.LOGPROB
+    kind = RowKind.LOGPROB
 
     def __init__(self) -> None:
         self._num_taken = 0
@@ -145,9 +138,6 @@ class PromptLogprobs:
     def num_logprobs(self, request: Request) -> int:
         return request.params.prompt_logprobs or 0
 
-    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
-        return False
-
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:  # noqa: ARG002
         for use, row in uses:
             use.sequence.request.prompt_logprob_rows += [(output, row + i) for i in range(use.count)]
@@ -155,10 +145,10 @@ class PromptLogprobs:
         return 0
 
 
-class Pooler:
+class Pooler(RowConsumer):
     """Pools the hidden states of a prompt to one vector, [hidden_size]."""
 
-    kind: ClassVar[RowKind] = RowKind.HIDDEN
+    kind = RowKind.HIDDEN
 
     def __init__(self, pooling: Pooling) -> None:
         self._pools_all = pooling == "mean"
@@ -168,12 +158,6 @@ class Pooler:
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
         num_tokens = len(sequence.token_ids)
         return (self._num_taken if self._pools_all else num_tokens - 1), num_tokens
-
-    def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
-        return -1
-
-    def goes_on(self, sequence: Sequence) -> bool:  # noqa: ARG002
-        return False
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
         assert output.hidden_states is not None

@@ -18,7 +18,6 @@ from octavo.engine.request import Request, RequestStatus, RowKind, RowUse, Seque
 from octavo.engine.schedule import Schedule, ScheduledSequence
 from octavo.engine.service_queue import ServiceQueue
 from octavo.engine.step_budget import StepBudget
-from octavo.errors import UsageError
 
 
 class Scheduler:
@@ -85,34 +84,10 @@ class Scheduler:
     # --- requests come and go ---
 
     def add(self, request: Request) -> None:
-        """Queues a request that has passed `check_fits`."""
+        """Queues a request that fits, see `request_checks`."""
         first, *others = request.groups
         request.pending_groups = others
         self._queue(first).wait(first)
-
-    def check_fits(self, request: Request) -> None:
-        """Raises UsageError with the arithmetic if the request could not run even alone."""
-        seats = request.num_seats
-        if seats > self.max_num_seqs:
-            raise UsageError(
-                f"beam_width is {seats}, but only {self.max_num_seqs} sequences run at once; "
-                f"lower it or raise max_num_seqs",
-                param="beam_width",
-                code="integer_above_max_value",
-            )
-        # The last token of an answer is never computed, and beams share the full blocks of their prompt.
-        cache, size = self.kv_cache, self.kv_cache.block_size
-        shared = cache.num_shared_blocks(request.num_prompt_tokens) if seats > 1 else 0
-        needed = shared + seats * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
-        if needed > self.kv_cache.pool.num_blocks:
-            raise UsageError(
-                f"a request of {request.num_prompt_tokens} prompt tokens and up to "
-                f"{request.max_total_tokens - request.num_prompt_tokens} new ones in {seats} sequence(s) needs "
-                f"{needed} cache blocks of {size} tokens; the cache has {self.kv_cache.pool.num_blocks}. "
-                f"Lower max_tokens{' or beam_width' if seats > 1 else ''}, or give the cache more memory",
-                param="max_tokens",
-                code="context_length_exceeded",
-            )
 
     def finish(self, group: SequenceGroup) -> None:
         """Ends a group in any state. A step in flight may still write to its blocks, so schedule only after it."""
