@@ -1,4 +1,4 @@
-// What the parts of the Python module share.
+// Helpers that the parts of the Python module share.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// Which instruction sets this machine has, and the kernels of each.
+// The instruction sets of this machine, and the kernels of each.
 #pragma once
 
 #include <string>
@@ -32,7 +32,7 @@ const KernelEntry* find_kernel(const std::string& name, Isa level);
 // All operations that have a kernel.
 std::vector<std::string> kernel_names();
 
-// Whether kernels of this level use AMX tiles.
+// True if kernels of this level use AMX tiles.
 bool uses_tiles(Isa isa);
 
 // AMX: eight tiles of 16 rows x 64 bytes for the calling thread, and back to none so that the operating

@@ -1,4 +1,4 @@
-// What a kernel is: one function an operation, compiled once per instruction set.
+// The interface of a kernel: one function per operation, compiled once per instruction set.
 //
 // A kernel file defines `static void name(const Args&, const Step&, Worker&)` in an unnamed namespace
 // and registers it with OCTAVO_KERNEL(name, signature). Every worker of the pool calls it at the same time

@@ -1,4 +1,4 @@
-// How weight matrices lie in memory for the linear kernels. One geometry on every instruction set.
+// The memory layout of weight matrices for the linear kernels. One geometry on every instruction set.
 //
 // A matrix [n, k] (n output features) is cut into panels of 16 output columns; a panel is one sequential stream
 // over k. The last panel is padded with columns whose scales are zero.
@@ -153,7 +153,7 @@ constexpr int header_bytes(const PanelTraits& t) { return byte_mins_at(t) + PANE
 constexpr int unit_bytes(const PanelTraits& t) { return PANEL_COLS * UNIT_K * t.bits / 8; }
 constexpr int block_bytes(const PanelTraits& t) { return header_bytes(t) + PANEL_COLS * t.block_k * t.bits / 8; }
 
-// What the kernels can compute: their planes, and 16-bit sums that do not overflow (linear_avx2.h, linear_neon.h).
+// The traits that kernels support: their planes, and 16-bit sums without overflow (linear_avx2.h, linear_neon.h).
 constexpr bool is_computable(const WeightType& type) {
     const PanelTraits& t = type.traits;
     if (is_dense(t)) return t.block_k == 1 && t.scales == Scales::none && t.mins == Mins::none;

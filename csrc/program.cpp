@@ -291,7 +291,7 @@ void Program::poison(const Record& record) const {
     if (out.data) std::memset(out.data, 0xff, sizeof(float) * out.rows * out.cols);
 }
 
-// What is wrong with the record's output; empty: nothing.
+// The problem of the record's output; empty if there is none.
 std::string Program::check_finite(const Record& record) const {
     const View& out = record.args.output;
     const int64_t size = static_cast<int64_t>(out.rows) * out.cols;

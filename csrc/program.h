@@ -31,7 +31,7 @@ struct ProgramOptions {
     bool checked = false;  // poison outputs, guard memory and look for NaN and infinity after each record (slow)
 };
 
-// What compile.py says of one operation; indices refer to values and weights, -1: absent.
+// One operation as compile.py describes it; indices refer to values and weights, -1: absent.
 struct RecordSpec {
     std::string kernel;
     std::string label;  // for errors and profiles

@@ -1,4 +1,4 @@
-// How rows of logits become tokens, in native code. The meaning is src/octavo/backends/sampling.py.
+// Sampling of tokens from rows of logits. src/octavo/backends/sampling.py defines the results.
 #pragma once
 
 #include <cstddef>

@@ -18,7 +18,7 @@ struct StepLimits {
     int32_t cache_groups = 0;  // groups of layers, each with its own block tables
 };
 
-// What is wrong with the step, naming array, index, value and limit; empty if nothing is.
+// The problem of the step, with array, index, value and limit; empty if there is none.
 // Array lengths have been checked against the counts before.
 std::string check_step(const Step& step, const StepLimits& limits);
 

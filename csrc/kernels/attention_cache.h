@@ -11,7 +11,7 @@ namespace {
 using Half = uint16_t;   // float16
 using Scale = uint16_t;  // bfloat16
 
-// How elements are stored: the type of everything that reads or writes the cache.
+// The stored type of elements, which everything that reads or writes the cache depends on.
 struct HalfCache {
     using Element = Half;
     static constexpr KvType type = KvType::float16;

@@ -1,4 +1,4 @@
-// Who computes what in an attention operation; the three kinds of steps are described in attention.h.
+// The work of each thread in an attention operation; attention.h describes the three kinds of steps.
 #pragma once
 
 #include "attention.h"

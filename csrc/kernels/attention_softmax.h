@@ -9,7 +9,7 @@ namespace {
 
 constexpr float NO_SCORE = -1e30f;  // below every score; finite, so that differences are defined
 
-// What happens to a score q . k (the scale is in q already).
+// The steps that a score q . k goes through (the scale is in q already).
 struct ScoreRule {
     float softcap;   // 0: none
     float slope;     // ALiBi; 0: none

@@ -1,4 +1,4 @@
-// What the packed quantized types mean to the linear kernels, and the one arithmetic that all of them follow.
+// The packed quantized types as the linear kernels read them, and the one arithmetic that all of them follow.
 //
 // For output column n and one row of activations, quantized to int8 a with one scale per unit of 32 k
 //     s_a = max|x| / 127,  a = round to nearest even(x * (127 / max|x|)),  A = s_a * float(sum of a)

@@ -46,7 +46,7 @@ struct Product {
 
 constexpr int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
 
-// What the weights of a product need in common.
+// The requirements that the weights of a product share.
 struct ProductNeeds {
     bool quantized = false, normed_rows = false;
     explicit ProductNeeds(const Product& p) {

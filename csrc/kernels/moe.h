@@ -51,7 +51,7 @@ inline Product plain_product(const Weight* weights, int32_t count, View x, View 
     return {weights, nullptr, count, x, out, nullptr, nullptr, 0.0f, kind, 1.0f, 0.0f};
 }
 
-// What all workers share. `rows` is the largest number an expert can get: all of them.
+// The data that all workers share. `rows` is the largest number an expert can get: all of them.
 struct MoeScratch {
     void* product;
     float* scores;                      // [rows, experts]

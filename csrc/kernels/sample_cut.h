@@ -55,7 +55,7 @@ struct Window {
     void widen_before() { *this = {near - 4 * (far - near), near}; }
 };
 
-// How many tokens have about which x.
+// A histogram of the tokens by x.
 class Histogram {
   public:
     // negligible: tokens of at most this weight may be left out.
@@ -138,7 +138,7 @@ class Histogram {
     float reach_, scale_;
 };
 
-// What a pass finds in front of a window; what lies in it are candidates.
+// The totals of a pass in front of a window; the tokens in it are candidates.
 struct Front {
     double before;  // mass, or tokens
     double inside;
