@@ -80,10 +80,10 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
         reason = f"is {quote(body.dimensions)}, but this model's embeddings have {width}; leave it out"
         raise refuse("dimensions", reason, "unsupported_parameter")
     if body.truncate_prompt_tokens == 0:
-        raise refuse(
-            "truncate_prompt_tokens", "is 0; it must be at least 1, or -1 for as many as fit", "integer_below_min_value"
-        )
-    inputs = _inputs(body.input)
+        reason = "is 0; it must be at least 1, or -1 for as many as fit"
+        raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
+    given: Any = body.input
+    inputs = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
     record = record_of(request)
     record.model = model.name
     ticket = state_of(request).admission.admit(
@@ -100,19 +100,13 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     finally:
         ticket.release()
     data = [
-        {"object": "embedding", "index": i, "embedding": _encode(_normalized(vector), body.encoding_format)}
+        {"object": "embedding", "index": i, "embedding": _encode(vector, body.encoding_format)}
         for i, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
     if body.truncate_prompt_tokens is not None:
         usage["truncated_tokens"] = num_truncated
     return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
-
-
-def _inputs(given: Any) -> list[Any]:
-    """Every text or list of token ids."""
-    is_one = isinstance(given, str) or not given or isinstance(given[0], int)
-    return [given] if is_one else given
 
 
 async def _compute(
@@ -127,14 +121,7 @@ async def _compute(
     return vectors
 
 
-def _normalized(vector: Float32) -> Float32:
-    """The vector scaled to length 1; a zero vector stays zero."""
-    length = float(np.linalg.norm(vector))
-    return vector if length == 0 else (vector / length).astype(np.float32)
-
-
 def _encode(vector: Float32, encoding: str | None) -> list[float] | str:
-    """base64: of the float32s, little endian."""
-    if encoding != "base64":
-        return list(map(float, vector))
-    return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    """The vector scaled to length 1; a zero vector stays zero. base64: of the float32s, little endian."""
+    unit = (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)
+    return base64.b64encode(unit.astype("<f4").tobytes()).decode() if encoding == "base64" else list(map(float, unit))

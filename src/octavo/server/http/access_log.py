@@ -13,6 +13,7 @@ from starlette.requests import Request
 MAX_CLIENT_CHARS = 256
 MAX_LINE_CHARS = 4096
 
+_UNNAMED = ("id", "method", "path", "status")  # fields of the log's line, in front
 _QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/dashboard/data"})
 
 logger = logging.getLogger("octavo.access")
@@ -44,9 +45,8 @@ class AccessRecord:
         level = logging.DEBUG if is_routine else logging.INFO
         if logger.isEnabledFor(level):
             fields = self.fields()
-            words = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _IN_FRONT)
-            front = " ".join(str(fields[name]) for name in _IN_FRONT)
-            logger.log(level, "%s", f"{front} {words}", extra={"fields": fields})
+            words = (str(value) if name in _UNNAMED else f"{name}={value}" for name, value in fields.items())
+            logger.log(level, "%s", " ".join(words), extra={"fields": fields})
 
     def fields(self) -> dict[str, str | int | float]:
         """The known facts by their names in the log."""
@@ -73,9 +73,6 @@ def record_of(request: Request) -> AccessRecord:
     """The record of a request behind the guard; without a guard, a record that is never logged."""
     record: AccessRecord | None = getattr(request.state, "access", None)
     return AccessRecord("", request.method, request.url.path) if record is None else record
-
-
-_IN_FRONT = ("id", "method", "path", "status")
 
 
 def printable(text: str) -> str:

@@ -89,12 +89,13 @@ def sequence(separator: str, parallel: bool) -> str:
     return f"call ({literal(separator)} call)*" if parallel else "call"
 
 
-def free_text(mark: str, with_tokens: str) -> str:
+def free_text(mark: str, token_ids: TokenIds, before: str = "") -> str:
     """Rules of the text around calls: `lead` ends with the mark that begins a call; `tail` contains no mark.
 
-    with_tokens: the mark as `spelled`. A mark that is a token may be written in characters too, with the same meaning.
+    A mark that is a token may be written in characters too, with the same meaning. before: text before that token.
     """
-    token = "" if with_tokens == literal(mark) else f" | TEXT {with_tokens}"
+    with_tokens = spelled(before + mark, token_ids)
+    token = "" if with_tokens == literal(before + mark) else f" | TEXT {with_tokens}"
     rules = [f"lead: marked{token}", f"marked[lazy]: TEXT {literal(mark)}", "tail: TEXT", r"TEXT: /(.|\n)*/"]
     return "\n".join(rules) + "\n"
 

@@ -24,7 +24,7 @@ def _grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
     calls = calls_grammar(tools, around_calls(parallel), lambda name: literal(f"{name}>"), literal(_CLOSE))
-    return calls + free_text(_OPEN, literal(_OPEN))
+    return calls + free_text(_OPEN, {})
 
 
 FORMAT = ToolFormat(

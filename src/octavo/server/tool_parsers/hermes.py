@@ -51,7 +51,7 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     after = spelled(f"}}\n{_CLOSE}", token_ids)
     calls = calls_grammar(tools, around_calls(parallel), lambda name: literal(_before(name)), after)
-    return calls + free_text(_OPEN, spelled(_OPEN, token_ids))
+    return calls + free_text(_OPEN, token_ids)
 
 
 def _system_prompt(tools: Sequence[Tool]) -> str:

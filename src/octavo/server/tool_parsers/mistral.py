@@ -40,7 +40,7 @@ def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     """Nothing may follow the list, because another object there would be a call too."""
     calls = calls_grammar(tools, f"lead {_list(parallel)} | tail", _before, after='"}"')
-    return calls + free_text(MARK, spelled(MARK, token_ids))
+    return calls + free_text(MARK, token_ids)
 
 
 def _list(parallel: bool) -> str:

@@ -21,7 +21,7 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
     calls = f"call ({spelled(MARK, token_ids)} call)*" if parallel else "call"
     start = f"lead {calls} | tail"
     rules = calls_grammar(tools, start, lambda name: spelled(f"{name}{_ARGUMENTS}", token_ids), after="")
-    return rules + free_text(MARK, spelled(MARK, token_ids))
+    return rules + free_text(MARK, token_ids)
 
 
 FORMAT = ToolFormat(

@@ -35,8 +35,7 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
     """The function's tag begins a call, with or without the outer tag."""
     after = f"{literal(FUNCTION_END)} ({spelled(chr(10) + CLOSE, token_ids)})?"
     calls = calls_grammar(tools, around_calls(parallel), lambda name: literal(f"{name}>\n"), after, parameters_value)
-    with_tokens = spelled(f"{OPEN}\n{FUNCTION}", token_ids) if OPEN in token_ids else literal(FUNCTION)
-    return calls + free_text(FUNCTION, with_tokens) + TEXT_RULES
+    return calls + free_text(FUNCTION, token_ids, before=f"{OPEN}\n") + TEXT_RULES
 
 
 FORMAT = ToolFormat(
