@@ -21,12 +21,12 @@ from octavo.loader.stems import renamed
 from octavo.loader.transforms import transformed
 from octavo.loader.weights import Source, Weights
 from octavo.models import Architecture, FileFormat, ModelConfig, WeightTable, weight_table
+from octavo.quantization.packed import DENSE_TYPES
 
 logger = logging.getLogger(__name__)
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
-DENSE_TYPES = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)

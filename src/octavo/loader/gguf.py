@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-
 from octavo.errors import ModelLoadError
-from octavo.loader.gguf_header import GGUFHeader, TensorInfo, read_header
-from octavo.loader.mapped_file import MappedFile, identity_of
-from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
+from octavo.loader.gguf_header import GGUFHeader, read_header
+from octavo.loader.mapped_file import MappedFile
+from octavo.loader.tensor_files import TensorFiles
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight
 
 MAX_PARTS = 1000
 _PART_NAME = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 _NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
 
-class GGUFFile:
+class GGUFFile(TensorFiles):
     """Metadata, tensor directory and weights of a GGUF model.
 
     metadata: values are bool, int, float, str, list[str], or a numpy array for arrays of numbers.
@@ -27,12 +26,9 @@ class GGUFFile:
     """
 
     def __init__(self, files: Mapping[Path, MappedFile], headers: list[GGUFHeader]) -> None:
-        self._files = files
+        super().__init__(files, {name: info for header in headers for name, info in header.tensors.items()})
         self.version = headers[0].version
         self.metadata: Mapping[str, object] = MappingProxyType(dict(headers[0].metadata))
-        self.tensors: Mapping[str, TensorInfo] = MappingProxyType(
-            {name: info for header in headers for name, info in header.tensors.items()}
-        )
 
     @classmethod
     def open(cls, path: Path) -> GGUFFile:
@@ -64,40 +60,10 @@ class GGUFFile:
                 f"{info.file}: offset {info.offset}: tensor {name!r} has type {info.type_name}, "
                 "which is not a type for weights"
             )
-        data = self._files[info.file].array(info.offset, info.nbytes)
-        match info.type_name:
-            case "F32":
-                return DenseWeight(data.view(np.float32).reshape(info.shape))
-            case "F16":
-                return DenseWeight(data.view(np.float16).reshape(info.shape))
-            case "BF16":
-                return DenseWeight(data.view(np.uint16).reshape(info.shape))
-            case block_type:
-                return GGMLWeight(block_type, data, info.shape)
-
-    def release(self, name: str) -> None:
-        """Lets the system reclaim the pages of this tensor, for example once a backend has packed it."""
-        info = self._info(name)
-        self._files[info.file].release(info.offset, info.nbytes)
-
-    def sample(self, name: str) -> bytes:
-        """At most a page from the middle of this tensor."""
-        info = self._info(name)
-        return self._files[info.file].sample(info.offset, info.nbytes)
-
-    def identity(self) -> str | None:
-        """A text that changes whenever the content may have changed; None while the files are too new to tell."""
-        return identity_of(self._files.values())
-
-    def close(self) -> None:
-        """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
-        for file in self._files.values():
-            file.close()
-
-    def _info(self, name: str) -> TensorInfo:
-        if name not in self.tensors:
-            raise ModelLoadError(f"{next(iter(self._files))}: there is no tensor {name!r}")
-        return self.tensors[name]
+        data = self.array(name)
+        if info.type_name in DENSE_TYPES:
+            return DenseWeight.from_bytes(info.type_name, data, info.shape)
+        return GGMLWeight(info.type_name, data, info.shape)
 
 
 def part_names(name: str) -> list[str]:

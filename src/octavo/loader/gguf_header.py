@@ -12,13 +12,13 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
-from pathlib import Path
 from struct import Struct
 
 import numpy as np
 
 from octavo.errors import ModelLoadError
 from octavo.loader.mapped_file import MappedFile
+from octavo.loader.tensor_files import TensorInfo
 from octavo.quantization.ggml import BLOCK_SIZES, GGML_TYPES
 
 logger = logging.getLogger(__name__)
@@ -43,18 +43,6 @@ _NUMBERS = {0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4"
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _SMALLEST_KEY_BYTES = 8 + 1 + 4 + 1
 _SMALLEST_TENSOR_BYTES = 8 + 1 + 4 + 8 + 4 + 8
-
-
-@dataclass(frozen=True, slots=True)
-class TensorInfo:
-    """The type, shape and place of a tensor."""
-
-    name: str
-    type_name: str  # as ggml writes it: `F32`, `Q4_K`
-    shape: tuple[int, ...]  # as numpy writes it: [out_features, in_features]
-    file: Path
-    offset: int  # bytes from the start of the file
-    nbytes: int
 
 
 @dataclass(frozen=True, slots=True)

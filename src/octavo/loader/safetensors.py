@@ -7,18 +7,14 @@ length as 8 bytes, little-endian; the header, a JSON object of tensors; then the
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from types import MappingProxyType
-
-import numpy as np
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import parse_json_object, read_json_object
-from octavo.loader.mapped_file import MappedFile, identity_of
-from octavo.quantization.packed import DenseWeight, Weight
+from octavo.loader.mapped_file import MappedFile
+from octavo.loader.tensor_files import TensorFiles, TensorInfo
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -35,24 +31,8 @@ _BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E
 _BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
 
 
-@dataclass(frozen=True, slots=True)
-class SafetensorsTensor:
-    """The type, shape and place of a tensor."""
-
-    name: str
-    type_name: str  # as safetensors writes it: `F32`, `BF16`, `F8_E4M3`
-    shape: tuple[int, ...]
-    file: Path
-    offset: int  # bytes from the start of the file
-    nbytes: int
-
-
-class SafetensorsModel:
+class SafetensorsModel(TensorFiles):
     """Tensor directory and weights of a safetensors model."""
-
-    def __init__(self, files: Mapping[Path, MappedFile], tensors: Mapping[str, SafetensorsTensor]) -> None:
-        self._files = files
-        self.tensors: Mapping[str, SafetensorsTensor] = MappingProxyType(dict(tensors))
 
     @classmethod
     def open(cls, path: Path) -> SafetensorsModel:
@@ -63,7 +43,7 @@ class SafetensorsModel:
         is_index = path.name.endswith(".index.json")
         shard_of, declared = read_index(path) if is_index else ({}, None)
         files: dict[Path, MappedFile] = {}
-        tensors: dict[str, SafetensorsTensor] = {}
+        tensors: dict[str, TensorInfo] = {}
         try:
             for shard in sorted(set(shard_of.values())) if is_index else [path]:
                 files[shard] = MappedFile(shard)
@@ -90,45 +70,16 @@ class SafetensorsModel:
 
         Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
         """
-        tensor = self._tensor(name)
-        data = self._files[tensor.file].array(tensor.offset, tensor.nbytes)
-        if tensor.offset % 4:
-            data = data.copy()  # only files of careless writers: the format asks for aligned data
-        match tensor.type_name:
-            case "F32":
-                return DenseWeight(data.view(np.float32).reshape(tensor.shape))
-            case "F16":
-                return DenseWeight(data.view(np.float16).reshape(tensor.shape))
-            case "BF16":
-                return DenseWeight(data.view(np.uint16).reshape(tensor.shape))
+        tensor = self._info(name)
+        if tensor.type_name in DENSE_TYPES:
+            data = self.array(name)
+            if tensor.offset % 4:
+                data = data.copy()  # only files of careless writers: the format asks for aligned data
+            return DenseWeight.from_bytes(tensor.type_name, data, tensor.shape)
         raise ModelLoadError(
             f"{tensor.file}: offset {tensor.offset}: tensor {name!r:.80} has type {tensor.type_name}; "
             "F32, F16 and BF16 are supported"
         )
-
-    def release(self, name: str) -> None:
-        """Lets the system reclaim the pages of this tensor, for example once a backend has packed it."""
-        tensor = self._tensor(name)
-        self._files[tensor.file].release(tensor.offset, tensor.nbytes)
-
-    def sample(self, name: str) -> bytes:
-        """At most a page from the middle of this tensor."""
-        tensor = self._tensor(name)
-        return self._files[tensor.file].sample(tensor.offset, tensor.nbytes)
-
-    def identity(self) -> str | None:
-        """A text that changes whenever the content may have changed; None while the files are too new to tell."""
-        return identity_of(self._files.values())
-
-    def close(self) -> None:
-        """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
-        for file in self._files.values():
-            file.close()
-
-    def _tensor(self, name: str) -> SafetensorsTensor:
-        if name not in self.tensors:
-            raise ModelLoadError(f"{next(iter(self._files))}: there is no tensor {name!r:.80}")
-        return self.tensors[name]
 
 
 def read_index(path: Path) -> tuple[dict[str, Path], object]:
@@ -156,7 +107,7 @@ def read_index(path: Path) -> tuple[dict[str, Path], object]:
     return {tensor: shards[name] for tensor, name in weight_map.items()}, total_size
 
 
-def read_header(file: MappedFile) -> dict[str, SafetensorsTensor]:
+def read_header(file: MappedFile) -> dict[str, TensorInfo]:
     """The tensor directory of one file, checked. Raises ModelLoadError naming file, offset and reason."""
     if file.size < 8:
         raise ModelLoadError(f"{file.path}: offset 0: {file.size} bytes, too short for a safetensors file")
@@ -195,7 +146,7 @@ def _check_notes(path: Path, notes: object) -> None:
         raise ModelLoadError(f"{path}: offset 8: __metadata__ must map strings to strings")
 
 
-def _tensor(path: Path, name: str, entry: object, data_start: int) -> SafetensorsTensor:
+def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:
     where = f"{path}: offset 8: tensor {name!r:.80}"
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
         raise ModelLoadError(f"{where} must have exactly dtype, shape and data_offsets")
@@ -213,7 +164,7 @@ def _tensor(path: Path, name: str, entry: object, data_start: int) -> Safetensor
             f"{where} of type {dtype} and shape {shape} takes {-(-bits // 8)} bytes, "
             f"but its data_offsets {offsets} span {end - begin}"
         )
-    return SafetensorsTensor(name, dtype, tuple(shape), path, data_start + begin, end - begin)
+    return TensorInfo(name, dtype, tuple(shape), path, data_start + begin, end - begin)
 
 
 def _is_size(value: object) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
+from octavo.loader.tensor_files import TensorFiles
 from octavo.quantization.packed import Weight
 
 
@@ -25,18 +25,10 @@ class Source:
     steps: str = ""
 
 
-class StoredTensors(Protocol):
-    """An open model file."""
-
-    def release(self, name: str) -> None: ...
-
-    def sample(self, name: str) -> bytes: ...
-
-
 class Weights(Mapping[str, Weight]):
     """The weights by name; every look-up makes the weight again from the mapped file."""
 
-    def __init__(self, sources: Mapping[str, Source], file: StoredTensors) -> None:
+    def __init__(self, sources: Mapping[str, Source], file: TensorFiles) -> None:
         self._sources = sources
         self._file = file
         self.shapes = {name: source.shape for name, source in sources.items()}

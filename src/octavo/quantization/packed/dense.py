@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays, num_bytes
+
+DENSE_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
+    {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+)
+"""Types of plain numbers, and how numpy holds them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +22,11 @@ class DenseWeight:
     """Plain numbers: float32, float16, or bfloat16 kept as its uint16 bits."""
 
     data: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]  # [*shape]
+
+    @classmethod
+    def from_bytes(cls, type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> DenseWeight:
+        """The numbers of one of `DENSE_TYPES` over their bytes, not copied."""
+        return cls(data.view(DENSE_TYPES[type_name]).reshape(shape))
 
     @property
     def shape(self) -> tuple[int, ...]:
