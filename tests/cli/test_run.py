@@ -25,9 +25,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_one_word_is_the_prompt_of_the_default_model(smollm2_path: Path) -> None:
     assert smollm2_path.exists()
-    result = octavo("run", "Why is the sky blue?", "--temperature", "0", "--max-tokens", "12")
+    result = octavo("run", "What is gravity?", "--temperature", "0", "--max-tokens", "12")
     assert result.returncode == 0
-    assert result.stdout.startswith("The answer to this question lies in the intricate")  # as llama.cpp has it
+    # In the reference backend every one of these tokens leads the second by at least 1.5 nats.
+    assert result.stdout.startswith("Gravity is a fundamental concept in physics that describes")
     assert result.stderr == ""
 
 
