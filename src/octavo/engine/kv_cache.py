@@ -34,6 +34,7 @@ class KVCacheManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())
         self.max_step_tokens = max_step_tokens
+        self._has_windows = any(group.window is not None for group in self.layout.groups)
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """The number of entries in a block table for this many tokens."""
@@ -62,7 +63,12 @@ class KVCacheManager:
     def has_room(self, sequence: Sequence) -> bool:
         """True if one more token fits into the last blocks without allocation."""
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
-        return offset > 0 and not any(self.pool.is_shared(table.block_ids[position]) for table in sequence.block_tables)
+        if offset == 0:
+            return False
+        for table in sequence.block_tables:
+            if self.pool.is_shared(table.block_ids[position]):
+                return False
+        return True
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
         """The number of blocks that must be free before `append` to each sequence, copies of shared blocks included."""
@@ -177,6 +183,8 @@ class KVCacheManager:
 
     def free_passed_blocks(self, sequence: Sequence) -> None:
         """Frees the blocks that have left the window of their group, so that no later token sees them."""
+        if not self._has_windows:
+            return
         for group, table in zip(self.layout.groups, sequence.block_tables, strict=True):
             first = group.first_block(sequence.num_computed_tokens, self.block_size)
             for position in range(table.num_passed, first):

@@ -129,11 +129,11 @@ class Scheduler:
             sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
             if item.num_tokens > 1 or not consumer.goes_on(sequence):
                 return None
-            num_tokens = position + 1 - sequence.num_computed_tokens
-            if needed := self.kv_cache.num_blocks_to_append([sequence], [num_tokens]):
-                if needed > pool.num_free_blocks:
+            tables = sequence.block_tables
+            if self.kv_cache.num_blocks_for(position + 1) > tables[0].num_entries:
+                if len(tables) > pool.num_free_blocks:
                     return None
-                self.kv_cache.append(sequence, num_tokens)
+                self.kv_cache.append(sequence, position + 1 - sequence.num_computed_tokens)
             rows = [RowUse(consumer, sequence, position, 1)]
             ahead.scheduled[sequence] = ScheduledSequence(sequence, position, 1, rows)
         return ahead
