@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.core.client import EngineState, EngineStatus
-from octavo.server.models.model_manager import ModelStatus
 from octavo.server.state import ServerState
 
 
@@ -39,7 +38,7 @@ def readiness(state: ServerState) -> Health:
         return Health(False, "draining", "server_shutting_down", "the server is shutting down", 5)
     default = state.models.status(None)
     if default.state == "loading" or not state.models.has_begun:
-        return Health(False, "loading", "model_loading", _loading_reason(default), 2)
+        return Health(False, "loading", "model_loading", f"{default.name} is being loaded", 2)
     if default.model is None or default.state == "unloading":
         # Several models: this one made room for another, and is loaded again when it is asked for.
         return Health(True, "ready")
@@ -67,7 +66,3 @@ def _is_gone(pid: int) -> bool:
     with suppress(OSError, IndexError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in {"Z", "X"}
     return True
-
-
-def _loading_reason(model: ModelStatus) -> str:
-    return f"{model.name} is being loaded"

@@ -5,13 +5,13 @@ Names, labels and units are those of vLLM if it has the same metric, so that its
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias, TypeVar
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-from octavo.core.client import EngineState
+from octavo.core.client import EngineState, ModelInfo
 from octavo.engine.metrics import EngineMetrics, Histogram
 from octavo.server.observability.metric_values import (
     CANCEL_PHASES,
@@ -25,8 +25,10 @@ _MODEL_LABELS = ("model_name", "engine")
 _ENGINE = "0"  # vLLM numbers the replicas of a model; there is one here
 
 
-_Stat: TypeAlias = Callable[[ModelStats], float]
-_MODEL_COUNTERS: tuple[tuple[str, str, _Stat], ...] = (
+T = TypeVar("T")
+# Name, meaning, labels, and the values by those labels.
+_Row: TypeAlias = tuple[str, str, tuple[str, ...], Callable[[T], dict[tuple[str, ...], float]]]
+_MODEL_COUNTERS: tuple[tuple[str, str, Callable[[ModelStats], float]], ...] = (
     ("prompt_tokens", "Prompt tokens of requests that got their first token.", lambda s: s.num_prompt_tokens),
     ("prompt_tokens_cached", "Of these, tokens found in the prefix cache.", lambda s: s.num_cached_tokens),
     ("generation_tokens", "Generated tokens.", lambda s: s.num_generated_tokens),
@@ -71,16 +73,51 @@ def _kv_usage(figures: EngineFigures) -> float:
     return figures.current.num_used_blocks / max(figures.current.num_blocks, 1)
 
 
-# vLLM's reasons and sources. Here nothing but a lack of seats or blocks makes a sequence wait, and the tokens of a
-# prompt are computed or in the cache of the same engine.
-_WAITING: tuple[tuple[str, Callable[[EngineFigures], float]], ...] = (
-    ("capacity", lambda f: f.num_waiting),
-    ("deferred", lambda _: 0),
+# With vLLM's labels. Only a lack of seats or blocks makes a sequence wait here, and the tokens of a prompt are computed
+# or in the cache of the same engine.
+_LABELLED_COUNTERS: tuple[_Row[ModelStats], ...] = (
+    (
+        "prompt_tokens_by_source",
+        "Prompt tokens by where they came from.",
+        ("source",),
+        lambda s: {
+            ("local_compute",): s.num_prompt_tokens - s.num_cached_tokens,
+            ("local_cache_hit",): s.num_cached_tokens,
+            ("external_kv_transfer",): 0,
+        },
+    ),
+    (
+        "request_success",
+        "Finished choices.",
+        ("finished_reason",),
+        lambda s: {(reason,): s.finished[reason] for reason in FINISHED_REASONS},
+    ),
+    (
+        "requests_cancelled",
+        "Requests that were cancelled.",
+        ("phase",),
+        lambda s: {(phase,): s.cancelled[phase] for phase in CANCEL_PHASES},
+    ),
 )
-_PROMPT_SOURCES: tuple[tuple[str, _Stat], ...] = (
-    ("local_compute", lambda s: s.num_prompt_tokens - s.num_cached_tokens),
-    ("local_cache_hit", lambda s: s.num_cached_tokens),
-    ("external_kv_transfer", lambda _: 0),
+_LABELLED_GAUGES: tuple[_Row[EngineFigures], ...] = (
+    (
+        "num_requests_waiting_by_reason",
+        "Why sequences wait.",
+        ("reason",),
+        lambda f: {("capacity",): f.num_waiting, ("deferred",): 0},
+    ),
+    (
+        "engine_state",
+        "1 for the state that the engine is in.",
+        ("state",),
+        lambda f: {(state.value,): f.status is not None and f.status.state is state for state in EngineState},
+    ),
+    (
+        "cache_config_info",
+        "Always 1; the labels say the KV cache's layout.",
+        ("block_size", "num_gpu_blocks", "cache_dtype", "kv_bytes_per_token", "max_model_len", "max_num_seqs"),
+        lambda f: {_cache_layout(f.info): 1} if f.info is not None else {},
+    ),
 )
 _ENGINE_COUNTERS: tuple[tuple[str, str, Callable[[EngineFigures], float]], ...] = (
     (
@@ -134,93 +171,46 @@ def _of_responses(
 
 
 def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]:
-    for name, meaning, counter in _MODEL_COUNTERS:
-        family = CounterMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-        for model_name, stats in models.items():
-            family.add_metric([model_name, _ENGINE], counter(stats))
-        yield family
-    sources = CounterMetricFamily(
-        f"{prefix}:prompt_tokens_by_source", "Prompt tokens by where they came from.", labels=[*_MODEL_LABELS, "source"]
-    )
-    finished = CounterMetricFamily(
-        f"{prefix}:request_success", "Finished choices.", labels=[*_MODEL_LABELS, "finished_reason"]
-    )
-    cancelled = CounterMetricFamily(
-        f"{prefix}:requests_cancelled", "Requests that were cancelled.", labels=[*_MODEL_LABELS, "phase"]
-    )
-    for model_name, stats in models.items():
-        for source, of_stats in _PROMPT_SOURCES:
-            sources.add_metric([model_name, _ENGINE, source], of_stats(stats))
-        for reason in FINISHED_REASONS:
-            finished.add_metric([model_name, _ENGINE, reason], stats.finished[reason])
-        for phase in CANCEL_PHASES:
-            cancelled.add_metric([model_name, _ENGINE, phase], stats.cancelled[phase])
-    yield sources
-    yield finished
-    yield cancelled
+    yield from _families(CounterMetricFamily, prefix, _unlabelled(_MODEL_COUNTERS), models)
+    yield from _families(CounterMetricFamily, prefix, _LABELLED_COUNTERS, models)
 
 
 def _of_engines(prefix: str, engines: dict[str, EngineFigures]) -> Iterator[Metric]:
     loaded = {name: figures for name, figures in engines.items() if figures.status is not None}
-    waiting = GaugeMetricFamily(
-        f"{prefix}:num_requests_waiting_by_reason", "Why sequences wait.", labels=[*_MODEL_LABELS, "reason"]
-    )
-    for model_name, figures in loaded.items():
-        for reason, of_figures in _WAITING:
-            waiting.add_metric([model_name, _ENGINE, reason], of_figures(figures))
-    yield waiting
-    for name, meaning, of_figures in _ENGINE_GAUGES:
-        gauge = GaugeMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-        for model_name, figures in loaded.items():
-            gauge.add_metric([model_name, _ENGINE], of_figures(figures))
-        yield gauge
-    for name, meaning, of_figures in _ENGINE_COUNTERS:
-        counter = CounterMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-        for model_name, figures in engines.items():
-            counter.add_metric([model_name, _ENGINE], of_figures(figures))
-        yield counter
+    yield from _families(GaugeMetricFamily, prefix, _LABELLED_GAUGES, loaded)
+    yield from _families(GaugeMetricFamily, prefix, _unlabelled(_ENGINE_GAUGES), loaded)
+    yield from _families(CounterMetricFamily, prefix, _unlabelled(_ENGINE_COUNTERS), engines)
     for name, meaning, of_metrics in _HISTOGRAMS:
         family = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
         for model_name, figures in engines.items():
             seen = of_metrics(figures.totals)
             family.add_metric([model_name, _ENGINE], _buckets(seen.bounds, seen.counts), seen.total)
         yield family
-    yield _engine_states(prefix, loaded)
-    yield _cache_configuration(prefix, loaded)
 
 
-def _engine_states(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
-    states = GaugeMetricFamily(
-        f"{prefix}:engine_state", "1 for the state that the engine is in.", labels=[*_MODEL_LABELS, "state"]
-    )
-    for model_name, figures in engines.items():
-        for state in EngineState:
-            states.add_metric(
-                [model_name, _ENGINE, state.value], figures.status is not None and figures.status.state is state
-            )
-    return states
+def _families(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], prefix: str, rows: Iterable[_Row[T]], things: Mapping[str, T]
+) -> Iterator[Metric]:
+    """One family a row, with the values of each thing by its model's name."""
+    for name, meaning, labels, values_of in rows:
+        family = kind(f"{prefix}:{name}", meaning, labels=[*_MODEL_LABELS, *labels])
+        for model_name, thing in things.items():
+            for own, value in values_of(thing).items():
+                family.add_metric([model_name, _ENGINE, *own], value)
+        yield family
 
 
-def _cache_configuration(prefix: str, engines: dict[str, EngineFigures]) -> Metric:
-    labels = ["block_size", "num_gpu_blocks", "cache_dtype", "kv_bytes_per_token", "max_model_len", "max_num_seqs"]
-    family = GaugeMetricFamily(
-        f"{prefix}:cache_config_info",
-        "Always 1; the labels say the KV cache's layout.",
-        labels=[*_MODEL_LABELS, *labels],
-    )
-    for model_name, figures in engines.items():
-        info = figures.info
-        if info is not None:
-            sizes = (
-                info.block_size,
-                info.num_blocks,
-                info.kv_dtype,
-                info.kv_bytes_per_token,
-                info.max_model_len,
-                info.max_num_seqs,
-            )
-            family.add_metric([model_name, _ENGINE, *map(str, sizes)], 1)
-    return family
+def _unlabelled(rows: Iterable[tuple[str, str, Callable[[T], float]]]) -> Iterator[_Row[T]]:
+    def alone(value_of: Callable[[T], float]) -> Callable[[T], dict[tuple[str, ...], float]]:
+        return lambda thing: {(): value_of(thing)}
+
+    for name, meaning, value_of in rows:
+        yield name, meaning, (), alone(value_of)
+
+
+def _cache_layout(info: ModelInfo) -> tuple[str, ...]:
+    sizes = (info.block_size, info.num_blocks, info.kv_dtype, info.kv_bytes_per_token)
+    return tuple(map(str, (*sizes, info.max_model_len, info.max_num_seqs)))
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
