@@ -31,13 +31,8 @@ if TYPE_CHECKING:
 
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves `state`, with the routes of every module in `server/endpoints`."""
-
-    def count(route: str | None, method: str, status: int, error_code: str | None) -> None:
-        if state.metrics is not None:
-            state.metrics.http_request(route, method, status, error_code)
-
-    app = build_app(state.config, endpoint_modules(), count)
-    if state.metrics is not None and state.metrics.tracer is not None:
+    app = build_app(state.config, endpoint_modules(), state.metrics.http_request)
+    if state.metrics.tracer is not None:
         app.add_middleware(TraceContext)
     app.state.server = state
     return app

@@ -122,7 +122,7 @@ async def run_server(
             with suppress(asyncio.CancelledError, Exception):
                 await task
         await state.models.close()
-        if state.metrics is not None and state.metrics.tracer is not None:
+        if state.metrics.tracer is not None:
             await state.metrics.tracer.close()
 
 

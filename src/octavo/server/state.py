@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from fastapi import Request
 
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
-
-if TYPE_CHECKING:
-    from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.observability.metrics import ServerMetrics
 
 
 @dataclass(slots=True, kw_only=True)
 class ServerState:
-    """The state of one server. metrics: None in tests without metrics."""
+    """The state of one server."""
 
     config: ServerConfig
     models: ModelManager
     admission: Admission
-    metrics: ServerMetrics | None = None
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
     started_at: float = field(default_factory=time.monotonic)
 
 

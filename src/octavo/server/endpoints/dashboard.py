@@ -13,7 +13,6 @@ from starlette.responses import JSONResponse
 
 from octavo import __version__
 from octavo.engine.metrics import Histogram
-from octavo.server.endpoints.metrics import metrics_of
 from octavo.server.models.model_manager import ModelStatus
 from octavo.server.observability.metric_values import EngineFigures, ModelStats
 from octavo.server.state import state_of
@@ -25,7 +24,7 @@ router = APIRouter(include_in_schema=False)
 async def get_dashboard_data(request: Request) -> JSONResponse:
     """The figures of the dashboard."""
     state = state_of(request)
-    metrics = metrics_of(request)
+    metrics = state.metrics
     metrics.refresh_statuses()
     now = time.monotonic()
     models = [

@@ -5,8 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from octavo.server.errors import ApiError
-from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.state import state_of
 
 router = APIRouter(tags=["server"])
@@ -15,15 +13,7 @@ router = APIRouter(tags=["server"])
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def get_metrics(request: Request) -> Response:
     """All metrics, in OpenMetrics's format if the Accept header names it and in Prometheus's own otherwise."""
-    metrics = metrics_of(request)
+    metrics = state_of(request).metrics
     await metrics.refresh()
     body, content_type = metrics.export(request.headers.get("accept", ""))
     return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
-
-
-def metrics_of(request: Request) -> ServerMetrics:
-    """The server's metrics; ApiError 404 where it keeps none."""
-    metrics = state_of(request).metrics
-    if metrics is None:
-        raise ApiError(404, "this server keeps no metrics")
-    return metrics

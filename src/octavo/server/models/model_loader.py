@@ -56,7 +56,7 @@ class ModelLoader:
     def __init__(
         self,
         config: ServerConfig,
-        metrics: ServerMetrics | None,
+        metrics: ServerMetrics,
         report: LoadReport,
         *,
         memory_bytes: int | None = None,
@@ -102,10 +102,9 @@ class ModelLoader:
                 prompts.close()
             await client.close()
             raise
-        if self._metrics is not None:
-            client = ObservedClient(client, self._metrics, spec.name)
         tool_format = find_tool_format(tokenizer.chat_template or "")
-        return ServedModel(name=spec.name, client=client, prompts=prompts, tool_format=tool_format)
+        observed = ObservedClient(client, self._metrics, spec.name)
+        return ServedModel(name=spec.name, client=observed, prompts=prompts, tool_format=tool_format)
 
     async def unload(self, model: ServedModel) -> None:
         model.prompts.close()
