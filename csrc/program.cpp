@@ -181,7 +181,10 @@ std::unique_lock<std::mutex> Program::try_lock() {
 void Program::submit(PendingStep& pending) {
     if (closed()) throw std::runtime_error("the executor is closed");
     if (!caches_.empty() && options_.limits.num_blocks == 0) throw std::runtime_error("no cache was allocated");
-    update_rows(pending.step);
+    // Done by a worker: the records are no longer in the caches of the calling thread.
+    pending.changes_rows_ = pending.step.num_tokens != num_tokens_ || pending.step.num_outputs != num_outputs_;
+    num_tokens_ = pending.step.num_tokens;
+    num_outputs_ = pending.step.num_outputs;
     pending.program_ = this;
     pending.end_ = end_of(pending.result);
     pending.job_ = pool_->start(
@@ -201,7 +204,8 @@ void Program::PendingStep::wait() {
 
 void Program::run(PendingStep& pending, Worker& worker) {
     const auto start = Clock::now();
-    if (pending.step.num_block_copies > 0 || !pending.inputs.empty()) {
+    if (pending.changes_rows_ || pending.step.num_block_copies > 0 || !pending.inputs.empty()) {
+        if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
         copy_blocks(pending.step, worker);
         transfer(pending.inputs, false, pending.step, worker);
         worker.barrier();

@@ -86,6 +86,7 @@ class Program {
         friend class Program;
         Program* program_ = nullptr;
         size_t end_ = 0;                    // records to walk
+        bool changes_rows_ = false;         // the views of the records have other numbers of rows
         std::shared_ptr<ThreadPool> pool_;  // null: done, or not submitted
         uint32_t job_ = 0;
         std::string error_;
@@ -155,6 +156,7 @@ class Program {
     };
     std::vector<size_t> block_bytes_of(int32_t block_size) const;
     std::vector<Cache> caches_;
+    int32_t num_tokens_ = -1, num_outputs_ = -1;  // of the views of all records
     // Of one worker and one record, the finale being the last; empty: no profile. Each worker writes its own row.
     struct Clocked {
         int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;
