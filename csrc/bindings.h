@@ -4,6 +4,11 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 
+#include <cstring>
+#include <string>
+#include <type_traits>
+#include <utility>
+
 #include "kernel.h"
 #include "step_check.h"
 
@@ -12,42 +17,78 @@ namespace octavo {
 template <typename T, size_t N>
 using Array = nanobind::ndarray<const T, nanobind::ndim<N>, nanobind::c_contig, nanobind::device::cpu>;
 
-template <typename T, size_t N>
-constexpr const char* array_description();
+template <typename T>
+constexpr const char* element_name();
 template <>
-constexpr const char* array_description<int32_t, 1>() {
-    return "a contiguous int32 array of one dimension";
+constexpr const char* element_name<int32_t>() {
+    return "int32";
 }
 template <>
-constexpr const char* array_description<int32_t, 2>() {
-    return "a contiguous int32 array of two dimensions";
+constexpr const char* element_name<uint32_t>() {
+    return "uint32";
 }
 template <>
-constexpr const char* array_description<int32_t, 3>() {
-    return "a contiguous int32 array of three dimensions";
-}
-template <>
-constexpr const char* array_description<uint32_t, 2>() {
-    return "a contiguous uint32 array of two dimensions";
-}
-template <>
-constexpr const char* array_description<float, 1>() {
-    return "a contiguous float32 array of one dimension";
+constexpr const char* element_name<float>() {
+    return "float32";
 }
 
-// The attribute `name` of a batch as an array, without conversion. Throws ValueError naming the attribute.
+// The memory of a contiguous numpy array with N dimensions of T, kept alive. By the buffer protocol: a step reads two
+// dozen arrays between two steps, and an nb::ndarray costs three times as much.
 template <typename T, size_t N>
-Array<T, N> read_array(nanobind::handle owner, const char* name) {
-    Array<T, N> array;
-    if (!nanobind::try_cast(owner.attr(name), array, false))
-        throw nanobind::value_error((std::string(name) + " must be " + array_description<T, N>()).c_str());
-    return array;
+class Buffer {
+  public:
+    Buffer() = default;
+    // Throws ValueError naming `name` for any other object, or for a read-only one if it is to be `writable`.
+    Buffer(nanobind::handle array, const char* name, bool writable = false) {
+        const int flags = PyBUF_ND | PyBUF_FORMAT | (writable ? PyBUF_WRITABLE : 0);
+        const char format[] = {std::is_same_v<T, float> ? 'f' : std::is_signed_v<T> ? 'i' : 'I', 0};
+        if (PyObject_GetBuffer(array.ptr(), &view_, flags) != 0) {
+            PyErr_Clear();
+            fail(name);
+        }
+        if (view_.ndim != static_cast<int>(N) || !view_.format || std::strcmp(view_.format, format) != 0) {
+            PyBuffer_Release(&view_);
+            fail(name);
+        }
+        for (size_t i = 0; i < N; ++i) shape_[i] = static_cast<size_t>(view_.shape[i]);
+    }
+    Buffer(Buffer&& other) noexcept { swap(other); }
+    Buffer& operator=(Buffer&& other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Buffer() { PyBuffer_Release(&view_); }
+
+    // Null if default-constructed.
+    T* data() const { return static_cast<T*>(view_.buf); }
+    size_t shape(size_t dimension) const { return shape_[dimension]; }
+    size_t size() const { return static_cast<size_t>(view_.len) / sizeof(T); }
+
+  private:
+    void swap(Buffer& other) {
+        std::swap(view_, other.view_);
+        std::swap(shape_, other.shape_);
+    }
+    [[noreturn]] static void fail(const char* name) {
+        static const char* const DIMENSIONS[] = {"no", "one dimension", "two dimensions", "three dimensions"};
+        throw nanobind::value_error(
+            (std::string(name) + " must be a contiguous " + element_name<T>() + " array of " + DIMENSIONS[N]).c_str());
+    }
+
+    Py_buffer view_{};
+    size_t shape_[N] = {};
+};
+
+// The attribute `name` of a batch, without conversion. Throws ValueError naming the attribute.
+template <typename T, size_t N>
+Buffer<T, N> read_array(nanobind::handle owner, const char* name) {
+    return Buffer<T, N>(nanobind::object(owner.attr(name)), name);
 }
 
 // The same with a length that must be met.
 template <typename T>
-Array<T, 1> read_array(nanobind::handle owner, const char* name, size_t length) {
-    Array<T, 1> array = read_array<T, 1>(owner, name);
+Buffer<T, 1> read_array(nanobind::handle owner, const char* name, size_t length) {
+    Buffer<T, 1> array = read_array<T, 1>(owner, name);
     if (array.shape(0) != length)
         throw nanobind::value_error((std::string(name) + " has " + std::to_string(array.shape(0)) +
                                      " entries, must have " + std::to_string(length))

@@ -7,19 +7,18 @@ namespace nb = nanobind;
 namespace octavo {
 namespace {
 
+// An array of the output; the output keeps it alive.
 template <typename T, size_t N>
-using MutableArray = nb::ndarray<T, nb::ndim<N>, nb::c_contig, nb::device::cpu>;
-
-template <typename T, size_t N>
-T* writable(nb::handle owner, const char* name, size_t rows) {
-    MutableArray<T, N> array;
-    if (!nb::try_cast(owner.attr(name), array, false) || array.shape(0) != rows)
-        throw nb::value_error((std::string(name) + " of the output has the wrong type or length").c_str());
-    return array.data();  // the owner keeps it alive
+Buffer<T, N> writable(nb::handle array, const char* name, size_t rows) {
+    Buffer<T, N> buffer(array, name, true);
+    if (buffer.shape(0) != rows)
+        throw nb::value_error(
+            (std::string(name) + " of the output must have " + std::to_string(rows) + " rows").c_str());
+    return buffer;
 }
 
 // Compressed rows: starts from 0, never falls, ends with the number of entries.
-void check_starts(const char* name, const Array<int32_t, 1>& starts, size_t entries) {
+void check_starts(const char* name, const Buffer<int32_t, 1>& starts, size_t entries) {
     int32_t previous = 0;
     bool valid = starts.data()[0] == 0;
     for (size_t i = 1; i < starts.shape(0); ++i) {
@@ -138,27 +137,23 @@ SamplingBatch SamplingArrays::batch() const {
     b.bias_start = bias_start_.data();
     b.bias_ids = bias_ids_.data();
     b.bias_values = bias_values_.data();
-    b.allowed_mask = allowed_mask_.is_valid() ? allowed_mask_.data() : nullptr;
+    b.allowed_mask = allowed_mask_.data();
     return b;
 }
 
 StepOutput read_step_output(nb::handle output, nb::handle errors, size_t rows) {
-    StepOutput o{};
-    o.token_ids = writable<int32_t, 1>(output, "token_ids", rows);
-    o.logprobs = writable<float, 1>(output, "logprobs", rows);
-    o.ranks = writable<int32_t, 1>(output, "ranks", rows);
-    o.top_ids = writable<int32_t, 2>(output, "top_ids", rows);
-    o.top_logprobs = writable<float, 2>(output, "top_logprobs", rows);
-    MutableArray<int32_t, 2> top_ids;
-    MutableArray<float, 2> top_logprobs;
-    nb::try_cast(output.attr("top_ids"), top_ids, false);
-    nb::try_cast(output.attr("top_logprobs"), top_logprobs, false);
+    const auto read = [&](const char* name) { return nb::object(output.attr(name)); };
+    const auto top_ids = writable<int32_t, 2>(read("top_ids"), "top_ids", rows);
+    const auto top_logprobs = writable<float, 2>(read("top_logprobs"), "top_logprobs", rows);
     if (top_ids.shape(1) != top_logprobs.shape(1)) throw nb::value_error("top_ids and top_logprobs differ in shape");
+    StepOutput o{};
+    o.token_ids = writable<int32_t, 1>(read("token_ids"), "token_ids", rows).data();
+    o.logprobs = writable<float, 1>(read("logprobs"), "logprobs", rows).data();
+    o.ranks = writable<int32_t, 1>(read("ranks"), "ranks", rows).data();
+    o.top_ids = top_ids.data();
+    o.top_logprobs = top_logprobs.data();
     o.num_top = static_cast<int32_t>(top_ids.shape(1));
-    MutableArray<int32_t, 1> error_array;
-    if (!nb::try_cast(errors, error_array, false) || error_array.shape(0) != rows)
-        throw nb::value_error("errors must be int32 with one entry an output row");
-    o.errors = error_array.data();
+    o.errors = writable<int32_t, 1>(errors, "errors", rows).data();
     return o;
 }
 

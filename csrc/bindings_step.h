@@ -14,9 +14,9 @@ class StepArrays {
     Step step() const;
 
   private:
-    Array<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, logits_indices_;
-    Array<int32_t, 2> slot_mapping_, block_copies_;
-    Array<int32_t, 3> block_tables_;
+    Buffer<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, logits_indices_;
+    Buffer<int32_t, 2> slot_mapping_, block_copies_;
+    Buffer<int32_t, 3> block_tables_;
 };
 
 // A contiguous array of dtype SAMPLING_ROW, kept alive.
@@ -44,9 +44,9 @@ class SamplingArrays {
 
   private:
     SamplingRows rows_;
-    Array<int32_t, 1> history_start_, history_ids_, history_counts_, bias_start_, bias_ids_;
-    Array<float, 1> bias_values_;
-    Array<uint32_t, 2> allowed_mask_;
+    Buffer<int32_t, 1> history_start_, history_ids_, history_counts_, bias_start_, bias_ids_;
+    Buffer<float, 1> bias_values_;
+    Buffer<uint32_t, 2> allowed_mask_;
 };
 
 // octavo.batch.StepOutput: arrays that the sampler fills. `errors` is one int32 a row.

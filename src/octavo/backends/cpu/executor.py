@@ -21,7 +21,7 @@ from octavo.graph.values import Rows
 if TYPE_CHECKING:
     from octavo.backends.cpu import _native
     from octavo.backends.cpu.threads import ThreadPlan
-    from octavo.batch import Batch, Int32
+    from octavo.batch import Batch, Float32, Int32
     from octavo.graph.builder import Graph, Node
     from octavo.graph.cache import CacheSizes
     from octavo.graph.ops import StepSizes
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
 
 _BYTES_OF_FLOATS = 1.5  # a weight of fewer bytes than this is quantized: its products are integers
+
+_Arrays = list[tuple[int, "Float32"]]  # values of the program
+_NONE: _Arrays = []
 
 
 class CpuPendingStep:
@@ -69,6 +72,8 @@ class CpuExecutor:
         self._graph = graph
         self._values = {node.output: index for index, node in enumerate(graph.nodes)}
         self._inputs = graph.inputs
+        self._is_segment = bool(graph.inputs) or not graph.makes_logits
+        self._logits = self._values[graph.output] if graph.makes_logits else -1
         self._weight_bytes = weight_bytes
         self.mapped_bytes = mapped_bytes
         self.cache_sizes = cache_sizes
@@ -102,24 +107,33 @@ class CpuExecutor:
 
     def submit(self, batch: Batch) -> CpuPendingStep:
         """See `Executor`."""
-        graph, rows = self._graph, len(batch.logits_indices)
-        check_inputs(self._inputs, graph.makes_logits, batch)
+        rows = len(batch.logits_indices)
         output = _empty_output(rows, batch)
         errors = np.zeros(rows, np.int32)
+        result, copies, inputs = self._logits, _NONE, _NONE
+        if self._is_segment or batch.inputs or batch.return_logits or batch.return_hidden_states:
+            result, copies, inputs = self._transfers(batch, output)
+        return CpuPendingStep(self._program.submit(batch, result, output, errors, copies, inputs), output, errors)
+
+    def _transfers(self, batch: Batch, output: StepOutput) -> tuple[int, _Arrays, _Arrays]:
+        """The value that the step ends with, values that it gives back in `output`, and those that the batch brings."""
+        graph = self._graph
+        check_inputs(self._inputs, graph.makes_logits, batch)
         inputs = [(self._values[value], array) for value, array in zip(self._inputs, batch.inputs, strict=True)]
         if not graph.makes_logits:
             output.values = tuple(np.empty((_rows(value, batch), value.cols), np.float32) for value in graph.outputs)
             copies = [(self._values[value], array) for value, array in zip(graph.outputs, output.values, strict=True)]
-            return CpuPendingStep(self._program.submit(batch, -1, output, errors, copies, inputs), output, errors)
-        result = graph.hidden_states if batch.return_hidden_states else graph.output
-        copy = np.empty((rows, result.cols), np.float32) if batch.return_logits or batch.return_hidden_states else None
-        copies = [] if copy is None else [(self._values[result], copy)]
-        step = self._program.submit(batch, self._values[result], output, errors, copies, inputs)
+            return -1, copies, inputs
+        value = graph.hidden_states if batch.return_hidden_states else graph.output
+        result = self._values[value]
+        if not batch.return_logits and not batch.return_hidden_states:
+            return result, _NONE, inputs
+        array = np.empty((_rows(value, batch), value.cols), np.float32)
         if batch.return_hidden_states:
-            output.hidden_states = copy
+            output.hidden_states = array
         else:
-            output.logits = copy
-        return CpuPendingStep(step, output, errors)
+            output.logits = array
+        return result, [(result, array)], inputs
 
     def start_profile(self) -> None:
         """Times operations from now on, counting from zero. Raises RuntimeError once closed."""
