@@ -42,7 +42,7 @@ class AsyncLLM:
         Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
         """
         params = SamplingParams() if sampling_params is None else sampling_params
-        # Tokenizing a book takes a while; other requests of this loop go on meanwhile.
+        # Tokenizing a book takes a while; other requests of this loop must not wait for it.
         request = await asyncio.to_thread(
             self._session.create_request, prompt, params, request_id=request_id, options=RequestOptions(**options)
         )

@@ -89,7 +89,7 @@ class Batch:
     state_slots: Int32 | None = None  # [N], where each sequence keeps the states of `StateCache`; None: it has none
     sampling: SamplingBatch | None = None  # None: no sampling; only logits
     return_logits: bool = False
-    inputs: tuple[Float32, ...] = ()  # of a segment of a graph: what `Input` operations take, by slot
+    inputs: tuple[Float32, ...] = ()  # of a segment of a graph: the values of `Input` operations, by slot
     return_hidden_states: bool = False  # instead of logits: the step ends before the output head
 
 
@@ -107,4 +107,4 @@ class StepOutput:
     top_logprobs: Float32  # same shape
     logits: Float32 | None = None  # [R, vocab] if return_logits
     values: tuple[Float32, ...] = ()  # of a segment that makes no logits: its outputs, the inputs of the next one
-    hidden_states: Float32 | None = None  # [R, hidden] if return_hidden_states: what the output head would get
+    hidden_states: Float32 | None = None  # [R, hidden] if return_hidden_states: the input of the output head

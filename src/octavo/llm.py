@@ -41,7 +41,7 @@ class OutputStream:
         self._items: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
         self._is_finished = False
         session.submit(request, self._items.put)
-        # A stream that is dropped half read must not compute for nobody.
+        # A stream that is dropped before its end must not go on computing.
         weakref.finalize(self, session.abort, request.request_id).atexit = False
 
     def __iter__(self) -> OutputStream:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# Kept free for the rest of the machine: a tenth of what is there, but not less than this.
+# Kept free for the rest of the machine: a tenth of the memory, but not less than this.
 _MIN_HEADROOM_BYTES = 256 * 2**20
 _UNLIMITED = 2**60  # cgroup v1 writes a huge number for "no limit"
 

@@ -91,7 +91,7 @@ class EngineProcess:
         try:
             self._give_order(config)
             self._loop.add_reader(self._inbox.FD, self._read)
-            # Last, as it calls `on_exit`, which is for processes that somebody has heard of.
+            # Last, because it calls `on_exit`, which must not happen for a process that failed to start.
             threading.Thread(target=self._wait, name="octavo-engine-exit", daemon=True).start()
         except (OSError, RuntimeError) as error:  # no thread is a RuntimeError
             self.kill()
@@ -156,10 +156,10 @@ class EngineProcess:
         with suppress(ProcessLookupError):
             self._process.send_signal(number)
 
-    # --- what it says ---
+    # --- its messages ---
 
     def _read(self) -> None:
-        # The descriptor tells of changes only, so all that is there must be read; in turns with other work, as an
+        # The descriptor reports changes only, so all that is there must be read; in turns with other work, as an
         # engine may say things faster than they are taken in.
         if self._read_some():
             self._loop.call_soon(self._read)

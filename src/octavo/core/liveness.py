@@ -51,7 +51,7 @@ class RunQueue:
 
     def _waited_s(self) -> float:
         total_ns = 0
-        with suppress(OSError):  # the process has just ended, or this is no Linux
+        with suppress(OSError):  # the process has just exited, or this is not Linux
             for thread_id in os.listdir(self._tasks):
                 with (
                     suppress(OSError, IndexError),  # one of its threads has

@@ -13,7 +13,7 @@ from octavo.engine.session import Session
 from octavo.generation_request import GenerationRequest
 from octavo.sampling_params import RequestOutputKind
 
-# No sign of life for so long is a stall, and so is no step while work waits and nothing computes.
+# A stall: no heartbeat for this time, or no step while work waits and nothing computes.
 STALL_S = 1.5
 # So is a step that computes for so long. Steps are cut to a fraction of a second, but a machine that has other things
 # to do, or a model that is large for it, may make seconds of that, and is nevertheless alive.

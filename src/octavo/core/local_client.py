@@ -31,7 +31,7 @@ class LocalClient:
         self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self._loading = self._loop.create_task(self._load(config))
-        # Whoever awaits `wait_ready` sees the exception; asyncio need not complain that nobody did.
+        # `wait_ready` raises the exception; asyncio need not report that nothing has retrieved it.
         self._loading.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
@@ -56,7 +56,7 @@ class LocalClient:
     async def generate(self, request: GenerationRequest) -> MergedStream:
         session = self._ready_session()
         request_id = f"request-{next(self._ids)}"
-        # A long prompt or a grammar takes a while to check; other requests of this loop go on meanwhile.
+        # A long prompt or a grammar takes a while to check; other requests of this loop must not wait for it.
         checked = await asyncio.to_thread(create_request, session, request_id, request)
         stream = MergedStream(request_id, request, self._abort)
         self._streams[request_id] = stream

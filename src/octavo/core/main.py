@@ -23,7 +23,7 @@ _EXIT_ORPHANED = 1
 
 def main() -> int:
     """Serves one engine until the server closes it or exits. Returns the exit code."""
-    # A terminal and a service manager signal every process they find. The server decides what becomes of this one.
+    # A terminal and a service manager signal every process of a group. The server decides when this one exits.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     limit_heaps()  # before there are other threads
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _serve(line: bytes, directory: Path) -> int:
-    # Only now, as they take most of a second: until then nobody would have noticed the end of the server.
+    # Imported only now, because it takes most of a second, in which the exit of the server would go unnoticed.
     import logging
 
     import msgspec

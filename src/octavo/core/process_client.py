@@ -104,7 +104,7 @@ class ProcessClient:
         if self._streams.pop(request_id, None) is not None:
             self._supervisor.send(encode(Abort(request_id)))
 
-    # --- what the engine says ---
+    # --- messages of the engine ---
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Step):

@@ -133,7 +133,7 @@ class Supervisor:
     def _spawn(self) -> EngineProcess:
         return EngineProcess(self._config, self._context, self._receive, self._note_exit)
 
-    # --- what the process says ---
+    # --- messages of the process ---
 
     def _receive(self, message: FromEngine) -> None:
         if isinstance(message, Heartbeat):

@@ -32,7 +32,7 @@ class AsyncEngine:
     def __init__(self, engine: Engine, on_round_end: Callable[[], None] | None = None) -> None:
         """on_round_end: called on the engine's thread when all sinks have a step's outputs, and after a failure."""
         self.engine = engine
-        self.last_round_at = time.monotonic()  # when the thread last came round to see what there is to do
+        self.last_round_at = time.monotonic()  # when the thread last looked for work
         self._on_round_end = on_round_end
         self._wake = threading.Condition()
         self._added: deque[tuple[Request, Sink]] = deque()
@@ -89,7 +89,7 @@ class AsyncEngine:
                 if self.engine.finish() > _LONG_STEP_S:
                     self._await_follow_ups(self._publish())
             failure = EngineDeadError("the engine was closed while the request ran")
-        except Exception as error:  # whatever happens, nobody may wait for ever
+        except Exception as error:  # in any case, no caller may wait forever
             logger.exception("the engine failed")
             failure = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error

@@ -56,7 +56,7 @@ class BatchBuilder:
         query_start_loc = np.zeros(len(scheduled) + 1, np.int32)
         np.cumsum(counts, out=query_start_loc[1:])
         if counts.max() == 1:
-            # Of a step ahead nobody knows them yet.
+            # In a step prepared ahead they are not known yet.
             tokens = [0 if step.is_ahead else item.sequence.token_ids[item.start] for item in scheduled]
             token_ids = np.array(tokens, np.int32)
             positions, token_rows = starts, rows

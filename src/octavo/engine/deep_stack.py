@@ -23,7 +23,7 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
 
     Raises OverloadedError if no thread can be started; then `work` never runs.
     """
-    begun = threading.Lock()  # taken by the thread that begins, or by the caller who gives it up
+    begun = threading.Lock()  # taken by the thread when it starts, or by the caller when it gives up
     done = threading.Event()
     results: list[T] = []
 

@@ -50,7 +50,7 @@ class EngineLimits:
     num_blocks: int
     vocab_size: int  # columns of the logits
     enable_prefix_caching: bool = True
-    max_itl_s: float = 0.0  # what a step may take while streams wait for their next token; 0: no limit
+    max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ _MAX_NAMES = 2048  # properties of one object
 _MAX_REPEAT = 10_000  # longer than any answer, and no automaton has as many states
 _MAX_CHARS_SHOWN = 300
 _REPETITION = re.compile(r"(?<!\\)\{(\d+)(?:,(\d*))?\}")
-# What stands below these is data, not schema.
+# The values of these keywords are data, not schemas.
 _DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
 _LENGTHS = ("minLength", "minItems", "minProperties")
 

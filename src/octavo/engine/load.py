@@ -22,7 +22,7 @@ from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
 logger = logging.getLogger(__name__)
 
 
-# A context below this is of no use to anybody; rather an error that says what is missing.
+# A smaller context is useless; an error that shows the missing memory is better.
 MIN_MODEL_LEN = 256
 
 

@@ -90,9 +90,7 @@ class EngineMetrics:
     time_per_output_token_s: Histogram = field(default_factory=_token_times)
     prompt_tokens: Histogram = field(default_factory=_token_counts)
     generated_tokens: Histogram = field(default_factory=_token_counts)  # over all choices
-    computed_tokens: Histogram = field(
-        default_factory=_token_counts
-    )  # of the prompt, without what was in the prefix cache
+    computed_tokens: Histogram = field(default_factory=_token_counts)  # of the prompt, without the cached prefix
     longest_choice: Histogram = field(default_factory=_token_counts)  # generated tokens
     preemptions: Histogram = field(default_factory=_preemption_counts)
     params_n: Histogram = field(default_factory=_choice_counts)
@@ -107,7 +105,7 @@ class EngineMetrics:
     num_blocks: int = 0
     num_used_blocks: int = 0
     grammar_cache_bytes: int = 0
-    # Slots of blocks in use that hold no token, over all slots in use: what paging wastes.
+    # Slots of blocks in use that hold no token, over all slots in use: the waste of paging.
     num_allocated_slots_total: int = 0
     num_wasted_slots_total: int = 0
 

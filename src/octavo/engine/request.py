@@ -127,7 +127,7 @@ class Sequence:
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
     logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not in logprobs yet
     text_stream: TextStream | None = None
-    grammar: GrammarState | None = None  # what the answer must look like, as far as it has come
+    grammar: GrammarState | None = None  # the state of the answer in its grammar
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     is_settled: bool = False  # its end is final: text and finish_reason are complete

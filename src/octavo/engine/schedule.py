@@ -40,7 +40,7 @@ class Schedule:
     is_ahead: bool = False
     gives_hidden_states: bool = False  # in place of logits
     num_streams: int = 0  # of a step that gives hidden states: running sequences that wait for its end
-    num_tokens_held_back: int = 0  # taken out of what is left, so that the step does not become too long
+    num_tokens_held_back: int = 0  # removed from the rest, so that the step does not become too long
     num_decodes: int = 0  # sequences whose one token came before all chunks; they are the first that are scheduled
     skips_decodes: bool = False  # a prompt is computed alone, while others could have had their next token
     chunk_start: int = 0  # where the first chunk begins in its sequence

@@ -17,13 +17,13 @@ from collections import deque
 
 # A chunk this small always fits in: a prompt must progress, and steps of few tokens hardly differ in time.
 MIN_PREFILL_TOKENS = 16
-# What a step may take where no stream waits, and how long streams wait for short prompts; new requests and aborts wait
+# The time of a step if no stream waits, and how long streams wait for short prompts; new requests and aborts wait
 # for its end.
 QUIET_STEP_S = 1.0
 # How far streams may fall behind their pace. Less, and of short prompts that come at about the same time the last wait
 # for most of a second; more gains nothing with eight users.
 MAX_TOKENS_BEHIND = 10
-# What the pace is at most, in steps of streams alone. With two, prompts that come at once were not caught up with.
+# The longest pace, in steps of streams alone. With two, prompts that arrive together were never caught up with.
 _STEPS_PER_TOKEN = 3
 
 _FIRST_GUESS_TOKENS = 32

@@ -20,7 +20,7 @@ from octavo.graph.cache import KVCache
 from octavo.graph.ops import Attention, FusedAttention, FusedLinear, Linear, Op, Rope, RopeParams
 from octavo.graph.values import Parameter, Value
 
-_MEAN_OVER = 4096  # positions; what a bias is on average over many more of them is nearly nothing
+_MEAN_OVER = 4096  # positions; the mean of a bias over many more of them is nearly zero
 # Length of the part of a bias that is left, at most, for int8. Of the layers of Qwen2.5-coder 0.5B and 1.5B only the
 # first one of the smaller model has more: 71, the next 22.
 _LARGEST_REST = 32.0

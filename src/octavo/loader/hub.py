@@ -153,7 +153,7 @@ def _list_files(repository: str, timeout_s: float) -> _Listing:
 
 
 def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | None) -> Path:
-    _list_files(alias.repository, _REACH_S)  # fails fast where there is no network
+    _list_files(alias.repository, _REACH_S)  # fails fast without a network
     return _download(alias.repository, alias.packaged.filename, alias.revision, directory, progress)
 
 

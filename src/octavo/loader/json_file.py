@@ -8,7 +8,7 @@ from pathlib import Path
 from octavo.errors import ModelLoadError
 from octavo.loader.mapped_file import MappedFile
 
-# Python needs up to 200 bytes for what takes two in the file, such as `[]`; so items are counted beforehand.
+# Python needs up to 200 bytes for two bytes of the file, such as `[]`, so items are counted first.
 MAX_ITEMS = 1 << 18
 
 

@@ -24,7 +24,7 @@ class MappedFile:
         """Maps `path`. Raises ModelLoadError for anything but a readable, non-empty regular file."""
         self.path = path
         try:
-            # A FIFO or a terminal would block in open(); the second look is at what was opened.
+            # A FIFO or a terminal would block in open(); the second check is of the opened file.
             if not stat.S_ISREG(os.stat(path).st_mode):
                 raise ModelLoadError(f"{path}: not a regular file")
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -34,7 +34,7 @@ WEIGHTS = WeightTable(
     transforms=tuple(Fold(stem, 1.0, "safetensors") for stem in _NORMS),
 )
 
-# What published files leave out.
+# Values that published files leave out.
 _DEFAULTS = {
     "vocab_size": 262_208,
     "num_attention_heads": 8,
@@ -66,7 +66,7 @@ class Config(DecoderConfig):
         plain = cls.read_gguf(reader, shapes)
         pattern = reader.integer("attention.sliding_window_pattern", _PATTERN)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
-        # The file does not say what the query was scaled by; only the 27B model (62 layers) departs from head_dim.
+        # The file lacks the scale of the query; only in the 27B model (62 layers) it differs from head_dim.
         query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 62 else plain.head_dim
         return replace(
             plain,

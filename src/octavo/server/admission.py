@@ -123,7 +123,7 @@ class _Lane:
         self.num_waiting_tokens = 0
         self._mean_stay_s = 0.0  # of requests that were answered
         self._mean_in_flight = 0.0  # sequences, when these ended
-        self._next_place_at = 0.0  # when the last of those sent away was told to come back
+        self._next_place_at = 0.0  # the retry time given to the last refused request
 
     def add(self, ticket: Ticket) -> None:
         if 2 * self.num_sequences < self.limit:

@@ -78,7 +78,7 @@ def _add_documentation(app: FastAPI) -> None:
     app.add_api_route("/docs", docs, include_in_schema=False, response_class=HTMLResponse)
 
 
-# What starlette and FastAPI raise leaves the application as our error, which the guard answers with.
+# Errors of starlette and FastAPI leave the application as our error, which the guard answers with.
 
 
 async def _on_invalid(_request: Request, error: Exception) -> NoReturn:

@@ -67,7 +67,7 @@ def load_matrices(
             meter = _Meter(total, progress)
             with closing(_packed(weights, parameters, num_threads, meter, _AHEAD * num_threads)) as packed:
                 is_stored = cache.store(packed)
-            # The mapping has what was written, so this start is as the next one, and shares its memory with it.
+            # Map the written file, so that this start has the same memory as the next one and shares it.
             kept = cache.load(num_threads, _Meter(0, None).add) if is_stored else None
         if kept is not None:
             return dict(zip(parameters, kept, strict=True))

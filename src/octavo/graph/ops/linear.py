@@ -157,7 +157,7 @@ class MoE(Op):
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
         if parameter == self.router:
             return 1.0
-        # The expected share of experts that somebody chooses, if tokens choose evenly.
+        # The expected share of chosen experts, if tokens choose evenly.
         return 1.0 - (1.0 - self.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
 
     def evaluate(self, step: Evaluation) -> Array:

@@ -31,7 +31,7 @@ from octavo.server.protocols.sampling_fields import OptionFields
 from octavo.server.state import state_of
 
 MAX_INPUTS = 2048
-# What one call of the engine computes; between calls others get their turn.
+# Inputs of one call of the engine; other requests run between calls.
 INPUTS_AT_ONCE = 32
 
 router = APIRouter(route_class=protocol_route(OPENAI, {"prompt": "input"}), tags=["openai"])

@@ -18,7 +18,7 @@ from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser, tool_formats
 from octavo.tokenizer.tokenizer import Tokenizer
 
-# What models are taught whose template says nothing of tools.
+# The tool format for models whose template has no tools.
 _TAUGHT_FORMAT = "hermes"
 # Enough for the mark that opens the thinking, with white space behind it.
 _NUM_LAST_TOKENS = 16

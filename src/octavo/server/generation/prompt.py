@@ -113,7 +113,7 @@ def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
 def _fit_answered(model: ServedModel, spec: Common, prompts: list[list[int]], param: str) -> Prepared:
     limit = model.info.max_model_len
     room = spec.truncate_prompt_tokens
-    if room == -1:  # what an answer of max_tokens leaves, or three quarters of the context
+    if room == -1:  # the context without an answer of max_tokens, or three quarters of it
         wanted = None if spec.max_tokens_may_shrink else spec.params.max_tokens
         room = max(limit - (limit // 4 if wanted is None else wanted), 1)
     remedy = "shorten it, or ask for truncate_prompt_tokens" if spec.offers_truncation else "shorten it"

@@ -28,7 +28,7 @@ class AccessRecord:
     path: str
     route: str | None = None  # the path's pattern, None if there is none
     client: str = ""
-    client_request_id: str = ""  # what the client calls it
+    client_request_id: str = ""  # the client's own id
     status: int = 0
     model: str | None = None
     num_prompt_tokens: int | None = None

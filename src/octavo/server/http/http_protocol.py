@@ -104,10 +104,10 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
-            # Kept small: what lies in the kernel cannot be taken back from a client that does not read.
+            # Kept small: data in the kernel cannot be withdrawn from a client that does not read.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         if is_over:
-            # Told when the request comes: an answer before it would be lost with clients that write first.
+            # Sent when the request arrives: clients that write first would lose an earlier answer.
             message = f"the server has {self._limits.max_connections} connections, its limit; try again later"
             self._refusal = ApiError(503, message, code="server_overloaded", headers={"Retry-After": "1"})
             self._warn("too many connections: one was refused")

@@ -184,7 +184,7 @@ async def serve(
             await _first_of(draining, asyncio.create_task(second.wait()))
             draining.cancel()
     finally:
-        # Also if this task is cancelled: those who wait are told.
+        # Also if this task is cancelled, so that waiting tasks are notified.
         await _end_requests(app, server)
         await asyncio.wait({serving}, timeout=_END_S * 3)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -202,7 +202,7 @@ def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
             num_connections,
             config.max_connections,
         )
-    # asyncio accepts so many before any of them is looked at, and one that is refused lives on for some rounds.
+    # asyncio accepts this many before handling any of them, and a refused one lives on for some rounds.
     num_spare = num_files - num_connections
     num_at_once = max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 10))
     limits = ConnectionLimits(

@@ -36,7 +36,7 @@ class RouteTable:
         if path in self._fixed:
             return path if raw_path == path.encode() else None
         for pattern, template in self._patterns:
-            # The part before the first parameter must be spelled out: an encoded slash is no separator.
+            # The part before the first parameter must be spelled out: an encoded slash is not a separator.
             prefix = template.partition("{")[0].encode()
             if raw_path.startswith(prefix) and pattern.match(path):
                 return template

@@ -9,7 +9,7 @@ from octavo.errors import UsageError
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.http.json_body import Path, format_path, quote
 
-# pydantic's kind of error -> our code and what a value must be; the words take pydantic's context.
+# pydantic's kind of error -> our code and what a value must be; the texts use pydantic's context.
 _KINDS: dict[str, tuple[str, str]] = {
     "missing": ("missing_required_parameter", "is required"),
     "extra_forbidden": ("unsupported_parameter", "is not a parameter of this request; leave it out"),
@@ -76,7 +76,7 @@ def _choose(
         return path, error, []
     shortest = min((p for p, _ in group), key=len)
     deeper = [(p, e) for p, e in group if p != shortest]
-    if len({p for p, _ in deeper}) == 1:  # one member takes the value itself, but not what is in it
+    if len({p for p, _ in deeper}) == 1:  # one member accepts the value's type, but not its content
         return *deeper[0], [e for _, e in deeper] if len(deeper) > 1 else []
     alike = [e for p, e in group if p == shortest]
     if deeper and len(alike) < len(group):

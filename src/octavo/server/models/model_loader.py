@@ -148,7 +148,7 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     block_size, step_tokens = config.block_size, config.max_num_batched_tokens
     request_bytes = sizes.cache.sequence_bytes(context, block_size, step_tokens)
     wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
-    # At least a short request's, so that the sum shows what a model needs that does not fit even alone.
+    # At least that of a short request, so that the sum is right for a model that does not fit even alone.
     least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
     kv_cache_bytes = min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes)
     kv_cache_bytes = max(kv_cache_bytes, least_bytes)
@@ -164,7 +164,7 @@ async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
     began = time.monotonic()
     first_step = asyncio.create_task(_make_token(client))
     try:
-        with suppress(OctavoError):  # there is none, or it wants something else: requests are told
+        with suppress(OctavoError):  # there is none, or it needs other input: requests get the error
             await _in_thread(lambda: prompts.encode_chat([{"role": "user", "content": "Hello"}]))
         seconds = time.monotonic() - began
         await asyncio.wait({first_step}, timeout=_FIRST_STEP_S)
@@ -175,7 +175,7 @@ async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
 
 async def _make_token(client: EngineClient) -> None:
     params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
-    with suppress(OctavoError):  # it cannot generate: requests are told
+    with suppress(OctavoError):  # it cannot generate: requests get the error
         stream = await client.generate(GenerationRequest(prompt_token_ids=[0], params=params, is_measured=False))
         try:
             await anext(stream)
@@ -198,7 +198,7 @@ async def _in_thread(call: Callable[[], T]) -> T:
     future: asyncio.Future[T] = loop.create_future()
 
     def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # nobody waits any more
+        if future.done():  # no request waits any more
             return
         if error is not None:
             future.set_exception(error)

@@ -121,7 +121,7 @@ class ModelManager:
         self._memory_bytes = memory_bytes
         self._wait_s = wait_s
         self._max_waiting = max_waiting
-        self._switching = asyncio.Lock()  # one load or unload at a time: each needs to know what memory is left
+        self._switching = asyncio.Lock()  # one load or unload at a time, because each depends on the free memory
         self._turns = itertools.count(1)
         self._resident: set[_Residency] = set()  # loaded
         self._unloading: set[asyncio.Task[None]] = set()
@@ -245,12 +245,12 @@ class ModelManager:
         """The residency that a new request joins; starts a new one if there is none or the last one is ending."""
         residency = entry.residency
         if residency is not None and residency.model is not None and not residency.is_leaving:
-            # An engine that was given up leaves like one that nobody uses.
+            # An engine that was given up is unloaded like an idle one.
             residency.is_leaving = residency.model.client.status().state is EngineState.DEAD
         if residency is None or residency.is_leaving:
             residency = entry.residency = _Residency()
             residency.task = asyncio.create_task(self._bring_in(entry, residency), name=f"load {entry.spec.name}")
-            # Whoever waits for it sees the error; asyncio need not complain if nobody does.
+            # Waiting requests get the error; asyncio need not report that nothing has retrieved it.
             residency.task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return residency
 
@@ -287,7 +287,7 @@ class ModelManager:
                 entry.residency = None
             if isinstance(error, OctavoError) and not isinstance(error, _NotWantedError):
                 entry.last_error, entry.failed_at = error, time.monotonic()
-                if self._has_begun:  # until then whoever starts the server says it
+                if self._has_begun:  # until then the start of the server reports it
                     logger.warning("%s cannot be loaded: %s", entry.spec.name, error)
             raise
 
@@ -319,7 +319,7 @@ class ModelManager:
             unloading = asyncio.create_task(self._loader.unload(model), name=f"unload {model.name}")
             self._unloading.add(unloading)
             unloading.add_done_callback(self._unloading.discard)
-            await asyncio.shield(unloading)  # whoever needs the room may give up; the engine has to end all the same
+            await asyncio.shield(unloading)  # the request that needs the memory may give up; the engine must end anyway
             logger.info("unloaded %s", model.name)
         for entry in self._entries.values():
             if entry.residency is residency:

@@ -35,7 +35,7 @@ class ModelStats:
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_generated_tokens: int = 0
-    num_corrupted: int = 0  # ended because the model computed a value that is no number
+    num_corrupted: int = 0  # ended because the model computed a value that is not a number
     finished: Counter[str] = field(default_factory=Counter)  # by FINISHED_REASONS, one a choice
     cancelled: Counter[str] = field(default_factory=Counter)  # by CANCEL_PHASES, one a request
 

@@ -30,7 +30,7 @@ from octavo.server.observability.metric_values import (
 )
 from octavo.server.observability.tracing import RequestTracer
 
-# An engine in the middle of a long step answers late; a scrape then shows what it said before.
+# An engine in a long step answers late; a scrape then shows its earlier figures.
 ENGINE_ANSWER_TIMEOUT_S = 0.5
 _NO_ESCAPING = "allow-utf-8"
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -111,7 +111,7 @@ class ServerMetrics:
 
     def export(self, accept: str) -> tuple[bytes, str]:
         """(body, content type) of the exposition that fits the Accept header: OpenMetrics or Prometheus's own text."""
-        # Our names are valid as they are; what these libraries call escaping would replace the colon of the prefix.
+        # Our names are valid; the escaping of these libraries would replace the colon of the prefix.
         if "application/openmetrics-text" in accept:
             body: bytes = openmetrics.generate_latest(self._registry, escaping=_NO_ESCAPING)  # type: ignore[no-untyped-call]
             return body, openmetrics.CONTENT_TYPE_LATEST

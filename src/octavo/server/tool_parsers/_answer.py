@@ -206,7 +206,7 @@ class TextJoiner:
     def __init__(self, parts: list[ParsedPart]) -> None:
         self._parts = parts
         self._held: list[str] = []  # white space since the last text or call
-        self._gap = ""  # what will separate the text before the calls from the text behind them
+        self._gap = ""  # white space between the text before the calls and the text after them
         self._has_text = False
         self.follows_call = False
 
