@@ -79,11 +79,6 @@ inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
     return {lo, hi};  // columns 0 .. 7 and 8 .. 15
 }
 
-inline void store_half_scales(int32_t* out, I32x16 s) {
-    _mm256_store_si256(reinterpret_cast<__m256i*>(out), s.lo);
-    _mm256_store_si256(reinterpret_cast<__m256i*>(out + 8), s.hi);
-}
-
 // Weights straight from the packed panel.
 template <typename F>
 struct PackedSource : PackedUnits<F> {
@@ -134,23 +129,24 @@ struct KeepingSource {
     }
     I32x16 half_scales(int half) const {
         const I32x16 s = packed.half_scales(half);
-        if constexpr (Form::has_half_scales) store_half_scales(tile.half_scales[half], s);
+        if constexpr (Form::has_half_scales) {
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half]), s.lo);
+            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half] + 8), s.hi);
+        }
         return s;
     }
 };
 
 template <typename F>
 void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
+    const KeepingSource<F> keeping{source, tile};
     unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
-        unroll<2>([&](auto h) __attribute__((always_inline)) {
-            constexpr int Q = decltype(q)::value, H = decltype(h)::value;
-            _mm256_store_si256(reinterpret_cast<__m256i*>(tile.codes + 64 * Q + 32 * H), source.template quad<Q, H>());
-        });
+        keeping.template quad<decltype(q)::value, 0>();
+        keeping.template quad<decltype(q)::value, 1>();
     });
-    store(tile.scales, source.scales());
-    for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
-    if constexpr (F::has_half_scales)
-        for (int j = 0; j < 2; ++j) store_half_scales(tile.half_scales[j], source.half_scales(j));
+    keeping.scales();
+    for (int j = 0; j < F::mins; ++j) keeping.mins(j);
+    for (int j = 0; F::has_half_scales && j < 2; ++j) keeping.half_scales(j);
 }
 
 // acc[r][h] += codes of quads [First, First + Count) x activations, int16; starts at zero.
