@@ -228,7 +228,7 @@ class Engine:
 
         False: that is not the next step, because a request has come or gone or a token ends its sequence.
         """
-        if self._ended is None or isinstance(self._ended.result, SamplingError) or self.scheduler.has_waiting:
+        if self._ended is None or isinstance(self._ended.result, SamplingError) or self.scheduler.may_admit:
             return False
         batch.token_ids = self._ended.result.token_ids
         pairs = zip(schedule.scheduled, batch.token_ids.tolist(), strict=True)

@@ -180,6 +180,27 @@ class SequenceGroup:
     def status(self) -> RequestStatus:
         return self.members[0].status
 
+    def rows(self, sequence: Sequence, count: int) -> list[RowUse]:
+        """The rows that are wanted of a member's next `count` tokens."""
+        computed = sequence.num_computed_tokens
+        rows = []
+        for consumer in self.consumers:
+            start, end = consumer.wanted(sequence)
+            start, end = max(start, computed), min(end, computed + count)
+            if start < end:
+                rows.append(RowUse(consumer, sequence, start, end - start))
+        return rows
+
+    def max_cached_tokens(self) -> int:
+        """The maximum number of the first member's tokens to take from the cache: no rows of them are wanted.
+
+        At most the prompt if others will fork there: the part that they need may have left a window later.
+        """
+        sequence = self.members[0]
+        starts = [start for start, end in (consumer.wanted(sequence) for consumer in self.consumers) if start < end]
+        forks = [self.request.num_prompt_tokens] if len(self.members) > 1 else []
+        return min([len(sequence.token_ids) - 1, *starts, *forks])
+
 
 @dataclass(slots=True)
 class RequestTimes:

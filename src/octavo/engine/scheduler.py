@@ -69,8 +69,16 @@ class Scheduler:
         return len(self._pooled.running), self._pooled.num_waiting
 
     @property
-    def has_waiting(self) -> bool:
-        return any(queue.num_waiting for queue in self._queues)
+    def may_admit(self) -> bool:
+        """False: no waiting group gets a seat before a running one gives up its own."""
+        for queue in self._queues:
+            first = queue.first_waiting()
+            if first is not None:
+                last = queue.running[-1] if queue.running else None
+                has_seats = queue.num_seats_taken + first.request.num_seats <= self.max_num_seqs
+                if has_seats or (last is not None and last.request.options.priority > first.request.options.priority):
+                    return True
+        return False
 
     @property
     def num_rows(self) -> int:
@@ -79,7 +87,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        return self.has_waiting or any(queue.running for queue in self._queues)
+        return any(queue.running or queue.num_waiting for queue in self._queues)
 
     # --- requests come and go ---
 
@@ -121,7 +129,7 @@ class Scheduler:
         """The step after one in flight, if its sequences only take their next tokens. None if that is not certain."""
         count, pool = len(step.scheduled), self.kv_cache.pool
         is_decode = step.num_decodes == count == len(self._sampled.running)
-        if not is_decode or self._pooled.running or self.has_waiting:
+        if not is_decode or self._pooled.running or self.may_admit:
             return None
         ahead = Schedule(self.max_num_batched_tokens - count, self.max_num_outputs - count, num_decodes=count)
         ahead.is_ahead = True
@@ -166,7 +174,7 @@ class Scheduler:
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in running):
             return False
         sequence = first.members[0]
-        num_missing = len(sequence.token_ids) - self.kv_cache.num_cached_tokens(sequence, _max_cached_tokens(first))
+        num_missing = len(sequence.token_ids) - self.kv_cache.num_cached_tokens(sequence, first.max_cached_tokens())
         if not budget.lets_skip(len(running), num_missing):
             return False
         if not self._admit(self._sampled, first, step):
@@ -271,7 +279,7 @@ class Scheduler:
             self._schedule_lockstep(group, step)
             return
         count = min(first.num_missing_tokens, step.num_tokens_left)
-        excess = sum(use.count for use in _rows(group, first, count)) - step.num_rows_left
+        excess = sum(use.count for use in group.rows(first, count)) - step.num_rows_left
         count -= max(excess, 0)  # rows are wanted of the last tokens of a chunk, if of any
         start = first.num_computed_tokens
         is_first = not step.has_chunks
@@ -290,8 +298,7 @@ class Scheduler:
         for member in unstarted:
             self.kv_cache.fork(first, member, num_prompt_tokens)
         counts = [member.num_missing_tokens for member in members]
-        samples = sum(counts) <= step.num_tokens_left and len(members) <= step.num_rows_left
-        if not samples:
+        if sum(counts) > step.num_tokens_left or len(members) > step.num_rows_left:
             left = step.num_tokens_left
             for i, count in enumerate(counts):
                 counts[i] = min(count - 1, left)
@@ -308,7 +315,7 @@ class Scheduler:
             self._preempt(victim, step)
         for member, count in zip(members, counts, strict=True):
             if count:
-                rows = _rows(group, member, count)
+                rows = group.rows(member, count)
                 start, copies = member.num_computed_tokens, self.kv_cache.append(member, count)
                 step.add(ScheduledSequence(member, start, count, rows, copies))
         return True
@@ -347,7 +354,7 @@ class Scheduler:
         seats_missing = queue.num_seats_taken + seats - self.max_num_seqs
         if seats_missing > sum(other.request.num_seats for other in worse if self._queue(other) is queue):
             return False
-        num_cached_tokens = self.kv_cache.match_prefix(first, _max_cached_tokens(group))
+        num_cached_tokens = self.kv_cache.match_prefix(first, group.max_cached_tokens())
         needed = self._num_blocks_missing(group)
         to_gain = sum(member.num_held_blocks for other in worse for member in other.members)
         if needed > self._num_blocks_to_spare() + to_gain:
@@ -425,26 +432,3 @@ class Scheduler:
             entries = [table.num_entries for table in sequence.block_tables]
             if min(entries, default=0) < self.kv_cache.num_blocks_for(sequence.num_computed_tokens):
                 raise AssertionError(f"{sequence.num_computed_tokens} tokens lie in {entries} blocks")
-
-
-def _rows(group: SequenceGroup, sequence: Sequence, count: int) -> list[RowUse]:
-    """The rows that the group wants of the sequence's next `count` tokens."""
-    computed = sequence.num_computed_tokens
-    rows = []
-    for consumer in group.consumers:
-        start, end = consumer.wanted(sequence)
-        start, end = max(start, computed), min(end, computed + count)
-        if start < end:
-            rows.append(RowUse(consumer, sequence, start, end - start))
-    return rows
-
-
-def _max_cached_tokens(group: SequenceGroup) -> int:
-    """The maximum number of the first member's tokens to take from the cache: no rows of them are wanted.
-
-    At most the prompt if others will fork there: the part that they need may have left a window later.
-    """
-    sequence = group.members[0]
-    starts = [start for start, end in (consumer.wanted(sequence) for consumer in group.consumers) if start < end]
-    forks = [group.request.num_prompt_tokens] if len(group.members) > 1 else []
-    return min([len(sequence.token_ids) - 1, *starts, *forks])
