@@ -181,6 +181,20 @@ def test_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     np.testing.assert_array_equal(logits_of(other), logits_of(plain))
 
 
+def test_another_way_of_making_a_weight_is_another_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So packed weights that were kept on disk are not taken for others."""
+    name = LAYER + "mlp.down_proj.weight"
+    path = write_directory(tmp_path, plain_tensors())
+    found = []
+    for order in (np.arange(WIDTH)[::-1], np.roll(np.arange(WIDTH), 1)):
+        transform = Permute("layers.*.mlp.down_proj", lambda _, order=order: order)
+        monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=(transform,)))
+        found += [open_checkpoint(path).weights.fingerprint(name) for _ in range(2)]
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable())
+    found.append(open_checkpoint(path).weights.fingerprint(name))
+    assert found[0] == found[1] != found[2] == found[3] != found[4] != found[0]
+
+
 def experts(layers: int, count: int) -> Arrays:
     rng = np.random.default_rng(1)
     shapes = {"gate_proj": (HIDDEN, WIDTH), "up_proj": (HIDDEN, WIDTH), "down_proj": (WIDTH, HIDDEN)}
