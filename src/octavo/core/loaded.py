@@ -20,38 +20,23 @@ STALL_S = 1.5
 SLOW_STEP_S = 10.0
 
 
-class LoadClock:
-    """Measures the phases of a load by its progress: open (find and read the files), weights, cache."""
-
-    def __init__(self, progress: LoadProgress) -> None:
-        self._progress = progress
-        self._start = time.monotonic()
-        self._first: float | None = None
-        self._last = self._start
-
-    def progress(self, done: int, total: int) -> None:
-        """The progress callback for `load_engine`; it passes the figures on."""
-        self._last = time.monotonic()
-        self._first = self._first or self._last
-        self._progress(done, total)
-
-    def seconds(self) -> dict[str, float]:
-        """The seconds of each phase, in order. Call it after loading."""
-        first = self._first or self._last
-        return {
-            "open": first - self._start,
-            "weights": self._last - first,
-            "cache": time.monotonic() - self._last,
-        }
-
-
 def load(
     config: EngineConfig, progress: LoadProgress, on_round_end: Callable[[], None] | None = None
 ) -> tuple[Session, ModelInfo]:
-    """A session and its description. Raises the errors of `load_engine`."""
-    clock = LoadClock(progress)
-    session = Session(config, clock.progress, on_round_end)
-    return session, _model_info(session, config.kv_dtype, clock.seconds())
+    """A session and its description. Raises the errors of `load_engine`.
+
+    The seconds of the phases come from the progress: open (find and read the files), weights, cache.
+    """
+    times = [time.monotonic()]
+
+    def note(done: int, total: int) -> None:
+        times.append(time.monotonic())
+        progress(done, total)
+
+    session = Session(config, note, on_round_end)
+    start, first, last = times[0], times[min(1, len(times) - 1)], times[-1]
+    seconds = {"open": first - start, "weights": last - first, "cache": time.monotonic() - last}
+    return session, _model_info(session, config.kv_dtype, seconds)
 
 
 def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, float]) -> ModelInfo:
