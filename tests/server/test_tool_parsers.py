@@ -198,3 +198,12 @@ def test_valid_arguments_stay_valid_and_unchanged() -> None:
     arguments = json.dumps({"code": "é😀\u2028</tool_call>" * 50, "options": {"a": [1, {"b": None}] * 20}}, indent=3)
     text = f'<tool_call>{{"name": "run", "arguments": {arguments}}}</tool_call>'
     assert fold(parse("hermes", list(text))) == ("", (("run", arguments),))
+
+
+def test_white_space_before_a_call_that_was_cut_off_is_dropped() -> None:
+    assert fold(parse("functionary", ["Hm.\n<function=now>"])) == ("Hm.", (("now", ""),))
+
+
+def test_half_a_surrogate_pair_in_a_name_can_be_encoded() -> None:
+    text = '<tool_call>{"name": "a\\ud83d", "arguments": {}}</tool_call>'
+    assert fold(parse("hermes", list(text))) == ("", (("a\ufffd", "{}"),))
