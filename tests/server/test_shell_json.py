@@ -1,4 +1,4 @@
-"""Bodies that are broken JSON, or JSON of the wrong shape: list B, and the encodings of list D."""
+"""Bodies that are malformed JSON, JSON of the wrong shape, or wrongly encoded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Event streams and clients that leave, stall or do half of what they should: list G."""
+"""Event streams, and clients that disconnect, stall or close only half of the connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that are broken below JSON: list A of the bad inputs."""
+"""Requests that are malformed below JSON: request line, headers, encodings, TLS, connections."""
 
 from __future__ import annotations
 
