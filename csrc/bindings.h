@@ -33,7 +33,7 @@ constexpr const char* element_name<float>() {
 }
 
 // The memory of a contiguous numpy array with N dimensions of T, kept alive. By the buffer protocol: a step reads two
-// dozen arrays between two steps, and an nb::ndarray costs three times as much.
+// dozen arrays while no worker computes, and nb::ndarray touches more memory for each.
 template <typename T, size_t N>
 class Buffer {
   public:
