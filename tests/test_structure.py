@@ -1,6 +1,7 @@
 """Every check of tools/check_structure.py passes, and fails on a violation."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,10 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_violations_are_found(repository: Path, check: str, path: str, text: str, message: str) -> None:
     (repository / path).write_text(text)
     assert any(message in problem for problem in structure.CHECKS[check]())
+
+
+def test_the_classes_of_parameters_are_rarely_told_apart() -> None:
+    """Members that all of them have say what is wanted of a request; a test of the class is for what only one has."""
+    pattern = re.compile(r"isinstance\([^)]*\b(SamplingParams|BeamSearchParams)\b")
+    found = [path.name for path in structure.package_files() if pattern.search(path.read_text())]
+    assert sum(len(pattern.findall(path.read_text())) for path in structure.package_files()) <= 4, found
