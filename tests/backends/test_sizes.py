@@ -51,7 +51,7 @@ def test_every_type_takes_what_was_said(type_name: str, backend: str) -> None:
         weight = random_weight(type_name, (48, 256), 0)
     graph, weights = one_matrix(weight)
     sizes = get_backend(backend).sizes(graph, weights, LIMITS)
-    executor = get_backend(backend).compile(graph, weights, LIMITS)
+    executor = get_backend(backend).compile(sizes, weights, LIMITS)
     executor.allocate_cache(1, 16)
     assert sizes.weight_bytes == executor.weight_bytes
     assert sizes.cache == executor.cache_sizes

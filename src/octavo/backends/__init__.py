@@ -131,7 +131,7 @@ class Backend(Protocol):
 
     def compile(
         self,
-        graph: Graph,
+        graph: Graph | Sizes,
         weights: Mapping[str, Weight],
         limits: ExecutorLimits,
         *,
@@ -142,8 +142,9 @@ class Backend(Protocol):
     ) -> Executor:
         """Compiles `graph` once. num_threads 0: one for each core that this process may use.
 
-        progress: called with (bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights
-        are not kept; a backend that packs nothing keeps nothing. kv_dtype: number type of the paged cache.
+        graph: or the result of `sizes` with the same arguments, so that its work is not done again. progress: called
+        with (bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights are not kept; a
+        backend that packs nothing keeps nothing. kv_dtype: number type of the paged cache.
         Raises GraphError naming an operation that the backend lacks.
         """
 

@@ -30,7 +30,7 @@ from octavo.quantization.packed import Weight
 
 
 def compile(  # noqa: A001 - the backend protocol's name
-    graph: Graph,
+    graph: Graph | Sizes,
     weights: Mapping[str, Weight],
     limits: ExecutorLimits,
     *,
@@ -44,6 +44,7 @@ def compile(  # noqa: A001 - the backend protocol's name
 
     kv_dtype: the type to which keys and values are rounded; they are stored in `dtype`. None: no rounding.
     """
+    graph = graph.graph if isinstance(graph, Sizes) else graph
     dense: dict[Parameter, Array] = {}
     total = sum(parameter_info(weights, p).nbytes for p in graph.parameters)
     loaded = 0
@@ -67,7 +68,8 @@ def sizes(
     infos = {p: parameter_info(weights, p) for p in graph.parameters}
     packed = {p: 4 * prod(p.shape) for p in infos}
     matrices = [PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if len(p.shape) > 1]
-    return Sizes(graph, packed, sum_types(matrices), 4 * _workspace_elements(graph, limits), _cache_sizes(graph, 4))
+    workspace = 4 * _workspace_elements(graph, limits)
+    return Sizes(graph, packed, sum_types(matrices), workspace, _cache_sizes(graph, 4), {})
 
 
 def memory() -> MemoryBudget:

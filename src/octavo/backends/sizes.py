@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
+from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.values import Parameter
 
 
@@ -29,7 +30,8 @@ class PackedType:
 class Sizes:
     """Sizes in bytes. graph: as the backend runs it. weights: packed size of each of its parameters.
 
-    types: the types of its matrices, the largest total first.
+    types: the types of its matrices, the largest total first. kv_formats: number format of each layer's cache; empty if
+    the backend stores all caches alike.
     """
 
     graph: Graph
@@ -37,6 +39,7 @@ class Sizes:
     types: tuple[PackedType, ...]
     workspace_bytes: int
     cache: CacheSizes
+    kv_formats: Mapping[int, LayerFormat]
 
     @property
     def weight_bytes(self) -> int:

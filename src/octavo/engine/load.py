@@ -131,7 +131,7 @@ def _compile(
             "memory is free. Free some, or take a smaller model or quantization"
         )
     return backend.compile(
-        graph,
+        sizes,
         checkpoint.weights,
         limits,
         num_threads=config.num_threads,

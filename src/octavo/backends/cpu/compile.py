@@ -13,12 +13,13 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import WeightOperand, lower
 from octavo.backends.cpu.passes import PASSES
-from octavo.backends.cpu.sizes import ELEMENT_BYTES, cache_sizes, largest_rows
+from octavo.backends.cpu.sizes import ELEMENT_BYTES, cache_sizes, kv_formats, largest_rows
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import load_matrices, plain_weight
+from octavo.backends.sizes import Sizes
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph, Node
-from octavo.graph.layer_formats import LayerFormat, layer_formats
+from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.memory_plan import plan
 from octavo.graph.ops import Input
 from octavo.graph.passes import optimize
@@ -47,7 +48,7 @@ class CompileOptions:
 
 
 def compile(  # noqa: A001 - the backend protocol's name
-    graph: Graph,
+    graph: Graph | Sizes,
     weights: Mapping[str, Weight],
     limits: ExecutorLimits,
     *,
@@ -59,11 +60,14 @@ def compile(  # noqa: A001 - the backend protocol's name
 ) -> CpuExecutor:
     """See `octavo.backends.Backend.compile`. Raises GraphError naming an operation without a native kernel."""
     isa = choose_isa(options.isa)
-    if options.optimized:
-        graph = optimize(graph, PASSES)
+    if isinstance(graph, Sizes):
+        formats, graph = graph.kv_formats, graph.graph
+    else:
+        graph = optimize(graph, PASSES) if options.optimized else graph
+        formats = kv_formats(graph, weights, kv_dtype)
     _check_kernels(graph)
     threads = plan_threads(num_threads)
-    return _Compiler(graph, weights, limits, isa, threads, options).run(progress, pack_cache, kv_dtype)
+    return _Compiler(graph, weights, formats, limits, isa, threads, options).run(progress, pack_cache)
 
 
 def choose_isa(isa: str | None = None) -> str:
@@ -92,6 +96,7 @@ class _Compiler:
         self,
         graph: Graph,
         weights: Mapping[str, Weight],
+        formats: Mapping[int, LayerFormat],
         limits: ExecutorLimits,
         isa: str,
         threads: ThreadPlan,
@@ -105,11 +110,10 @@ class _Compiler:
         self._plain: dict[Parameter | tuple[float, ...], int] = {}
         self._layout = graph.cache_layout
         self._matrices: dict[Parameter, int] = {}
-        self._formats: dict[int, LayerFormat] = {}
+        self._formats = formats
         self._program = self._make_program(limits, options)
 
-    def run(self, progress: LoadProgress | None, pack_cache: PackCacheOptions | None, kv_dtype: KVDtype) -> CpuExecutor:
-        self._formats = layer_formats(self._graph, lambda p: plain_weight(self._weights, p), kv_dtype)
+    def run(self, progress: LoadProgress | None, pack_cache: PackCacheOptions | None) -> CpuExecutor:
         # The step itself fills the values of inputs.
         computed = [node for node in self._graph.nodes if not isinstance(node.op, Input)]
         matrices = [p for node in computed for p in node.op.parameters if len(p.shape) > 1]

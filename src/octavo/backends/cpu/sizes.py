@@ -43,7 +43,7 @@ def sizes(
 ) -> Sizes:
     """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
     graph = optimize(graph, PASSES)
-    formats = layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
+    formats = kv_formats(graph, weights, kv_dtype)
     matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if len(p.shape) > 1}
     vectors = {p: 4 * p.shape[0] for p in graph.parameters if len(p.shape) == 1}
     return Sizes(
@@ -52,7 +52,13 @@ def sizes(
         types=sum_types(matrices.values()),
         workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(num_threads).count),
         cache=cache_sizes(graph, formats),
+        kv_formats=formats,
     )
+
+
+def kv_formats(graph: Graph, weights: Mapping[str, Weight], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
+    """The number format of each layer's cache, which depends on the biases of its keys."""
+    return layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
 
 
 def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> PackedType:
