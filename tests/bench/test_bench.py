@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import json
 from typing import Any
 
 import pytest
 
-from octavo.bench import DEFINITIONS, LatencyReport, Spread, ThroughputReport, latency, load, throughput
+from octavo.bench import DEFINITIONS, LatencyReport, Spread, ThroughputReport, latency, requests, throughput
 from octavo.engine.session import Session
 from octavo.errors import UsageError
 from tests.support.fake_model import use_fake_model
@@ -54,8 +53,10 @@ def test_warm_ups_are_not_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None
     use_fake_model(monkeypatch)
     sizes: list[int] = []
 
-    def run_once(session: Session, num_requests: int, *arguments: Any) -> load.Run:
-        run = load.run_once(session, num_requests, *arguments)
+    original = requests.run_once
+
+    def run_once(session: Session, num_requests: int, *arguments: Any) -> requests.Run:
+        run = original(session, num_requests, *arguments)
         sizes.append(num_requests)
         if len(sizes) <= 2:  # as if the warm-ups had wasted everything
             metrics = session.metrics
@@ -65,7 +66,7 @@ def test_warm_ups_are_not_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None
             session._loaded.engine.scheduler.num_preemptions += 5
         return run
 
-    monkeypatch.setattr(importlib.import_module("octavo.bench.throughput"), "run_once", run_once)
+    monkeypatch.setattr(requests, "run_once", run_once)
     report = throughput("fake", num_prompts=12, input_len=10, output_len=4, iterations=2, warmup=2)
     assert sizes == [8, 8, 12, 12]
     assert 0 < report.kv_waste < 0.5

@@ -3,10 +3,8 @@
 `DEFINITIONS` defines every figure.
 """
 
-from octavo.bench.latency import LatencyReport, latency
 from octavo.bench.profile import ProfileReport, StepProfile, profile
-from octavo.bench.statistics import DEFINITIONS, Spread
-from octavo.bench.throughput import ThroughputReport, throughput
+from octavo.bench.requests import DEFINITIONS, LatencyReport, Spread, ThroughputReport, latency, throughput
 
 __all__ = [
     "DEFINITIONS",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from octavo.backends.profiling import Ceilings, ProfiledExecutor, RecordTime
 from octavo.batch import Batch, SamplingBatch, greedy_rows
-from octavo.bench.load import check_sizes
+from octavo.bench.requests import check_sizes
 from octavo.config import EngineConfig
 from octavo.engine.load import load_engine
+from octavo.engine.progress import ProgressBar
 from octavo.errors import UsageError
 from octavo.graph.ops import StepSizes
 
@@ -81,17 +82,19 @@ def profile(
     context: int = 128,
     iterations: int = 40,
     *,
-    progress: Callable[[int, int], None] | None = None,
+    show_progress: bool = False,
     **options: Any,
 ) -> ProfileReport:
     """Profiles a decode step of each number of rows at `context` tokens, and a prefill of each number of tokens.
 
-    iterations: decode steps of each kind; prefill runs a quarter as many, but at least 4. progress: called with
-    (kinds of steps done, kinds in all). options: further fields of `octavo.config.EngineConfig`.
+    iterations: decode steps of each kind; prefill runs a quarter as many, but at least 4. options: further
+    fields of `octavo.config.EngineConfig`. show_progress: show a bar on a terminal.
     Raises UsageError, ModelLoadError or InsufficientMemoryError.
     """
-    check_sizes(context=context, iterations=iterations, **{f"rows[{i}]": count for i, count in enumerate(rows)})
-    check_sizes(**{f"prefill[{i}]": count for i, count in enumerate(prefill)})
+    counts = {
+        f"{name}[{i}]": n for name, values in (("rows", rows), ("prefill", prefill)) for i, n in enumerate(values)
+    }
+    check_sizes(context=context, iterations=iterations, **counts)
     longest = max([context, *prefill])
     room = {
         "max_num_seqs": max([1, *rows]),
@@ -113,13 +116,13 @@ def profile(
             )
         stepper = _Stepper(executor, limits.block_size, limits.vocab_size)
         steps = []
-        for i, count in enumerate([*rows, *prefill]):
-            if i < len(rows):
+        with ProgressBar(len(rows) + len(prefill), "kinds of steps", enabled=show_progress) as bar:
+            for count in rows:
                 steps.append(stepper.decode(count, context, iterations))
-            else:
+                bar.advance()
+            for count in prefill:
                 steps.append(stepper.prefill(count, max(iterations // 4, 4)))
-            if progress is not None:
-                progress(i + 1, len(rows) + len(prefill))
+                bar.advance()
         return ProfileReport(loaded.name, loaded.architecture, executor.weight_bytes, tuple(steps))
     finally:
         executor.close()

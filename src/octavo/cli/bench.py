@@ -38,7 +38,6 @@ def _number(flag: str, default: int | tuple[int, ...], text: str) -> Callable[[_
 
 _model = click.argument("model", default=DEFAULT_MODEL)
 _as_json = click.option("--json", "as_json", is_flag=True, help="as JSON")
-_WARMUP = 1
 # The ceilings in the header of a step's table, in units of 10^9 a second.
 _CEILINGS = {
     "read from memory": "{:.1f} GB/s from memory",
@@ -46,7 +45,6 @@ _CEILINGS = {
     "int8 multiply-adds": "{:.0f} G int8 multiply-adds/s",
     "float multiply-adds": "{:.0f} G float multiply-adds/s",
 }
-_Report = TypeVar("_Report")
 
 
 @click.group(cls=_Commands, invoke_without_command=True)
@@ -64,11 +62,11 @@ def bench(context: click.Context) -> None:
 @_number("--iterations", 10, "runs that count")
 @_as_json
 @with_engine_options
-def latency(*, model: str, iterations: int, as_json: bool, engine_options: Options, **load: int) -> None:
+def latency(*, model: str, as_json: bool, engine_options: Options, **load: int) -> None:
     """Measure the latency of one batch of requests."""
     from octavo.bench import latency as measure
 
-    _write(_run(measure, model, iterations, {**load, **engine_options}), as_json)
+    _write(measure(str(find_model(model)), show_progress=True, **load, **engine_options), as_json)
 
 
 @bench.command()
@@ -79,11 +77,11 @@ def latency(*, model: str, iterations: int, as_json: bool, engine_options: Optio
 @_number("--iterations", 3, "runs that count")
 @_as_json
 @with_engine_options
-def throughput(*, model: str, iterations: int, as_json: bool, engine_options: Options, **load: int) -> None:
+def throughput(*, model: str, as_json: bool, engine_options: Options, **load: int) -> None:
     """Measure the throughput of many requests submitted at once."""
     from octavo.bench import throughput as measure
 
-    _write(_run(measure, model, iterations, {**load, **engine_options}), as_json)
+    _write(measure(str(find_model(model)), show_progress=True, **load, **engine_options), as_json)
 
 
 @bench.command()
@@ -94,34 +92,14 @@ def throughput(*, model: str, iterations: int, as_json: bool, engine_options: Op
 @_number("--iterations", 40, "steps of each kind; the fastest quarter counts")
 @_as_json
 @with_engine_options
-def profile(
-    *,
-    model: str,
-    rows: tuple[int, ...],
-    prefill: tuple[int, ...],
-    context: int,
-    iterations: int,
-    as_json: bool,
-    engine_options: Options,
-) -> None:
+def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) -> None:
     """Show the time of each operation in a step, beside the best possible on this machine.
 
     Also available as: octavo bench --profile.
     """
     from octavo.bench import profile as measure
-    from octavo.engine.progress import ProgressBar
 
-    path = str(find_model(model))
-    with ProgressBar(len(rows) + len(prefill), "kinds of steps") as bar:
-        report = measure(
-            path,
-            list(rows),
-            list(prefill),
-            context,
-            iterations,
-            progress=lambda _done, _total: bar.advance(),
-            **engine_options,
-        )
+    report = measure(str(find_model(model)), show_progress=True, **load, **engine_options)
     if as_json:
         write_json(asdict(report))
     else:
@@ -165,17 +143,6 @@ def _step_lines(step: StepProfile) -> list[str]:
     lines.append(f"{'all operations':<42}{1e3 * total:>9.3f}")
     lines.append(f"{'wall time of the step':<42}{1e3 * wall:>9.3f}   operations are {total / wall:.1%} of it")
     return lines
-
-
-def _run(measure: Callable[..., _Report], model: str, iterations: int, options: Options) -> _Report:
-    """Runs a benchmark with a progress bar over its runs."""
-    from octavo.engine.progress import ProgressBar
-
-    path = str(find_model(model))
-    with ProgressBar(_WARMUP + iterations, "runs") as bar:
-        return measure(
-            path, iterations=iterations, warmup=_WARMUP, progress=lambda _done, _total: bar.advance(), **options
-        )
 
 
 def _write(report: LatencyReport | ThroughputReport, as_json: bool) -> None:
