@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,8 @@ def describe_machine(session: Session) -> Machine:
     return Machine(
         octavo=__version__,
         python=platform.python_version(),
-        system=f"{platform.system()} {platform.release()} {platform.machine()}",
-        processor=_processor(),
+        system=system(),
+        processor=processor().get("model name", platform.machine()),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         backend=session.config.backend,
         isa=getattr(executor, "isa", None),
@@ -51,9 +50,15 @@ def describe_machine(session: Session) -> Machine:
     )
 
 
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+def system() -> str:
+    """`Linux 6.8.0 x86_64`"""
+    return f"{platform.system()} {platform.release()} {platform.machine()}"
+
+
+def processor() -> dict[str, str]:
+    """The facts of `/proc/cpuinfo` about the first processor; without that file, only its name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return {"model name": platform.processor() or platform.machine()}
+    return dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))

@@ -52,18 +52,19 @@ def doctor(*, as_json: bool) -> None:
 def examine() -> dict[str, Any]:
     """The findings under their names in the JSON output. Failed checks are listed under `problems`."""
     from octavo import env
+    from octavo.bench import machine
 
     problems: list[str] = []
-    processor, flags = _processor()
+    processor = machine.processor()
+    flags = processor.get("flags", processor.get("Features", "")).split()
     backend, available_bytes = _backend(problems)
     cache = env.cache_dir()
-    dependencies = {name: _version(name, problems) for name in _DEPENDENCIES}
     return {
         "version": __version__,
         "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "processor": processor,
-        "cpu_flags": flags,
+        "system": machine.system(),
+        "processor": processor.get("model name", platform.machine()),
+        "cpu_flags": [flag for flag in _INTERESTING_FLAGS if flag in flags],
         "isa": backend.kernels,
         "isa_reason": backend.reason,
         "threads": backend.num_threads,
@@ -75,24 +76,13 @@ def examine() -> dict[str, Any]:
         "pack_cache_dir": str(env.pack_cache_dir()),
         "pack_cache_bytes": _folder_bytes(env.pack_cache_dir()),
         "network": "network disabled" if env.is_offline() else "network allowed",
-        "dependencies": dependencies,
+        "dependencies": {name: _version(name, problems) for name in _DEPENDENCIES},
         "problems": problems,
     }
 
 
 def _folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
-def _processor() -> tuple[str, list[str]]:
-    """The processor's name, and its flags that matter to the kernels."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or "unknown", []
-    facts = dict(reversed([[part.strip() for part in line.split(":", 1)] for line in lines if ":" in line]))
-    flags = facts.get("flags", facts.get("Features", "")).split()
-    return facts.get("model name", platform.machine()), [flag for flag in _INTERESTING_FLAGS if flag in flags]
 
 
 def _backend(problems: list[str]) -> tuple[BackendDescription, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -58,12 +59,9 @@ def plan(*, model: str, ctx: int | None, users: int, kv_dtype: str, as_json: boo
     from octavo.engine.sizes import free_memory
     from octavo.loader.checkpoint import open_checkpoint
 
-    checkpoint = open_checkpoint(find_model(model))
-    try:
+    with closing(open_checkpoint(find_model(model))) as checkpoint:
         config = EngineConfig.resolve(model, {"kv_dtype": kv_dtype})
         needs = memory_needs(checkpoint, ctx, users, free_memory(config), config)
-    finally:
-        checkpoint.close()
     if as_json:
         write_json(asdict(needs))
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +35,8 @@ def show(*, model: str, as_json: bool) -> None:
     """
     from octavo.loader.checkpoint import open_checkpoint
 
-    path = find_model(model)
-    checkpoint = open_checkpoint(path)
-    try:
+    with closing(open_checkpoint(find_model(model))) as checkpoint:
         description = describe(checkpoint)
-    finally:
-        checkpoint.close()
     if as_json:
         write_json(description)
     else:
@@ -49,17 +47,11 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """The facts under their names in the JSON output; sizes in bytes, lengths in tokens."""
     config = checkpoint.config
     tensors = checkpoint.file.tensors.values()
-    formats: dict[str, dict[str, int]] = {}
     num_weights: Counter[str] = Counter()
     num_bytes: Counter[str] = Counter()
     for tensor in tensors:
-        elements = 1
-        for length in tensor.shape:
-            elements *= length
-        num_weights[tensor.type_name] += elements
+        num_weights[tensor.type_name] += math.prod(tensor.shape)
         num_bytes[tensor.type_name] += tensor.nbytes
-    for name, total in num_bytes.most_common():
-        formats[name] = {"weights": num_weights[name], "bytes": total}
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,
@@ -68,7 +60,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "file_bytes": sum(file.stat().st_size for file in {tensor.file for tensor in tensors}),
         "num_parameters": sum(num_weights.values()),
         "bits_per_weight": 8 * sum(num_bytes.values()) / max(sum(num_weights.values()), 1),
-        "formats": formats,
+        "formats": {name: {"weights": num_weights[name], "bytes": n} for name, n in num_bytes.most_common()},
         "context_length": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
         "num_layers": config.num_layers,
@@ -109,19 +101,20 @@ def _has_chat_template(checkpoint: Checkpoint) -> bool:
 
 
 def _write(facts: dict[str, Any]) -> None:
-    shown = {
-        "path": facts["path"],
-        "architecture": f"{facts['architecture']} ({facts['format']})",
-        **{label: facts[label] or "not stated" for label in _ORIGIN.values()},
-        "parameters": f"{facts['num_parameters']:,}",
-        "size": f"{size(facts['file_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight",
-        "context": f"{facts['context_length']:,} tokens",
-        "vocabulary": f"{facts['vocab_size']:,} tokens ({facts['tokenizer'] or 'no tokenizer'})",
-        "layers": f"{facts['num_layers']}, hidden size {facts['hidden_size']}",
-        "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, of {facts['head_dim']}",
-        "chat template": "yes" if facts["has_chat_template"] else "no",
-    }
-    write_facts(shown)
+    write_facts(
+        {
+            "path": facts["path"],
+            "architecture": f"{facts['architecture']} ({facts['format']})",
+            **{label: facts[label] or "not stated" for label in _ORIGIN.values()},
+            "parameters": f"{facts['num_parameters']:,}",
+            "size": f"{size(facts['file_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight",
+            "context": f"{facts['context_length']:,} tokens",
+            "vocabulary": f"{facts['vocab_size']:,} tokens ({facts['tokenizer'] or 'no tokenizer'})",
+            "layers": f"{facts['num_layers']}, hidden size {facts['hidden_size']}",
+            "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, of {facts['head_dim']}",
+            "chat template": "yes" if facts["has_chat_template"] else "no",
+        }
+    )
     for warning in facts["warnings"]:
         write(f"\nwarning: {warning}\n")
     write("\nformat     weights         bytes\n")
