@@ -41,8 +41,8 @@ class RunningSum(Op):
         return sizes.tokens * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        batch, out = step.batch, step.value(self.x).copy()
-        (sums,) = step.state(self.layer)
+        batch, out = step.batch, step.values[self.x].copy()
+        (sums,) = step.states[self.layer]
         assert batch.state_slots is not None
         for request, slot in enumerate(batch.state_slots):
             rows = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])

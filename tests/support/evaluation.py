@@ -8,29 +8,9 @@ import numpy as np
 
 from octavo.batch import Batch
 from octavo.graph.cache import KVCache
-from octavo.graph.ops import LayerCache, Op
+from octavo.graph.ops import Evaluation, LayerCache, Op
 from octavo.graph.values import Parameter, Value
 from tests.support.batches import BLOCK_SIZE, Request, blocks_for, step
-
-
-class OneStep:
-    """Implements `octavo.graph.ops.Evaluation` over dictionaries."""
-
-    def __init__(self, batch: Batch, values: Mapping[int, np.ndarray], weights: Mapping[str, np.ndarray]) -> None:
-        self.batch = batch
-        self.dtype = np.dtype(np.float64)
-        self._values = values
-        self._weights = weights
-        self.caches: dict[int, LayerCache] = {}
-
-    def value(self, value: Value) -> np.ndarray:
-        return self._values[value.id]
-
-    def weight(self, parameter: Parameter) -> np.ndarray:
-        return self._weights[parameter.name]
-
-    def cache(self, layer: int) -> LayerCache:
-        return self.caches[layer]
 
 
 def evaluate(
@@ -39,10 +19,10 @@ def evaluate(
     """The output of `op`, checked against its shape rule. Without a batch: one request with all rows."""
     count = len(next(iter(values.values()))) if values else 1
     batch = batch if batch is not None else whole_prompt(count)
-    one = OneStep(batch, {v.id: a for v, a in values.items()}, {p.name: a for p, a in weights.items()})
+    caches = {}
     if isinstance(op.cache, KVCache):
-        one.caches[op.cache.layer] = LayerCache.empty(op.cache, 64, BLOCK_SIZE, np.float64)
-    out = op.evaluate(one)
+        caches[op.cache.layer] = LayerCache.empty(op.cache, 64, BLOCK_SIZE, np.float64)
+    out = op.evaluate(Evaluation(batch, np.float64, weights, caches, {}, dict(values)))
     assert out.shape[1] == op.infer_shape()[1]
     return out
 

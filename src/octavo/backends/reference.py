@@ -23,9 +23,9 @@ from octavo.errors import UsageError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
-from octavo.graph.ops import Array, LayerCache
+from octavo.graph.ops import Array, Evaluation, LayerCache
 from octavo.graph.segments import check_inputs
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import Parameter, Rows
 from octavo.quantization.packed import Weight
 
 
@@ -161,22 +161,22 @@ class ReferenceExecutor:
     def _compute(self, batch: Batch) -> StepOutput:
         for source, destination in batch.block_copies.tolist():
             self._copy_block(source, destination)
-        step = _Step(batch, self._dtype, self._weights, self._caches, self._states)
+        step = Evaluation(batch, self._dtype, self._weights, self._caches, self._states, {})
         graph = self._graph
         result = graph.hidden_states if batch.return_hidden_states else graph.outputs[-1]
         for node in graph.nodes:
-            step.results[node.output] = node.op.evaluate(step)
+            step.values[node.output] = node.op.evaluate(step)
             if node.output == result and batch.return_hidden_states:
                 break
         if batch.return_hidden_states:
             output = _unsampled(len(batch.logits_indices))
-            output.hidden_states = step.results[result]  # float64 where the executor was asked for it
+            output.hidden_states = step.values[result]  # float64 where the executor was asked for it
             return output
         if not graph.makes_logits:
             output = _unsampled(len(batch.logits_indices))
-            output.values = tuple(step.results[value] for value in graph.outputs)
+            output.values = tuple(step.values[value] for value in graph.outputs)
             return output
-        logits = step.results[result]
+        logits = step.values[result]
         if batch.sampling is None:
             output = _unsampled(logits.shape[0])
         else:
@@ -206,37 +206,6 @@ class ReferenceExecutor:
         ):
             if count > limit:
                 raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")
-
-
-class _Step:
-    """One step's values. Implements `octavo.graph.ops.Evaluation`."""
-
-    def __init__(
-        self,
-        batch: Batch,
-        dtype: DTypeLike,
-        weights: Mapping[Parameter, Array],
-        caches: Mapping[int, LayerCache],
-        states: Mapping[int, list[Array]],
-    ) -> None:
-        self.batch = batch
-        self.dtype = dtype
-        self.results: dict[Value, Array] = {}
-        self._weights = weights
-        self._caches = caches
-        self._states = states
-
-    def value(self, value: Value) -> Array:
-        return self.results[value]
-
-    def weight(self, parameter: Parameter) -> Array:
-        return self._weights[parameter]
-
-    def cache(self, layer: int) -> LayerCache:
-        return self._caches[layer]
-
-    def state(self, layer: int) -> list[Array]:
-        return self._states[layer]
 
 
 def _unsampled(num_outputs: int) -> StepOutput:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from octavo.graph.builder import Graph
 
 
 class Rows(enum.Enum):
@@ -17,16 +20,6 @@ class Rows(enum.Enum):
     OUTPUTS = "outputs"
 
 
-class Arithmetic(Protocol):
-    """The graph under construction, which `+` and `*` between values call."""
-
-    def add(self, a: Value, b: Value) -> Value: ...
-
-    def mul(self, a: Value, b: Value) -> Value: ...
-
-    def scale(self, x: Value, factor: float) -> Value: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Value:
     """A matrix [rows, cols] that an operation produces. Heads are folded into the columns."""
@@ -34,7 +27,7 @@ class Value:
     id: int
     rows: Rows
     cols: int
-    graph: Arithmetic | None = field(default=None, compare=False, repr=False)  # the builder, for the operators
+    graph: Graph | None = field(default=None, compare=False, repr=False)  # the builder, for the operators
 
     def __hash__(self) -> int:
         return self.id
@@ -49,7 +42,7 @@ class Value:
 
     __rmul__ = __mul__
 
-    def _builder(self) -> Arithmetic:
+    def _builder(self) -> Graph:
         assert self.graph is not None, "this value was not made by a graph builder"
         return self.graph
 

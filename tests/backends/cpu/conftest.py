@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import lower
 from octavo.backends.cpu.threads import plan_threads
 from octavo.batch import Batch
-from octavo.graph.ops import LayerCache, Op
+from octavo.graph.ops import Evaluation, LayerCache, Op
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import Weight
 from tests.support.guarded import guard_arrays, guarded
@@ -45,26 +45,6 @@ def make_batch(num_tokens: int, outputs: list[int] | None = None, vocab: int = 1
         slot_mapping=tokens[None],
         logits_indices=np.array(outputs if outputs is not None else [num_tokens - 1], np.int32),
     )
-
-
-@dataclass
-class NumpyStep:
-    """Implements `octavo.graph.ops.Evaluation` over given arrays, in float64."""
-
-    batch: Batch
-    values: Mapping[Value, Array]
-    weights: Mapping[str, Weight]
-    caches: dict[int, LayerCache] = field(default_factory=dict)
-    dtype: type[np.float64] = np.float64
-
-    def value(self, value: Value) -> NDArray[np.float64]:
-        return self.values[value].astype(np.float64)
-
-    def weight(self, parameter: Parameter) -> NDArray[np.float64]:
-        return self.weights[parameter.name].dequantize().astype(np.float64)
-
-    def cache(self, layer: int) -> LayerCache:
-        return self.caches[layer]
 
 
 def rows_of(rows: Rows, batch: Batch) -> int:
@@ -177,6 +157,8 @@ def numpy_op() -> Callable[..., NDArray[np.float64]]:
         caches: dict[int, LayerCache] | None = None,
     ) -> NDArray[np.float64]:
         batch = batch or make_batch(next(iter(values.values())).shape[0])
-        return op.evaluate(NumpyStep(batch, values, weights or {}, caches or {}))
+        wide = {value: array.astype(np.float64) for value, array in values.items()}
+        dense = {p: (weights or {})[p.name].dequantize().astype(np.float64) for p in op.parameters}
+        return op.evaluate(Evaluation(batch, np.float64, dense, caches or {}, {}, wide))
 
     return evaluate

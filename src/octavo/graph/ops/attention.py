@@ -80,7 +80,7 @@ class Rope(Op):
         return sizes.tokens * (heads * 6 + 3) * len(self.rope.frequencies)
 
     def evaluate(self, step: Evaluation) -> Array:
-        return rotate(step.value(self.x), self.head_dim, self.rope, step.batch.positions)
+        return rotate(step.values[self.x], self.head_dim, self.rope, step.batch.positions)
 
     @property
     def in_place(self) -> tuple[Value, ...]:
@@ -123,8 +123,8 @@ class Attention(Op):
         return self.params.cache
 
     def evaluate(self, step: Evaluation) -> Array:
-        sinks = None if self.sinks is None else step.weight(self.sinks)
-        q, k, v = step.value(self.q), step.value(self.k), step.value(self.v)
+        sinks = None if self.sinks is None else step.weights[self.sinks]
+        q, k, v = step.values[self.q], step.values[self.k], step.values[self.v]
         return paged_attention(step, q, k, v, self.params, sinks)
 
 
@@ -179,7 +179,7 @@ def paged_attention(
     step: Evaluation, q: Array, k: Array, v: Array, params: AttentionParams, sinks: Array | None
 ) -> Array:
     """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
-    p, batch, cache = params, step.batch, step.cache(params.layer)
+    p, batch, cache = params, step.batch, step.caches[params.layer]
     keys, values = (x.reshape(x.shape[0], p.num_kv_heads, -1) for x in (k, v))
     cache.write(batch.slot_mapping[cache.group], keys, values)
     out = np.empty((q.shape[0], p.output_width), q.dtype)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -74,27 +74,20 @@ class LayerCache:
         return block_table[token // self.block_size].astype(np.int64) * self.block_size + token % self.block_size
 
 
-class Evaluation(Protocol):
-    """The context of an operation's numpy definition: one step of the reference backend."""
+@dataclass(slots=True)
+class Evaluation:
+    """One step of the reference backend, for the numpy definitions of operations.
 
-    @property
-    def dtype(self) -> DTypeLike:
-        """float32 or float64; all arithmetic is done in it."""
+    dtype: float32 or float64; all arithmetic is done in it. weights: dequantized, in `dtype`. states: the arrays of
+    operations with a `StateCache`, [max_num_seqs, *shape] each, by `Batch.state_slots`. values: computed, [rows, cols].
+    """
 
-    @property
-    def batch(self) -> Batch: ...
-
-    def value(self, value: Value) -> Array:
-        """The computed matrix [rows, cols]."""
-
-    def weight(self, parameter: Parameter) -> Array:
-        """The dequantized weight, in `dtype`."""
-
-    def cache(self, layer: int) -> LayerCache:
-        """The cache of an operation that declares a `KVCache`."""
-
-    def state(self, layer: int) -> list[Array]:
-        """The arrays of an operation with a `StateCache`: [max_num_seqs, *shape] each, by `Batch.state_slots`."""
+    batch: Batch
+    dtype: DTypeLike
+    weights: Mapping[Parameter, Array]
+    caches: Mapping[int, LayerCache]
+    states: Mapping[int, list[Array]]
+    values: dict[Value, Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +118,9 @@ class Op(ABC):
     def infer_shape(self) -> tuple[Rows, int]:
         """Rows and columns of the output. Raises GraphError with the shapes that do not fit."""
 
-    @abstractmethod
-    def flops(self, sizes: StepSizes) -> int:
+    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
         """Floating point operations of a step; a multiply-add counts two, a transcendental function one."""
+        return 0
 
     @abstractmethod
     def evaluate(self, step: Evaluation) -> Array:

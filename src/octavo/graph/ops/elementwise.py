@@ -55,152 +55,113 @@ def require_activation(kind: str) -> None:
     require(kind in ACTIVATIONS, f"unknown activation {kind!r}; known are {', '.join(ACTIVATIONS)}")
 
 
-def require_same_shape(a: Value, b: Value) -> None:
-    """Raises GraphError unless both have the same rows and columns."""
-    require((a.rows, a.cols) == (b.rows, b.cols), f"shapes differ: {describe(a)} and {describe(b)}")
+@dataclass(frozen=True, slots=True)
+class Elementwise(Op):
+    """Base of the operations on single elements of one value, or of two of the same shape."""
+
+    row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 1
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        self.check_attributes()
+        first, *others = self.inputs
+        for other in others:
+            fits = (first.rows, first.cols) == (other.rows, other.cols)
+            require(fits, f"shapes differ: {describe(first)} and {describe(other)}")
+        return first.rows, first.cols
+
+    def check_attributes(self) -> None:
+        """Raises GraphError for an invalid attribute."""
+
+    def flops(self, sizes: StepSizes) -> int:
+        first = self.inputs[0]
+        return self.element_flops * sizes.rows(first.rows) * first.cols
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        return self.inputs
 
 
 @dataclass(frozen=True, slots=True)
-class Add(Op):
+class Add(Elementwise):
     """a + b"""
 
-    row_wise: ClassVar[bool] = True
-
     a: Value
     b: Value
 
-    def infer_shape(self) -> tuple[Rows, int]:
-        require_same_shape(self.a, self.b)
-        return self.a.rows, self.a.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return sizes.rows(self.a.rows) * self.a.cols
-
     def evaluate(self, step: Evaluation) -> Array:
-        return step.value(self.a) + step.value(self.b)
-
-    @property
-    def in_place(self) -> tuple[Value, ...]:
-        return self.a, self.b
+        return step.values[self.a] + step.values[self.b]
 
 
 @dataclass(frozen=True, slots=True)
-class Mul(Op):
+class Mul(Elementwise):
     """a * b, element by element"""
 
-    row_wise: ClassVar[bool] = True
-
     a: Value
     b: Value
 
-    def infer_shape(self) -> tuple[Rows, int]:
-        require_same_shape(self.a, self.b)
-        return self.a.rows, self.a.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return sizes.rows(self.a.rows) * self.a.cols
-
     def evaluate(self, step: Evaluation) -> Array:
-        return step.value(self.a) * step.value(self.b)
-
-    @property
-    def in_place(self) -> tuple[Value, ...]:
-        return self.a, self.b
+        return step.values[self.a] * step.values[self.b]
 
 
 @dataclass(frozen=True, slots=True)
-class Scale(Op):
+class Scale(Elementwise):
     """x * factor"""
-
-    row_wise: ClassVar[bool] = True
 
     x: Value
     factor: float
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def check_attributes(self) -> None:
         require(math.isfinite(self.factor), f"factor {self.factor} is not finite")
-        return self.x.rows, self.x.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return sizes.rows(self.x.rows) * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return step.value(self.x) * self.factor
-
-    @property
-    def in_place(self) -> tuple[Value, ...]:
-        return (self.x,)
+        return step.values[self.x] * self.factor
 
 
 @dataclass(frozen=True, slots=True)
-class Activation(Op):
+class Activation(Elementwise):
     """kind(x)"""
 
-    row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 4
 
     x: Value
     kind: str  # silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def check_attributes(self) -> None:
         require_activation(self.kind)
-        return self.x.rows, self.x.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return 4 * sizes.rows(self.x.rows) * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return ACTIVATIONS[self.kind](step.value(self.x))
-
-    @property
-    def in_place(self) -> tuple[Value, ...]:
-        return (self.x,)
+        return ACTIVATIONS[self.kind](step.values[self.x])
 
 
 @dataclass(frozen=True, slots=True)
-class GatedActivation(Op):
+class GatedActivation(Elementwise):
     """kind(gate) * up: SwiGLU and GeGLU (`silu_mul`, `gelu_mul` of the builder). Shazeer, arXiv 2002.05202."""
 
-    row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 5
 
     gate: Value
     up: Value
     kind: str
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def check_attributes(self) -> None:
         require_activation(self.kind)
-        require_same_shape(self.gate, self.up)
-        return self.gate.rows, self.gate.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return 5 * sizes.rows(self.gate.rows) * self.gate.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return ACTIVATIONS[self.kind](step.value(self.gate)) * step.value(self.up)
-
-    @property
-    def in_place(self) -> tuple[Value, ...]:
-        return self.gate, self.up
+        return ACTIVATIONS[self.kind](step.values[self.gate]) * step.values[self.up]
 
 
 @dataclass(frozen=True, slots=True)
-class Softcap(Op):
+class Softcap(Elementwise):
     """cap * tanh(x / cap)"""
 
-    row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 3
 
     x: Value
     cap: float
 
-    def infer_shape(self) -> tuple[Rows, int]:
+    def check_attributes(self) -> None:
         require(self.cap > 0, f"cap {self.cap} is not positive")
-        return self.x.rows, self.x.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return 3 * sizes.rows(self.x.rows) * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return softcap(step.value(self.x), self.cap)
-
-    @property
-    def in_place(self) -> tuple[Value, ...]:
-        return (self.x,)
+        return softcap(step.values[self.x], self.cap)

@@ -72,12 +72,12 @@ class FusedLinear(Op):
         return products + norm + activation + residual
 
     def evaluate(self, step: Evaluation) -> Array:
-        x = step.value(self.x)
+        x = step.values[self.x]
         if self.norm is not None:
-            x = rms_norm(x, step.weight(self.norm), self.eps)
+            x = rms_norm(x, step.weights[self.norm], self.eps)
         parts = [linear(step, x, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
         out = ACTIVATIONS[self.kind](parts[0]) * parts[1] if self.kind is not None else np.concatenate(parts, axis=-1)
-        return out if self.residual is None else out + step.value(self.residual)
+        return out if self.residual is None else out + step.values[self.residual]
 
     @property
     def in_place(self) -> tuple[Value, ...]:
@@ -126,11 +126,11 @@ class FusedAttention(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         p = self.params
-        q, k, v = np.split(step.value(self.qkv), np.cumsum(p.widths)[:2], axis=-1)
+        q, k, v = np.split(step.values[self.qkv], np.cumsum(p.widths)[:2], axis=-1)
         if self.q_norm is not None:
-            q = rms_norm(q, step.weight(self.q_norm), self.eps)
+            q = rms_norm(q, step.weights[self.q_norm], self.eps)
         if self.k_norm is not None:
-            k = rms_norm(k, step.weight(self.k_norm), self.eps)
+            k = rms_norm(k, step.weights[self.k_norm], self.eps)
         if self.rope is not None:
             q, k = (rotate(x, p.head_dim, self.rope, step.batch.positions) for x in (q, k))
-        return paged_attention(step, q, k, v, p, None if self.sinks is None else step.weight(self.sinks))
+        return paged_attention(step, q, k, v, p, None if self.sinks is None else step.weights[self.sinks])

@@ -24,9 +24,6 @@ class Input(Op):
     def infer_shape(self) -> tuple[Rows, int]:
         return self.rows, self.cols
 
-    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
-        return 0
-
     def evaluate(self, step: Evaluation) -> Array:
         return step.batch.inputs[self.slot].astype(step.dtype)
 
@@ -41,14 +38,11 @@ class Embedding(Op):
         require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
         return Rows.TOKENS, self.weight.shape[1]
 
-    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
-        return 0
-
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
         return min(1.0, sizes.tokens / parameter.shape[0])
 
     def evaluate(self, step: Evaluation) -> Array:
-        return step.weight(self.weight)[step.batch.token_ids]
+        return step.weights[self.weight][step.batch.token_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,7 @@ class Linear(Op):
         return linear_flops(sizes.rows(self.x.rows), self.weight, self.bias)
 
     def evaluate(self, step: Evaluation) -> Array:
-        return linear(step, step.value(self.x), self.weight, self.bias)
+        return linear(step, step.values[self.x], self.weight, self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +89,7 @@ class Logits(Op):
         return product + elementwise * sizes.outputs * self.weight.shape[0]
 
     def evaluate(self, step: Evaluation) -> Array:
-        logits = linear(step, step.value(self.x), self.weight, self.bias) * self.scale
+        logits = linear(step, step.values[self.x], self.weight, self.bias) * self.scale
         return logits if self.softcap is None else softcap(logits, self.softcap)
 
 
@@ -109,11 +103,8 @@ class SelectRows(Op):
         require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
         return Rows.OUTPUTS, self.x.cols
 
-    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
-        return 0
-
     def evaluate(self, step: Evaluation) -> Array:
-        return step.value(self.x)[step.batch.logits_indices]
+        return step.values[self.x][step.batch.logits_indices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +152,8 @@ class MoE(Op):
         return 1.0 - (1.0 - self.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
 
     def evaluate(self, step: Evaluation) -> Array:
-        x = step.value(self.x)
-        logits = x @ step.weight(self.router).T
+        x = step.values[self.x]
+        logits = x @ step.weights[self.router].T
         if self.scoring == "softmax":
             scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
             scores /= scores.sum(axis=-1, keepdims=True)
@@ -174,7 +165,7 @@ class MoE(Op):
             weights = weights / weights.sum(axis=-1, keepdims=True)
         weights = weights * self.routed_scale
 
-        gate, up, down = (step.weight(w) for w in (self.gate, self.up, self.down))
+        gate, up, down = (step.weights[w] for w in (self.gate, self.up, self.down))
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, place = np.nonzero(chosen == expert)
@@ -204,5 +195,5 @@ def linear_flops(rows: int, weight: Parameter, bias: Parameter | None) -> int:
 
 def linear(step: Evaluation, x: Array, weight: Parameter, bias: Parameter | None) -> Array:
     """x [rows, in] -> [rows, out]"""
-    product: Array = x @ step.weight(weight).T
-    return product if bias is None else product + step.weight(bias)
+    product: Array = x @ step.weights[weight].T
+    return product if bias is None else product + step.weights[bias]

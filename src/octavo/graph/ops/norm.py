@@ -36,7 +36,7 @@ class RMSNorm(Op):
         return 4 * sizes.rows(self.x.rows) * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return rms_norm(step.value(self.x), step.weight(self.weight), self.eps)
+        return rms_norm(step.values[self.x], step.weights[self.weight], self.eps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +62,11 @@ class LayerNorm(Op):
         return 7 * sizes.rows(self.x.rows) * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        x = step.value(self.x)
+        x = step.values[self.x]
         centered = x - x.mean(axis=-1, keepdims=True)
         variance = np.mean(centered * centered, axis=-1, keepdims=True)
-        normed: Array = centered / np.sqrt(variance + self.eps) * step.weight(self.weight)
-        return normed if self.bias is None else normed + step.weight(self.bias)
+        normed: Array = centered / np.sqrt(variance + self.eps) * step.weights[self.weight]
+        return normed if self.bias is None else normed + step.weights[self.bias]
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
