@@ -4,13 +4,12 @@ A format file turns its own packing into one of these and knows nothing about de
 a backend packs these for its kernels and knows nothing about formats.
 """
 
-from octavo.quantization.packed.base import Weight, arrays_of
+from octavo.quantization.packed.base import Weight, arrays_of, concat, stack
 from octavo.quantization.packed.codebook import CodebookFormat, CodebookWeight
 from octavo.quantization.packed.dense import DENSE_TYPES, DenseWeight
 from octavo.quantization.packed.float8 import Float8Format, Float8Weight
 from octavo.quantization.packed.ggml import GGMLWeight
 from octavo.quantization.packed.grouped import GroupedFormat, GroupedWeight
-from octavo.quantization.packed.join import concat, stack
 
 __all__ = [
     "DENSE_TYPES",

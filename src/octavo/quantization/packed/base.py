@@ -1,10 +1,10 @@
-"""The protocol of canonical weights, and the checks that they share."""
+"""The base of canonical weights: parts of them, and several of them as one."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +12,22 @@ from numpy.typing import NDArray
 RowIndex = slice | NDArray[np.intp]
 """Output rows: a slice, or their numbers in the order wanted."""
 
+W = TypeVar("W", bound="Weight")
+
 
 @runtime_checkable
 class Weight(Protocol):
-    """A weight as stored: a description and its arrays, with its numpy meaning."""
+    """A weight as stored: a description and its component arrays, with its numpy meaning.
+
+    The methods here suit a dataclass whose arrays follow the rows and columns of the matrix in equal steps. An array
+    with a dimension less has no rows. Another type of weight has methods of its own.
+    """
+
+    __slots__ = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape: [out_features, in_features], [experts, out, in] or [features]."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes as stored."""
 
     @property
     def type_name(self) -> str:
@@ -36,14 +40,45 @@ class Weight(Protocol):
     def dequantize(self) -> NDArray[np.float32]:
         """The meaning: float32 of `shape`."""
 
-    def rows(self, index: RowIndex) -> Weight:
+    @property
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+        return sum(array.nbytes for array in arrays_of(self).values())
+
+    def rows(self: W, index: RowIndex) -> W:
         """These output rows: of the last dimension but one, or of the only one."""
+        rows = (..., index, slice(None)) if len(self.shape) > 1 else index
+        return _with(self, {n: a[rows] for n, a in arrays_of(self).items() if a.ndim == len(self.shape)})
 
-    def columns(self, begin: int, end: int) -> Weight:
+    def columns(self: W, begin: int, end: int) -> W:
         """The columns [begin, end) of every row. Raises ValueError for a border that is not a multiple of the step."""
+        check_columns(self, begin, end)
+        if (begin, end) == (0, self.shape[-1]):
+            return self
+        found = {}
+        for name, array in arrays_of(self).items():
+            width, size = self.shape[-1], array.shape[-1]
+            # A single element belongs to all columns.
+            found[name] = array if size == 1 else array[..., begin * size // width : end * size // width]
+        return _with(self, found)
 
-    def joined(self, parts: Sequence[Any], axis: int | None) -> Weight:
+    def joined(self: W, parts: Sequence[Any], axis: int | None) -> W:
         """For `stack` and `concat`, which have checked `parts`: along an axis, or (None) a new one before all."""
+        found: dict[str, Any] = {}
+        for name, first in arrays_of(self).items():
+            arrays = [getattr(part, name) for part in parts]
+            if axis is None:
+                found[name] = np.stack(arrays)
+            elif first.ndim == len(self.shape):
+                found[name] = np.concatenate(arrays, axis)
+            elif not all(np.array_equal(first, array) for array in arrays):
+                raise ValueError(f"rows with different {name.replace('_', ' ')}s cannot be joined")
+        return _with(self, found)
+
+
+def _with(weight: W, arrays: dict[str, Any]) -> W:
+    changed: W = dataclasses.replace(cast(Any, weight), **arrays)
+    return changed
 
 
 def check_columns(weight: Weight, begin: int, end: int) -> None:
@@ -57,11 +92,6 @@ def check_columns(weight: Weight, begin: int, end: int) -> None:
         )
 
 
-def row_axis(shape: tuple[int, ...]) -> int:
-    """The dimension of the output rows."""
-    return max(len(shape) - 2, 0)
-
-
 def arrays_of(weight: Weight) -> dict[str, Any]:
     """The component arrays of a weight by name; optional ones that it lacks are left out."""
     assert dataclasses.is_dataclass(weight)
@@ -69,15 +99,31 @@ def arrays_of(weight: Weight) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
-def num_bytes(weight: Weight) -> int:
-    """Bytes of all arrays."""
-    return sum(array.nbytes for array in arrays_of(weight).values())
+def stack(parts: Sequence[Weight]) -> Weight:
+    """Experts of one type and shape as one weight with a dimension before theirs: [len(parts), *shape].
+
+    Raises ValueError naming what differs.
+    """
+    _check_alike(parts, [part.shape for part in parts], "weights of shapes {} and {} cannot be stacked")
+    return parts[0].joined(parts, None)
 
 
-def join_arrays(parts: Sequence[Weight], axis: int | None) -> dict[str, Any]:
-    """The arrays of several weights as one each: along `axis`, or (None) along a new dimension before all."""
-    found: dict[str, Any] = {}
-    for name in arrays_of(parts[0]):
-        arrays = [getattr(part, name) for part in parts]
-        found[name] = np.stack(arrays) if axis is None else np.concatenate(arrays, axis)
-    return found
+def concat(parts: Sequence[Weight]) -> Weight:
+    """The output rows of all parts, which agree in type and in every other dimension, one after the other.
+
+    Raises ValueError naming what differs.
+    """
+    axis = max(len(parts[0].shape) - 2, 0)
+    others = [part.shape[:axis] + part.shape[axis + 1 :] for part in parts]
+    _check_alike(parts, others, "rows of shapes {} and {} cannot be joined")
+    return parts[0].joined(parts, axis)
+
+
+def _check_alike(parts: Sequence[Weight], shapes: Sequence[tuple[int, ...]], error: str) -> None:
+    """shapes: those that must agree."""
+    first = parts[0]
+    for part, shape in zip(parts, shapes, strict=True):
+        if part.type_name != first.type_name:
+            raise ValueError(f"weights of types {first.type_name} and {part.type_name} cannot become one")
+        if shape != shapes[0]:
+            raise ValueError(error.format(list(first.shape), list(part.shape)))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, arrays_of, check_columns, join_arrays, num_bytes
+from octavo.quantization.packed.base import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class CodebookFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class CodebookWeight:
+class CodebookWeight(Weight):
     """scale * table[code] in float32. A byte has two columns, the first in its low four bits."""
 
     format: CodebookFormat
@@ -43,10 +43,6 @@ class CodebookWeight:
         return (*self.codes.shape[:-1], self.codes.shape[-1] * 2)
 
     @property
-    def nbytes(self) -> int:
-        return num_bytes(self)
-
-    @property
     def type_name(self) -> str:
         return f"{self.format.name}_{self.format.block}"
 
@@ -60,15 +56,7 @@ class CodebookWeight:
         values *= self.scales[..., None].astype(np.float32)
         return values.reshape(self.shape)
 
-    def rows(self, index: RowIndex) -> CodebookWeight:
-        return replace(self, **{name: array[..., index, :] for name, array in arrays_of(self).items()})
-
-    def columns(self, begin: int, end: int) -> CodebookWeight:
-        check_columns(self, begin, end)
-        blocks = slice(begin // self.format.block, end // self.format.block)
-        return replace(self, codes=self.codes[..., begin // 2 : end // 2], scales=self.scales[..., blocks])
-
     def joined(self, parts: Sequence[CodebookWeight], axis: int | None) -> CodebookWeight:
         if any(part.format != self.format for part in parts):
             raise ValueError(f"weights with different tables {self.format.name} cannot become one")
-        return CodebookWeight(self.format, **join_arrays(parts, axis))
+        return Weight.joined(self, parts, axis)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays, num_bytes
+from octavo.quantization.packed.base import Weight
 
 DENSE_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
     {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
@@ -18,7 +18,7 @@ DENSE_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
-class DenseWeight:
+class DenseWeight(Weight):
     """Plain numbers: float32, float16, or bfloat16 kept as its uint16 bits."""
 
     data: NDArray[np.float32] | NDArray[np.float16] | NDArray[np.uint16]  # [*shape]
@@ -33,10 +33,6 @@ class DenseWeight:
         return tuple(self.data.shape)
 
     @property
-    def nbytes(self) -> int:
-        return num_bytes(self)
-
-    @property
     def type_name(self) -> str:
         return {"f4": "F32", "f2": "F16", "u2": "BF16"}[self.data.dtype.str[1:]]
 
@@ -48,13 +44,3 @@ class DenseWeight:
         if self.data.dtype == np.uint16:
             return (self.data.astype(np.uint32) << 16).view(np.float32)
         return self.data.astype(np.float32)
-
-    def rows(self, index: RowIndex) -> DenseWeight:
-        return DenseWeight(self.data[index] if self.data.ndim < 2 else self.data[..., index, :])
-
-    def columns(self, begin: int, end: int) -> DenseWeight:
-        check_columns(self, begin, end)
-        return DenseWeight(self.data[..., begin:end])
-
-    def joined(self, parts: Sequence[DenseWeight], axis: int | None) -> DenseWeight:
-        return DenseWeight(**join_arrays(parts, axis))

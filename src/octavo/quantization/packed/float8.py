@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, check_columns, join_arrays, num_bytes
+from octavo.quantization.packed.base import RowIndex, Weight, check_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class Float8Format:
 
 
 @dataclass(frozen=True, slots=True)
-class Float8Weight:
+class Float8Weight(Weight):
     """data * scale in float32. The last block of rows or columns may be shorter than the others."""
 
     format: Float8Format
@@ -45,10 +45,6 @@ class Float8Weight:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
-
-    @property
-    def nbytes(self) -> int:
-        return num_bytes(self)
 
     @property
     def type_name(self) -> str:
@@ -94,7 +90,7 @@ class Float8Weight:
         step = self.format.block_rows
         if axis is not None and (step is None or any(part.shape[-2] % step for part in parts[:-1])):
             parts = [part._with_row_scales() for part in parts]
-        return Float8Weight(parts[0].format, **join_arrays(parts, axis))
+        return Weight.joined(parts[0], parts, axis)
 
     def _with_row_scales(self) -> Float8Weight:
         rows = self.shape[-2]

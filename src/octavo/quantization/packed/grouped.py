@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.packed.base import RowIndex, arrays_of, check_columns, join_arrays, num_bytes
+from octavo.quantization.packed.base import Weight
 
 Scales = NDArray[np.float16] | NDArray[np.float32]
 
@@ -33,7 +33,7 @@ class GroupedFormat:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedWeight:
+class GroupedWeight(Weight):
     """scale * (code - zero), or with minima scale * code + minimum, in float32.
 
     Codes of a row follow each other without gaps, from the lowest bits up. Column j of the codes is column
@@ -68,10 +68,6 @@ class GroupedWeight:
         return (*self.codes.shape[:-1], self.codes.shape[-1] * 8 // self.format.bits)
 
     @property
-    def nbytes(self) -> int:
-        return num_bytes(self)
-
-    @property
     def type_name(self) -> str:
         """`I4_128`, `I8_ROW`; with `_Z` for zeros, `_M` for minima, `_ORDER` for a column order."""
         marks = {"Z": self.zeros, "M": self.minima, "ORDER": self.column_order}
@@ -99,29 +95,10 @@ class GroupedWeight:
         np.put_along_axis(ordered, np.broadcast_to(self.column_order[..., None, :], out.shape), out, -1)
         return ordered
 
-    def rows(self, index: RowIndex) -> GroupedWeight:
-        by_row = {name: array for name, array in arrays_of(self).items() if name != "column_order"}
-        return replace(self, **{name: array[..., index, :] for name, array in by_row.items()})
-
-    def columns(self, begin: int, end: int) -> GroupedWeight:
-        check_columns(self, begin, end)
-        if (begin, end) == (0, self.shape[-1]):
-            return self
-        bits, group = self.format.bits, self.format.group
-        groups = slice(None) if group is None else slice(begin // group, end // group)
-        by_group = {name: array[..., groups] for name, array in arrays_of(self).items() if name != "codes"}
-        return replace(self, **{**by_group, "codes": self.codes[..., begin * bits // 8 : end * bits // 8]})
-
     def joined(self, parts: Sequence[GroupedWeight], axis: int | None) -> GroupedWeight:
         if any(part.format != self.format for part in parts):
             raise ValueError(f"weights of {' and '.join(str(part.format) for part in parts)} cannot become one")
-        arrays = join_arrays(parts, axis)
-        order = self.column_order
-        if axis is not None and order is not None:
-            if any(not np.array_equal(order, arrays_of(part)["column_order"]) for part in parts):
-                raise ValueError("rows with different column orders cannot be joined")
-            arrays["column_order"] = order
-        return GroupedWeight(self.format, **arrays)
+        return Weight.joined(self, parts, axis)
 
 
 def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
