@@ -17,7 +17,8 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server.generation.json_schema import check_tools
 from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, Tool, tool_formats
-from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from octavo.tokenizer import load_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.tool_outputs import TOOLS, realistic_tools, tool
 
 FORMATS = sorted(tool_formats())

@@ -18,8 +18,10 @@ from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.generation.chat_plan import AnswerFormat, mark_token_ids, plan_chat
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, tool_formats
+from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.detokenizer import Detokenizer
-from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.scripted_server import with_template
 from tests.support.tool_outputs import TOOLS
@@ -46,7 +48,7 @@ def with_marks(path: Path, *, are_control: bool) -> Tokenizer:
     for token_id, mark in enumerate(MARKS, start=3):
         tokens[token_id] = mark
         types[token_id] = types[1] if are_control else USER_DEFINED
-    return Tokenizer.from_gguf({**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
+    return read_gguf_tokenizer({**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
 
 
 @pytest.fixture(scope="module", params=["control", "shown"])
@@ -220,7 +222,7 @@ def test_a_vocabulary_that_puts_a_space_before_texts() -> None:
     count = len(metadata["tokenizer.ggml.tokens"])  # type: ignore[arg-type]
     for name, last in (("tokens", ["[TOOL_CALLS]", "[ARGS]"]), ("token_type", [3, 3]), ("scores", [0.0, 0.0])):
         metadata[f"tokenizer.ggml.{name}"] = [*metadata[f"tokenizer.ggml.{name}"], *last]  # type: ignore[misc]
-    token_ids = mark_token_ids(Tokenizer.from_gguf(metadata), tool_formats()["mistral_args"])
+    token_ids = mark_token_ids(read_gguf_tokenizer(metadata), tool_formats()["mistral_args"])
     assert token_ids == {"[TOOL_CALLS]": count, "[ARGS]": count + 1}
 
 

@@ -24,7 +24,8 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
 from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers import ToolFormat
-from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from octavo.tokenizer import load_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 256
 

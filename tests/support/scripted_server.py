@@ -117,7 +117,7 @@ def scripted_server(
 
 def with_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:
     """The same vocabulary with another chat template."""
-    return Tokenizer(dataclasses.replace(tokenizer._vocabulary, chat_template=chat_template))
+    return dataclasses.replace(tokenizer, chat_template=chat_template)
 
 
 THINKING_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from octavo.errors import UsageError
 from octavo.tokenizer.detokenizer import Detokenizer
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from tests.support.vocabularies import (
     IM_END,
     VALID_STRINGS,
@@ -19,7 +19,7 @@ from tests.support.vocabularies import (
     superword_metadata,
 )
 
-BYTE_LEVEL = Tokenizer.from_gguf(superword_metadata("qwen2"))
+BYTE_LEVEL = read_gguf_tokenizer(superword_metadata("qwen2"))
 
 
 def test_tokens_one_by_one_make_the_text() -> None:
@@ -62,14 +62,14 @@ def test_special_tokens_are_hidden_on_request() -> None:
 
 
 def test_an_answer_keeps_its_first_space() -> None:
-    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata(sentencepiece_model()))
+    tokenizer = read_gguf_tokenizer(sentencepiece_metadata(sentencepiece_model()))
     ids = tokenizer.encode("world", add_special_tokens=False)
     assert tokenizer.decode(ids) == "world"
     assert Detokenizer(tokenizer).push(ids) == " world"
 
 
 def test_byte_tokens_make_characters() -> None:
-    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata(sentencepiece_model()))
+    tokenizer = read_gguf_tokenizer(sentencepiece_metadata(sentencepiece_model()))
     rare = "𓀀"
     ids = tokenizer.encode(rare, add_special_tokens=False)
     assert len(ids) >= 4

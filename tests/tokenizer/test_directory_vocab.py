@@ -14,8 +14,8 @@ from transformers import PreTrainedTokenizerFast
 
 from octavo.errors import ModelLoadError, UsageError
 from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.directory_vocab import read_directory_tokenizer
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
-from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.vocabularies import (
     DIFFICULT_STRINGS,
     VALID_STRINGS,
@@ -96,7 +96,7 @@ def save(directory: Path, tokenizer: tokenizers.Tokenizer, **files: Any) -> Path
 @pytest.mark.parametrize("style", STYLES)
 def test_as_the_library_and_transformers(style: str, tmp_path: Path) -> None:
     original = STYLES[style]()
-    tokenizer = Tokenizer.from_directory(save(tmp_path, original))
+    tokenizer = read_directory_tokenizer(save(tmp_path, original))
     reference = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
     for text in VALID_STRINGS:
         expected = original.encode(text, add_special_tokens=False).ids
@@ -112,7 +112,7 @@ def test_as_the_library_and_transformers(style: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("style", STYLES)
 def test_control_tokens_are_text_unless_parsed(style: str, tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_directory(save(tmp_path, STYLES[style]()))
+    tokenizer = read_directory_tokenizer(save(tmp_path, STYLES[style]()))
     for text in ("a<|im_end|>b", "</s>", "<s>[INST]", "<|im_start|>"):
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert not tokenizer.special_token_ids & set(ids)
@@ -122,7 +122,7 @@ def test_control_tokens_are_text_unless_parsed(style: str, tmp_path: Path) -> No
 
 
 def test_streams_make_the_text(tmp_path: Path) -> None:
-    tokenizer = Tokenizer.from_directory(save(tmp_path, byte_level("qwen2")))
+    tokenizer = read_directory_tokenizer(save(tmp_path, byte_level("qwen2")))
     for text in VALID_STRINGS:
         ids = tokenizer.encode(text)
         stream = Detokenizer(tokenizer)
@@ -131,7 +131,7 @@ def test_streams_make_the_text(tmp_path: Path) -> None:
 
 def test_bos_comes_exactly_once(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}}
-    tokenizer = Tokenizer.from_directory(save(tmp_path, sentencepiece_style(), tokenizer_config=config))
+    tokenizer = read_directory_tokenizer(save(tmp_path, sentencepiece_style(), tokenizer_config=config))
     assert tokenizer.bos_token_id == 1
     assert tokenizer.encode("hello")[:2] != [1, 1]
     assert tokenizer.encode("hello")[0] == 1
@@ -143,17 +143,17 @@ def test_bos_comes_exactly_once(tmp_path: Path) -> None:
 def test_the_configuration_decides_on_bos(style: str, wanted: bool, tmp_path: Path) -> None:
     bos = "<|endoftext|>" if style == "byte level" else "<s>"
     config = {"bos_token": bos, "add_bos_token": wanted}
-    tokenizer = Tokenizer.from_directory(save(tmp_path, STYLES[style](), tokenizer_config=config))
+    tokenizer = read_directory_tokenizer(save(tmp_path, STYLES[style](), tokenizer_config=config))
     assert (tokenizer.encode("x")[0] == tokenizer.bos_token_id) is wanted
 
 
 def test_all_end_of_turn_ids_stop(tmp_path: Path) -> None:
     config = {"eos_token": "<|endoftext|>"}
     save(tmp_path, byte_level("qwen2"), tokenizer_config=config, generation_config={"eos_token_id": [30, 31]})
-    assert Tokenizer.from_directory(tmp_path).eos_token_ids == {0, 2, 30, 31}
+    assert read_directory_tokenizer(tmp_path).eos_token_ids == {0, 2, 30, 31}
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 40}))
-    assert Tokenizer.from_directory(tmp_path).eos_token_ids == {0, 2, 40}
+    assert read_directory_tokenizer(tmp_path).eos_token_ids == {0, 2, 40}
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,9 @@ def test_all_end_of_turn_ids_stop(tmp_path: Path) -> None:
 )
 def test_chat_template(files: dict[str, Any], expected: str | None, tmp_path: Path) -> None:
     save(tmp_path, byte_level("qwen2"), **files)
-    assert Tokenizer.from_directory(tmp_path).chat_template == expected
+    assert read_directory_tokenizer(tmp_path).chat_template == expected
     (tmp_path / "chat_template.jinja").write_text("file")
-    assert Tokenizer.from_directory(tmp_path).chat_template == "file"
+    assert read_directory_tokenizer(tmp_path).chat_template == "file"
 
 
 def changed(**parts: Any) -> bytes:
@@ -205,13 +205,13 @@ def test_bad_tokenizer_files(content: bytes | None, words: str, tmp_path: Path) 
     if content is not None:
         (tmp_path / "tokenizer.json").write_bytes(content)
     with pytest.raises(ModelLoadError, match=words):
-        Tokenizer.from_directory(tmp_path)
+        read_directory_tokenizer(tmp_path)
 
 
 def test_a_pattern_that_takes_forever_is_bounded(tmp_path: Path) -> None:
     pattern = {**SPLIT, "pattern": {"Regex": "(ä+)+$"}}
     (tmp_path / "tokenizer.json").write_bytes(changed(pre_tokenizer=pattern))
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = read_directory_tokenizer(tmp_path)
     with pytest.raises(UsageError, match="cannot split this text"):
         tokenizer.encode("ä" * 100 + "!")
     assert tokenizer.encode("a")
@@ -221,7 +221,7 @@ def test_an_added_token_far_away_does_not_count(tmp_path: Path) -> None:
     """The library gives it the next free id; so does Octavo, as the model was trained with the library."""
     parts = json.loads(changed())
     (tmp_path / "tokenizer.json").write_bytes(changed(added_tokens=[*parts["added_tokens"], {**FAR, "special": True}]))
-    tokenizer = Tokenizer.from_directory(tmp_path)
+    tokenizer = read_directory_tokenizer(tmp_path)
     assert tokenizer.vocab_size < 3000
 
 
@@ -239,4 +239,4 @@ def test_an_added_token_far_away_does_not_count(tmp_path: Path) -> None:
 def test_bad_configurations(files: dict[str, Any], words: str, tmp_path: Path) -> None:
     save(tmp_path, byte_level("qwen2"), **files)
     with pytest.raises(ModelLoadError, match=words):
-        Tokenizer.from_directory(tmp_path)
+        read_directory_tokenizer(tmp_path)

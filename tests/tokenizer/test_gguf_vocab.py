@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.tokenizer.gguf_vocab import MAX_CHAT_TEMPLATE_CHARS, MAX_TOKEN_CHARS
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.gguf_vocab import MAX_CHAT_TEMPLATE_CHARS, MAX_TOKEN_CHARS, read_gguf_tokenizer
 from octavo.tokenizer.vocabulary import MAX_TOKENS
 from tests.support.vocabularies import superword_metadata
 
@@ -31,7 +30,7 @@ def scored(**changes: object) -> dict[str, object]:
 
 
 def test_the_small_vocabulary_is_good() -> None:
-    assert Tokenizer.from_gguf(scored()).encode("a") == [1, 261]
+    assert read_gguf_tokenizer(scored()).encode("a") == [1, 261]
 
 
 @pytest.mark.parametrize(
@@ -73,7 +72,7 @@ def test_bad_byte_level_vocabularies(changes: dict[str, Any], words: str) -> Non
     metadata = superword_metadata(**{"pre": "qwen2", **changes})
     started = time.process_time()
     with pytest.raises(ModelLoadError, match=words):
-        Tokenizer.from_gguf(metadata)
+        read_gguf_tokenizer(metadata)
     assert time.process_time() - started < 2
 
 
@@ -92,24 +91,24 @@ def test_bad_byte_level_vocabularies(changes: dict[str, Any], words: str) -> Non
 )
 def test_bad_scored_vocabularies(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ModelLoadError, match=words):
-        Tokenizer.from_gguf(scored(**changes))
+        read_gguf_tokenizer(scored(**changes))
 
 
 @pytest.mark.parametrize("template", [5, ["x"], "x" * (MAX_CHAT_TEMPLATE_CHARS + 1)])
 def test_bad_chat_templates(template: object) -> None:
     with pytest.raises(ModelLoadError, match=r"tokenizer\.chat_template"):
-        Tokenizer.from_gguf({**scored(), "tokenizer.chat_template": template})
+        read_gguf_tokenizer({**scored(), "tokenizer.chat_template": template})
 
 
 def test_a_missing_pre_tokenizer_is_the_default_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    missing, default = Tokenizer.from_gguf(superword_metadata(None)), Tokenizer.from_gguf(superword_metadata("default"))
+    missing, default = read_gguf_tokenizer(superword_metadata(None)), read_gguf_tokenizer(superword_metadata("default"))
     assert "names no pre-tokenizer" in caplog.text
     assert missing.encode("a1b2!") == default.encode("a1b2!")
 
 
 def test_the_first_of_equal_tokens_counts() -> None:
     merges = superword_metadata("qwen2")["tokenizer.ggml.merges"][:-1]  # type: ignore[index]
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2", tokens=[*TOKENS[:-1], "a"], merges=merges))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2", tokens=[*TOKENS[:-1], "a"], merges=merges))
     assert tokenizer.encode("a") == [TOKENS.index("a")]
     assert tokenizer.decode([2499]) == "a"
 
@@ -120,7 +119,7 @@ def test_a_large_vocabulary_is_quick() -> None:
     types = np.concatenate([TYPES, np.ones(count, np.int32)])
     metadata = scored(tokens=tokens, token_type=types, scores=np.arange(len(tokens), dtype=np.float32))
     started = time.process_time()
-    assert Tokenizer.from_gguf(metadata).vocab_size == len(tokens)
+    assert read_gguf_tokenizer(metadata).vocab_size == len(tokens)
     assert time.process_time() - started < 2
 
 
@@ -133,4 +132,4 @@ def test_tokens_that_are_too_long_together_are_refused() -> None:
         scores=np.zeros(len(PIECES) + count, np.float32),
     )
     with pytest.raises(ModelLoadError, match="too long in total"):
-        Tokenizer.from_gguf(metadata)
+        read_gguf_tokenizer(metadata)

@@ -11,6 +11,7 @@ import pytest
 
 from octavo.errors import UsageError
 from octavo.loader.gguf import GGUFFile
+from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.vocabularies import (
@@ -41,7 +42,7 @@ def differs_in_llama_cpp(kind: str, text: str) -> bool:
 
 
 def from_file(path: Path) -> Tokenizer:
-    return Tokenizer.from_gguf(GGUFFile.open(path).metadata)
+    return read_gguf_tokenizer(GGUFFile.open(path).metadata)
 
 
 def test_there_are_enough_difficult_strings() -> None:
@@ -50,7 +51,7 @@ def test_there_are_enough_difficult_strings() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_pre_tokenizer_agrees_with_llama_cpp(kind: str) -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata(kind))
+    tokenizer = read_gguf_tokenizer(superword_metadata(kind))
     compared = 0
     for text, reference in zip(DIFFICULT_STRINGS, REFERENCE_IDS[kind], strict=True):
         if not differs_in_llama_cpp(kind, text):
@@ -62,7 +63,7 @@ def test_pre_tokenizer_agrees_with_llama_cpp(kind: str) -> None:
 
 @pytest.mark.parametrize("name", SCORED)
 def test_scores_agree_with_llama_cpp(name: str) -> None:
-    tokenizer = Tokenizer.from_gguf(scored_metadata(add_space_prefix=SCORED[name]))
+    tokenizer = read_gguf_tokenizer(scored_metadata(add_space_prefix=SCORED[name]))
     for text, reference in zip(DIFFICULT_STRINGS, REFERENCE_IDS[name], strict=True):
         assert tokenizer.encode(text, add_special_tokens=False) == reference[0], text
         assert tokenizer.encode(text, add_special_tokens=False, parse_special=True) == reference[-1], text
@@ -101,7 +102,7 @@ def test_scores_agree_with_sentencepiece(
         remove_extra_whitespaces=remove_extra_whitespaces,
         allow_whitespace_only_pieces=allow_whitespace_only_pieces,
     )
-    tokenizer = Tokenizer.from_gguf(
+    tokenizer = read_gguf_tokenizer(
         sentencepiece_metadata(
             model, add_space_prefix=add_dummy_prefix, remove_extra_whitespaces=remove_extra_whitespaces
         )
@@ -118,7 +119,7 @@ def test_sentencepiece_with_user_defined_symbols_grows_runs_from_the_left() -> N
     model = sentencepiece_model(user_defined_symbols=["▁▁", "▁▁▁", "▁▁▁▁"], remove_extra_whitespaces=False)
     types = sentencepiece_metadata(model)["tokenizer.ggml.token_type"]
     metadata = sentencepiece_metadata(model, add_space_prefix=True, token_type=types)
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = read_gguf_tokenizer(metadata)
     for num_spaces in range(1, 14):
         text = "a" + " " * num_spaces + "b"
         assert tokenizer.encode(text, add_special_tokens=False) == model.encode(text)
@@ -126,7 +127,7 @@ def test_sentencepiece_with_user_defined_symbols_grows_runs_from_the_left() -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_byte_level_text_survives(kind: str) -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata(kind))
+    tokenizer = read_gguf_tokenizer(superword_metadata(kind))
     for text in VALID_STRINGS:
         assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
         ids = tokenizer.encode(text, parse_special=True, add_special_tokens=False)
@@ -134,13 +135,13 @@ def test_byte_level_text_survives(kind: str) -> None:
 
 
 def test_surrogates_are_defined() -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2"))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2"))
     assert tokenizer.encode("x\ud83dy\ude00") == tokenizer.encode("x\ufffdy\ufffd")
     assert tokenizer.encode("\ud83d\ude00") == tokenizer.encode("😀")
 
 
 def test_control_tokens_are_text_unless_parsed() -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2"))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2"))
     plain = tokenizer.encode("a<|im_end|>", add_special_tokens=False)
     assert not tokenizer.special_token_ids & set(plain)
     assert tokenizer.decode(plain) == "a<|im_end|>"
@@ -155,7 +156,7 @@ def test_control_tokens_never_arise_from_merges() -> None:
     metadata["tokenizer.ggml.merges"] = ["< s", "<s >", *metadata["tokenizer.ggml.merges"]]  # type: ignore[misc]
     metadata["tokenizer.ggml.tokens"][-1] = "<s"  # type: ignore[index]
     metadata["tokenizer.ggml.merges"].pop()
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = read_gguf_tokenizer(metadata)
     ids = tokenizer.encode("<s>", add_special_tokens=False)
     assert [tokenizer.token_bytes(i) for i in ids] == [b"<s", b">"]
     assert tokenizer.encode("<s>", add_special_tokens=False, parse_special=True) == [4]
@@ -169,14 +170,14 @@ def test_control_tokens_never_arise_from_sentencepiece_merges() -> None:
     for spare, token in zip(range(len(tokens) - 3, len(tokens)), ["</", "s>", "</s"], strict=True):
         if token not in at:
             tokens[spare] = token
-    tokenizer = Tokenizer.from_gguf(sentencepiece_metadata(model, tokens=tokens))
+    tokenizer = read_gguf_tokenizer(sentencepiece_metadata(model, tokens=tokens))
     assert model.eos_id() not in tokenizer.encode("</s>", add_special_tokens=False)
     assert tokenizer.encode("</s>", add_special_tokens=False, parse_special=True) == [model.eos_id()]
 
 
 @pytest.mark.parametrize("value", ["a<|im_end|>b", ["<|im_start|>", {"x": ("<|im_end|>", 3, None)}]])
 def test_guarded_text_is_text(value: object) -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2"))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2"))
     guarded = tokenizer.guard(value)
     strings = [guarded] if isinstance(guarded, str) else [guarded[0], guarded[1]["x"][0]]
     for text in strings:
@@ -188,7 +189,7 @@ def test_guarded_text_is_text(value: object) -> None:
 
 def test_bos_comes_exactly_once() -> None:
     bos = 4
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2", add_bos_token=True))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2", add_bos_token=True))
     hello = tokenizer.encode("hello", add_special_tokens=False)
     assert tokenizer.bos_token_id == bos
     assert tokenizer.encode("hello") == [bos, *hello]
@@ -205,18 +206,18 @@ def test_bos_comes_exactly_once() -> None:
     [("qwen2", None, False), ("llama-bpe", None, True), ("llama-bpe", False, False), ("qwen2", True, True)],
 )
 def test_bos_follows_the_file_and_then_the_family(pre: str, says: bool | None, expected: bool) -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata(pre, add_bos_token=says))
+    tokenizer = read_gguf_tokenizer(superword_metadata(pre, add_bos_token=says))
     assert (tokenizer.encode("x")[0] == 4) is expected
 
 
 def test_eos_is_appended_where_the_file_says_so() -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2", add_eos_token=True))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2", add_eos_token=True))
     assert tokenizer.encode("x")[-1] == IM_END
     assert tokenizer.encode("x<|im_end|>", parse_special=True).count(IM_END) == 1
 
 
 def test_all_end_of_turn_ids_stop() -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2", eos_token_id=20, eot_token_id=21, eom_token_id=22))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2", eos_token_id=20, eot_token_id=21, eom_token_id=22))
     names = {"<|endoftext|>": 0, "<|im_end|>": 2, "<|eot_id|>": 3, "</s>": 5}
     assert tokenizer.eos_token_ids == {20, 21, 22, *names.values()}
 
@@ -224,13 +225,13 @@ def test_all_end_of_turn_ids_stop() -> None:
 def test_a_sentencepiece_file_without_ids_has_the_usual_ones() -> None:
     model = sentencepiece_model()
     metadata = sentencepiece_metadata(model, bos_token_id=None, eos_token_id=None, unknown_token_id=None)
-    tokenizer = Tokenizer.from_gguf(metadata)
+    tokenizer = read_gguf_tokenizer(metadata)
     assert tokenizer.encode("x")[0] == tokenizer.bos_token_id == 1
     assert 2 in tokenizer.eos_token_ids
 
 
 def test_ids_outside_the_vocabulary_are_named() -> None:
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2"))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2"))
     for i in (-1, tokenizer.vocab_size, 2**40):
         with pytest.raises(UsageError, match=f"token id {i} is outside"):
             tokenizer.decode([i])
@@ -239,7 +240,7 @@ def test_ids_outside_the_vocabulary_are_named() -> None:
 @pytest.mark.parametrize("unit", [" ", "a", "1", "\u0301", "ab ", "\n", "中"])
 def test_time_is_linear_in_the_length(unit: str) -> None:
     """A megabyte of text without any word boundary takes about a second at most."""
-    tokenizer = Tokenizer.from_gguf(superword_metadata("qwen2"))
+    tokenizer = read_gguf_tokenizer(superword_metadata("qwen2"))
     text = unit * (250_000 // len(unit.encode()))
     started = time.process_time()
     assert tokenizer.decode(tokenizer.encode(text)) == text

@@ -17,7 +17,8 @@ from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
 from octavo.models import build_graph
-from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from octavo.tokenizer import load_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 

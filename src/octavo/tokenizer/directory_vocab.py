@@ -14,7 +14,8 @@ import tokenizers
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_json_object
-from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, Vocabulary, build_pair, end_of_turn_ids, is_panic
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, build_pair, end_of_turn_ids, library_errors_as
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published one has 33 MB
 MAX_CONFIG_BYTES = 4 << 20
@@ -22,8 +23,8 @@ _PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless patt
 MAX_STEPS = 256  # of normalizers, pre-tokenizers and decoders
 
 
-def read_directory_vocabulary(directory: Path) -> Vocabulary:
-    """Builds the vocabulary. Raises ModelLoadError naming the file and the problem."""
+def read_directory_tokenizer(directory: Path) -> Tokenizer:
+    """Builds the tokenizer. Raises ModelLoadError naming the file and the problem."""
     path = directory / "tokenizer.json"
     loaded = _load(path)
     config = _optional(directory / "tokenizer_config.json")
@@ -48,7 +49,7 @@ def read_directory_vocabulary(directory: Path) -> Vocabulary:
     bos = _token_id(directory, config, "bos_token", vocab)
     eos = _token_id(directory, config, "eos_token", vocab)
     prefix, suffix = _surroundings(path, loaded, config, bos, eos)
-    return Vocabulary(
+    return Tokenizer(
         plain=plain,
         special=special,
         tokens=tokens,
@@ -72,12 +73,8 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     size = path.stat().st_size
     if size > MAX_TOKENIZER_BYTES:
         raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_TOKENIZER_BYTES:,}")
-    try:
+    with library_errors_as(ModelLoadError, f"{path} is not a tokenizer"):
         loaded = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    except BaseException as error:
-        if isinstance(error, Exception) or is_panic(error):
-            raise ModelLoadError(f"{path} is not a tokenizer: {error}") from None
-        raise
     for part in (loaded.normalizer, loaded.pre_tokenizer, loaded.decoder):
         if part is not None and (steps := part.__getstate__().count(b'"type"')) > MAX_STEPS:
             raise ModelLoadError(f"{path}: {type(part).__name__} has {steps} steps; the limit is {MAX_STEPS}")
@@ -130,14 +127,10 @@ def _surroundings(
     """The ids that the post-processor adds before and after a text; `add_bos_token` and `add_eos_token` overrule it."""
     loaded.no_truncation()
     loaded.no_padding()
-    try:
+    with library_errors_as(ModelLoadError, f"{path} cannot encode text"):
         bare = loaded.encode("a", add_special_tokens=False).ids
         full = loaded.encode("a").ids
         loaded.encode(_PROBE)
-    except BaseException as error:
-        if isinstance(error, Exception) or is_panic(error):
-            raise ModelLoadError(f"{path} cannot encode text: {error}") from None
-        raise
     at = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
     prefix, suffix = tuple(full[:at]), tuple(full[at + len(bare) :])
     if isinstance(wanted := config.get("add_bos_token"), bool) and bos is not None:

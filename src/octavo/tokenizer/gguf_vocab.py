@@ -19,7 +19,8 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from octavo.errors import ModelLoadError
 from octavo.tokenizer.pre_tokenizers import get_pre_tokenizer
 from octavo.tokenizer.sentencepiece import merges_from_scores
-from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, Vocabulary, build_pair, end_of_turn_ids, is_panic
+from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, build_pair, end_of_turn_ids, library_errors_as
 
 MAX_TOKEN_CHARS = 1 << 11
 MAX_MERGES = 1 << 21
@@ -56,8 +57,8 @@ class _Tokens:
         return {self.texts[i]: int(i) for i in found}
 
 
-def read_gguf_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
-    """Builds the vocabulary. Raises ModelLoadError naming the key and the problem."""
+def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
+    """Builds the tokenizer. Raises ModelLoadError naming the key and the problem."""
     kind = _string(metadata, _KEY + "model")
     if kind not in _MODELS:
         nearest = difflib.get_close_matches(str(kind), _MODELS, n=1, cutoff=0)[0]
@@ -68,7 +69,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
     return _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
 
 
-def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
+def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     kind = get_pre_tokenizer(_string(metadata, _KEY + "pre"))
     merges = _without_control(_strings(metadata, "merges", MAX_MERGES), tokens.of_type(TokenType.CONTROL))
     try:
@@ -86,7 +87,7 @@ def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
     return _finish(metadata, tokens, TokenCoding.BYTE_LEVEL, model, None, pre_tokenizer, kind.add_bos)
 
 
-def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabulary:
+def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     scores = _numbers(metadata, "scores", len(tokens.texts), "if").astype(np.float64)
     if not np.isfinite(scores).all():
         raise ModelLoadError(f"{_KEY}scores: entry {int(np.flatnonzero(~np.isfinite(scores))[0])} is not a number")
@@ -111,13 +112,9 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Vocabular
 def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Normalizer:
     steps: list[normalizers.Normalizer] = []
     if (charsmap := metadata.get(_KEY + "precompiled_charsmap")) is not None:
-        try:
+        with library_errors_as(ModelLoadError, f"{_KEY}precompiled_charsmap cannot be read"):
             steps.append(normalizers.Precompiled(np.asarray(charsmap, np.uint8).tobytes()))
             steps[0].normalize_str("a ﬁ ①")  # a damaged table fails only when it is used
-        except BaseException as error:
-            if isinstance(error, Exception) or is_panic(error):
-                raise ModelLoadError(f"{_KEY}precompiled_charsmap cannot be read: {error}") from None
-            raise
     remove_extra = _bool(metadata, _KEY + "remove_extra_whitespaces", False)
     if remove_extra:
         steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A "), "")]
@@ -137,7 +134,7 @@ def _finish(
     normalizer: normalizers.Normalizer | None,
     pre_tokenizer: pre_tokenizers.PreTokenizer | None,
     add_bos_default: bool,
-) -> Vocabulary:
+) -> Tokenizer:
     control = tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN)
     user = tokens.of_type(TokenType.USER_DEFINED)
     plain, special = build_pair(
@@ -154,7 +151,7 @@ def _finish(
         raise ModelLoadError(f"{_KEY}add_eos_token is true, but {_KEY}eos_token_id is missing")
     if add_bos and bos is None and _KEY + "add_bos_token" in metadata:
         raise ModelLoadError(f"{_KEY}add_bos_token is true, but {_KEY}bos_token_id is missing")
-    return Vocabulary(
+    return Tokenizer(
         plain=plain,
         special=special,
         tokens=tokens.texts,

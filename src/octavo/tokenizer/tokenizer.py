@@ -3,69 +3,38 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import tokenizers
 
 from octavo.errors import UsageError
-from octavo.tokenizer.directory_vocab import read_directory_vocabulary
-from octavo.tokenizer.gguf_vocab import read_gguf_vocabulary
-from octavo.tokenizer.vocabulary import GUARD, Vocabulary, is_panic
-
-if TYPE_CHECKING:
-    from octavo.loader.checkpoint import Checkpoint
+from octavo.tokenizer.vocabulary import GUARD, TokenCoding, library_errors_as
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer of a checkpoint, from the GGUF file itself or from the files beside the safetensors.
-
-    Raises ModelLoadError naming the missing or invalid part.
-    """
-    if checkpoint.format == "gguf":
-        return Tokenizer.from_gguf(checkpoint.metadata)
-    return Tokenizer.from_directory(checkpoint.directory)
-
-
+@dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """Encodes and decodes text with a vocabulary. Thread-safe."""
+    """Encodes and decodes text with a checked vocabulary of V tokens. Thread-safe."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object]) -> Tokenizer:
-        """From the metadata of a GGUF file. Raises ModelLoadError."""
-        return cls(read_gguf_vocabulary(metadata))
-
-    @classmethod
-    def from_directory(cls, path: Path) -> Tokenizer:
-        """From `tokenizer.json` and the configurations beside it. Raises ModelLoadError."""
-        return cls(read_directory_vocabulary(path))
+    plain: tokenizers.Tokenizer  # the text of a control token stays text
+    special: tokenizers.Tokenizer  # the text of a control token becomes the token
+    tokens: Sequence[str]  # [V]
+    coding: TokenCoding
+    literal_ids: frozenset[int]  # tokens whose bytes are their own text: added and control tokens
+    special_token_ids: frozenset[int]  # control tokens, which `skip_special_tokens` leaves out
+    prefix_ids: tuple[int, ...]  # start of every text: BOS, if the model wants it
+    suffix_ids: tuple[int, ...]  # end of every text
+    strip_leading_space: bool  # the vocabulary adds the first space of a text
+    bos_token_id: int | None
+    eos_token_ids: frozenset[int]  # all ids that end an answer: end of text, of turn and of message
+    chat_template: str | None  # source of the model's chat template
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids."""
-        return len(self._vocabulary.tokens)
-
-    @property
-    def bos_token_id(self) -> int | None:
-        return self._vocabulary.bos_token_id
-
-    @property
-    def eos_token_ids(self) -> frozenset[int]:
-        """All ids that end an answer: end of text, of turn and of message."""
-        return self._vocabulary.eos_token_ids
-
-    @property
-    def special_token_ids(self) -> frozenset[int]:
-        """The control tokens, which `skip_special_tokens` leaves out."""
-        return self._vocabulary.special_token_ids
-
-    @property
-    def chat_template(self) -> str | None:
-        """The source of the model's chat template; None if it has none."""
-        return self._vocabulary.chat_template
+        return len(self.tokens)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = False) -> list[int]:
         """Token ids of `text`.
@@ -76,13 +45,10 @@ class Tokenizer:
         A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD.
         Raises UsageError if a pattern of the model does not terminate on this text.
         """
-        backend = self._vocabulary.special if parse_special else self._vocabulary.plain
-        try:
-            ids: list[int] = backend.encode(_without_surrogates(text), add_special_tokens=False).ids
-        except BaseException as error:
-            if is_panic(error):
-                raise UsageError(f"the tokenizer of this model cannot split this text into words: {error}") from None
-            raise
+        backend = self.special if parse_special else self.plain
+        text = _without_surrogates(text)
+        with library_errors_as(UsageError, "the tokenizer of this model cannot split this text into words"):
+            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
         return self._add_special_tokens(ids) if add_special_tokens else ids
 
     def encode_chat(self, rendered: str) -> list[int]:
@@ -110,8 +76,8 @@ class Tokenizer:
         hidden = self.special_token_ids if skip_special_tokens else frozenset()
         ids = list(ids)
         text = b"".join([self.token_bytes(i) for i in ids if i not in hidden]).decode("utf-8", "replace")
-        starts_text = next((i not in self._vocabulary.literal_ids for i in ids if i not in hidden), False)
-        return text.removeprefix(" ") if self._vocabulary.strip_leading_space and starts_text else text
+        starts_text = next((i not in self.literal_ids for i in ids if i not in hidden), False)
+        return text.removeprefix(" ") if self.strip_leading_space and starts_text else text
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes of a token, which may be only a part of a character; for a control token its name.
@@ -120,21 +86,21 @@ class Tokenizer:
         """
         if not 0 <= token_id < self.vocab_size:
             raise UsageError(f"token id {token_id} is outside the vocabulary of ids 0 to {self.vocab_size - 1}")
-        token = self._vocabulary.tokens[token_id]
-        if token_id in self._vocabulary.literal_ids:
+        token = self.tokens[token_id]
+        if token_id in self.literal_ids:
             return token.encode()
-        return self._vocabulary.coding.to_bytes(token)
+        return self.coding.to_bytes(token)
 
     @cached_property
     def _guarded(self) -> re.Pattern[str]:
         """A pattern of the names of all control tokens; some vocabularies have thousands."""
-        names = (self._vocabulary.tokens[i] for i in self._vocabulary.special_token_ids)
+        names = (self.tokens[i] for i in self.special_token_ids)
         # A name of one character cannot be broken; none of the published vocabularies has one.
         ordered = sorted((name for name in names if len(name) > 1), key=len, reverse=True)
         return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
     def _add_special_tokens(self, ids: list[int]) -> list[int]:
-        prefix, suffix = self._vocabulary.prefix_ids, self._vocabulary.suffix_ids
+        prefix, suffix = self.prefix_ids, self.suffix_ids
         if prefix and tuple(ids[: len(prefix)]) != prefix:
             ids = [*prefix, *ids]
         if suffix and tuple(ids[-len(suffix) :]) != suffix:

@@ -1,14 +1,16 @@
-"""The common form of every vocabulary, whatever file it comes from."""
+"""Parts that all vocabularies share, whatever file they come from."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 
 import tokenizers
 from tokenizers import AddedToken, normalizers
+
+from octavo.errors import OctavoError
 
 MAX_TOKENS = 1 << 20  # the largest published vocabularies have 262,144
 
@@ -53,24 +55,6 @@ class TokenCoding(Enum):
         return token.replace("▁", " ").encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """A checked vocabulary. V = number of token ids."""
-
-    plain: tokenizers.Tokenizer  # the text of a control token stays text
-    special: tokenizers.Tokenizer  # the text of a control token becomes the token
-    tokens: Sequence[str]  # [V]
-    coding: TokenCoding
-    literal_ids: frozenset[int]  # tokens whose bytes are their own text: added and control tokens
-    special_token_ids: frozenset[int]  # control tokens, which answers do not show
-    prefix_ids: tuple[int, ...]  # start of every text: BOS, if the model wants it
-    suffix_ids: tuple[int, ...]  # end of every text
-    strip_leading_space: bool  # the vocabulary adds the first space of a text
-    bos_token_id: int | None
-    eos_token_ids: frozenset[int]
-    chat_template: str | None
-
-
 def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> frozenset[int]:
     """The ids that end an answer: the ones that the file names, and special tokens with a known name."""
     ids = set(named) | {i for token, i in special_tokens.items() if token in _END_OF_TURN}
@@ -80,12 +64,19 @@ def end_of_turn_ids(special_tokens: Mapping[str, int], named: Iterable[int]) -> 
     return frozenset(ids)
 
 
-def is_panic(error: BaseException) -> bool:
-    """True if the tokenizers library panicked. Its panics are not an `Exception`, and their type is not public.
+@contextmanager
+def library_errors_as(kind: type[OctavoError], message: str) -> Iterator[None]:
+    """Raises errors and panics of the tokenizers library as `kind`, with `message` before their own text.
 
-    A panic occurs when a pattern of the model exceeds the library's limit of attempts on a text.
+    A panic occurs when a pattern of the model exceeds the library's limit of attempts on a text. Panics are not an
+    `Exception`, and their type is not public.
     """
-    return type(error).__name__ == "PanicException"
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise kind(f"{message}: {error}") from None
+        raise
 
 
 def build_pair(

@@ -14,7 +14,7 @@ from octavo.backends.cpu.passes import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
-from octavo.tokenizer.tokenizer import load_tokenizer
+from octavo.tokenizer import load_tokenizer
 from tests.support.batches import Request, step
 
 DATA = Path(__file__).resolve().parents[3] / "benchmarks" / "data"

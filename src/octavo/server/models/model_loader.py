@@ -29,7 +29,8 @@ from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.tool_parsers import find_tool_format
-from octavo.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from octavo.tokenizer import load_tokenizer
+from octavo.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
 
