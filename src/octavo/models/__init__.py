@@ -16,6 +16,7 @@ from typing import Any, Protocol, cast
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
+from octavo.models._decoder import ModelConfig
 from octavo.models._weights import FileFormat, Fold, Permute, Split, Stack, Transform, Transpose, WeightTable
 
 __all__ = [
@@ -35,31 +36,6 @@ __all__ = [
     "load_architecture",
     "weight_table",
 ]
-
-
-class ModelConfig(Protocol):
-    """The fields of every `Config` that the engine uses; the others are private to the architecture."""
-
-    @property
-    def vocab_size(self) -> int: ...
-
-    @property
-    def num_layers(self) -> int: ...
-
-    @property
-    def hidden_size(self) -> int: ...
-
-    @property
-    def num_heads(self) -> int: ...
-
-    @property
-    def num_kv_heads(self) -> int: ...
-
-    @property
-    def head_dim(self) -> int: ...
-
-    @property
-    def max_position_embeddings(self) -> int: ...
 
 
 class ConfigType(Protocol):

@@ -15,18 +15,24 @@ ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 
 
 @dataclass(frozen=True, slots=True)
-class DecoderConfig:
-    """Base of the architectures' `Config`. Fields of subclasses have defaults."""
+class ModelConfig:
+    """The fields of every `Config` that the engine uses; the others are private to the architecture."""
 
     vocab_size: int
     num_layers: int
     hidden_size: int
-    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    value_dim: int  # columns of a value head
     max_position_embeddings: int  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderConfig(ModelConfig):
+    """Base of the architectures' `Config`. Fields of subclasses have defaults."""
+
+    intermediate_size: int
+    value_dim: int  # columns of a value head
     rms_norm_eps: float
     tie_word_embeddings: bool  # the embedding is the output head, too
     rope: RopeParams

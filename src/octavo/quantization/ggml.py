@@ -20,8 +20,8 @@ BlockDecoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 # Name, id in a GGUF file, values and bytes of a block, decoder. Ids 4, 5 (Q4_2, Q4_3), 31 to 33 (Q4_0 interleaved by 4
 # and 8) and 36 to 38 (IQ4_NL interleaved) were removed from the format, and no reader accepts them any more.
 _TYPES: tuple[tuple[str, int, int, int, BlockDecoder], ...] = (
-    ("F32", 0, 1, 4, ggml_simple.f32),
-    ("F16", 1, 1, 2, ggml_simple.f16),
+    ("F32", 0, 1, 4, ggml_simple.numbers("<f4")),
+    ("F16", 1, 1, 2, ggml_simple.numbers("<f2")),
     ("Q4_0", 2, 32, 18, ggml_simple.q4_0),
     ("Q4_1", 3, 32, 20, ggml_simple.q4_1),
     ("Q5_0", 6, 32, 22, ggml_simple.q5_0),
@@ -42,11 +42,11 @@ _TYPES: tuple[tuple[str, int, int, int, BlockDecoder], ...] = (
     ("IQ3_S", 21, 256, 110, ggml_iq.iq3_s),
     ("IQ2_S", 22, 256, 82, ggml_iq.iq2_s),
     ("IQ4_XS", 23, 256, 136, ggml_iq.iq4_xs),
-    ("I8", 24, 1, 1, ggml_simple.i8),
-    ("I16", 25, 1, 2, ggml_simple.i16),
-    ("I32", 26, 1, 4, ggml_simple.i32),
-    ("I64", 27, 1, 8, ggml_simple.i64),
-    ("F64", 28, 1, 8, ggml_simple.f64),
+    ("I8", 24, 1, 1, ggml_simple.numbers("i1")),
+    ("I16", 25, 1, 2, ggml_simple.numbers("<i2")),
+    ("I32", 26, 1, 4, ggml_simple.numbers("<i4")),
+    ("I64", 27, 1, 8, ggml_simple.numbers("<i8")),
+    ("F64", 28, 1, 8, ggml_simple.numbers("<f8")),
     ("IQ1_M", 29, 256, 56, ggml_iq.iq1_m),
     ("BF16", 30, 1, 2, ggml_simple.bf16),
     ("TQ1_0", 34, 256, 54, ggml_small_floats.tq1_0),

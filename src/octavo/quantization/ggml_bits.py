@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,34 +11,19 @@ Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
 
 
+def view_as(raw: Bytes, dtype: str) -> NDArray[Any]:
+    """Bytes [blocks, k] as the numbers of a numpy type, `<u2` for example: [blocks, k / its size]."""
+    return np.ascontiguousarray(raw).view(dtype)
+
+
+def floats(raw: Bytes, dtype: str) -> Floats:
+    """The same numbers as float32."""
+    return view_as(raw, dtype).astype(np.float32)
+
+
 def half(blocks: Bytes, at: int) -> Floats:
     """The float16 at byte `at` of every block: float32 [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
-
-
-def single(blocks: Bytes, at: int) -> Floats:
-    """The float32 at byte `at` of every block: [blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, at : at + 4]).view("<f4").astype(np.float32)
-
-
-def words16(raw: Bytes) -> NDArray[np.uint16]:
-    """Bytes [blocks, 2k] as little-endian words [blocks, k]."""
-    return np.ascontiguousarray(raw).view("<u2")
-
-
-def words32(raw: Bytes) -> NDArray[np.uint32]:
-    """Bytes [blocks, 4k] as little-endian words [blocks, k]."""
-    return np.ascontiguousarray(raw).view("<u4")
-
-
-def words_as_floats(words: NDArray[np.uint32]) -> Floats:
-    """The float32 numbers with these bits."""
-    return words.view(np.float32)
-
-
-def signed(raw: Bytes) -> NDArray[np.int8]:
-    """The same bytes as two's complement."""
-    return np.ascontiguousarray(raw).view(np.int8)
+    return floats(blocks[:, at : at + 2], "<f2")
 
 
 def planes(raw: Bytes, bits: int) -> Bytes:

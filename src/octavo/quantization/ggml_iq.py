@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.ggml_bits import Bytes, Floats, fields, half, planes, words16, words32
+from octavo.quantization.ggml_bits import Bytes, Floats, fields, half, planes, view_as
 
 _GRIDS = Path(__file__).with_name("iq_grids.npz")
 
@@ -57,14 +57,14 @@ def _four_sign_groups(words: NDArray[np.uint32]) -> Floats:
 
 
 def iq2_xxs(blocks: Bytes) -> Floats:
-    words = words32(blocks[:, 2:]).reshape(-1, 8, 2)
+    words = view_as(blocks[:, 2:], "<u4").reshape(-1, 8, 2)
     scale = half(blocks, 0) * (np.float32(0.5) + (words[..., 1] >> 28).astype(np.float32)) * np.float32(0.25)
     points = _grid("iq2_xxs")[blocks[:, 2:].reshape(-1, 8, 8)[..., :4]]
     return _scaled(scale, points * _four_sign_groups(words[..., 1]))
 
 
 def iq2_xs(blocks: Bytes) -> Floats:
-    codes = words16(blocks[:, 2:66])
+    codes = view_as(blocks[:, 2:66], "<u2")
     scale = half(blocks, 0) * (np.float32(0.5) + fields(blocks[:, 66:], 4).astype(np.float32)) * np.float32(0.25)
     values = _grid("iq2_xs")[codes & 511] * _sign_factors(_even_signs()[codes >> 9])
     return _scaled(scale, values)
@@ -78,7 +78,7 @@ def iq2_s(blocks: Bytes) -> Floats:
 
 
 def iq3_xxs(blocks: Bytes) -> Floats:
-    words = words32(blocks[:, 66:])
+    words = view_as(blocks[:, 66:], "<u4")
     scale = half(blocks, 0) * (np.float32(0.5) + (words >> 28).astype(np.float32)) * np.float32(0.5)
     points = _grid("iq3_xxs")[blocks[:, 2:66]].reshape(-1, 8, 4, 8)
     return _scaled(scale, points * _four_sign_groups(words))
@@ -92,7 +92,7 @@ def iq3_s(blocks: Bytes) -> Floats:
 
 
 def iq1_s(blocks: Bytes) -> Floats:
-    header = words16(blocks[:, 34:])
+    header = view_as(blocks[:, 34:], "<u2")
     shift = np.where(header & 0x8000, -_IQ1_SHIFT, _IQ1_SHIFT)
     scale = half(blocks, 0) * (((header >> 12) & 7).astype(np.float32) * 2 + 1)
     high = (header[..., None] >> np.array([0, 3, 6, 9], dtype=np.uint16)) & np.uint16(7)
@@ -102,7 +102,7 @@ def iq1_s(blocks: Bytes) -> Floats:
 
 
 def iq1_m(blocks: Bytes) -> Floats:
-    words = words16(blocks[:, 48:56])
+    words = view_as(blocks[:, 48:56], "<u2")
     # The half float of the block is spread over the top four bits of the four words of scales.
     pieces = (words >> 12) << np.array([0, 4, 8, 12], dtype=np.uint16)
     whole = np.bitwise_or.reduce(pieces, axis=1, keepdims=True).view(np.float16).astype(np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from octavo.quantization.ggml_bits import Bytes, Floats, half, planes, signed, single
+from octavo.quantization.ggml_bits import Bytes, Floats, floats, half, planes
 
 
 def _scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -63,10 +63,10 @@ def q6_k(blocks: Bytes) -> Floats:
     low = planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
     high = planes(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256)
     codes = ((low | (high << 4)).astype(np.float32) - 32).reshape(-1, 16, 16)
-    scale = half(blocks, 208) * signed(blocks[:, 192:208]).astype(np.float32)
+    scale = half(blocks, 208) * floats(blocks[:, 192:208], "i1")
     return (scale[..., None] * codes).reshape(-1, 256)
 
 
 def q8_k(blocks: Bytes) -> Floats:
     """A float32 scale, 256 codes, and sums of 16 codes that carry no value of their own."""
-    return single(blocks, 0) * signed(blocks[:, 4:260]).astype(np.float32)
+    return floats(blocks[:, :4], "<f4") * floats(blocks[:, 4:260], "i1")

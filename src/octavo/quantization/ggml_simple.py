@@ -6,41 +6,22 @@ Source: the block structures of `ggml-common.h`. Each expression rounds where gg
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+from numpy.typing import NDArray
 
-from octavo.quantization.ggml_bits import Bytes, Floats, fields, half, planes, signed, words16, words_as_floats
-
-
-def f32(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks).view("<f4").astype(np.float32)
+from octavo.quantization.ggml_bits import Bytes, Floats, fields, floats, half, planes, view_as
 
 
-def f16(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks).view("<f2").astype(np.float32)
+def numbers(dtype: str) -> Callable[[Bytes], Floats]:
+    """The decoder of plain numbers of a numpy type."""
+    return lambda blocks: floats(blocks, dtype)
 
 
 def bf16(blocks: Bytes) -> Floats:
-    return words_as_floats(words16(blocks).astype(np.uint32) << np.uint32(16))
-
-
-def f64(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks).view("<f8").astype(np.float32)
-
-
-def i8(blocks: Bytes) -> Floats:
-    return signed(blocks).astype(np.float32)
-
-
-def i16(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks).view("<i2").astype(np.float32)
-
-
-def i32(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks).view("<i4").astype(np.float32)
-
-
-def i64(blocks: Bytes) -> Floats:
-    return np.ascontiguousarray(blocks).view("<i8").astype(np.float32)
+    bits: NDArray[np.uint32] = view_as(blocks, "<u2").astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)
 
 
 def _nibbles(raw: Bytes) -> Bytes:
@@ -80,9 +61,9 @@ def q5_1(blocks: Bytes) -> Floats:
 
 
 def q8_0(blocks: Bytes) -> Floats:
-    return half(blocks, 0) * signed(blocks[:, 2:]).astype(np.float32)
+    return half(blocks, 0) * floats(blocks[:, 2:], "i1")
 
 
 def q8_1(blocks: Bytes) -> Floats:
     """Scale, the sum of the block (which carries no value of its own), 32 codes."""
-    return half(blocks, 0) * signed(blocks[:, 4:]).astype(np.float32)
+    return half(blocks, 0) * floats(blocks[:, 4:], "i1")

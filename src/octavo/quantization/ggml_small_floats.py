@@ -7,8 +7,9 @@ Sources: the block structures of `ggml-common.h`; OCP Microscaling Formats 1.0 f
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
-from octavo.quantization.ggml_bits import Bytes, Floats, half, planes, words_as_floats
+from octavo.quantization.ggml_bits import Bytes, Floats, half, planes
 
 # E2M1 doubled, so that every value is whole; the scales below are halved in return.
 _E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
@@ -19,7 +20,8 @@ def _halved_e8m0(code: Bytes) -> Floats:
     exponent = code.astype(np.uint32)
     normal = (np.maximum(exponent, 1) - 1) << np.uint32(23)
     denormal = np.uint32(1 << 21) << np.minimum(exponent, 1)
-    return words_as_floats(np.where(exponent < 2, denormal, normal))
+    bits: NDArray[np.uint32] = np.where(exponent < 2, denormal, normal)
+    return bits.view(np.float32)
 
 
 def _halved_ue4m3(code: Bytes) -> Floats:

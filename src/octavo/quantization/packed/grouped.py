@@ -9,6 +9,7 @@ from math import gcd, lcm
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.quantization.ggml_bits import fields
 from octavo.quantization.packed.base import Weight
 
 Scales = NDArray[np.float16] | NDArray[np.float32]
@@ -104,10 +105,7 @@ class GroupedWeight(Weight):
 def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """The codes of each row, one a byte."""
     if 8 % bits == 0:
-        pieces: NDArray[np.uint8] = codes[..., None] >> np.arange(0, 8, bits, dtype=np.uint8) & np.uint8(
-            (1 << bits) - 1
-        )
-        return pieces.reshape(*codes.shape[:-1], -1)
+        return fields(codes, bits)
     stream = np.unpackbits(codes, axis=-1, bitorder="little").reshape(*codes.shape[:-1], -1, bits)
     values: NDArray[np.uint8] = stream @ (1 << np.arange(bits)).astype(np.uint8)
     return values
