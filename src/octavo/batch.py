@@ -108,3 +108,15 @@ class StepOutput:
     logits: Float32 | None = None  # [R, vocab] if return_logits
     values: tuple[Float32, ...] = ()  # of a segment that makes no logits: its outputs, the inputs of the next one
     hidden_states: Float32 | None = None  # [R, hidden] if return_hidden_states: the input of the output head
+
+    @classmethod
+    def unsampled(cls, num_rows: int, num_top: int = 0) -> StepOutput:
+        """The arrays of so many rows: token -1, no probabilities. Sampling writes every element."""
+        tops = (num_rows, num_top)
+        return cls(
+            token_ids=np.full(num_rows, -1, np.int32),
+            logprobs=np.full(num_rows, np.nan, np.float32),
+            ranks=np.zeros(num_rows, np.int32),
+            top_ids=np.full(tops, -1, np.int32),
+            top_logprobs=np.full(tops, np.nan, np.float32),
+        )

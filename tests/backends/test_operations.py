@@ -9,7 +9,7 @@ import pytest
 
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.errors import GraphError
 from octavo.graph import ops
 from octavo.graph.builder import Graph

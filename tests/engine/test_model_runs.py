@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.graph.passes import optimize
 from octavo.outputs import RequestOutput

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from octavo.backends import ExecutorLimits, get_backend
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.batch import Float32
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.engine import Engine, EngineLimits, RequestFailure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.cost import Cost, graph_cost, node_cost
 from octavo.graph.ops import AttentionParams, StepSizes

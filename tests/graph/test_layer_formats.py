@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.layer_formats import LayerFormat, layer_formats
 from octavo.graph.ops import AttentionParams, RopeParams

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.backends import ExecutorLimits, reference
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, FusedAttention, FusedLinear, RopeParams
 from octavo.graph.passes import optimize

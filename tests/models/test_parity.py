@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends import ExecutorLimits, get_backend
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph

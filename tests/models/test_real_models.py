@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from octavo.backends import ExecutorLimits, reference
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.models import build_graph

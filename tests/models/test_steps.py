@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
 from octavo.graph.passes import optimize

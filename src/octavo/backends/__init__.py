@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 from octavo.errors import UsageError
+from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
     from octavo.backends.memory import MemoryBudget
@@ -28,6 +29,11 @@ class ExecutorLimits:
     max_num_seqs: int
     max_num_outputs: int
     max_model_len: int
+
+    @property
+    def rows(self) -> dict[Rows, int]:
+        """The maximum rows of each kind of value in a step."""
+        return {Rows.TOKENS: self.max_num_batched_tokens, Rows.OUTPUTS: self.max_num_outputs}
 
 
 @dataclass(frozen=True, slots=True)

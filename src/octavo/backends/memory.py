@@ -43,11 +43,29 @@ def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sy
     systems. Raises OSError if there is no `meminfo`.
     """
     available = _meminfo(proc)["MemAvailable"]
-    for group, limit_name, usage_name in _groups(proc, cgroups):
-        limit, usage = _number(group / limit_name), _number(group / usage_name)
+    for group in control_groups("memory", proc / "self" / "cgroup", cgroups):
+        limit = _number(group, "memory.max", "memory.limit_in_bytes")
+        usage = _number(group, "memory.current", "memory.usage_in_bytes")
         if limit is not None and usage is not None and limit < _UNLIMITED:
             available = min(available, max(limit - usage + _reclaimable(group), 0))
     return available
+
+
+def control_groups(controller: str, self_cgroup: Path, cgroups: Path) -> list[Path]:
+    """The directories of this process's groups with that controller (v1 or v2), each from the innermost out.
+
+    self_cgroup: `/proc/self/cgroup` or another file like it. cgroups: the mount point. Empty if nothing can be read.
+    """
+    found = []
+    with suppress(OSError, ValueError):
+        for line in self_cgroup.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            # In a container the path may be that of the host, which is not visible; its own group is the root then.
+            parts = [part for part in path.split("/") if part not in ("", ".", "..")]
+            if controllers == "" or controller in controllers.split(","):
+                for root in dict.fromkeys((cgroups / controllers, cgroups / (controller if controllers else ""))):
+                    found += [root.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+    return found
 
 
 def _meminfo(proc: Path) -> dict[str, int]:
@@ -55,31 +73,11 @@ def _meminfo(proc: Path) -> dict[str, int]:
     return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
 
 
-def _groups(proc: Path, cgroups: Path) -> list[tuple[Path, str, str]]:
-    """This process's memory groups from the innermost out, with the names of their limit and usage files."""
-    found = []
-    with suppress(OSError, ValueError):
-        for line in (proc / "self" / "cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers == "":
-                root, names = cgroups, ("memory.max", "memory.current")
-            elif "memory" in controllers.split(","):
-                root, names = cgroups / "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            else:
-                continue
-            # In a container the path may be that of the host, which is not visible; its own group is the root then.
-            inner = root / path.lstrip("/")
-            while True:
-                found.append((inner, *names))
-                if inner == root or root not in inner.parents:
-                    break
-                inner = inner.parent
-    return found
-
-
-def _number(path: Path) -> int | None:
-    with suppress(OSError, ValueError):
-        return int(path.read_text())
+def _number(group: Path, *names: str) -> int | None:
+    """The number in the first of these files (of v2 and v1) that holds one."""
+    for name in names:
+        with suppress(OSError, ValueError):
+            return int((group / name).read_text())
     return None
 
 

@@ -13,8 +13,6 @@ from octavo.errors import GraphError
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight, arrays_of
 
-SAMPLE_BYTES = 4096
-
 
 class WeightInfo(Protocol):
     """Type and size of a weight, which need not exist yet."""
@@ -92,7 +90,8 @@ def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes
     if isinstance(weights, StoredWeights):
         digest.update(weights.fingerprint(parameter.name))
     else:
-        digest.update(_sample(weights[parameter.name]))
+        for array in arrays_of(weights[parameter.name]).values():
+            digest.update(np.ascontiguousarray(array).data)
     return digest.digest()
 
 
@@ -100,13 +99,3 @@ def release(weights: Mapping[str, Weight], parameter: Parameter) -> None:
     """Lets the system reclaim the pages of a packed weight, if it is in a mapped file."""
     if isinstance(weights, StoredWeights):
         weights.release(parameter.name)
-
-
-def _sample(weight: Weight) -> bytes:
-    """A page from the middle of each array of a weight."""
-    found = b""
-    for array in arrays_of(weight).values():
-        stored = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        middle = max((stored.size - SAMPLE_BYTES) // 2, 0)
-        found += stored[middle : middle + SAMPLE_BYTES].tobytes()
-    return found

@@ -25,7 +25,7 @@ from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops import Array, Evaluation, LayerCache
 from octavo.graph.segments import check_inputs
-from octavo.graph.values import Parameter, Rows
+from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 
 
@@ -90,11 +90,7 @@ def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
 
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
     """The elements of all values of the largest step, because nothing is reused here, and of all sequences' states."""
-    rows = {
-        Rows.TOKENS: limits.max_num_batched_tokens,
-        Rows.OUTPUTS: limits.max_num_outputs,
-    }
-    values = sum(rows[n.output.rows] * n.output.cols for n in graph.nodes)
+    values = sum(limits.rows[n.output.rows] * n.output.cols for n in graph.nodes)
     return values + limits.max_num_seqs * graph.state_elements_per_sequence
 
 
@@ -102,6 +98,8 @@ class ReferenceExecutor:
     """Walks the graph with one numpy expression per node. Implements `octavo.backends.Executor`."""
 
     max_in_flight = 1
+    mapped_bytes = 0
+    num_threads = 1  # the caller's; numpy's own threads are not counted
 
     def __init__(
         self,
@@ -116,25 +114,10 @@ class ReferenceExecutor:
         self._limits = limits
         self._kv_dtype = kv_dtype
         self._dtype = np.dtype(dtype)
+        self.cache_sizes = _cache_sizes(graph, self._dtype.itemsize)
+        self.workspace_bytes = _workspace_elements(graph, limits) * self._dtype.itemsize
         self._caches: dict[int, LayerCache] = {}
         self._states: dict[int, list[Array]] = {}
-
-    @property
-    def cache_sizes(self) -> CacheSizes:
-        return _cache_sizes(self._graph, self._dtype.itemsize)
-
-    @property
-    def mapped_bytes(self) -> int:
-        return 0
-
-    @property
-    def num_threads(self) -> int:
-        """The caller's thread; numpy's own threads are not counted."""
-        return 1
-
-    @property
-    def workspace_bytes(self) -> int:
-        return _workspace_elements(self._graph, self._limits) * self._dtype.itemsize
 
     @property
     def weight_bytes(self) -> int:
@@ -169,16 +152,16 @@ class ReferenceExecutor:
             if node.output == result and batch.return_hidden_states:
                 break
         if batch.return_hidden_states:
-            output = _unsampled(len(batch.logits_indices))
+            output = StepOutput.unsampled(len(batch.logits_indices))
             output.hidden_states = step.values[result]  # float64 where the executor was asked for it
             return output
         if not graph.makes_logits:
-            output = _unsampled(len(batch.logits_indices))
+            output = StepOutput.unsampled(len(batch.logits_indices))
             output.values = tuple(step.values[value] for value in graph.outputs)
             return output
         logits = step.values[result]
         if batch.sampling is None:
-            output = _unsampled(logits.shape[0])
+            output = StepOutput.unsampled(logits.shape[0])
         else:
             output = sample(logits.astype(np.float32), batch.sampling)
         if batch.return_logits:
@@ -206,14 +189,3 @@ class ReferenceExecutor:
         ):
             if count > limit:
                 raise UsageError(f"a step with {count} {what} exceeds the executor's limit of {limit}")
-
-
-def _unsampled(num_outputs: int) -> StepOutput:
-    """The output of a step without sampling: token -1, no probabilities."""
-    return StepOutput(
-        token_ids=np.full(num_outputs, -1, np.int32),
-        logprobs=np.full(num_outputs, np.nan, np.float32),
-        ranks=np.zeros(num_outputs, np.int32),
-        top_ids=np.zeros((num_outputs, 0), np.int32),
-        top_logprobs=np.zeros((num_outputs, 0), np.float32),
-    )

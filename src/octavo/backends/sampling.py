@@ -86,13 +86,7 @@ def sample(logits: Float32, batch: SamplingBatch) -> StepOutput:
     """
     num_rows = logits.shape[0]
     num_top = max(int(batch.rows["num_logprobs"].max(initial=0)), 0)
-    output = StepOutput(
-        token_ids=np.zeros(num_rows, np.int32),
-        logprobs=np.full(num_rows, np.nan, np.float32),
-        ranks=np.zeros(num_rows, np.int32),
-        top_ids=np.full((num_rows, num_top), -1, np.int32),
-        top_logprobs=np.full((num_rows, num_top), np.nan, np.float32),
-    )
+    output = StepOutput.unsampled(num_rows, num_top)
     errors = np.zeros(num_rows, np.int32)
     draws = uniform(batch.rows["seed"], batch.rows["counter"])
     for row, options in enumerate(batch.rows):

@@ -34,7 +34,7 @@ def describe_machine(session: Session) -> Machine:
     model = session.model()
     # Not every executor has instruction sets and threads of its own.
     executor: Any = model.executor
-    thread_plan = getattr(executor, "thread_plan", None)
+    isa = getattr(executor, "isa", None)
     return Machine(
         octavo=__version__,
         python=platform.python_version(),
@@ -42,8 +42,8 @@ def describe_machine(session: Session) -> Machine:
         processor=processor().get("model name", platform.machine()),
         num_cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         backend=session.config.backend,
-        isa=getattr(executor, "isa", None),
-        num_threads=None if thread_plan is None else thread_plan.count,
+        isa=isa,
+        num_threads=None if isa is None else executor.num_threads,
         model=model.name,
         architecture=model.architecture,
         weight_bytes=model.executor.weight_bytes,

@@ -1,9 +1,28 @@
 """The native CPU backend: graphs compiled to programs over the kernels of csrc/."""
 
+from octavo import env
+from octavo.backends import BackendDescription
+from octavo.backends.cpu import _native
 from octavo.backends.cpu.compile import CompileOptions, choose_isa, compile  # noqa: A004 - the backend protocol's name
-from octavo.backends.cpu.describe import describe
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.sizes import sizes
+from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.memory import host_memory as memory
+from octavo.errors import OctavoError
 
 __all__ = ["CompileOptions", "CpuExecutor", "choose_isa", "compile", "describe", "memory", "sizes"]
+
+
+def describe() -> BackendDescription:
+    """See `octavo.backends.Backend`."""
+    threads = plan_threads()
+    try:
+        kernels, detected = choose_isa(), _native.detected_isa()
+    except OctavoError as error:
+        return BackendDescription("none", str(error), threads.count, threads.reasons, (str(error),))
+    if kernels == detected:
+        reason = f"the widest that processor, system and this build support (of {', '.join(_native.known_isas())})"
+    else:
+        cap = env.max_instruction_set()
+        reason = f"limited by OCTAVO_ISA={cap}; processor, system and this build support {detected}"
+    return BackendDescription(kernels, reason, threads.count, threads.reasons)

@@ -11,9 +11,8 @@ import numpy as np
 from octavo import env
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
-from octavo.backends.cpu.lowering import WeightOperand, lower
-from octavo.backends.cpu.passes import PASSES
-from octavo.backends.cpu.sizes import ELEMENT_BYTES, cache_sizes, kv_formats, largest_rows
+from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
+from octavo.backends.cpu.sizes import ELEMENT_BYTES, cache_sizes, kv_formats
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import load_matrices, plain_weight
 from octavo.backends.sizes import Sizes
@@ -132,11 +131,11 @@ class _Compiler:
             mapped_bytes,
             cache_sizes(self._graph, self._formats),
             self._isa,
-            self._threads,
+            self._threads.count,
         )
 
     def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
-        memory = plan(self._graph, largest_rows(limits), ELEMENT_BYTES)
+        memory = plan(self._graph, limits.rows, ELEMENT_BYTES)
         places: list[tuple[int, int, int]] = []
         for node in self._graph.nodes:
             self._values[node.output] = len(places)

@@ -20,7 +20,6 @@ from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
     from octavo.backends.cpu import _native
-    from octavo.backends.cpu.threads import ThreadPlan
     from octavo.batch import Batch, Float32, Int32
     from octavo.graph.builder import Graph, Node
     from octavo.graph.cache import CacheSizes
@@ -62,7 +61,7 @@ class CpuExecutor:
         mapped_bytes: int,
         cache_sizes: CacheSizes,
         isa: str,
-        thread_plan: ThreadPlan,
+        num_threads: int,
     ) -> None:
         """The program has the values of the graph in the order of its nodes.
 
@@ -75,28 +74,17 @@ class CpuExecutor:
         self._is_segment = bool(graph.inputs) or not graph.makes_logits
         self._logits = self._values[graph.output] if graph.makes_logits else -1
         self._weight_bytes = weight_bytes
+        self.weight_bytes = sum(weight_bytes.values())
         self.mapped_bytes = mapped_bytes
         self.cache_sizes = cache_sizes
-        self._workspace_bytes = program.workspace_bytes
+        self.workspace_bytes = program.workspace_bytes
         self.isa = isa
-        self.thread_plan = thread_plan
+        self.num_threads = num_threads
 
     @property
     def kv_element_bytes(self) -> float:
         """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
         return self.cache_sizes.token_bytes / max(self._graph.kv_elements_per_token, 1)
-
-    @property
-    def workspace_bytes(self) -> int:
-        return self._workspace_bytes
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(self._weight_bytes.values())
-
-    @property
-    def num_threads(self) -> int:
-        return self.thread_plan.count
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""
@@ -108,7 +96,8 @@ class CpuExecutor:
     def submit(self, batch: Batch) -> CpuPendingStep:
         """See `Executor`."""
         rows = len(batch.logits_indices)
-        output = _empty_output(rows, batch)
+        num_top = 0 if batch.sampling is None else max(batch.sampling.rows["num_logprobs"].tolist(), default=0)
+        output = StepOutput.unsampled(rows, max(num_top, 0))
         errors = np.zeros(rows, np.int32)
         result, copies, inputs = self._logits, _NONE, _NONE
         if self._is_segment or batch.inputs or batch.return_logits or batch.return_hidden_states:
@@ -180,25 +169,3 @@ class CpuExecutor:
 
 def _rows(value: Value, batch: Batch) -> int:
     return len(batch.token_ids if value.rows is Rows.TOKENS else batch.logits_indices)
-
-
-def _empty_output(rows: int, batch: Batch) -> StepOutput:
-    """The arrays for a step's results; without sampling, token -1 and no probabilities."""
-    if batch.sampling is None:
-        none = np.zeros((rows, 0), np.int32)
-        return StepOutput(
-            token_ids=np.full(rows, -1, np.int32),
-            logprobs=np.full(rows, np.nan, np.float32),
-            ranks=np.zeros(rows, np.int32),
-            top_ids=none,
-            top_logprobs=none.astype(np.float32),
-        )
-    num_top = max(0, max(batch.sampling.rows["num_logprobs"].tolist(), default=0))
-    # Sampling writes every element.
-    return StepOutput(
-        token_ids=np.empty(rows, np.int32),
-        logprobs=np.empty(rows, np.float32),
-        ranks=np.empty(rows, np.int32),
-        top_ids=np.empty((rows, num_top), np.int32),
-        top_logprobs=np.empty((rows, num_top), np.float32),
-    )

@@ -30,11 +30,20 @@ from typing import TypeVar
 
 from octavo.config import KV_DTYPES
 from octavo.errors import GraphError
+from octavo.graph import passes
 from octavo.graph.cache import KVCache
 from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.ops import Op
 from octavo.graph.values import Parameter, Value
 
+# The passes over a graph for the kernels, in their order.
+PASSES = (
+    passes.fuse_attention,
+    passes.fuse_gated_linears,
+    passes.fuse_residual,
+    passes.fuse_norm,
+    passes.select_rows_early,
+)
 # enum Kind of csrc/kernel.h
 KINDS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "softmax")
 

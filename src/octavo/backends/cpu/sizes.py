@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.passes import PASSES
+from octavo.backends.cpu.lowering import PASSES
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.cpu.weights import packed_types, plain_weight
 from octavo.backends.parameters import parameter_info
@@ -16,7 +16,7 @@ from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
 from octavo.graph.passes import optimize
-from octavo.graph.values import Parameter, Rows
+from octavo.graph.values import Parameter
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits
@@ -88,21 +88,13 @@ def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
     return cache.num_kv_heads * elements * 2
 
 
-def largest_rows(limits: ExecutorLimits) -> dict[Rows, int]:
-    """The maximum rows of each kind of value in a step."""
-    return {
-        Rows.TOKENS: limits.max_num_batched_tokens,
-        Rows.OUTPUTS: limits.max_num_outputs,
-    }
-
-
 def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: int) -> int:
     """Bytes of an optimized graph's values and states and of the sampler's scratch, a few percent too low.
 
     The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). The scratch of
     products and attention depends on the instruction set and is not included.
     """
-    values = plan(graph, largest_rows(limits), ELEMENT_BYTES).total_bytes
+    values = plan(graph, limits.rows, ELEMENT_BYTES).total_bytes
     states = limits.max_num_seqs * graph.state_elements_per_sequence * ELEMENT_BYTES
     vocab_size = graph.output.cols if graph.makes_logits else 0
     return values + states + num_threads * vocab_size * 7 * 4

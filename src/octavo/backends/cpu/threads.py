@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo import env
+from octavo.backends.memory import control_groups
 
 _CGROUP = Path("/sys/fs/cgroup")
 _TOPOLOGY = Path("/sys/devices/system/cpu")
@@ -68,46 +69,22 @@ def _spin(count: int, cpus: int, quota: float | None) -> tuple[int, int, int]:
 
 def _physical_cores(cpus: list[int], topology: Path) -> int:
     """Distinct cores among `cpus`; all of them count if the topology cannot be read."""
-    cores = set()
-    for cpu in cpus:
-        siblings = _read(topology / f"cpu{cpu}" / "topology" / "thread_siblings_list")
-        cores.add(siblings if siblings else f"cpu{cpu}")
-    return len(cores)
+    return len({_read(topology / f"cpu{cpu}/topology/thread_siblings_list") or f"cpu{cpu}" for cpu in cpus})
 
 
 def _cpu_quota(cgroup: Path, self_cgroup: Path) -> float | None:
     """The smallest quota of the process's control group and its parents, in CPUs; None: no limit."""
-    quotas = []
-    for line in (_read(self_cgroup) or "").splitlines():
-        _, controllers, path = ([*line.split(":", 2), "", ""])[:3]
-        if controllers == "":
-            quotas += [_quota_v2(directory) for directory in _with_parents(cgroup, path)]
-        elif "cpu" in controllers.split(","):
-            roots = (cgroup / controllers, cgroup / "cpu")
-            quotas += [_quota_v1(directory) for root in roots for directory in _with_parents(root, path)]
-    known = [quota for quota in quotas if quota is not None]
-    return min(known) if known else None
+    quotas = [_quota(directory) for directory in control_groups("cpu", self_cgroup, cgroup)]
+    return min((quota for quota in quotas if quota is not None), default=None)
 
 
-def _with_parents(root: Path, path: str) -> list[Path]:
-    """The group's directory and those above it. In a container the path may be outside the mounted part."""
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    return [root.joinpath(*parts[:i]) for i in range(len(parts), -1, -1)]
-
-
-def _quota_v2(directory: Path) -> float | None:
+def _quota(directory: Path) -> float | None:
     fields = (_read(directory / "cpu.max") or "").split()
-    return _ratio(fields[0], fields[1]) if len(fields) == 2 else None
-
-
-def _quota_v1(directory: Path) -> float | None:
-    return _ratio(_read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us"))
-
-
-def _ratio(quota: str | None, period: str | None) -> float | None:
-    if quota is None or period is None or not quota.isdigit() or not period.isdigit() or int(period) == 0:
+    if not fields:  # version 1
+        fields = [_read(directory / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+    if len(fields) != 2 or not all(field.isdigit() for field in fields) or int(fields[1]) == 0:
         return None  # "max" and -1: no limit
-    return int(quota) / int(period)
+    return int(fields[0]) / int(fields[1])
 
 
 def _read(path: Path) -> str | None:
