@@ -77,29 +77,12 @@ class FinishedStep:
 class Executor(Protocol):
     """A compiled graph with its weights, its workspace and its paged cache."""
 
-    @property
-    def max_in_flight(self) -> int:
-        """Steps that run or are queued at once. One more `submit` blocks until there is room."""
-
-    @property
-    def cache_sizes(self) -> CacheSizes:
-        """Groups of layers with block tables of their own, and bytes of a token in them."""
-
-    @property
-    def workspace_bytes(self) -> int:
-        """Bytes of activations and scratch at the limits."""
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes that the packed weights take."""
-
-    @property
-    def mapped_bytes(self) -> int:
-        """The part of `weight_bytes` in mapped files, which the system counts as reclaimable memory."""
-
-    @property
-    def num_threads(self) -> int:
-        """Compute threads."""
+    max_in_flight: int  # steps that run or are queued at once; one more `submit` blocks until there is room
+    cache_sizes: CacheSizes  # groups of layers with block tables of their own, and bytes of a token in them
+    workspace_bytes: int  # activations and scratch at the limits
+    weight_bytes: int  # packed weights
+    mapped_bytes: int  # the part of `weight_bytes` in mapped files, which the system counts as reclaimable memory
+    num_threads: int  # for computing
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocates the paged cache, once, before the first step."""

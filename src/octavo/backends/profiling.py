@@ -68,9 +68,7 @@ def _better(one: Ceiling, other: Ceiling) -> Ceiling:
 class ProfiledExecutor(Executor, Protocol):
     """An executor that times its operations."""
 
-    @property
-    def kv_element_bytes(self) -> float:
-        """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
+    kv_element_bytes: float  # of an element in the cache, with its share of padding and scales, for `StepSizes`
 
     def start_profile(self) -> None:
         """Times operations from now on, counting from zero."""

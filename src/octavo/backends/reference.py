@@ -115,13 +115,10 @@ class ReferenceExecutor:
         self._kv_dtype = kv_dtype
         self._dtype = np.dtype(dtype)
         self.cache_sizes = _cache_sizes(graph, self._dtype.itemsize)
+        self.weight_bytes = sum(w.nbytes for w in weights.values())
         self.workspace_bytes = _workspace_elements(graph, limits) * self._dtype.itemsize
         self._caches: dict[int, LayerCache] = {}
         self._states: dict[int, list[Array]] = {}
-
-    @property
-    def weight_bytes(self) -> int:
-        return sum(w.nbytes for w in self._weights.values())
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         formats = {}
@@ -176,6 +173,7 @@ class ReferenceExecutor:
 
     def close(self) -> None:
         self._weights.clear()
+        self.weight_bytes = 0
         self._caches.clear()
         self._states.clear()
 

@@ -65,10 +65,8 @@ def _buffers(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> tupl
 
 def _reusable(candidates: tuple[Value, ...], output: Value, last_use: Mapping[Value, int], index: int) -> Value | None:
     """An input of the same shape that is read for the last time by node `index`."""
-    for value in candidates:
-        if (value.rows, value.cols) == (output.rows, output.cols) and last_use[value] == index:
-            return value
-    return None
+    shape = output.rows, output.cols
+    return next((v for v in candidates if (v.rows, v.cols) == shape and last_use[v] == index), None)
 
 
 def _place(buffers: list[_Buffer]) -> int:

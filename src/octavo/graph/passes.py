@@ -87,9 +87,7 @@ def _rewrites(rule: _Rule) -> Pass:
     @wraps(rule)
     def rewrite(body: Body) -> Body:
         view = _View(body)
-        nodes: list[Node] = []
-        for node in body.nodes:
-            nodes.extend(rule(node, view) or [node])
+        nodes = [new for node in body.nodes for new in rule(node, view) or [node]]
         return _live(Body(nodes, body.outputs))
 
     return rewrite

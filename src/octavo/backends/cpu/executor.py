@@ -77,14 +77,10 @@ class CpuExecutor:
         self.weight_bytes = sum(weight_bytes.values())
         self.mapped_bytes = mapped_bytes
         self.cache_sizes = cache_sizes
+        self.kv_element_bytes = cache_sizes.token_bytes / max(graph.kv_elements_per_token, 1)
         self.workspace_bytes = program.workspace_bytes
         self.isa = isa
         self.num_threads = num_threads
-
-    @property
-    def kv_element_bytes(self) -> float:
-        """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
-        return self.cache_sizes.token_bytes / max(self._graph.kv_elements_per_token, 1)
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""

@@ -1,18 +1,17 @@
 """Packed weights kept on disk, so that the next start maps them instead of packing.
 
-There is one file per model, in a private folder beside the downloaded models. The model alone determines the meaning of
-its bytes: the file has no offsets, sizes or names that the reader follows, only a key that must be the model's, the
-type and checksum of each matrix, and the matrices in the model's order. The worst that a wrong file can do is to be
-refused. The key covers
+There is one file per model, in a private folder beside the downloaded models. A file has no offsets, sizes or names
+that the reader follows, only a key that must be the model's, the type and checksum of each matrix, and the matrices in
+the model's order. The worst that a wrong file can do is to be refused. The key covers
 
-- the model's files as the system identifies them: size and both time stamps of each. The time of the last change
-  (ctime) is the system's own and cannot be set back, so a file that was written to, replaced or copied has another;
+- size and both time stamps of each of the model's files. The time of the last change (ctime) cannot be set back, so a
+  file that was written to, replaced or copied has another;
 - the name, type and size of each matrix, how it is made of stored tensors, and a page of their content, for systems
   whose time stamps lie;
 - the layout version of the packed bytes, which is the same on all instruction sets.
 
-Reading a whole model to be certain would cost as much as packing. The packed bytes themselves are all checked, at the
-speed of memory, because they must be read into memory anyway.
+The packed bytes are all checked, because they must be read into memory anyway. Reading the model itself would cost as
+much as packing.
 """
 
 from __future__ import annotations
@@ -111,20 +110,17 @@ class PackCache:
     def _load(
         self, folder: int, num_threads: int, on_checked: Callable[[int], None]
     ) -> list[_native.PackedWeight] | None:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        file = os.open(self._name, flags, dir_fd=folder)
-        try:
-            packed = self._map(file, num_threads, on_checked)
+        with _opened(self._name, os.O_RDONLY | os.O_NONBLOCK, folder) as file:
+            try:
+                packed = self._map(file, num_threads, on_checked)
+            except _WrongFileError as reason:
+                logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
+                with contextlib.suppress(OSError):
+                    os.unlink(self._name, dir_fd=folder)
+                return None
             with contextlib.suppress(OSError):  # a read-only folder keeps no order of use
                 os.utime(file)
             return packed
-        except _WrongFileError as reason:
-            logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
-            with contextlib.suppress(OSError):
-                os.unlink(self._name, dir_fd=folder)
-            return None
-        finally:
-            os.close(file)
 
     def _map(self, file: int, num_threads: int, on_checked: Callable[[int], None]) -> list[_native.PackedWeight]:
         status = os.fstat(file)
@@ -161,33 +157,34 @@ class PackCache:
             return False
         _make_room(folder, self._limit_bytes - size, self._name)
         draft = f".{self._stem}-{secrets.token_hex(8)}.draft"
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400, dir_fd=folder)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX)  # tells others that its writer lives
-            os.posix_fallocate(file, 0, size)  # a full disk is noticed before anything is written
-            size = self._write_all(file, packed)
-            os.fsync(file)
-            os.rename(draft, self._name, src_dir_fd=folder, dst_dir_fd=folder)
-            os.fsync(folder)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(draft, dir_fd=folder)
-            raise
-        finally:
-            os.close(file)
+        with _opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, folder) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)  # tells others that its writer lives
+                os.posix_fallocate(file, 0, size)  # a full disk is noticed before anything is written
+                size = self._write(file, packed)
+                os.fsync(file)
+                os.rename(draft, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+                os.fsync(folder)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    os.unlink(draft, dir_fd=folder)
+                raise
         logger.info("%s: packed weights kept for the next start, %d MB", self.path, size // 10**6)
         return True
 
-    def _write_all(self, file: int, packed: Iterator[_native.PackedWeight]) -> int:
+    def _write(self, file: int, packed: Iterator[_native.PackedWeight]) -> int:
         """Writes one matrix after another, then the header. Returns the size of the file."""
         types, entries = _native.packable_types(), []
-        end = _padded(self._header_bytes())
-        for weight in packed:
-            _write(file, weight.panels.data, end)
-            entries.append(_ENTRY.pack(types.index(weight.type_name), _native.checksum(weight.panels)))
-            end += _padded(weight.nbytes)
-        header = b"".join([_MAGIC, self._key, *entries])
-        _write(file, header + _checksum(header), 0)
+        with open(file, "wb", closefd=False) as out:
+            out.seek(_padded(self._header_bytes()))
+            for weight in packed:
+                out.write(weight.panels.data)
+                entries.append(_ENTRY.pack(types.index(weight.type_name), _native.checksum(weight.panels)))
+                out.seek(_padded(out.tell()))
+            end = out.tell()
+            header = b"".join([_MAGIC, self._key, *entries])
+            out.seek(0)
+            out.write(header + _checksum(header))
         # A matrix whose numbers need its wider type makes the file longer than was thought.
         os.ftruncate(file, end)
         if end > self._limit_bytes:
@@ -241,18 +238,25 @@ def _padded(nbytes: int) -> int:
 
 
 @contextlib.contextmanager
+def _opened(name: str | Path, flags: int, folder: int | None = None) -> Iterator[int]:
+    """A descriptor of a file in `folder`, only readable by its owner if it is new. Follows no symbolic link."""
+    file = os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o400, dir_fd=folder)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
 def _open_folder(path: Path) -> Iterator[int]:
     """A descriptor of the folder, for all further accesses. Raises OSError if others may write to it."""
-    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
+    with _opened(path, os.O_RDONLY | os.O_DIRECTORY) as folder:
         try:
             _check_private(os.fstat(folder))
         except _WrongFileError as reason:
             remedy = f"chmod 700 {path}, or set OCTAVO_CACHE"
             raise PermissionError(0, f"the folder is not safe, {reason} ({remedy})") from None
         yield folder
-    finally:
-        os.close(folder)
 
 
 def _check_private(status: os.stat_result) -> None:
@@ -269,15 +273,12 @@ def _remove_dead_files(folder: int, stem: str) -> bool:
     for name in os.listdir(folder):
         if not name.endswith(".draft"):
             continue
-        with contextlib.suppress(OSError):
-            file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+        with contextlib.suppress(OSError), _opened(name, os.O_RDONLY | os.O_NONBLOCK, folder) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.unlink(name, dir_fd=folder)
             except BlockingIOError:
                 alive = alive or name.startswith(f".{stem}-")
-            finally:
-                os.close(file)
     return alive
 
 
@@ -296,10 +297,3 @@ def _make_room(folder: int, left_bytes: int, own_name: str) -> None:
         logger.info("%s: removed packed weights that were not used for longest, %d MB", name, size // 10**6)
         os.unlink(name, dir_fd=folder)
         total -= size
-
-
-def _write(file: int, data: bytes | memoryview, offset: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(file, view, offset)
-        view, offset = view[written:], offset + written

@@ -8,6 +8,7 @@ fields in order instead of knowing each operation.
 from octavo.batch import Array as Array
 from octavo.graph.ops.attention import Attention as Attention
 from octavo.graph.ops.attention import AttentionParams as AttentionParams
+from octavo.graph.ops.attention import FusedAttention as FusedAttention
 from octavo.graph.ops.attention import Rope as Rope
 from octavo.graph.ops.attention import RopeParams as RopeParams
 from octavo.graph.ops.base import Evaluation as Evaluation
@@ -20,9 +21,8 @@ from octavo.graph.ops.elementwise import GatedActivation as GatedActivation
 from octavo.graph.ops.elementwise import Mul as Mul
 from octavo.graph.ops.elementwise import Scale as Scale
 from octavo.graph.ops.elementwise import Softcap as Softcap
-from octavo.graph.ops.fused import FusedAttention as FusedAttention
-from octavo.graph.ops.fused import FusedLinear as FusedLinear
 from octavo.graph.ops.linear import Embedding as Embedding
+from octavo.graph.ops.linear import FusedLinear as FusedLinear
 from octavo.graph.ops.linear import Input as Input
 from octavo.graph.ops.linear import Linear as Linear
 from octavo.graph.ops.linear import Logits as Logits

@@ -11,6 +11,7 @@ from octavo.batch import Array
 from octavo.graph.cache import KVCache
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.ops.elementwise import softcap
+from octavo.graph.ops.norm import rms_norm
 from octavo.graph.values import Parameter, Rows, Value
 
 
@@ -126,6 +127,57 @@ class Attention(Op):
         sinks = None if self.sinks is None else step.weights[self.sinks]
         q, k, v = step.values[self.q], step.values[self.k], step.values[self.v]
         return paged_attention(step, q, k, v, self.params, sinks)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedAttention(Op):
+    """Made by passes: per-head norms, rope, cache write and attention on q, k and v side by side in one value."""
+
+    qkv: Value  # [TOKENS, sum of params.widths]
+    params: AttentionParams
+    rope: RopeParams | None
+    sinks: Parameter | None = None
+    q_norm: Parameter | None = None  # RMSNorm [head_dim]
+    k_norm: Parameter | None = None
+    eps: float = 0.0
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        p = self.params
+        require_attention(p, self.sinks)
+        if self.rope is not None:
+            require_rope(self.rope, p.head_dim)
+        cols = sum(p.widths)
+        require(
+            self.qkv.rows is Rows.TOKENS and self.qkv.cols == cols, f"qkv {describe(self.qkv)} is not [tokens, {cols}]"
+        )
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                require(norm.shape == (p.head_dim,), f"{norm.name} {list(norm.shape)} is not [{p.head_dim}]")
+        return Rows.TOKENS, p.output_width
+
+    def flops(self, sizes: StepSizes) -> int:
+        p = self.params
+        total = attention_flops(p, sizes)
+        if self.rope is not None:
+            total += sizes.tokens * ((p.num_heads + p.num_kv_heads) * 6 + 3) * len(self.rope.frequencies)
+        for norm, heads in ((self.q_norm, p.num_heads), (self.k_norm, p.num_kv_heads)):
+            total += 4 * sizes.tokens * heads * p.head_dim if norm is not None else 0
+        return total
+
+    @property
+    def cache(self) -> KVCache:
+        return self.params.cache
+
+    def evaluate(self, step: Evaluation) -> Array:
+        p = self.params
+        q, k, v = np.split(step.values[self.qkv], np.cumsum(p.widths)[:2], axis=-1)
+        if self.q_norm is not None:
+            q = rms_norm(q, step.weights[self.q_norm], self.eps)
+        if self.k_norm is not None:
+            k = rms_norm(k, step.weights[self.k_norm], self.eps)
+        if self.rope is not None:
+            q, k = (rotate(x, p.head_dim, self.rope, step.batch.positions) for x in (q, k))
+        return paged_attention(step, q, k, v, p, None if self.sinks is None else step.weights[self.sinks])
 
 
 def require_rope(rope: RopeParams, head_dim: int) -> None:

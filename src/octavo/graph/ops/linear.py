@@ -10,6 +10,7 @@ import numpy as np
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
 from octavo.graph.ops.elementwise import ACTIVATIONS, require_activation, sigmoid, softcap
+from octavo.graph.ops.norm import rms_norm
 from octavo.graph.values import Parameter, Rows, Value
 
 
@@ -172,6 +173,66 @@ class MoE(Op):
             hidden = ACTIVATIONS[self.kind](x[rows] @ gate[expert].T) * (x[rows] @ up[expert].T)
             out[rows] += weights[rows, place, None] * (hidden @ down[expert].T)
         return out
+
+
+@dataclass(frozen=True, slots=True)
+class FusedLinear(Op):
+    """Made by passes: norm -> several linears side by side (or gate and up with an activation) -> + residual.
+
+    Without `kind`, the columns are the outputs of all weights side by side. With `kind` there are two weights,
+    gate and up, and the output is kind(gate) * up.
+    """
+
+    row_wise: ClassVar[bool] = True
+
+    x: Value
+    residual: Value | None
+    weights: tuple[Parameter, ...]
+    biases: tuple[Parameter | None, ...]  # one a weight
+    norm: Parameter | None = None  # RMSNorm of x before the product
+    eps: float = 0.0
+    kind: str | None = None
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(len(self.weights) == len(self.biases) > 0, f"{len(self.weights)} weights, {len(self.biases)} biases")
+        sizes = [require_linear(self.x, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
+        if self.norm is not None:
+            require(
+                self.norm.shape == (self.x.cols,),
+                f"x {describe(self.x)} does not fit {self.norm.name} {list(self.norm.shape)}",
+            )
+        cols = sum(sizes)
+        if self.kind is not None:
+            require_activation(self.kind)
+            require(len(sizes) == 2 and sizes[0] == sizes[1], f"gate and up have {sizes} features")
+            cols = sizes[0]
+        if self.residual is not None:
+            require(
+                (self.residual.rows, self.residual.cols) == (self.x.rows, cols),
+                f"residual {describe(self.residual)} is not [{self.x.rows.value}, {cols}]",
+            )
+        return self.x.rows, cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        rows = sizes.rows(self.x.rows)
+        products = sum(linear_flops(rows, w, b) for w, b in zip(self.weights, self.biases, strict=True))
+        norm = 4 * rows * self.x.cols if self.norm is not None else 0
+        activation = 5 * rows * self.weights[0].shape[0] if self.kind is not None else 0
+        residual = rows * self.residual.cols if self.residual is not None else 0
+        return products + norm + activation + residual
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x = step.values[self.x]
+        if self.norm is not None:
+            x = rms_norm(x, step.weights[self.norm], self.eps)
+        parts = [linear(step, x, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
+        out = ACTIVATIONS[self.kind](parts[0]) * parts[1] if self.kind is not None else np.concatenate(parts, axis=-1)
+        return out if self.residual is None else out + step.values[self.residual]
+
+    @property
+    def in_place(self) -> tuple[Value, ...]:
+        # Every row of the product needs all of x, so x itself can never be overwritten.
+        return () if self.residual is None or self.residual == self.x else (self.residual,)
 
 
 def require_linear(x: Value, weight: Parameter, bias: Parameter | None) -> int:
