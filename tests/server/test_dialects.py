@@ -11,8 +11,7 @@ import pytest
 from starlette.routing import Route
 
 from octavo.server.app import endpoint_modules
-from octavo.server.http.dialects import OPENAI, Dialect
-from octavo.server.http.route_table import RouteTable
+from octavo.server.http.route_table import OPENAI, Dialect, RouteTable
 from tests.support.shell_server import Reply, Shell, request, running_shell
 
 KEY = {"Authorization": "Bearer sesame"}

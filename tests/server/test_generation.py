@@ -15,6 +15,7 @@ from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import (
+    Choice,
     ChoiceEnd,
     Event,
     ReasoningDelta,
@@ -22,7 +23,6 @@ from octavo.server.generation.events import (
     ToolCallDelta,
     Usage,
 )
-from octavo.server.generation.fold import Choice, Folding
 from octavo.server.generation.run import start_chat, start_text
 from octavo.server.generation.running import Generation
 from octavo.server.generation.spec import ChatSpec, NamedTool, TextSpec
@@ -82,10 +82,11 @@ class Harness:
 
 
 def choices_of(events: Sequence[Event]) -> list[Choice]:
-    folding = Folding()
+    choices: dict[int, Choice] = {}
     for event in events:
-        folding.push(event)
-    return folding.choices()
+        if not isinstance(event, Usage):
+            choices.setdefault(event.index, Choice()).push(event)
+    return [choices[index] for index in sorted(choices)]
 
 
 def chat(**fields: Any) -> ChatSpec:

@@ -20,9 +20,9 @@ from octavo.server.generation.prompt import prepare_inputs
 from octavo.server.generation.run import embed, separated
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
-from octavo.server.http.dialects import OPENAI
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, Text, quote
+from octavo.server.http.route_table import OPENAI
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
 from octavo.server.protocols.answering import tenant_of

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.server.http.dialects import OPENAI
+from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
 from octavo.server.protocols.answering import answer, tenant_of
 from octavo.server.protocols.protocol_errors import protocol_route

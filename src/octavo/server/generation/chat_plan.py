@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from octavo.errors import UsageError
@@ -69,11 +69,11 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     if tools:
         params = _with_tools(params, spec, tools, tool_format, model.tokenizer)
         create_tool_parser = partial(tool_format.create_parser, tools)
-    reasoning = _reasoning_format(template) if spec.separates_reasoning else None
+    reasoning = find_reasoning_format(template) if spec.separates_reasoning else None
     if reasoning is not None:
-        is_control_token = reasoning.shows_special_tokens and _is_control_token(model.tokenizer, reasoning.close)
+        is_control_token = _token_id(model.tokenizer, reasoning.close) in model.tokenizer.special_token_ids
         # Calls that must come leave no room for thinking, and no grammar's text has control tokens.
-        if _is_constrained(params) and (not tools or spec.tool_choice != "auto" or is_control_token):
+        if params.structured_outputs is not None and (not tools or spec.tool_choice != "auto" or is_control_token):
             reasoning = None
         elif is_control_token:
             params = dataclasses.replace(params, skip_special_tokens=False)
@@ -97,7 +97,7 @@ def _with_tools(
     token_ids = mark_token_ids(tokenizer, tool_format)
     if not tokenizer.special_token_ids.isdisjoint(token_ids.values()):
         params = dataclasses.replace(params, skip_special_tokens=False)
-    if _is_constrained(params):
+    if params.structured_outputs is not None:
         message = (
             "tools cannot be combined with a format of the answer; send tool_choice none, or leave one of them out"
         )
@@ -121,15 +121,8 @@ def _with_tools(
         name = spec.tool_choice.name
         tools = [tool for tool in tools if tool["function"]["name"] == name]
         may_be_many = False
-        if not tools:
-            raise UsageError(f"tool_choice names {name!r:.80}, which tools lacks", param="tool_choice")
     grammar = tool_format.grammar(tools, may_be_many, token_ids)
     return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
-
-
-def _is_constrained(params: SamplingParams | BeamSearchParams) -> bool:
-    """True if the answer is constrained, which excludes reasoning before it."""
-    return params.structured_outputs is not None
 
 
 def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:
@@ -143,11 +136,6 @@ def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[s
     return plain
 
 
-@lru_cache(maxsize=64)
-def _reasoning_format(chat_template: str) -> ReasoningFormat | None:
-    return find_reasoning_format(chat_template)
-
-
 def mark_token_ids(tokenizer: Tokenizer, tool_format: ToolFormat) -> dict[str, int]:
     """The token ids of those marks of a format that are a single token in this vocabulary."""
     found = {mark: _token_id(tokenizer, mark) for mark in tool_format.marks}
@@ -159,7 +147,3 @@ def _token_id(tokenizer: Tokenizer, text: str) -> int | None:
     token_ids = tokenizer.encode(text, add_special_tokens=False, parse_special=True)
     is_one = len(token_ids) == 1 and tokenizer.token_bytes(token_ids[0]) == text.encode()
     return token_ids[0] if is_one else None
-
-
-def _is_control_token(tokenizer: Tokenizer, text: str) -> bool:
-    return _token_id(tokenizer, text) in tokenizer.special_token_ids

@@ -5,7 +5,7 @@ The answer that is not streamed is the fold of the same events, so the two canno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from octavo.outputs import Logprob, RequestMetrics
@@ -75,3 +75,55 @@ class Usage:
 
 ChoiceEvent: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta | ChoiceEnd"
 Event: TypeAlias = "ChoiceEvent | Usage"
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A complete call."""
+
+    call_id: str
+    name: str
+    pieces: list[str] = field(default_factory=list)
+
+    @property
+    def arguments(self) -> str:
+        """JSON text as generated."""
+        return "".join(self.pieces)
+
+
+@dataclass(slots=True)
+class Choice:
+    """A choice, complete with its last event."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    finish_reason: str = "stop"
+    stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+
+    @property
+    def text(self) -> str | None:
+        """None if the model generated none; likewise `reasoning`."""
+        return "".join(self.texts) or None
+
+    @property
+    def reasoning(self) -> str | None:
+        return "".join(self.thoughts) or None
+
+    def push(self, event: ChoiceEvent) -> None:
+        """Adds the next event."""
+        if isinstance(event, ChoiceEnd):
+            self.finish_reason, self.stop_reason = event.finish_reason, event.stop_reason
+            return
+        self.logprobs += event.logprobs
+        self.token_ids += event.token_ids
+        if isinstance(event, TextDelta):
+            self.texts.append(event.text)
+        elif isinstance(event, ReasoningDelta):
+            self.thoughts.append(event.text)
+        else:
+            if event.call_id is not None:
+                self.tool_calls.append(ToolCall(event.call_id, event.name or ""))
+            self.tool_calls[event.call_index].pieces.append(event.arguments)

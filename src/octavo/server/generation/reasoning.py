@@ -7,16 +7,16 @@ the start of an answer or absent; later marks are text, because a model may writ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+from octavo.errors import UsageError
+from octavo.server.errors import refuse
+from octavo.server.tool_parsers import TextPart
 
 _WHITESPACE = " \t\r\n"
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerPart:
-    """Text for the user, tool calls included."""
-
-    text: str
+_EFFORT = "reasoning_effort"
+_SWITCH = "enable_thinking"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,29 +26,21 @@ class ReasoningPart:
     text: str
 
 
-ReasoningOrAnswer: TypeAlias = "ReasoningPart | AnswerPart"
+ReasoningOrAnswer: TypeAlias = "ReasoningPart | TextPart"
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """open, close: the marks around the reasoning.
-
-    shows_special_tokens: the marks are control tokens, which must stay in the text.
-    """
+    """open, close: the marks around the reasoning."""
 
     name: str
     open: str
     close: str
-    shows_special_tokens: bool = False
 
     def create_parser(self, prompt: str) -> ReasoningParser:
         """A parser for one answer to `prompt`, the rendered conversation. A template may have opened the reasoning
         in the prompt, or closed it again because the request switched it off."""
-        return ReasoningParser(self, inside=self.is_open(prompt))
-
-    def is_open(self, prompt: str) -> bool:
-        """True if the prompt ends within the reasoning, so that the answer starts there."""
-        return prompt.rstrip(_WHITESPACE).endswith(self.open)
+        return ReasoningParser(self, inside=prompt.rstrip(_WHITESPACE).endswith(self.open))
 
 
 class ReasoningParser:
@@ -89,7 +81,7 @@ class ReasoningParser:
         if self.is_reasoning:
             held = held.strip(_WHITESPACE) if self._state == "start" else held.rstrip(_WHITESPACE)
             return [ReasoningPart(held)] if held else []
-        return [AnswerPart(held)] if held else []
+        return [TextPart(held)] if held else []
 
     def _find_open(self, text: str) -> str:
         """Looks for the opening mark at the start of the answer; returns the text that need not be held back."""
@@ -141,7 +133,7 @@ class ReasoningParser:
             text = text.lstrip(_WHITESPACE)
             self._strips = not text
         if text:
-            parts.append(AnswerPart(text))
+            parts.append(TextPart(text))
 
 
 def _held_length(text: str, mark: str) -> int:
@@ -150,10 +142,40 @@ def _held_length(text: str, mark: str) -> int:
     return next((length for length in lengths if text.endswith(mark[:length])), 0)
 
 
-_THINK = ReasoningFormat(name="think", open="<think>", close="</think>", shows_special_tokens=True)
-_MAGISTRAL = ReasoningFormat(name="magistral", open="[THINK]", close="[/THINK]", shows_special_tokens=True)
+_FORMATS = (ReasoningFormat("think", "<think>", "</think>"), ReasoningFormat("magistral", "[THINK]", "[/THINK]"))
 
 
+@lru_cache(maxsize=64)
 def find_reasoning_format(chat_template: str) -> ReasoningFormat | None:
     """The marks in a chat template; None if its model does not mark its reasoning."""
-    return next((item for item in (_THINK, _MAGISTRAL) if item.close in chat_template), None)
+    return next((item for item in _FORMATS if item.close in chat_template), None)
+
+
+def effort_arguments(chat_template: str | None, effort: str, param: str) -> dict[str, Any]:
+    """The template's variables for this reasoning effort; `none` switches reasoning off.
+
+    Raises UsageError if the template has no such variable.
+    """
+    source = chat_template or ""
+    if _EFFORT in source:
+        return {_EFFORT: effort}
+    if _SWITCH in source and effort == "none":
+        return {_SWITCH: False}
+    message = f"{param} is unknown to this model's chat template; leave it out"
+    raise UsageError(message, param=param, code="unsupported_parameter")
+
+
+def switch_arguments(chat_template: str | None, wanted: bool | None, param: str) -> dict[str, Any]:
+    """The template's variables that switch reasoning on or off. None: off if that is possible.
+
+    Raises UsageError if the model does not support it.
+    """
+    source = chat_template or ""
+    if _SWITCH in source:
+        return {_SWITCH: bool(wanted)}
+    thinks = find_reasoning_format(source) is not None
+    if wanted and not thinks:
+        raise refuse(param, "asks for thinking, but this model does not mark its thinking; leave it out")
+    if wanted is False and thinks:
+        raise refuse(param, "switches thinking off, but this model's chat template has no such switch; leave it out")
+    return {}

@@ -16,10 +16,9 @@ from octavo.outputs import PoolingOutput
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.choice import ChoiceReader
-from octavo.server.generation.naming import constraint_named
 from octavo.server.generation.prompt import fit_max_tokens, prepare_chat, prepare_texts
 from octavo.server.generation.running import Generation
-from octavo.server.generation.spec import ChatSpec, Common, TextSpec
+from octavo.server.generation.spec import ChatSpec, Common, TextSpec, constraint_named
 from octavo.server.models.served_model import ServedModel
 
 if TYPE_CHECKING:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
+from octavo.errors import UsageError
 from octavo.generation_request import RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
@@ -70,3 +72,16 @@ class TextSpec(Common):
     """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1."""
 
     prompts: Sequence[str | Sequence[int]]
+
+
+@contextmanager
+def constraint_named(field: str) -> Iterator[None]:
+    """Makes UsageErrors about `structured_outputs` name the request's own field for the constraint."""
+    try:
+        yield
+    except UsageError as error:
+        param = error.param or ""
+        if field == "structured_outputs" or param.partition(".")[0] != "structured_outputs":
+            raise
+        code = "invalid_json_schema" if param == "structured_outputs.json" else error.code
+        raise UsageError(str(error).replace(param, field, 1), param=field, code=code) from None

@@ -23,11 +23,10 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, log_failure, to_api_error
 from octavo.server.http.access_log import AccessRecord
 from octavo.server.http.api_keys import ApiKeys
-from octavo.server.http.dialects import Dialect
 from octavo.server.http.disconnect import ClientGoneError, shutting_down
 from octavo.server.http.json_body import quote
 from octavo.server.http.origins import OriginRules
-from octavo.server.http.route_table import RouteTable
+from octavo.server.http.route_table import Dialect, RouteTable
 
 HEALTH_PATHS = frozenset({"/health", "/health/live", "/health/ready"})
 CLIENT_CLOSED_REQUEST = 499  # only for the log

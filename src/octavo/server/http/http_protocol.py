@@ -21,8 +21,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.http.dialects import Dialect
-from octavo.server.http.route_table import RouteTable
+from octavo.server.http.route_table import Dialect, RouteTable
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10  # names and values of one request, and its target

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from octavo.server.generation.events import ChoiceEnd, ChoiceEvent, ReasoningDelta, TextDelta, TokenLogprobs
-from octavo.server.generation.fold import Choice
+from octavo.server.generation.events import Choice, ChoiceEnd, ChoiceEvent, ReasoningDelta, TextDelta, TokenLogprobs
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.protocols.chat_request import ChatCompletionRequest
 from octavo.server.protocols.conversation import chat_call

@@ -11,8 +11,8 @@ from octavo.errors import UsageError
 from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_tool_choice, check_tools
+from octavo.server.generation.reasoning import effort_arguments
 from octavo.server.generation.spec import ChatSpec, read_options
-from octavo.server.generation.thinking import effort_arguments
 from octavo.server.http.json_body import Int
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.chat_messages import (

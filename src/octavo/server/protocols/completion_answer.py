@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from octavo.outputs import Logprob
-from octavo.server.generation.events import ChoiceEnd, ChoiceEvent, Event, TextDelta, TokenLogprobs, Usage
-from octavo.server.generation.fold import Choice
+from octavo.server.generation.events import Choice, ChoiceEnd, ChoiceEvent, Event, TextDelta, TokenLogprobs, Usage
 from octavo.server.generation.running import Generation
 from octavo.server.generation.spec import TextSpec
 from octavo.server.models.served_model import ServedModel

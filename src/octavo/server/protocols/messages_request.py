@@ -10,8 +10,8 @@ from pydantic import Field
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema, check_tool_choice, check_tools
+from octavo.server.generation.reasoning import effort_arguments, switch_arguments
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_options
-from octavo.server.generation.thinking import effort_arguments, switch_arguments
 from octavo.server.http.json_body import Int, Number, Text
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.conversation import chat_tool

@@ -12,8 +12,7 @@ from typing import Any, ClassVar, TypeVar
 from octavo import __version__
 from octavo.outputs import Logprob
 from octavo.server.errors import ApiError
-from octavo.server.generation.events import ChoiceEnd, ChoiceEvent, Event, TextDelta, TokenLogprobs, Usage
-from octavo.server.generation.fold import Choice, Folding
+from octavo.server.generation.events import Choice, ChoiceEnd, ChoiceEvent, Event, TextDelta, TokenLogprobs, Usage
 from octavo.server.generation.running import Generation
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
@@ -35,7 +34,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
 
     def __init__(self, body: R, spec: S, model: ServedModel, generation: Generation) -> None:
         super().__init__(body, spec, model, generation)
-        self._folding = Folding()
+        self._choices: dict[int, Choice] = {}
         self._usage: Usage | None = None
         self._num_completion_tokens = 0
         self._begun: set[int] = set()  # choices that have had their first chunk
@@ -75,7 +74,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
                 usage = {"usage": self._usage_object(event)} if request.includes_usage else {}
                 yield None, {**self._head, "choices": [], **usage, **self._timings(event)}
         elif not request.stream:
-            self._folding.push(event)
+            self._choices.setdefault(event.index, Choice()).push(event)
         else:
             for chunk in self._chunks(event):
                 yield None, chunk
@@ -85,7 +84,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
 
     def body(self) -> dict[str, Any]:
         assert self._usage is not None
-        choices = [self.choice(index, choice) for index, choice in enumerate(self._folding.choices())]
+        choices = [self.choice(index, choice) for index, choice in sorted(self._choices.items())]
         usage = self._usage_object(self._usage)
         return {**self._head, "choices": choices, "usage": usage, **self.prompt_fields(), **self._timings(self._usage)}
 

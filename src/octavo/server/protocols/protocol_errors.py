@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from octavo.errors import UsageError
 from octavo.server.errors import ApiError
-from octavo.server.http.dialects import Dialect
 from octavo.server.http.json_body import JsonRoute
+from octavo.server.http.route_table import Dialect
 
 _ANTHROPIC_TYPES = {
     401: "authentication_error",

@@ -27,7 +27,7 @@ from octavo.sampling_params import (
 )
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.naming import constraint_named
+from octavo.server.generation.spec import constraint_named
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 
 _INT32_MAX = 2**31 - 1
