@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -59,11 +59,8 @@ async def embed(
 
     async def embed_one(token_ids: Sequence[int]) -> Float32:
         request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
-        stream = await model.client.generate(request)
-        try:
+        async with aclosing(await model.client.generate(request)) as stream:
             output = await anext(stream)
-        finally:
-            await stream.aclose()
         assert isinstance(output, PoolingOutput)
         return output.vector
 

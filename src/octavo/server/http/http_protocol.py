@@ -7,19 +7,17 @@ connections, and support for clients that close only their sending half (RFC 911
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.http.route_table import Dialect, RouteTable
 
@@ -38,19 +36,6 @@ _ALLOW = {"Allow": "GET, POST"}
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits in seconds and connections, as in `ServerConfig`.
-
-    num_refused_at_once: connections above the limit that are kept just long enough to send the refusal.
-    """
-
-    max_connections: int
-    num_refused_at_once: int
-    header_timeout: float
-    write_timeout: float
-
-
 class RateLimitedWarning:
     """A warning that is logged at most once a second; the next line has the number of suppressed ones."""
 
@@ -67,18 +52,24 @@ class RateLimitedWarning:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection.
+
+    limits: `max_connections` and the time limits count here. num_refused_at_once: connections above the limit that are
+    kept just long enough to send the refusal.
+    """
 
     def __init__(
         self,
         *arguments: Any,
-        limits: ConnectionLimits,
+        limits: ServerConfig,
+        num_refused_at_once: int,
         routes: RouteTable,
         warn: RateLimitedWarning,
         **keywords: Any,
     ) -> None:
         super().__init__(*arguments, **keywords)
         self._limits = limits
+        self._num_refused_at_once = num_refused_at_once
         self._routes = routes
         self._target = b""
         self._warn = warn
@@ -95,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._last_data_s = self.loop.time()
         if len(self.connections) >= self._limits.max_connections:
             self._make_room()
-        if len(self.connections) >= self._limits.max_connections + self._limits.num_refused_at_once:
+        if len(self.connections) >= self._limits.max_connections + self._num_refused_at_once:
             self._warn("too many connections: one was closed unanswered")
             transport.abort()
             return
@@ -267,12 +258,13 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        if self.transport.get_write_buffer_size() and self._write_timer is None:
+        if self.transport.get_write_buffer_size():
             self._start_write_timer()
         self.transport.close()
 
     def _start_write_timer(self) -> None:
-        self._write_timer = self.loop.call_later(self._limits.write_timeout, self._on_write_timeout)
+        if self._write_timer is None:
+            self._write_timer = self.loop.call_later(self._limits.write_timeout, self._on_write_timeout)
 
     def _stop_write_timer(self) -> None:
         if self._write_timer is not None:
@@ -281,8 +273,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._write_timer is None:
-            self._start_write_timer()
+        self._start_write_timer()
 
     def resume_writing(self) -> None:
         if not self.transport.is_closing():
@@ -342,8 +333,3 @@ def _response(error: ApiError, dialect: Dialect) -> bytes:
     headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
     lines += [b"%b: %b\r\n" % header for header in headers]
     return b"".join(lines) + b"\r\n" + body
-
-
-def protocol_factory(limits: ConnectionLimits, routes: RouteTable) -> Callable[..., asyncio.Protocol]:
-    """The factory that uvicorn calls for every connection."""
-    return functools.partial(BoundedProtocol, limits=limits, routes=routes, warn=RateLimitedWarning())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import logging
 import os
@@ -12,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from typing import Any, cast
 
 import uvicorn
@@ -20,7 +22,7 @@ from fastapi import FastAPI
 from octavo.errors import OctavoError, UsageError
 from octavo.server.config import ServerConfig
 from octavo.server.http.disconnect import shutting_down
-from octavo.server.http.http_protocol import IDLE_TIMEOUT_S, ConnectionLimits, RateLimitedWarning, protocol_factory
+from octavo.server.http.http_protocol import IDLE_TIMEOUT_S, BoundedProtocol, RateLimitedWarning
 
 _NUM_OTHER_FILES = 16  # for the engine, logs and files that are opened while the server runs
 _BACKLOG = 1024
@@ -71,15 +73,19 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     """TLS 1.2 or later with the configured certificate, None without one. Raises UsageError."""
     if config.ssl_certfile is None:
         return None
-    for option, path in (("--ssl-certfile", config.ssl_certfile), ("--ssl-keyfile", config.ssl_keyfile)):
-        _check_readable(option, path)
+    certificate, key = config.ssl_certfile, config.ssl_keyfile
+    option, path = "", ""
+    try:
+        for option, path in (("--ssl-certfile", certificate), ("--ssl-keyfile", key or certificate)):
+            open(path, "rb").close()
+    except OSError as error:
+        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
         # A password would be asked for on the terminal; a server has none.
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
+        context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
-        certificate, key = config.ssl_certfile, config.ssl_keyfile
         if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
             raise UsageError(f"--ssl-keyfile {key}: not the key of the certificate in {certificate}") from None
         if key is None:
@@ -88,16 +94,6 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
             text = f"no certificate chain in PEM, or {key} is not a private key in PEM without a password"
         raise UsageError(f"--ssl-certfile {certificate}: {text}") from None
     return context
-
-
-def _check_readable(option: str, path: str | None) -> None:
-    if path is None:
-        return
-    try:
-        with open(path, "rb"):
-            pass
-    except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
 
 
 def num_spare_files() -> int:
@@ -165,23 +161,16 @@ async def serve(
     the remaining ones with 503 `server_shutting_down`. A second signal ends them at once."""
     loop = asyncio.get_running_loop()
     server = web_server(app, config)
-    first, second = asyncio.Event(), asyncio.Event()
-
-    received: list[signal.Signals] = []
-
-    def on_signal(number: signal.Signals) -> None:
-        received.append(number)
-        (second if first.is_set() else first).set()
-
+    received: asyncio.Queue[signal.Signals] = asyncio.Queue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal, number)
-    loop.set_exception_handler(_LoopErrors())
+        loop.add_signal_handler(number, received.put_nowait, number)
+    loop.set_exception_handler(partial(_on_loop_error, RateLimitedWarning()))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
-        await _first_of(serving, asyncio.create_task(first.wait()))
-        if not serving.done():
-            draining = asyncio.ensure_future(on_drain(received[0]))
-            await _first_of(draining, asyncio.create_task(second.wait()))
+        first = await _first_of(serving, received)
+        if first is not None:
+            draining = asyncio.ensure_future(on_drain(first))
+            await _first_of(draining, received)
             draining.cancel()
     finally:
         # Also if this task is cancelled, so that waiting tasks are notified.
@@ -205,16 +194,17 @@ def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
     # asyncio accepts this many before handling any of them, and a refused one lives on for some rounds.
     num_spare = num_files - num_connections
     num_at_once = max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 10))
-    limits = ConnectionLimits(
-        max_connections=num_connections,
+    connection = partial(
+        BoundedProtocol,
+        limits=dataclasses.replace(config, max_connections=num_connections),
         num_refused_at_once=max(1, min(_NUM_ACCEPTED_AT_ONCE, num_spare // 2)),
-        header_timeout=config.header_timeout,
-        write_timeout=config.write_timeout,
+        routes=app.state.routes,
+        warn=RateLimitedWarning(),
     )
     context = tls_context(config)
     uvicorn_config = uvicorn.Config(
         app,
-        http=protocol_factory(limits, app.state.routes),  # type: ignore[arg-type]
+        http=connection,  # type: ignore[arg-type]
         ws="none",
         lifespan="off",
         loop="asyncio",
@@ -230,13 +220,15 @@ def web_server(app: FastAPI, config: ServerConfig) -> WebServer:
     return WebServer(uvicorn_config, config.header_timeout)
 
 
-async def _first_of(task: asyncio.Future[None], signal_task: asyncio.Task[bool]) -> None:
-    """Waits for the first of two tasks and cancels the other. Raises the exception of the first."""
-    both: list[asyncio.Future[Any]] = [task, signal_task]
+async def _first_of(task: asyncio.Future[None], signals: asyncio.Queue[signal.Signals]) -> signal.Signals | None:
+    """The next signal; None if the task is done before it. Raises the task's exception."""
+    waiting = asyncio.create_task(signals.get())
+    both: list[asyncio.Future[Any]] = [task, waiting]
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-    signal_task.cancel()
     if task.done():
-        task.result()
+        waiting.cancel()
+        return task.result()
+    return waiting.result()
 
 
 async def _end_requests(app: FastAPI, server: WebServer) -> None:
@@ -252,15 +244,10 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
     server.end()
 
 
-class _LoopErrors:
-    """Logs errors of the event loop at most once a second: out of file descriptors, it reports every connection."""
-
-    def __init__(self) -> None:
-        self._warn = RateLimitedWarning()
-
-    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
-        error = context.get("exception")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-            self._warn(f"no new connection can be accepted: {os.strerror(error.errno)}")
-        else:
-            loop.default_exception_handler(context)
+def _on_loop_error(warn: RateLimitedWarning, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
+    """Logs an error of the event loop. Out of file descriptors, it reports every connection."""
+    error = context.get("exception")
+    if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+        warn(f"no new connection can be accepted: {os.strerror(error.errno)}")
+    else:
+        loop.default_exception_handler(context)

@@ -7,7 +7,8 @@ import dataclasses
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
+from contextlib import aclosing, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -137,12 +138,9 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     The cache gets the rest of the share beside the weights: at least one request of full length, even if other models
     must then be unloaded, and at most as many requests as can run at once.
     """
-    checkpoint = open_checkpoint(path)
-    try:
+    with closing(open_checkpoint(path)) as checkpoint:
         context: int = config.max_model_len or checkpoint.config.max_position_embeddings
         sizes = model_sizes(checkpoint, config, context)
-    finally:
-        checkpoint.close()
     fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
     if config.kv_cache_bytes is not None:
         return _Plan(fixed_bytes + config.kv_cache_bytes, config.kv_cache_bytes)
@@ -178,42 +176,26 @@ async def _make_token(client: EngineClient) -> None:
     params = SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True)
     with suppress(OctavoError):  # it cannot generate: requests get the error
         stream = await client.generate(GenerationRequest(prompt_token_ids=[0], params=params, is_measured=False))
-        try:
+        async with aclosing(stream):
             await anext(stream)
-        finally:
-            await stream.aclose()
 
 
 def _read_tokenizer(path: Path) -> tuple[Tokenizer, float]:
     began = time.monotonic()
-    checkpoint = open_checkpoint(path)
-    try:
+    with closing(open_checkpoint(path)) as checkpoint:
         return load_tokenizer(checkpoint), time.monotonic() - began
-    finally:
-        checkpoint.close()
 
 
 async def _in_thread(call: Callable[[], T]) -> T:
     """The result of `call()` in a thread that does not keep the process from exiting (a download may hang)."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():  # no request waits any more
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # nothing stops the call, even if no request waits for it any more
 
     def run() -> None:
-        result, failure = None, None
         try:
-            result = call()
+            future.set_result(call())
         except BaseException as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
+            future.set_exception(error)
 
     threading.Thread(target=run, name="octavo-find-model", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

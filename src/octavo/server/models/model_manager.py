@@ -94,7 +94,6 @@ class ModelStatus:
     state: ModelState
     created: int
     num_users: int
-    num_bytes: int
     info: ModelInfo | None
     model: ServedModel | None
     last_error: OctavoError | None
@@ -197,12 +196,8 @@ class ModelManager:
         entry = self._entry(name)
         residency = entry.residency
         model = residency.model if residency is not None else None
-        state: ModelState
-        if residency is None:
-            state = "unloaded"
-        elif model is None:
-            state = "loading"
-        else:
+        state: ModelState = "unloaded" if residency is None else "loading"
+        if residency is not None and model is not None:
             state = "unloading" if residency.is_leaving else "loaded"
         return ModelStatus(
             name=entry.spec.name,
@@ -210,7 +205,6 @@ class ModelManager:
             state=state,
             created=entry.created,
             num_users=residency.num_users if residency is not None else 0,
-            num_bytes=residency.num_bytes if residency is not None else 0,
             info=entry.info,
             model=model,
             last_error=entry.last_error,
@@ -218,11 +212,11 @@ class ModelManager:
 
     async def close(self) -> None:
         """Ends all engines, even those in use. May be called twice."""
-        tasks = [entry.residency.task for entry in self._entries.values() if entry.residency is not None]
+        residencies = [entry.residency for entry in self._entries.values() if entry.residency is not None]
+        tasks = [residency.task for residency in residencies if residency.task is not None]
         for task in tasks:
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         for residency in list(self._resident):
             self._resident.discard(residency)
             if residency.model is not None:
@@ -305,7 +299,7 @@ class ModelManager:
                 f"{spec.name} needs {newcomer.num_bytes / 2**30:.2f} GiB, and models_memory is "
                 f"{self._memory_bytes / 2**30:.2f} GiB; raise it, or lower kv_cache_memory or max_model_len"
             )
-        while self._used_bytes() + newcomer.num_bytes > self._memory_bytes:
+        while sum(one.num_bytes for one in self._resident) + newcomer.num_bytes > self._memory_bytes:
             victim = min(self._resident, key=lambda one: (one.num_users > 0, one.last_used))
             victim.is_leaving = True
             await self._remove(victim)
@@ -324,6 +318,3 @@ class ModelManager:
         for entry in self._entries.values():
             if entry.residency is residency:
                 entry.residency = None
-
-    def _used_bytes(self) -> int:
-        return sum(residency.num_bytes for residency in self._resident)

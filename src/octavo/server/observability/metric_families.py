@@ -6,6 +6,8 @@ Names, labels and units are those of vLLM if it has the same metric, so that its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
 from typing import TypeAlias, TypeVar
 
 from prometheus_client import Metric
@@ -148,14 +150,18 @@ def collect(
     http: Mapping[tuple[str, str, int], int],
 ) -> Iterator[Metric]:
     """All metrics, one family after the other."""
-    yield from _of_requests(prefix, models)
-    yield from _of_engines(prefix, engines)
-    yield from _of_responses(prefix, rejected, http)
-
-
-def _of_responses(
-    prefix: str, rejected: Mapping[str, int], http: Mapping[tuple[str, str, int], int]
-) -> Iterator[Metric]:
+    yield from _families(CounterMetricFamily, prefix, _unlabelled(_MODEL_COUNTERS), models)
+    yield from _families(CounterMetricFamily, prefix, _LABELLED_COUNTERS, models)
+    loaded = {name: figures for name, figures in engines.items() if figures.status is not None}
+    yield from _families(GaugeMetricFamily, prefix, _LABELLED_GAUGES, loaded)
+    yield from _families(GaugeMetricFamily, prefix, _unlabelled(_ENGINE_GAUGES), loaded)
+    yield from _families(CounterMetricFamily, prefix, _unlabelled(_ENGINE_COUNTERS), engines)
+    for name, meaning, of_metrics in _HISTOGRAMS:
+        family = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+        for model_name, figures in engines.items():
+            seen = of_metrics(figures.totals)
+            family.add_metric([model_name, _ENGINE], _buckets(seen.bounds, seen.counts), seen.total)
+        yield family
     rejections = CounterMetricFamily(
         f"{prefix}:requests_rejected", "Requests answered with an error instead of a result.", labels=["reason"]
     )
@@ -168,24 +174,6 @@ def _of_responses(
     for (route, method, status), count in http.items():
         responses.add_metric([route, method, str(status)], count)
     yield responses
-
-
-def _of_requests(prefix: str, models: dict[str, ModelStats]) -> Iterator[Metric]:
-    yield from _families(CounterMetricFamily, prefix, _unlabelled(_MODEL_COUNTERS), models)
-    yield from _families(CounterMetricFamily, prefix, _LABELLED_COUNTERS, models)
-
-
-def _of_engines(prefix: str, engines: dict[str, EngineFigures]) -> Iterator[Metric]:
-    loaded = {name: figures for name, figures in engines.items() if figures.status is not None}
-    yield from _families(GaugeMetricFamily, prefix, _LABELLED_GAUGES, loaded)
-    yield from _families(GaugeMetricFamily, prefix, _unlabelled(_ENGINE_GAUGES), loaded)
-    yield from _families(CounterMetricFamily, prefix, _unlabelled(_ENGINE_COUNTERS), engines)
-    for name, meaning, of_metrics in _HISTOGRAMS:
-        family = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
-        for model_name, figures in engines.items():
-            seen = of_metrics(figures.totals)
-            family.add_metric([model_name, _ENGINE], _buckets(seen.bounds, seen.counts), seen.total)
-        yield family
 
 
 def _families(
@@ -201,11 +189,12 @@ def _families(
 
 
 def _unlabelled(rows: Iterable[tuple[str, str, Callable[[T], float]]]) -> Iterator[_Row[T]]:
-    def alone(value_of: Callable[[T], float]) -> Callable[[T], dict[tuple[str, ...], float]]:
-        return lambda thing: {(): value_of(thing)}
-
     for name, meaning, value_of in rows:
-        yield name, meaning, (), alone(value_of)
+        yield name, meaning, (), partial(_alone, value_of)
+
+
+def _alone(value_of: Callable[[T], float], thing: T) -> dict[tuple[str, ...], float]:
+    return {(): value_of(thing)}
 
 
 def _cache_layout(info: ModelInfo) -> tuple[str, ...]:
@@ -215,9 +204,5 @@ def _cache_layout(info: ModelInfo) -> tuple[str, ...]:
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
     """The cumulative counts by their upper bounds, for the exposition."""
-    total = 0
-    buckets = []
-    for bound, count in zip([*bounds, float("inf")], counts, strict=True):
-        total += count
-        buckets.append(("+Inf" if bound == float("inf") else repr(float(bound)), float(total)))
-    return buckets
+    uppers = [*(repr(float(bound)) for bound in bounds), "+Inf"]
+    return [(upper, float(total)) for upper, total in zip(uppers, accumulate(counts), strict=True)]

@@ -7,8 +7,9 @@ Each request has one span with the children `queue`, `prefill` and `decode`, und
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -23,7 +24,7 @@ from octavo.outputs import RequestMetrics
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span
+    from opentelemetry.trace import Span, Tracer
 
 _CHAT_ROUTES = ("/v1/chat/completions", "/v1/responses", "/v1/messages")
 _NS = 1_000_000_000
@@ -87,8 +88,8 @@ class RequestTracer:
         """Starts the span of a prompt given to the engine."""
         from opentelemetry.trace import SpanKind
 
-        http_request = _http_request.get()
-        route = _route(http_request)
+        http_request = _http_request.get() or {"headers": (), "state": {}}  # empty without a server
+        route = str(getattr(http_request["state"].get("access"), "route", None) or "")
         operation = "chat" if route in _CHAT_ROUTES else "text_completion"
         params = request.params.sampling
         attributes: dict[str, str | int | float] = {
@@ -103,25 +104,18 @@ class RequestTracer:
         }
         if params.max_tokens is not None:
             attributes["gen_ai.request.max_tokens"] = params.max_tokens
-        if http_request is not None:
+        if route:
             attributes["http.route"] = route
-            attributes["octavo.request_id"] = str(http_request.get("state", {}).get("request_id", ""))
+            attributes["octavo.request_id"] = http_request["state"]["request_id"]
         start_ns = time.time_ns()
         span = self._tracer.start_span(
             f"{operation} {model_name}",
-            context=_parent(http_request),
+            context=_parent(http_request["headers"]),
             kind=SpanKind.SERVER,
             attributes=attributes,
             start_time=start_ns,
         )
-        return RequestSpan(self, span, start_ns)
-
-    def child(self, parent: Span, name: str, start_ns: int, end_ns: int) -> None:
-        """Adds a completed part of a request."""
-        from opentelemetry.trace import set_span_in_context
-
-        span = self._tracer.start_span(name, context=set_span_in_context(parent), start_time=start_ns)
-        span.end(end_time=max(start_ns, end_ns))
+        return RequestSpan(self._tracer, span, start_ns)
 
     async def close(self) -> None:
         """Sends the remaining spans and shuts down."""
@@ -131,19 +125,15 @@ class RequestTracer:
 class RequestSpan:
     """The span of a running request."""
 
-    def __init__(self, tracer: RequestTracer, span: Span, start_ns: int) -> None:
+    def __init__(self, tracer: Tracer, span: Span, start_ns: int) -> None:
         self._tracer = tracer
         self._span = span
         self._start_ns = start_ns
-        self._has_ended = False
 
     def end(self, metrics: RequestMetrics, finish_reasons: Sequence[str], error: str | None = None) -> None:
-        """Ends the span. metrics: the latest known. error: reason of an incomplete answer. Later calls do nothing."""
-        from opentelemetry.trace import Status, StatusCode
+        """Ends the span. metrics: the latest known. error: reason of an incomplete answer."""
+        from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-        if self._has_ended:
-            return
-        self._has_ended = True
         now_ns = time.time_ns()
         span = self._span
         span.set_attribute("gen_ai.usage.input_tokens", metrics.num_prompt_tokens)
@@ -155,29 +145,20 @@ class RequestSpan:
             span.set_attribute("gen_ai.latency.time_to_first_token", metrics.time_to_first_token_s)
             prefill_ns = self._start_ns + round(metrics.queue_s * _NS)
             decode_ns = prefill_ns + round(metrics.prefill_s * _NS)
-            self._tracer.child(span, "queue", self._start_ns, prefill_ns)
-            self._tracer.child(span, "prefill", prefill_ns, decode_ns)
-            self._tracer.child(span, "decode", decode_ns, now_ns)
+            times = (self._start_ns, prefill_ns, decode_ns, now_ns)
+            for name, (begin_ns, end_ns) in zip(("queue", "prefill", "decode"), pairwise(times), strict=True):
+                phase = self._tracer.start_span(name, context=set_span_in_context(span), start_time=begin_ns)
+                phase.end(end_time=max(begin_ns, end_ns))
         if error is not None:
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(end_time=now_ns)
 
 
-def _route(http_request: Scope | None) -> str:
-    if http_request is None:
-        return ""
-    record = http_request.get("state", {}).get("access")
-    return str(getattr(record, "route", None) or "")
-
-
-def _parent(http_request: Scope | None) -> Context:
+def _parent(headers: Iterable[tuple[bytes, bytes]]) -> Context:
     """The caller's span, from its headers; a new trace if there is none or it is malformed."""
     from opentelemetry.context import Context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-    headers = (
-        {} if http_request is None else {k.decode("latin-1"): v.decode("latin-1") for k, v in http_request["headers"]}
-    )
-    carrier = {name: headers[name] for name in ("traceparent", "tracestate") if name in headers}
+    carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
     return TraceContextTextMapPropagator().extract(carrier, context=Context())
