@@ -74,12 +74,12 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
     if config.ssl_certfile is None:
         return None
     certificate, key = config.ssl_certfile, config.ssl_keyfile
-    option, path = "", ""
     try:
-        for option, path in (("--ssl-certfile", certificate), ("--ssl-keyfile", key or certificate)):
+        for path in (certificate, key or certificate):
             open(path, "rb").close()
     except OSError as error:
-        raise UsageError(f"{option} {path}: {error.strerror or error}") from None
+        option = "--ssl-certfile" if error.filename == certificate else "--ssl-keyfile"
+        raise UsageError(f"{option} {error.filename}: {error.strerror or error}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
