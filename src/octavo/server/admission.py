@@ -86,15 +86,9 @@ class Ticket:
             self.has_started = True
             self._lane.num_waiting_tokens -= self.num_prompt_tokens
 
-    def end_after(self, seconds: float, reason: Callable[[], Exception | None]) -> None:
-        """Asks for a reason to end the request after this time, and ends it if there is one."""
-
-        def ask() -> None:
-            error = reason()
-            if error is not None:
-                self.end(error)
-
-        self._timers.append(asyncio.get_running_loop().call_later(seconds, ask))
+    def call_after(self, seconds: float, call: Callable[[], None]) -> None:
+        """Calls after this time, unless the request is released before."""
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, call))
 
     def end(self, error: Exception) -> None:
         """Makes `wait` raise this error. Later errors are ignored."""
@@ -189,12 +183,7 @@ class Admission:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._lanes: dict[str, _Lane] = {}
-        self._is_draining = False
-
-    @property
-    def is_draining(self) -> bool:
-        """True if the server is shutting down."""
-        return self._is_draining
+        self.is_draining = False  # the server is shutting down
 
     @property
     def num_requests(self) -> int:
@@ -223,7 +212,7 @@ class Admission:
                 param="n",
                 code="integer_above_max_value",
             )
-        if self._is_draining:
+        if self.is_draining:
             raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
         lane = self._lane(model)
         lane.check_sequences(num_sequences)
@@ -255,7 +244,7 @@ class Admission:
 
     def start_draining(self) -> None:
         """Refuses all further requests."""
-        self._is_draining = True
+        self.is_draining = True
 
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
@@ -275,15 +264,14 @@ class Admission:
     def _limit_times(self, ticket: Ticket, lane: _Lane, model: ServedModel) -> None:
         queue_timeout, request_timeout = self._config.queue_timeout, self._config.request_timeout
 
-        def waits() -> Exception | None:
-            if not lane.is_waiting(ticket, model.client.status().metrics.num_waiting):
-                return None
-            message = f"the request waited {queue_timeout:g} s, the limit, and the engine did not begin with it"
-            retry_after_s = lane.retry_after_s(ticket.num_sequences)
-            return OverloadedError(message, code="queue_timeout", retry_after_s=retry_after_s)
+        def end_waiting() -> None:
+            if lane.is_waiting(ticket, model.client.status().metrics.num_waiting):
+                message = f"the request waited {queue_timeout:g} s, the limit, and the engine did not begin with it"
+                retry_after_s = lane.retry_after_s(ticket.num_sequences)
+                ticket.end(OverloadedError(message, code="queue_timeout", retry_after_s=retry_after_s))
 
-        def runs() -> Exception:
-            return GenerationTimeoutError(f"the request ran {request_timeout:g} s, the limit")
+        def end_running() -> None:
+            ticket.end(GenerationTimeoutError(f"the request ran {request_timeout:g} s, the limit"))
 
-        ticket.end_after(queue_timeout, waits)
-        ticket.end_after(request_timeout, runs)
+        ticket.call_after(queue_timeout, end_waiting)
+        ticket.call_after(request_timeout, end_running)

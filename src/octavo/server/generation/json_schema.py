@@ -11,6 +11,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
@@ -50,12 +51,10 @@ _ANNOTATIONS |= {"example", "externalDocs", "xml", "discriminator", "markdownDes
 _REMEDIES = {
     "nullable": 'write "type": [..., "null"] instead',
     "not": "list what is allowed instead",
-    "if": "use anyOf with one schema for each case",
-    "then": "use anyOf with one schema for each case",
-    "else": "use anyOf with one schema for each case",
-    "dependentRequired": "use anyOf with one schema for each case",
-    "dependentSchemas": "use anyOf with one schema for each case",
-    "dependencies": "use anyOf with one schema for each case",
+    **dict.fromkeys(
+        ("if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
+        "use anyOf with one schema for each case",
+    ),
     "propertyNames": "use patternProperties with additionalProperties: false",
     "unevaluatedProperties": "use additionalProperties",
     "unevaluatedItems": "use items",
@@ -164,17 +163,17 @@ class _Checker:
         if (endless := find_endless(schemas)) is not None:
             raise _SchemaError(endless, "needs a value within each of its values, so none is ever complete")
 
-    def _check_node(self, schema: object, pointer: str) -> Iterator[SchemaNode]:
+    def _check_node(self, schema: Any, pointer: str) -> Iterator[SchemaNode]:
         """The schemas within this one and the one it refers to, after checking its own keywords."""
         if isinstance(schema, bool):
             return
-        if not isinstance(schema, dict):
-            raise _SchemaError(pointer, f"must be an object or a boolean, not {_shown(schema)}")
+        _demand(isinstance(schema, dict), pointer, "an object or a boolean", schema)
         for keyword, value in schema.items():
             place = f"{pointer}/{escaped(keyword)}"
             if keyword in _SUBSCHEMAS:
                 yield from _subschemas(keyword, value, place)
-                self._count_properties(keyword, value, place)
+                if keyword == "properties":
+                    self._count_properties(len(value), place)
             elif keyword == "$ref":
                 yield self._referred(value, place)
             elif keyword in _CHECKS:
@@ -191,18 +190,17 @@ class _Checker:
         elif not self._is_enforced:
             return
         elif keyword == "format" and schema.get("type", "string") not in ("number", "integer", "boolean"):
-            _check_format(value, place)
+            if value not in FORMATS:
+                raise _SchemaError(place, f"is {_shown(value)}; supported are {', '.join(FORMATS[:-1])}")
         elif keyword == "prefixItems" and (self._is_before_2020 or "additionalItems" in schema):
             raise _SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
         elif keyword in ("$id", "id") and place.count("/") > 1:
             raise _SchemaError(place, "within a schema would change what its references mean; leave it out")
 
-    def _count_properties(self, keyword: str, value: Any, place: str) -> None:
-        if keyword != "properties":
-            return
-        if len(value) > MAX_PROPERTIES_OF_ONE:
-            raise _SchemaError(place, f"has {len(value):,} properties; the limit is {MAX_PROPERTIES_OF_ONE:,}")
-        self._num_properties += len(value)
+    def _count_properties(self, count: int, place: str) -> None:
+        if count > MAX_PROPERTIES_OF_ONE:
+            raise _SchemaError(place, f"has {count:,} properties; the limit is {MAX_PROPERTIES_OF_ONE:,}")
+        self._num_properties += count
         if self._num_properties > MAX_PROPERTIES:
             raise _SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
 
@@ -215,10 +213,9 @@ class _Checker:
         known = f"is not supported: {remedy}" if remedy else "is not a keyword that can be enforced; leave it out"
         raise _SchemaError(place, known)
 
-    def _referred(self, reference: object, place: str) -> SchemaNode:
+    def _referred(self, reference: Any, place: str) -> SchemaNode:
         """The schema that `$ref` names."""
-        if not isinstance(reference, str):
-            raise _SchemaError(place, f"must be a string, not {_shown(reference)}")
+        _check_string(reference, place)
         if reference != "#" and not reference.startswith("#/"):
             raise _SchemaError(place, f"is {_shown(reference)}; only references within the schema (#/...) are followed")
         pointer = unquote(reference[1:])
@@ -251,13 +248,20 @@ def _subschemas(keyword: str, value: Any, place: str) -> Iterator[SchemaNode]:
     if kind == "one" and not (keyword == "items" and isinstance(value, list)):
         yield value, place
     elif kind == "map":
-        if not isinstance(value, dict):
-            raise _SchemaError(place, f"must be an object of schemas, not {_shown(value)}")
+        _demand(isinstance(value, dict), place, "an object of schemas", value)
         yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
     else:
-        if not isinstance(value, list) or not value:
-            raise _SchemaError(place, f"must be a list with at least one schema, not {_shown(value)}")
+        _demand(isinstance(value, list) and bool(value), place, "a list with at least one schema", value)
         yield from ((item, f"{place}/{index}") for index, item in enumerate(value))
+
+
+def _demand(is_right: bool, place: str, wanted: str, value: object) -> None:
+    if not is_right:
+        raise _SchemaError(place, f"must be {wanted}, not {_shown(value)}")
+
+
+def _is_number(value: object, kinds: type | tuple[type, ...] = (int, float)) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def _check_type(value: object, place: str) -> None:
@@ -269,29 +273,25 @@ def _check_type(value: object, place: str) -> None:
         raise _SchemaError(place, "is an empty list, so no value could be right")
 
 
-def _check_count(value: object, place: str) -> None:
+def _check_count(value: Any, place: str) -> None:
     largest = MAX_MINIMUM if "/min" in place[place.rindex("/") :] else MAX_MAXIMUM
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _SchemaError(place, f"must be an integer of at least 0, not {_shown(value)}")
+    _demand(_is_number(value, int) and value >= 0, place, "an integer of at least 0", value)
     if value > largest:
         raise _SchemaError(place, f"is {_shown(value)}; the limit is {largest:,}")
 
 
 def _check_number(value: object, place: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _SchemaError(place, f"must be a number, not {_shown(value)}")
+    _demand(_is_number(value), place, "a number", value)
     _check_exact(value, place)
 
 
-def _check_multiple(value: object, place: str) -> None:
+def _check_multiple(value: Any, place: str) -> None:
     _check_number(value, place)
-    if not isinstance(value, (int, float)) or value <= 0:
-        raise _SchemaError(place, f"must be above 0, not {_shown(value)}")
+    _demand(value > 0, place, "above 0", value)
 
 
-def _check_enum(value: object, place: str) -> None:
-    if not isinstance(value, list) or not value:
-        raise _SchemaError(place, f"must be a list with at least one value, not {_shown(value)}")
+def _check_enum(value: Any, place: str) -> None:
+    _demand(isinstance(value, list) and bool(value), place, "a list with at least one value", value)
     for index, item in enumerate(value):
         _check_exact(item, f"{place}/{index}")
 
@@ -305,13 +305,12 @@ def _check_exact(value: object, place: str) -> None:
 
 
 def _check_strings(value: object, place: str) -> None:
-    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise _SchemaError(place, f"must be a list of strings, not {_shown(value)}")
+    is_right = isinstance(value, list) and all(isinstance(item, str) for item in value)
+    _demand(is_right, place, "a list of strings", value)
 
 
 def _check_string(value: object, place: str) -> None:
-    if not isinstance(value, str):
-        raise _SchemaError(place, f"must be a string, not {_shown(value)}")
+    _demand(isinstance(value, str), place, "a string", value)
 
 
 def _check_draft(value: object, place: str) -> None:
@@ -320,57 +319,36 @@ def _check_draft(value: object, place: str) -> None:
 
 
 _SUBSCHEMAS = {
-    "properties": "map",
-    "patternProperties": "map",
-    "$defs": "map",
-    "definitions": "map",
-    "additionalProperties": "one",
-    "items": "one",
-    "additionalItems": "one",
-    "prefixItems": "list",
-    "allOf": "list",
-    "anyOf": "list",
-    "oneOf": "list",
+    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), "map"),
+    **dict.fromkeys(("additionalProperties", "items", "additionalItems"), "one"),
+    **dict.fromkeys(("prefixItems", "allOf", "anyOf", "oneOf"), "list"),
 }
 _CHECKS: dict[str, Callable[[Any, str], None]] = {
     "type": _check_type,
     "enum": _check_enum,
     "const": _check_exact,
     "required": _check_strings,
-    "pattern": _check_string,
-    "format": _check_string,
     "$schema": _check_draft,
-    "minimum": _check_number,
-    "maximum": _check_number,
-    "exclusiveMinimum": _check_number,
-    "exclusiveMaximum": _check_number,
     "multipleOf": _check_multiple,
+    **dict.fromkeys(("pattern", "format"), _check_string),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _check_number),
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _check_count),
 }
 
 
-def _check_format(value: str, place: str) -> None:
-    if value not in FORMATS:
-        raise _SchemaError(place, f"is {_shown(value)}; supported are {', '.join(FORMATS[:-1])}")
-
-
 def _check_pattern(pattern: str, place: str, is_enforced: bool) -> None:
-    """Checks a pattern. A pattern that only describes may use the syntax of any engine."""
+    """Checks a pattern. A pattern that only describes may have Python's syntax too."""
     if len(pattern) > MAX_PATTERN_CHARS:
         raise _SchemaError(place, f"has {len(pattern):,} characters; the limit is {MAX_PATTERN_CHARS:,}")
     error = _compile_error({"type": "string", "pattern": pattern})
-    if not error or (not is_enforced and _is_python_regex(pattern)):
+    if error and not is_enforced:
+        with suppress(re.error, RecursionError, OverflowError):
+            re.compile(pattern)
+            return
+    if not error:
         return
     reason = error.strip().splitlines()[-1].removeprefix("error: ")
     raise _SchemaError(place, f"is {_shown(pattern)}, which cannot be used: {reason}")
-
-
-def _is_python_regex(pattern: str) -> bool:
-    try:
-        re.compile(pattern)
-    except (re.error, RecursionError, OverflowError):
-        return False
-    return True
 
 
 def _compile(schema: object) -> None:
