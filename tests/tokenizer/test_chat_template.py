@@ -20,9 +20,9 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.errors import ModelLoadError, UsageError
 from octavo.loader.gguf import GGUFFile
-from octavo.tokenizer.chat_template import MAX_OUTPUT_CHARS, ChatTemplate
+from octavo.tokenizer.chat_template import ChatTemplate
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
-from octavo.tokenizer.template_process import TemplateProcess
+from octavo.tokenizer.template_process import MAX_OUTPUT_CHARS, TemplateProcess
 from tests.support.vocabularies import IM_END, superword_metadata
 
 CHATML = (
@@ -301,12 +301,12 @@ def test_nobody_plays_another_role() -> None:
 def test_the_process_ends_with_the_template() -> None:
     template = ChatTemplate(CHATML)
     template.render(CHAT)
-    process = template._process._process  # type: ignore[union-attr]
+    process = template._process._process
     template.close()
     template.close()
     assert process.poll() is not None
     assert template.render(CHAT)
-    process = template._process._process  # type: ignore[union-attr]
+    process = template._process._process
     del template
     gc.collect()
     assert process.poll() is not None

@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.errors import ModelLoadError, OctavoError, UsageError
-from octavo.tokenizer.template_process import TemplateLimits, TemplateProcess
+from octavo.tokenizer.template_process import TemplateProcess
 
 if TYPE_CHECKING:
     from octavo.tokenizer.tokenizer import Tokenizer
 
 MAX_RENDER_SECONDS = 2.0
-MAX_OUTPUT_CHARS = 4 << 20
-MAX_MEMORY_BYTES = 512 << 20
 MAX_SOURCE_CHARS = 1 << 20
 # Kinds of the worker's errors: those of a conversation, and those of the template itself.
 _REFUSALS = {
@@ -66,10 +64,10 @@ class ChatTemplate:
             raise self._fault(f"{self._name} has {len(source):,} characters; the limit is {MAX_SOURCE_CHARS:,}")
         self.source = source
         self._tokens = {"bos_token": bos_token or "", "eos_token": eos_token or ""}
-        self._limits = TemplateLimits(MAX_MEMORY_BYTES, MAX_OUTPUT_CHARS, max_render_seconds)
+        self._max_seconds = max_render_seconds
         self._lock = threading.Lock()
-        self._process: TemplateProcess | None = process or TemplateProcess()
-        self._process.open(source, self._limits)
+        self._process = process or TemplateProcess()
+        self._process.open(source, max_render_seconds)
 
     def render(
         self,
@@ -134,19 +132,16 @@ class ChatTemplate:
     def close(self) -> None:
         """Ends the template's process. May be called twice; a later `render` starts a new one."""
         with self._lock:
-            if self._process is not None:
-                self._process.close()
-            self._process = None
+            self._process.close()
 
     def _render_line(self, line: str) -> dict[str, str]:
-        if self._process is None or not self._process.is_usable():
+        if not self._process.is_usable():
             self._process = TemplateProcess()
-            self._process.open(self.source, self._limits)
+            self._process.open(self.source, self._max_seconds)
         answer = self._process.render(line)
         if answer is None:
             self._process.close()
-            self._process = None
-            return {"error": "limit", "message": f"it computed for more than {self._limits.compute_seconds:g} s"}
+            return {"error": "limit", "message": f"it computed for more than {self._max_seconds:g} s"}
         return answer
 
     def _text(self, answer: dict[str, str]) -> str:

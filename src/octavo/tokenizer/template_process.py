@@ -9,21 +9,13 @@ import sys
 import threading
 import weakref
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, cast
 
 # Against a process that hangs without computing, or that a busy machine leaves waiting.
 _MAX_WAIT_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class TemplateLimits:
-    """The limits of a template: memory, and characters and computing seconds of one output."""
-
-    memory_bytes: int
-    max_output_chars: int
-    compute_seconds: float
+MAX_OUTPUT_CHARS = 4 << 20
+MAX_MEMORY_BYTES = 512 << 20
 
 
 class TemplateProcess:
@@ -31,8 +23,7 @@ class TemplateProcess:
 
     def __init__(self) -> None:
         self._owner = os.getpid()
-        self._is_ready = False
-        self._compiled: dict[str, str] | None = None
+        self._compiled: dict[str, str] | None = None  # the answer to the template
         # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-X", "utf8", str(Path(__file__).with_name("template_worker.py"))],
@@ -45,9 +36,13 @@ class TemplateProcess:
         self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
         self._send({"path": sys.path})
 
-    def open(self, source: str, limits: TemplateLimits) -> None:
-        """Sends the template, once; the process compiles it in the background."""
-        self._send({"limits": asdict(limits), "source": source})
+    def open(self, source: str, compute_seconds: float) -> None:
+        """Sends the template, once; the process compiles it in the background.
+
+        compute_seconds: the limit on compiling, and on each rendering.
+        """
+        limits = {"memory_bytes": MAX_MEMORY_BYTES, "max_chars": MAX_OUTPUT_CHARS, "seconds": compute_seconds}
+        self._send({"source": source, **limits})
 
     def is_usable(self) -> bool:
         """True if the process is alive and belongs to this process; after a fork it belongs to the parent."""
@@ -55,10 +50,7 @@ class TemplateProcess:
 
     def render(self, line: str) -> dict[str, str] | None:
         """The worker's answer to a line of variables (JSON). None: it died or was killed."""
-        if not self._is_ready:
-            if self._read() is None:
-                return None
-            self._is_ready = True
+        if self._compiled is None:
             self._compiled = self._read()
         if self._compiled is None or "error" in self._compiled:
             return self._compiled

@@ -4,8 +4,8 @@ A template is a program that comes with a model file. A process of its own limit
 stopped at any time, even in the middle of one huge multiplication.
 
 Protocol: lines of JSON. The first is `{"path": sys.path}`, which gets no answer. The second, perhaps much later, is
-`{"limits": {...}, "source": template}`; its answers are `{}` before compiling, then `{}` or an error. Each further
-line holds variables; its answer is `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
+`{"source": template, "memory_bytes": ..., "max_chars": ..., "seconds": ...}`; its answer is `{}` or an error. Each
+further line holds variables; its answer is `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
 This file runs as a script, so that the process starts without importing the package.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -57,7 +57,7 @@ def compile_template(source: str) -> Template:
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
     return environment.from_string(source)
 
 
@@ -75,7 +75,7 @@ def render(template: Template, variables: dict[str, Any], max_chars: int) -> str
 
 def main() -> None:
     """Serves one template over standard input and output until the input ends."""
-    source, sink = sys.stdin, sys.stdout
+    source = sys.stdin
     sys.path[:] = json.loads(source.readline())["path"]
 
     import jinja2.sandbox  # noqa: F401  (before the limits apply, since the import is not the template's doing)
@@ -84,21 +84,18 @@ def main() -> None:
         return
     setup = json.loads(line)
     template: list[Template] = []
-    max_chars = setup["limits"]["max_output_chars"]
 
     def compile_source() -> dict[str, str]:
         template.append(compile_template(setup["source"]))
         return {}
 
     def render_line(line: str) -> dict[str, str]:
-        return {"text": render(template[0], json.loads(line), max_chars)}
+        return {"text": render(template[0], json.loads(line), setup["max_chars"])}
 
-    _limit_memory(setup["limits"]["memory_bytes"])
-    _answer(sink, {})
-    seconds = setup["limits"]["compute_seconds"]
-    _answer(sink, _attempt(compile_source, seconds, "broken"))
+    _limit_memory(setup["memory_bytes"])
+    _answer(_attempt(compile_source, setup["seconds"], "broken"))
     for line in source:
-        _answer(sink, _attempt(partial(render_line, line), seconds, "failed"))
+        _answer(_attempt(partial(render_line, line), setup["seconds"], "failed"))
 
 
 def _attempt(work: Callable[[], dict[str, str]], seconds: float, failure: str) -> dict[str, str]:
@@ -135,10 +132,9 @@ def _error(kind: str, message: str) -> dict[str, str]:
     return {"error": kind, "message": message[:500]}
 
 
-def _answer(sink: TextIO, answer: dict[str, str]) -> None:
-    sink.write(json.dumps(answer))
-    sink.write("\n")
-    sink.flush()
+def _answer(answer: dict[str, str]) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 @contextmanager
@@ -176,10 +172,6 @@ def _tojson(
 
 def _raise_exception(message: object) -> NoReturn:
     raise RaisedByTemplateError(str(message))
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 if __name__ == "__main__":
