@@ -211,11 +211,12 @@ class LLM:
                 else:
                     logger.warning("prompt %d is refused: %s", i, request)
                     errors[i] = request
-            with ProgressBar(len(prompts), "requests", enabled=show_progress) as bar:
+            with ProgressBar(enabled=show_progress) as bar:
+                bar.update("requests", 0, len(prompts))
                 while pending:
                     i, item = results.get()
                     del pending[i]
-                    bar.advance()
+                    bar.update("requests", len(prompts) - len(pending), len(prompts))
                     if isinstance(item, RequestOutput):
                         outputs[i] = item
                     elif single or isinstance(item, EngineDeadError):

@@ -1,37 +1,84 @@
-"""The progress bar: only on a terminal, only for what takes long."""
+"""Progress appears when work lasts, and sizes read well."""
 
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
-from octavo.engine import progress
-from octavo.engine.progress import ProgressBar
+from octavo.engine import progress as module
+from octavo.engine.progress import ProgressBar, size
 
 
-class Terminal(io.StringIO):
+class FakeTerminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
 
-def run(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, delay_s: float, enabled: bool = True) -> str:
-    monkeypatch.setattr("sys.stderr", stderr)
-    monkeypatch.setattr(progress, "_DELAY_S", delay_s)
-    with ProgressBar(3, "requests", enabled) as bar:
-        for _ in range(3):
-            bar.advance()
-    return stderr.getvalue()
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time in seconds, to be moved by tests."""
+    now = [100.0]
+    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
+    return now
 
 
-def test_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = run(monkeypatch, Terminal(), -1.0)
-    assert "requests" in text
-    assert "3/3" in text
+@pytest.mark.parametrize(("announced", "expected"), [(True, "octavo: downloading x, 2.0 MiB\n"), (False, "")])
+def test_elsewhere_it_is_one_line_after_a_second(
+    clock: list[float], capsys: pytest.CaptureFixture[str], announced: bool, expected: str
+) -> None:
+    with ProgressBar(in_bytes=True, announced=announced) as progress:
+        for _ in range(4):
+            progress.update("downloading x", 1 << 20, 2 << 20)
+            clock[0] += 0.6
+    assert capsys.readouterr().err == expected
+
+
+def test_what_is_quick_says_nothing(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with ProgressBar(in_bytes=True, announced=True) as progress:
+        progress.update("loading", 0, 10)
+        clock[0] += 0.5
+        progress.update("loading", 10, 10)
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_terminal_it_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    with ProgressBar(in_bytes=True) as progress:
+        progress.update("loading", 1 << 20, 2 << 20)
+        progress.update("loading", 2 << 20, 2 << 20)
+    assert "loading" in stream.getvalue()
+    assert "2.1/2.1 MB" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("patience_s", "enabled"), [(-1.0, True), (60.0, True), (-1.0, False)])
+def test_items_on_a_terminal(monkeypatch: pytest.MonkeyPatch, patience_s: float, enabled: bool) -> None:
+    stream = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module, "_PATIENCE_S", patience_s)
+    with ProgressBar(enabled=enabled) as progress:
+        for done in range(4):
+            progress.update("requests", done, 3)
+    if enabled and patience_s < 0:
+        assert "requests" in stream.getvalue()
+        assert "3/3" in stream.getvalue()
+    else:
+        assert stream.getvalue() == ""
+
+
+def test_items_elsewhere_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", -1.0)
+    with ProgressBar() as progress:
+        progress.update("requests", 3, 3)
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(
-    ("stderr", "delay_s", "enabled"), [(io.StringIO(), -1.0, True), (Terminal(), 60.0, True), (Terminal(), -1.0, False)]
+    ("num_bytes", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (98362432, "93.8 MiB"), (5 << 29, "2.50 GiB")],
 )
-def test_else_nothing(monkeypatch: pytest.MonkeyPatch, stderr: io.StringIO, delay_s: float, enabled: bool) -> None:
-    assert run(monkeypatch, stderr, delay_s, enabled) == ""
+def test_size(num_bytes: int, text: str) -> None:
+    assert size(num_bytes) == text

@@ -116,13 +116,14 @@ def profile(
             )
         stepper = _Stepper(executor, limits.block_size, limits.vocab_size)
         steps = []
-        with ProgressBar(len(rows) + len(prefill), "kinds of steps", enabled=show_progress) as bar:
-            for count in rows:
-                steps.append(stepper.decode(count, context, iterations))
-                bar.advance()
-            for count in prefill:
-                steps.append(stepper.prefill(count, max(iterations // 4, 4)))
-                bar.advance()
+        with ProgressBar(enabled=show_progress) as bar:
+            bar.update("kinds of steps", 0, len(rows) + len(prefill))
+            for i, count in enumerate([*rows, *prefill]):
+                if i < len(rows):
+                    steps.append(stepper.decode(count, context, iterations))
+                else:
+                    steps.append(stepper.prefill(count, max(iterations // 4, 4)))
+                bar.update("kinds of steps", i + 1, len(rows) + len(prefill))
         return ProfileReport(loaded.name, loaded.architecture, executor.weight_bytes, tuple(steps))
     finally:
         executor.close()

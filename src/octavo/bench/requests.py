@@ -218,12 +218,13 @@ def _measure(
     runs: list[Run] = []
     with (
         closing(Session(EngineConfig.resolve(model, options))) as session,
-        ProgressBar(len(counts), "runs", enabled=show_progress) as bar,
+        ProgressBar(enabled=show_progress) as bar,
     ):
         before = replace(session.metrics)
+        bar.update("runs", 0, len(counts))
         for i, count in enumerate(counts):
             runs.append(run_once(session, count, input_len, output_len, rng))
-            bar.advance()
+            bar.update("runs", i + 1, len(counts))
             if i < warmup:
                 before = replace(session.metrics)
         return _Result(

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options
-from octavo.cli.terminal import find_model, show_help_without_command, size, write, write_facts, write_json
+from octavo.cli.terminal import find_model, show_help_without_command, write, write_facts, write_json
+from octavo.engine.progress import size
 
 if TYPE_CHECKING:
     from octavo.bench import LatencyReport, ProfileReport, StepProfile, ThroughputReport

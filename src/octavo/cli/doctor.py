@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo import __version__
-from octavo.cli.terminal import size, write_facts, write_json
+from octavo.cli.terminal import write_facts, write_json
+from octavo.engine.progress import size
 
 if TYPE_CHECKING:
     from octavo.backends import BackendDescription

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo.cli.terminal import find_model, size, write_facts, write_json
+from octavo.cli.terminal import find_model, write_facts, write_json
 from octavo.config import EngineConfig
+from octavo.engine.progress import size
 from octavo.errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:

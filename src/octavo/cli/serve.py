@@ -13,8 +13,8 @@ import click
 
 from octavo import __version__
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options, with_server_options
-from octavo.cli.terminal import WorkProgress, size
 from octavo.config import EngineConfig
+from octavo.engine.progress import ProgressBar, size
 from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 
@@ -50,7 +50,7 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     set_up_logging(as_json=config.log_json, level=logging.DEBUG if is_debug else logging.INFO)
     check_exposure(config)
     tls_context(config)  # reports an invalid certificate before the model is loaded
-    with bind(config) as sock, WorkProgress(announced=True) as progress:
+    with bind(config) as sock, ProgressBar(in_bytes=True, announced=True) as progress:
         sock.listen()  # connections from now on are answered as soon as the web server runs
         url = url_of(config, sock)
         _say(f"octavo {__version__}: {', '.join(spec.name for spec in specs)} at {url}")
@@ -71,7 +71,7 @@ def _end_at_once_on_signals() -> None:
 class _Report:
     """Implements `octavo.server.startup.StartReport`: lines on standard error."""
 
-    def __init__(self, url: str, progress: WorkProgress, began: float) -> None:
+    def __init__(self, url: str, progress: ProgressBar, began: float) -> None:
         self._url = url
         self._progress = progress
         self._began = began

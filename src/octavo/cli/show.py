@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from octavo.cli.terminal import find_model, size, write, write_facts, write_json
+from octavo.cli.terminal import find_model, write, write_facts, write_json
+from octavo.engine.progress import size
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:

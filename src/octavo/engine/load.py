@@ -11,7 +11,8 @@ from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_back
 from octavo.backends.memory import MemoryBudget
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
-from octavo.engine.sizes import executor_limits, gib, growth_notes, model_sizes
+from octavo.engine.progress import size
+from octavo.engine.sizes import executor_limits, growth_notes, model_sizes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
@@ -128,7 +129,7 @@ def _compile(
     available = backend.memory().available_bytes
     if sizes.weight_bytes > available:
         raise InsufficientMemoryError(
-            f"{checkpoint.path}: the weights take {gib(sizes.weight_bytes)}, but only {gib(available)} of "
+            f"{checkpoint.path}: the weights take {size(sizes.weight_bytes)}, but only {size(available)} of "
             "memory is free. Free some, or take a smaller model or quantization"
         )
     return backend.compile(
@@ -160,32 +161,32 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     and leaves the headroom, but no more than max_num_seqs full requests could use.
     Raises InsufficientMemoryError with the arithmetic.
     """
-    size, step = config.block_size, config.max_num_batched_tokens
-    block_bytes = sizes.block_bytes(size)
-    blocks_per_request = sizes.layout.max_blocks(model_len, size, step)
+    block, step = config.block_size, config.max_num_batched_tokens
+    block_bytes = sizes.block_bytes(block)
+    blocks_per_request = sizes.layout.max_blocks(model_len, block, step)
     usable = MemoryBudget(available_bytes).usable_bytes
     if config.kv_cache_bytes is not None:
         budget = config.kv_cache_bytes
         if budget > usable:
             raise InsufficientMemoryError(
-                f"kv_cache_memory is {gib(budget)}, but of the {gib(available_bytes)} that are free after loading "
-                f"only {gib(usable)} can be used; lower it"
+                f"kv_cache_memory is {size(budget)}, but of the {size(available_bytes)} that are free after loading "
+                f"only {size(usable)} can be used; lower it"
             )
     else:
         budget = max(usable // 2, min(blocks_per_request * block_bytes, usable))
     num_blocks = min(budget // block_bytes, blocks_per_request * config.max_num_seqs)
-    fitting = sizes.layout.max_tokens(num_blocks, size, step, model_len)
-    arithmetic = f"one token takes {sizes.token_bytes / 1024:g} KiB of cache, and {gib(budget)} hold {fitting} tokens"
+    fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
+    arithmetic = f"one token takes {sizes.token_bytes / 1024:g} KiB of cache, and {size(budget)} hold {fitting} tokens"
     if config.max_model_len is not None and fitting < model_len:
         raise InsufficientMemoryError(
             f"max_model_len {model_len} does not fit: {arithmetic}. Lower max_model_len to {fitting}, or free "
-            f"{gib(sizes.sequence_bytes(model_len, size, step) - budget)} more"
+            f"{size(sizes.sequence_bytes(model_len, block, step) - budget)} more"
         )
     least = min(MIN_MODEL_LEN, model_len)
     if fitting < least:
         raise InsufficientMemoryError(
             f"not even a short request fits: {arithmetic}, the least useful number is {least}. "
-            f"Free {gib(sizes.sequence_bytes(least, size, step) - budget)} more, or take a smaller model"
+            f"Free {size(sizes.sequence_bytes(least, block, step) - budget)} more, or take a smaller model"
         )
     if fitting < model_len:
         logger.warning(
@@ -193,10 +194,10 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
             fitting,
             model_len,
             arithmetic,
-            gib(blocks_per_request * block_bytes),
+            size(blocks_per_request * block_bytes),
         )
     plan = CachePlan(num_blocks, min(model_len, fitting))
-    cache_size = gib(num_blocks * block_bytes)
+    cache_size = size(num_blocks * block_bytes)
     logger.info(
         "KV cache: %d blocks of %d tokens in %s, %s", num_blocks, config.block_size, config.kv_dtype, cache_size
     )

@@ -1,4 +1,4 @@
-"""A progress bar for calls that take longer than a second; shown only on a terminal."""
+"""Progress of work that takes longer than a second, and readable sizes."""
 
 from __future__ import annotations
 
@@ -10,39 +10,60 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
-_DELAY_S = 1.0
+_PATIENCE_S = 1.0
 
 
 class ProgressBar:
-    """A bar that counts to `total`. unit: name of the counted items, in the plural."""
+    """Bars on standard error for work that takes longer than a second; shown only on a terminal.
 
-    def __init__(self, total: int, unit: str, enabled: bool = True) -> None:
-        self._total = total
-        self._unit = unit
-        self._enabled = enabled and sys.stderr is not None and sys.stderr.isatty()
-        self._start = time.monotonic()
-        self._done = 0
+    in_bytes: the numbers are bytes, otherwise items. announced: without a terminal, one line for each work.
+    """
+
+    def __init__(self, *, in_bytes: bool = False, announced: bool = False, enabled: bool = True) -> None:
+        self._in_bytes = in_bytes
+        self._announced = announced
+        self._enabled = enabled and sys.stderr is not None
         self._stack = ExitStack()
-        self._bar: tuple[Progress, TaskID] | None = None
+        self._progress: Progress | None = None
+        self._tasks: dict[str, TaskID | None] = {}
+        self._started: dict[str, float] = {}
 
-    def advance(self) -> None:
-        self._done += 1
-        if self._enabled and self._bar is None and time.monotonic() - self._start > _DELAY_S:
-            self._bar = self._open()
-        if self._bar is not None:
-            progress, task = self._bar
-            progress.update(task, completed=self._done)
-
-    def _open(self) -> tuple[Progress, TaskID]:
-        from rich.console import Console
-        from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-        progress = self._stack.enter_context(Progress(*columns, console=Console(stderr=True)))
-        return progress, progress.add_task(self._unit, total=self._total)
+    def update(self, what: str, done: int, total: int) -> None:
+        """Reports `done` of `total` of the work named `what`; total 0: unknown. The first call starts its time."""
+        started = self._started.setdefault(what, time.monotonic())
+        if not self._enabled or time.monotonic() - started < _PATIENCE_S:
+            return
+        if what not in self._tasks:
+            self._tasks[what] = self._begin(what, total)
+        task = self._tasks[what]
+        if self._progress is not None and task is not None:
+            self._progress.update(task, completed=done, total=total or None)
 
     def __enter__(self) -> ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def _begin(self, what: str, total: int) -> TaskID | None:
+        if not sys.stderr.isatty():
+            if self._announced:
+                sys.stderr.write(f"octavo: {what}, {size(total)}\n" if total else f"octavo: {what}\n")
+            return None
+        from rich import progress
+        from rich.console import Console
+
+        if self._progress is None:
+            count = progress.DownloadColumn() if self._in_bytes else progress.MofNCompleteColumn()
+            columns = (*progress.Progress.get_default_columns()[:2], count, progress.TimeRemainingColumn())
+            bar = progress.Progress(*columns, console=Console(stderr=True), transient=self._in_bytes)
+            self._progress = self._stack.enter_context(bar)
+        return self._progress.add_task(what, total=total or None)
+
+
+def size(num_bytes: float) -> str:
+    """`1.50 GiB`, `98.4 MiB`, `512 B`."""
+    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= factor:
+            return f"{num_bytes / factor:.{2 if unit == 'GiB' else 1}f} {unit}"
+    return f"{num_bytes:.0f} B"

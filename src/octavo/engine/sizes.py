@@ -6,6 +6,7 @@ from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.memory import MemoryBudget
 from octavo.backends.sizes import Sizes
 from octavo.config import EngineConfig
+from octavo.engine.progress import size
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint
 from octavo.models import build_graph
@@ -49,12 +50,7 @@ def growth_notes(sizes: Sizes) -> list[str]:
     """A sentence for each type whose weights take more memory than in the file, with the factor."""
     return [
         f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
-        f"{grown.factor:.1f} times their size in the file, {gib(grown.packed_bytes)} instead of "
-        f"{gib(grown.stored_bytes)}"
+        f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
+        f"{size(grown.stored_bytes)}"
         for grown in sizes.grown
     ]
-
-
-def gib(num_bytes: int) -> str:
-    """A readable size: `92.1 MiB`, `1.25 GiB`."""
-    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
