@@ -8,8 +8,7 @@ import pytest
 from gguf import MODEL_ARCH, TensorNameMap
 from gguf.constants import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 
-from octavo.loader.gguf_names import GGUF_STEMS
-from octavo.loader.stems import renamed
+from octavo.loader.tensor_names import GGUF_STEMS, renamed
 from octavo.models import gemma3
 
 

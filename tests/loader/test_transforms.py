@@ -17,9 +17,9 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import rotate
 from octavo.graph.rope import default
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
-from octavo.loader.stems import TensorName
-from octavo.models import Fold, Permute, Split, Stack, Transform, Transpose, WeightTable, build_graph, llama
-from octavo.models._weights import halves_of_pairs
+from octavo.loader.tensor_names import TensorName
+from octavo.models import build_graph, llama
+from octavo.models._weights import Fold, Permute, Split, Stack, Transform, Transpose, WeightTable, halves_of_pairs
 from octavo.quantization.packed import GGMLWeight
 from tests.support.batches import Request, step
 from tests.support.gguf_writer import Tensor

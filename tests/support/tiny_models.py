@@ -22,10 +22,9 @@ from transformers import (
 )
 
 from octavo.graph.builder import Graph
-from octavo.loader.gguf_names import GGUF_STEMS
-from octavo.loader.stems import renamed
+from octavo.loader.tensor_files import Source
+from octavo.loader.tensor_names import GGUF_STEMS, renamed
 from octavo.loader.transforms import transformed
-from octavo.loader.weights import Source
 from octavo.models import build_graph, load_architecture, weight_table
 from octavo.quantization.packed import DenseWeight, Weight
 

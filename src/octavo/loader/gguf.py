@@ -50,10 +50,6 @@ class GGUFFile(TensorFiles):
         return cls(files, headers)
 
     def weight(self, name: str) -> Weight:
-        """The tensor of that name, over the mapped bytes.
-
-        Raises ModelLoadError if there is none, if it is not a weight, or if the file has changed.
-        """
         info = self._info(name)
         if info.type_name in _NO_WEIGHTS:
             raise ModelLoadError(

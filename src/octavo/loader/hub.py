@@ -7,7 +7,7 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from concurrent.futures import Future
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import Any, TypeVar
@@ -16,6 +16,7 @@ from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader.aliases import ALIASES, Alias, resolve_alias
 from octavo.loader.gguf import part_names
+from octavo.loader.model_files import INDEX_NAME
 from octavo.loader.package_index import DownloadProgress
 
 logger = logging.getLogger(__name__)
@@ -25,19 +26,10 @@ _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<variant>[\w.-]+))
 _PATH_LIKE = re.compile(r"[./~].*|.*\.(gguf|safetensors)", re.DOTALL)
 _SIDE_FILES = frozenset({"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"})
 _SIDE_FILES |= {"tokenizer.model", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}
-_INDEX = "model.safetensors.index.json"
 # Of several GGUF files in a repository, the one that most people want: small, with little loss.
 _PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")
 _REACH_S = 2.0
 _LIST_S = 15.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Listing:
-    """The files of a repository at one commit."""
-
-    revision: str
-    names: list[str]
 
 
 def resolve_model(name: str, *, progress: DownloadProgress | None = None, offline: bool | None = None) -> Path:
@@ -76,7 +68,7 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     names = sorted(name for name in names if _is_harmless(name))
     top = [name for name in names if "/" not in name]
     if variant is None and "config.json" in top and any(name.endswith(".safetensors") for name in top):
-        weights = [name for name in top if name.endswith(".safetensors") or name == _INDEX]
+        weights = [name for name in top if name.endswith(".safetensors") or name == INDEX_NAME]
         return ["config.json", *weights, *sorted(_SIDE_FILES.intersection(top) - {"config.json"})]
     ggufs = [name for name in names if name.endswith(".gguf") and "mmproj" not in name.lower()]
     for wanted in [variant] if variant is not None else _PREFERRED_VARIANTS:
@@ -95,12 +87,12 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
 def _from_hub(repository: str, variant: str | None, offline: bool, progress: DownloadProgress | None) -> Path:
     if not offline:
         try:
-            listing = _list_files(repository, _LIST_S)
+            revision, names = _list_files(repository, _LIST_S)
         except _UnreachableError as error:
             logger.warning("%s; looking among the models downloaded before", error)
         else:
-            files = choose_files(repository, listing.names, variant)
-            paths = [_download(repository, name, listing.revision, None, progress) for name in files]
+            files = choose_files(repository, names, variant)
+            paths = [_download(repository, name, revision, None, progress) for name in files]
             return paths[0].parent if files[0] == "config.json" else paths[0]
     return _from_hub_cache(repository, variant)
 
@@ -133,8 +125,11 @@ class _UnreachableError(ModelLoadError):
     """The hub did not answer, as opposed to answering with a refusal."""
 
 
-def _list_files(repository: str, timeout_s: float) -> _Listing:
-    """The files of a repository. Raises ModelLoadError; _UnreachableError if the hub does not answer in time."""
+def _list_files(repository: str, timeout_s: float) -> tuple[str, list[str]]:
+    """The current commit of a repository, and its files.
+
+    Raises ModelLoadError; _UnreachableError if the hub does not answer in time.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -149,7 +144,7 @@ def _list_files(repository: str, timeout_s: float) -> _Listing:
         raise ModelLoadError(f"{repository}: the hub refused: {_one_line(error)}") from error
     except Exception as error:  # the exceptions of its HTTP library change from version to version
         raise _UnreachableError(f"{repository}: the hub cannot be reached ({_one_line(error)})") from error
-    return _Listing(str(info.sha), [sibling.rfilename for sibling in info.siblings or []])
+    return str(info.sha), [sibling.rfilename for sibling in info.siblings or []]
 
 
 def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | None) -> Path:
@@ -212,23 +207,20 @@ def _progress_bar(name: str, progress: DownloadProgress | None) -> Any:
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
     """The result of `call`, or TimeoutError: name resolution has no time limit of its own."""
-    results: list[T] = []
-    errors: list[Exception] = []
+    result: Future[T] = Future()
 
     def run() -> None:
         try:
-            results.append(call())
+            result.set_result(call())
         except Exception as error:
-            errors.append(error)
+            result.set_exception(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    if errors:
-        raise errors[0]
-    if not results:
+    if not result.done():
         raise TimeoutError(f"no answer within {seconds:.0f} s")
-    return results[0]
+    return result.result()
 
 
 def _with_all_parts(repository: str, name: str, names: list[str]) -> list[str]:

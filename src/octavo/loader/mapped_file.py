@@ -6,7 +6,6 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -98,12 +97,6 @@ class MappedFile:
         except BufferError:
             # Someone still looks at a weight: the mapping goes with the last array.
             del self.data
-
-
-def identity_of(files: Iterable[MappedFile]) -> str | None:
-    """The identity of several files together; None if one of them has none."""
-    identities = [file.identity() for file in files]
-    return None if None in identities else ", ".join(str(identity) for identity in identities)
 
 
 def _reason(error: OSError | ValueError) -> str:

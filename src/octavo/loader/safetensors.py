@@ -66,10 +66,6 @@ class SafetensorsModel(TensorFiles):
         return cls(files, tensors)
 
     def weight(self, name: str) -> Weight:
-        """The tensor of that name, over the mapped bytes if they are aligned, else a copy.
-
-        Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
-        """
         tensor = self._info(name)
         if tensor.type_name in DENSE_TYPES:
             data = self.array(name)

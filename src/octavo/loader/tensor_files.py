@@ -1,8 +1,9 @@
-"""The mapped files of a model: the place of each tensor, its bytes, and its pages released again."""
+"""The mapped files of a model: its stored tensors, and the weights that are made from them on demand."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -11,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
-from octavo.loader.mapped_file import MappedFile, identity_of
+from octavo.loader.mapped_file import MappedFile
+from octavo.quantization.packed import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,24 @@ class TensorInfo:
     nbytes: int
 
 
-class TensorFiles:
+class TensorFiles(ABC):
     """The common part of the file formats. tensors: by the names in the files."""
 
     def __init__(self, files: Mapping[Path, MappedFile], tensors: Mapping[str, TensorInfo]) -> None:
         self._files = files
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
+
+    @abstractmethod
+    def weight(self, name: str) -> Weight:
+        """The tensor of that name, over the mapped bytes where they are aligned, else a copy.
+
+        Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
+        """
+
+    def source(self, name: str) -> Source:
+        """The description of `weight`."""
+        info = self._info(name)
+        return Source(info.type_name, info.shape, info.nbytes, (name,), lambda: self.weight(name), name)
 
     def array(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, not copied. Raises ModelLoadError if there is none, or if the file has changed."""
@@ -50,7 +64,8 @@ class TensorFiles:
 
     def identity(self) -> str | None:
         """A text that changes whenever the content may have changed; None while the files are too new to tell."""
-        return identity_of(self._files.values())
+        identities = [file.identity() for file in self._files.values()]
+        return None if None in identities else ", ".join(map(str, identities))
 
     def close(self) -> None:
         """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
@@ -61,3 +76,54 @@ class TensorFiles:
         if name not in self.tensors:
             raise ModelLoadError(f"{next(iter(self._files))}: there is no tensor {name!r:.80}")
         return self.tensors[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The description of a weight that is made on demand.
+
+    type_name, shape: those of the weight. nbytes: size of the stored tensors. tensors: their names in the file.
+    steps: description of the transforms, the same text for the same result.
+    """
+
+    type_name: str
+    shape: tuple[int, ...]
+    nbytes: int
+    tensors: tuple[str, ...]
+    make: Callable[[], Weight]
+    steps: str = ""
+
+
+class Weights(Mapping[str, Weight]):
+    """The weights by name; every look-up makes the weight again from the mapped file."""
+
+    def __init__(self, sources: Mapping[str, Source], file: TensorFiles) -> None:
+        self._sources = sources
+        self._file = file
+        self.shapes = {name: source.shape for name, source in sources.items()}
+
+    def __getitem__(self, name: str) -> Weight:
+        return self._sources[name].make()
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sources
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sources)
+
+    def __len__(self) -> int:
+        return len(self._sources)
+
+    def info(self, name: str) -> Source:
+        """Type, shape and size of a weight, without making it."""
+        return self._sources[name]
+
+    def release(self, name: str) -> None:
+        """Lets the system reclaim the pages of this weight, once a backend has packed it."""
+        for tensor in self._sources[name].tensors:
+            self._file.release(tensor)
+
+    def fingerprint(self, name: str) -> bytes:
+        """The transforms of a weight and a sample of its stored bytes, which together identify it."""
+        source = self._sources[name]
+        return b"".join([source.steps.encode(), *map(self._file.sample, source.tensors)])

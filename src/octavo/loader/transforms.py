@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
-from octavo.loader.stems import TensorName
-from octavo.loader.weights import Source
-from octavo.models import FileFormat, Fold, ModelConfig, Permute, Split, Stack, Transform, Transpose
+from octavo.loader.tensor_files import Source
+from octavo.loader.tensor_names import TensorName
+from octavo.models._decoder import ModelConfig
+from octavo.models._weights import FileFormat, Fold, Permute, Split, Stack, Transform, Transpose
 from octavo.quantization.packed import DenseWeight, Weight, stack
 
 _Group = dict[TensorName, Source]

@@ -7,6 +7,7 @@ tensors into the graph's weights. Files with a leading underscore are shared par
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -17,25 +18,7 @@ from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import ModelConfig
-from octavo.models._weights import FileFormat, Fold, Permute, Split, Stack, Transform, Transpose, WeightTable
-
-__all__ = [
-    "Architecture",
-    "ConfigType",
-    "FileFormat",
-    "Fold",
-    "ModelConfig",
-    "Permute",
-    "Split",
-    "Stack",
-    "Transform",
-    "Transpose",
-    "WeightTable",
-    "build_graph",
-    "known_architectures",
-    "load_architecture",
-    "weight_table",
-]
+from octavo.models._weights import WeightTable
 
 
 class ConfigType(Protocol):
@@ -73,7 +56,11 @@ def load_architecture(name: str) -> Architecture:
     """The module for an architecture name of GGUF or config.json. Raises ModelLoadError with the known names."""
     known = known_architectures()
     if name not in known:
-        raise ModelLoadError(f"architecture {name!r:.80} is not supported (known: {', '.join(sorted(known))})")
+        nearest = difflib.get_close_matches(name[:80], known, 1, 0.0)
+        raise ModelLoadError(
+            f"architecture {name!r:.80} is not supported; nearest of the supported ones: "
+            f"{', '.join(nearest) or 'none'} (all: {', '.join(sorted(known))})"
+        )
     return cast(Architecture, importlib.import_module(f"{__name__}.{known[name]}"))
 
 

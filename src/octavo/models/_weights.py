@@ -77,7 +77,7 @@ class WeightTable:
 
     prefixes: prefixes of the names in safetensors files; the first that matches is removed.
     names: stems in files -> stems in the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}.
-    GGUF files need only those that differ from `octavo.loader.gguf_names`.
+    GGUF files need only those that differ from `octavo.loader.tensor_names`.
     transforms: applied in this order after renaming. A transform whose stem a file lacks does nothing.
     """
 

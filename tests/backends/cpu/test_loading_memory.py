@@ -18,7 +18,7 @@ from octavo.backends.cpu.weights import load_matrices
 from octavo.graph.values import Parameter
 from octavo.loader.gguf import GGUFFile
 from octavo.loader.safetensors import SafetensorsModel
-from octavo.loader.weights import Source, Weights
+from octavo.loader.tensor_files import Source, Weights
 from tests.support.gguf_writer import Tensor, gguf, key
 from tests.support.quantize import random_weight
 from tests.support.safetensors_writer import safetensors

@@ -1,4 +1,4 @@
-"""Translates the names of tensors in GGUF files to those of checkpoints.
+"""Names of tensors: parsed into a stem, and translated from GGUF files to those of checkpoints.
 
 Source: the tensor naming convention of the GGUF specification. A checkpoint name is that of the
 transformers library without its leading `model.`.
@@ -6,8 +6,13 @@ transformers library without its leading `model.`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+
+_KIND = re.compile(r"\.(?:weight|bias)\Z")
+_NUMBER = re.compile(r"(?<![^.])(?:0|[1-9][0-9]{0,5})(?![^.])")
 
 # Stems (octavo.models.WeightTable). An architecture that differs says so in the `names` of its table.
 GGUF_STEMS: Mapping[str, str] = MappingProxyType(
@@ -37,3 +42,35 @@ GGUF_STEMS: Mapping[str, str] = MappingProxyType(
 
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 """Tensors that configure the rotary embedding; they are part of the configuration, not weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorName:
+    """`layers.3.mlp.experts.7.up_proj.weight` is `layers.*.mlp.experts.*.up_proj`, (3, 7), `.weight`.
+
+    kind: `.weight`, `.bias` or nothing.
+    """
+
+    stem: str
+    numbers: tuple[int, ...]
+    kind: str
+
+    @classmethod
+    def parse(cls, name: str) -> TensorName:
+        found = _KIND.search(name)
+        kind = found[0] if found else ""
+        stem = name.removesuffix(kind).replace("*", "?")  # a name that looks like a pattern is none
+        numbers = tuple(int(number) for number in _NUMBER.findall(stem))
+        return cls(_NUMBER.sub("*", stem), numbers, kind)
+
+    def __str__(self) -> str:
+        parts = self.stem.split("*")
+        return parts[0] + "".join(f"{n}{part}" for n, part in zip(self.numbers, parts[1:], strict=True)) + self.kind
+
+
+def renamed(name: str, stems: Mapping[str, str]) -> str | None:
+    """The name of a weight or bias by a table of stems; None if the table lacks it."""
+    parsed = TensorName.parse(name)
+    if parsed.stem not in stems or not parsed.kind:
+        return None
+    return str(replace(parsed, stem=stems[parsed.stem]))
