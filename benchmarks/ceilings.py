@@ -12,18 +12,71 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from report import commit, machine, table
 
-from octavo.backends.cpu.ceilings import measure_ceilings
+from octavo.backends.cpu import _native
+from octavo.backends.cpu.ceilings import (
+    CACHE_BYTES,
+    ROUNDS,
+    Loop,
+    arithmetic_figures,
+    best_rate,
+    has_level,
+    memory_figures,
+)
 from octavo.backends.cpu.compile import choose_isa
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.profiling import Ceiling, Ceilings
 
 COLUMNS = {"what": "what", "instruction set": "isa", "threads": "threads", "at most": "value"}
 SCALES = {"B/s": (1e-9, "GB/s"), "1/s": (1e-9, "G/s"), "s": (1e6, "microseconds")}
+_ASLEEP_S = 0.005  # longer than any worker spins between steps
+
+
+def measure_ceilings(isa: str, threads: int) -> Ceilings:
+    """Measures all figures for one thread and for `threads`; takes about 3 seconds.
+
+    isa: instruction set of the kernels. Integer and float rates are measured for every instruction set of the machine.
+    """
+    levels = _native.known_isas()
+    counts = sorted({1, threads})
+    figures = [figure for count in counts for figure in memory_figures(isa, count)]
+    figures += [figure for count in counts for figure in _tile_figures(count)]
+    figures += [figure for count in counts for level in levels for figure in arithmetic_figures(level, count)]
+    if threads > 1:
+        figures += [
+            Ceiling("barrier", "", threads, 1 / best_rate("ceiling_barrier", isa, threads), "s"),
+            Ceiling("wake-up of a sleeping worker", "", threads, _wake_up(isa, threads), "s"),
+        ]
+    return Ceilings(isa, threads, tuple(figures))
+
+
+def _tile_figures(threads: int) -> Iterator[Ceiling]:
+    is_here = has_level("amx")
+    for name, size in CACHE_BYTES.items():
+        memory = np.ones((threads, size // 4), np.float32)
+        rate = best_rate("ceiling_tile_read", "amx", threads, memory) if is_here else None
+        yield Ceiling(f"read from {name} into tiles", "amx", threads, rate, "B/s")
+    rate = best_rate("ceiling_bf16", "amx", threads) if is_here else None
+    yield Ceiling("bf16 multiply-adds", "amx", threads, rate, "1/s")
+
+
+def _wake_up(isa: str, threads: int) -> float:
+    """Extra seconds of an empty run after a pause, when the workers sleep, over one right after another run."""
+    loop = Loop("ceiling_barrier", isa, threads)
+    awake, asleep = [], []
+    for _ in range(ROUNDS):
+        time.sleep(_ASLEEP_S)
+        asleep.append(loop(0, [])[1])
+        awake.append(min(loop(0, [])[1] for _ in range(5)))
+    return max(statistics.median(asleep) - statistics.median(awake), 0.0)
 
 
 def shown(figure: Ceiling) -> dict[str, Any]:

@@ -27,12 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ceilings import measure_ceilings
 from comparison import OURS, Figures, engine_json, table_rows
 from measures import MEASURES, MEMORY_CONTEXT, Workload, wanted_workloads
 from protocol import Peer, PeerError
 from report import commit, machine, spread, table
 
-from octavo.backends.cpu.ceilings import ReadBandwidth, measure_ceilings
+from octavo.backends.cpu.ceilings import ReadBandwidth
 from octavo.backends.cpu.compile import choose_isa
 from octavo.backends.profiling import Ceilings
 

@@ -17,7 +17,7 @@ from tests.support.fake_model import use_fake_model
 @pytest.fixture(scope="module")
 def report() -> ProfileReport:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ceilings, "_ROUNDS", 3)
+        patch.setattr(ceilings, "ROUNDS", 3)
         patch.setattr(ceilings, "_SHORT_ROUNDS", 10)
         patch.setattr(ceilings, "_BEYOND_CACHES", 32 << 20)
         return profile("smollm2", (1, 3), (64,), context=40, iterations=12, kv_cache_memory="64MiB", num_threads=2)

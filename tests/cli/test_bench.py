@@ -42,7 +42,7 @@ def test_throughput(tiny: Path) -> None:
 
 
 def test_profile(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "_ROUNDS", 3)
+    monkeypatch.setattr(ceilings, "ROUNDS", 3)
     monkeypatch.setattr(ceilings, "_SHORT_ROUNDS", 10)
     monkeypatch.setattr(ceilings, "_BEYOND_CACHES", 32 << 20)
     sizes = ("--rows", "1", "--rows", "2", "--prefill", "16", "--context", "16", "--iterations", "4")

@@ -22,7 +22,7 @@ from octavo.graph.layer_formats import LayerFormat
 from octavo.graph.memory_plan import plan
 from octavo.graph.ops import Input
 from octavo.graph.passes import optimize
-from octavo.graph.values import Parameter, Rows, Value
+from octavo.graph.values import Parameter, Rows
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits, PackCacheOptions
@@ -66,7 +66,20 @@ def compile(  # noqa: A001 - the backend protocol's name
         formats = kv_formats(graph, weights, kv_dtype)
     _check_kernels(graph)
     threads = plan_threads(num_threads)
-    return _Compiler(graph, weights, formats, limits, isa, threads, options).run(progress, pack_cache)
+    program = _make_program(graph, limits, isa, threads, checked=options.checked)
+    # The step itself fills the values of inputs.
+    computed = [node for node in graph.nodes if not isinstance(node.op, Input)]
+    matrices = [p for node in computed for p in node.op.parameters if len(p.shape) > 1]
+    packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
+    recorder = _Recorder(program, graph, weights, formats, packed)
+    for node in computed:
+        recorder.add(node)
+    program.finish()
+    weight_bytes = {p: 4 * p.shape[0] for p in graph.parameters if len(p.shape) == 1}
+    weight_bytes |= {p: weight.nbytes for p, weight in packed.items()}
+    mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
+    sizes = cache_sizes(graph, formats)
+    return CpuExecutor(program, graph, weight_bytes, mapped_bytes, sizes, isa, threads.count)
 
 
 def choose_isa(isa: str | None = None) -> str:
@@ -88,80 +101,51 @@ def _check_kernels(graph: Graph) -> None:
             raise GraphError(f"{node.layer}: {node.op.name}: the cpu backend has no kernel for this operation")
 
 
-class _Compiler:
-    """The state of one compilation: the program's index of each value, weight and cache."""
+def _make_program(
+    graph: Graph, limits: ExecutorLimits, isa: str, threads: ThreadPlan, *, checked: bool
+) -> _native.Program:
+    """A program without operations, with the values of the graph in the order of its nodes."""
+    memory = plan(graph, limits.rows, ELEMENT_BYTES)
+    values = [node.output for node in graph.nodes]
+    # The limit of token ids in a batch: the rows of the embedding.
+    tables = [p.shape[0] for node in graph.nodes if node.op.name == "embedding" for p in node.op.parameters]
+    return _native.Program(
+        isa,
+        threads.count,
+        threads.spin_us,
+        (
+            limits.max_num_batched_tokens,
+            limits.max_num_seqs,
+            limits.max_num_outputs,
+            limits.max_model_len,
+            min(tables, default=np.iinfo(np.int32).max),
+        ),
+        [(memory.offsets[value.id], value.cols, _ROW_SYMBOLS[value.rows]) for value in values],
+        memory.total_bytes,
+        checked=checked,
+    )
+
+
+class _Recorder:
+    """Adds operations to a program, with the program's index of each value and weight."""
 
     def __init__(
         self,
+        program: _native.Program,
         graph: Graph,
         weights: Mapping[str, Weight],
         formats: Mapping[int, LayerFormat],
-        limits: ExecutorLimits,
-        isa: str,
-        threads: ThreadPlan,
-        options: CompileOptions,
+        packed: Mapping[Parameter, _native.PackedWeight],
     ) -> None:
-        self._graph = graph
+        self._program = program
         self._weights = weights
-        self._isa = isa
-        self._threads = threads
-        self._values: dict[Value, int] = {}
-        self._plain: dict[Parameter | tuple[float, ...], int] = {}
-        self._layout = graph.cache_layout
-        self._matrices: dict[Parameter, int] = {}
         self._formats = formats
-        self._program = self._make_program(limits, options)
+        self._layout = graph.cache_layout
+        self._values = {node.output: index for index, node in enumerate(graph.nodes)}
+        self._indices: dict[WeightOperand, int] = {p: program.add_packed_weight(weight) for p, weight in packed.items()}
+        self._indices[None] = -1
 
-    def run(self, progress: LoadProgress | None, pack_cache: PackCacheOptions | None) -> CpuExecutor:
-        # The step itself fills the values of inputs.
-        computed = [node for node in self._graph.nodes if not isinstance(node.op, Input)]
-        matrices = [p for node in computed for p in node.op.parameters if len(p.shape) > 1]
-        packed = load_matrices(self._weights, matrices, self._threads.count, progress, pack_cache)
-        self._matrices = {p: self._program.add_packed_weight(weight) for p, weight in packed.items()}
-        for node in computed:
-            self._add_record(node)
-        self._program.finish()
-        weight_bytes = {p: 4 * p.shape[0] for p in self._graph.parameters if len(p.shape) == 1}
-        weight_bytes |= {p: weight.nbytes for p, weight in packed.items()}
-        mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
-        return CpuExecutor(
-            self._program,
-            self._graph,
-            weight_bytes,
-            mapped_bytes,
-            cache_sizes(self._graph, self._formats),
-            self._isa,
-            self._threads.count,
-        )
-
-    def _make_program(self, limits: ExecutorLimits, options: CompileOptions) -> _native.Program:
-        memory = plan(self._graph, limits.rows, ELEMENT_BYTES)
-        places: list[tuple[int, int, int]] = []
-        for node in self._graph.nodes:
-            self._values[node.output] = len(places)
-            places.append((memory.offsets[node.output.id], node.output.cols, _ROW_SYMBOLS[node.output.rows]))
-        return _native.Program(
-            self._isa,
-            self._threads.count,
-            self._threads.spin_us,
-            (
-                limits.max_num_batched_tokens,
-                limits.max_num_seqs,
-                limits.max_num_outputs,
-                limits.max_model_len,
-                self._vocab_size(),
-            ),
-            places,
-            memory.total_bytes,
-            checked=options.checked,
-        )
-
-    def _vocab_size(self) -> int:
-        """The limit of token ids in a batch: the rows of the embedding."""
-        tables = [p.shape[0] for n in self._graph.nodes if n.op.name == "embedding" for p in n.op.parameters]
-        return min(tables, default=np.iinfo(np.int32).max)
-
-    def _add_record(self, node: Node) -> None:
+    def add(self, node: Node) -> None:
         cache = node.op.cache
         operands = lower(node.op, None if cache is None else self._formats[cache.layer])
         self._program.add_record(
@@ -177,14 +161,11 @@ class _Compiler:
         )
 
     def _weight(self, operand: WeightOperand) -> int:
-        if operand is None:
-            return -1
-        if isinstance(operand, Parameter) and len(operand.shape) > 1:
-            return self._matrices[operand]
-        if operand not in self._plain:
+        """The index of a packed matrix, or of a vector, which is added when it is first used."""
+        if operand not in self._indices:
             if isinstance(operand, Parameter):
                 array = plain_weight(self._weights, operand)
             else:
                 array = np.array(operand, np.float32)
-            self._plain[operand] = self._program.add_plain_weight(array)
-        return self._plain[operand]
+            self._indices[operand] = self._program.add_plain_weight(array)
+        return self._indices[operand]

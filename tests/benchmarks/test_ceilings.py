@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import ModuleType
+
 import pytest
 
 from octavo.backends.cpu import _native, ceilings
-from octavo.backends.cpu.ceilings import ReadBandwidth, measure_ceilings
+from octavo.backends.cpu.ceilings import ReadBandwidth
 from octavo.backends.profiling import Ceiling, Ceilings
 
 
 @pytest.fixture(scope="module")
-def measured() -> Ceilings:
+def measured(script: Callable[[str], ModuleType]) -> Ceilings:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ceilings, "_BEYOND_CACHES", 32 << 20)
-        patch.setattr(ceilings, "_ROUNDS", 6)
+        patch.setattr(ceilings, "ROUNDS", 6)
         patch.setattr(ceilings, "_SHORT_ROUNDS", 10)
-        return measure_ceilings(_native.detected_isa(), 2)
+        result: Ceilings = script("ceilings").measure_ceilings(_native.detected_isa(), 2)
+        return result
 
 
 def test_every_figure_is_plausible(measured: Ceilings) -> None:
