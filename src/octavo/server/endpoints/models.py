@@ -97,13 +97,6 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
 
 def _card(status: ModelStatus) -> ModelCard:
     info, model = status.info, status.model
-    memory = None
-    if info is not None:
-        memory = Memory(
-            weight_bytes=info.weight_bytes,
-            kv_cache_bytes=info.kv_cache_bytes,
-            workspace_bytes=info.workspace_bytes,
-        )
     return ModelCard(
         id=status.name,
         created=status.created,
@@ -113,7 +106,7 @@ def _card(status: ModelStatus) -> ModelCard:
         state=status.state,
         reason=str(status.last_error) if status.last_error is not None else None,
         architecture=info.architecture if info is not None else None,
-        memory=memory,
+        memory=Memory.model_validate(info, from_attributes=True) if info is not None else None,
         max_num_seqs=status.spec.engine.max_num_seqs,
         has_chat_template=model.tokenizer.chat_template is not None if model is not None else None,
         tool_format=model.tool_format.name if model is not None and model.tool_format is not None else None,

@@ -21,13 +21,17 @@ class NamedTool:
     name: str
 
 
+def given(body: object, *names: str) -> dict[str, Any]:
+    """The fields with these names that are not None."""
+    return {name: value for name in names if (value := getattr(body, name)) is not None}
+
+
 def read_options(body: object) -> RequestOptions:
     """The options of a request, each from the field of the same name in its body, if that is given.
 
     Raises UsageError for an invalid value.
     """
-    given = {option.name: getattr(body, option.name) for option in fields(RequestOptions)}
-    return RequestOptions(**{name: value for name, value in given.items() if value is not None})
+    return RequestOptions(**given(body, *(option.name for option in fields(RequestOptions))))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import aclosing, closing, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -69,7 +68,7 @@ class ModelLoader:
         self._report = report
         self._memory_bytes = memory_bytes
         self._num_models = num_models
-        self._plans: dict[str, _Plan] = {}
+        self._cache_bytes: dict[str, int] = {}  # of each model that was planned
 
     async def estimate_bytes(self, spec: ModelSpec) -> int:
         if self._memory_bytes is None:
@@ -77,8 +76,8 @@ class ModelLoader:
         path = await self._resolve(spec)
         memory_bytes, num_models = self._memory_bytes, self._num_models
         plan = await _in_thread(lambda: _plan(path, spec.engine, memory_bytes, num_models))
-        self._plans[spec.name] = plan
-        return plan.num_bytes
+        num_bytes, self._cache_bytes[spec.name] = plan
+        return num_bytes
 
     async def load(self, spec: ModelSpec) -> ServedModel:
         began = time.monotonic()
@@ -114,8 +113,8 @@ class ModelLoader:
 
     def _engine_config(self, spec: ModelSpec, path: Path) -> EngineConfig:
         config = dataclasses.replace(spec.engine, model=str(path))
-        plan = self._plans.get(spec.name)
-        return config if plan is None else dataclasses.replace(config, kv_cache_memory=plan.kv_cache_bytes)
+        cache_bytes = self._cache_bytes.get(spec.name)
+        return config if cache_bytes is None else dataclasses.replace(config, kv_cache_memory=cache_bytes)
 
     async def _resolve(self, spec: ModelSpec) -> Path:
         def progress(file: str, done: int, total: int) -> None:
@@ -124,16 +123,10 @@ class ModelLoader:
         return await _in_thread(lambda: resolve_model(spec.engine.model, progress=progress))
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """The options of an engine and num_bytes, all memory that it will take."""
+def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> tuple[int, int]:
+    """(bytes of the whole engine, bytes of its KV cache).
 
-    num_bytes: int
-    kv_cache_bytes: int
-
-
-def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> _Plan:
-    """Gives each model an equal share of the memory, so that none has to be unloaded if all fit.
+    Each model gets an equal share of the memory, so that none has to be unloaded if all fit.
 
     The cache gets the rest of the share beside the weights: at least one request of full length, even if other models
     must then be unloaded, and at most as many requests as can run at once.
@@ -143,7 +136,7 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
         sizes = model_sizes(checkpoint, config, context)
     fixed_bytes = sizes.weight_bytes + sizes.workspace_bytes + PROCESS_BYTES
     if config.kv_cache_bytes is not None:
-        return _Plan(fixed_bytes + config.kv_cache_bytes, config.kv_cache_bytes)
+        return fixed_bytes + config.kv_cache_bytes, config.kv_cache_bytes
     block_size, step_tokens = config.block_size, config.max_num_batched_tokens
     request_bytes = sizes.cache.sequence_bytes(context, block_size, step_tokens)
     wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
@@ -151,7 +144,7 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
     kv_cache_bytes = min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes)
     kv_cache_bytes = max(kv_cache_bytes, least_bytes)
-    return _Plan(fixed_bytes + kv_cache_bytes, kv_cache_bytes)
+    return fixed_bytes + kv_cache_bytes, kv_cache_bytes
 
 
 async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:

@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeAlias
 
@@ -62,15 +62,18 @@ class _Residency:
         self.idle.set()
         self.task: asyncio.Task[None] | None = None  # loads it
 
-    def enter(self, turn: int) -> None:
+    @contextmanager
+    def used(self, turn: int) -> Iterator[None]:
+        """Counts one request that uses it or waits for it."""
         self.num_users += 1
         self.last_used = turn
         self.idle.clear()
-
-    def leave(self) -> None:
-        self.num_users -= 1
-        if not self.num_users:
-            self.idle.set()
+        try:
+            yield
+        finally:
+            self.num_users -= 1
+            if not self.num_users:
+                self.idle.set()
 
 
 class _Entry:
@@ -158,22 +161,16 @@ class ModelManager:
                 code="model_loading",
                 retry_after_s=10.0,
             )
-        residency.enter(next(self._turns))
-        try:
+        with residency.used(next(self._turns)):
             yield await self._loaded(entry, residency, self._wait_s)
-        finally:
-            residency.leave()
 
     async def load(self, name: str | None) -> None:
         """Loads a model if it is not loaded, without a time limit. Raises the errors of `use`."""
         entry = self._entry(name)
         residency = self._residency(entry)
-        residency.enter(next(self._turns))
-        try:
+        with residency.used(next(self._turns)):
             await self._loaded(entry, residency)
             self._has_begun = True
-        finally:
-            residency.leave()
 
     async def unload(self, name: str | None) -> None:
         """Unloads a model once its requests are finished; a later request loads it again."""

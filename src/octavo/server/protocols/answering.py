@@ -42,9 +42,10 @@ class AnswerWriter(ABC, Generic[B, S]):
         self.generation = generation
 
     @property
-    def num_truncated_tokens(self) -> int | None:
-        """Tokens cut off the prompts; None unless the request asked for truncation."""
-        return None if self.spec.truncate_prompt_tokens is None else self.generation.num_truncated_tokens
+    def truncation(self) -> dict[str, int]:
+        """The number of tokens cut off the prompts, if the request asked for truncation."""
+        asked = self.spec.truncate_prompt_tokens is not None
+        return {"truncated_tokens": self.generation.num_truncated_tokens} if asked else {}
 
     def begin(self) -> Iterator[NamedEvent]:
         """The events before the first token, which most protocols do not have."""

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
-from octavo.server.generation.spec import NamedTool, ToolChoice
+from octavo.server.generation.spec import NamedTool, ToolChoice, given
 from octavo.server.http.json_body import Text, format_path, quote
 from octavo.server.protocols.conversation import chat_call, chat_tool, check_call_arguments
 from octavo.server.protocols.sampling_fields import NullIsAbsent
@@ -144,10 +144,7 @@ class TemplateFields(NullIsAbsent):
         if self.continue_final_message and (self.add_generation_prompt or messages[-1].role != "assistant"):
             reason = "needs an assistant message at the end, and no add_generation_prompt"
             raise refuse("continue_final_message", reason, "invalid_value")
-        for name in ("add_generation_prompt", "continue_final_message"):
-            if getattr(self, name) is not None:
-                arguments[name] = getattr(self, name)
-        return arguments
+        return arguments | given(self, "add_generation_prompt", "continue_final_message")
 
 
 def _check_role(message: Message, where: str) -> None:
@@ -179,10 +176,7 @@ def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
 
 
 def _convert(message: Message, where: str) -> dict[str, Any]:
-    converted: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
-    for name in ("name", "tool_call_id"):
-        if getattr(message, name) is not None:
-            converted[name] = getattr(message, name)
+    converted = {"role": message.role, "content": _content(message, where), **given(message, "name", "tool_call_id")}
     if message.tool_calls:
         converted["tool_calls"] = [
             chat_call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,14 +58,16 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         return {"text": event.text if isinstance(event, TextDelta) else ""}
 
     def logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        found: list[tuple[int, Mapping[int, Logprob] | None]] = [(token.token_id, token.entries) for token in tokens]
         legacy = self._legacy_logprobs.get(index)
         if legacy is None:
             legacy = self._legacy_logprobs[index] = LegacyLogprobs(self.model.tokenizer, self.request.logprobs or 0)
             if self.request.echo:
                 prompt = self._prompt_of(index)
-                legacy.add_prompt(self.generation.prompt_token_ids[prompt], self.generation.prompt_logprobs[prompt])
-        legacy.add(tokens)
-        return legacy.take()
+                token_ids = self.generation.prompt_token_ids[prompt]
+                entries = self.generation.prompt_logprobs[prompt] or [None] * len(token_ids)
+                found = [*zip(token_ids, entries, strict=True), *found]
+        return legacy.take(found)
 
     def choice(self, index: int, choice: Choice) -> dict[str, Any]:
         request, prompt = self.request, self._prompt_of(index)
@@ -102,35 +104,19 @@ class LegacyLogprobs:
         self._tokenizer = tokenizer
         self._num_top = num_top
         self._position = 0  # where the next token's text begins, in characters
-        self._lists = self._empty()
 
-    def add(self, tokens: Sequence[TokenLogprobs]) -> None:
-        """Adds generated tokens."""
-        for token in tokens:
-            self._add(token.token_id, token.entries)
-
-    def add_prompt(self, token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob] | None] | None) -> None:
-        """Adds the prompt. Its first token has no probability, because nothing comes before it."""
-        for token_id, item in zip(token_ids, entries or [None] * len(token_ids), strict=True):
-            self._add(token_id, item)
-
-    def take(self) -> dict[str, list[Any]]:
-        """The lists of the tokens since the last time."""
-        lists, self._lists = self._lists, self._empty()
+    def take(self, tokens: Iterable[tuple[int, Mapping[int, Logprob] | None]]) -> dict[str, list[Any]]:
+        """The lists of the next tokens. The first token of a prompt has no probability: nothing comes before it."""
+        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token_id, entries in tokens:
+            text, _ = token_text(self._tokenizer, token_id)
+            logprob, top = None, None
+            if entries is not None:
+                logprob = max(entries[token_id].logprob, MIN_LOGPROB)
+                # As with OpenAI, the token itself is included even if it is not among the most likely ones.
+                shown = dict(most_likely(entries, self._num_top)) | {token_id: entries[token_id]}
+                top = {token_text(self._tokenizer, item)[0]: max(e.logprob, MIN_LOGPROB) for item, e in shown.items()}
+            for values, value in zip(lists.values(), (text, logprob, top, self._position), strict=True):
+                values.append(value)
+            self._position += len(text)
         return lists
-
-    def _empty(self) -> dict[str, list[Any]]:
-        return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
-
-    def _add(self, token_id: int, entries: Mapping[int, Logprob] | None) -> None:
-        text, _ = token_text(self._tokenizer, token_id)
-        logprob, top = None, None
-        if entries is not None:
-            logprob = max(entries[token_id].logprob, MIN_LOGPROB)
-            # As with OpenAI, the token itself is included even if it is not among the most likely ones.
-            shown = dict(most_likely(entries, self._num_top)) | {token_id: entries[token_id]}
-            top = {token_text(self._tokenizer, item)[0]: max(e.logprob, MIN_LOGPROB) for item, e in shown.items()}
-        values = {"tokens": text, "token_logprobs": logprob, "top_logprobs": top, "text_offset": self._position}
-        for name, value in values.items():
-            self._lists[name].append(value)
-        self._position += len(text)

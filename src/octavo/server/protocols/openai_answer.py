@@ -118,14 +118,12 @@ class OpenAIWriter(AnswerWriter[R, S]):
         yield self.chunk(index, self.content(event), **extra)
 
     def _usage_object(self, usage: Usage) -> dict[str, Any]:
-        counts: dict[str, Any] = {
+        return {
             **_token_counts(usage.num_prompt_tokens, usage.num_completion_tokens),
             "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
             "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+            **self.truncation,
         }
-        if self.num_truncated_tokens is not None:
-            counts["truncated_tokens"] = self.num_truncated_tokens
-        return counts
 
     def _timings(self, usage: Usage) -> dict[str, Any]:
         """The times of the request in milliseconds, under the names of llama.cpp's server, if they are asked for.

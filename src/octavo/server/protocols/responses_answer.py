@@ -109,16 +109,14 @@ class ResponsesWriter(AnswerWriter[ResponsesRequest, ChatSpec]):
         yield self._event(f"response.{status}", response=self.body())
 
     def _usage(self, usage: Usage) -> dict[str, Any]:
-        counts: dict[str, Any] = {
+        return {
             "input_tokens": usage.num_prompt_tokens,
             "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
             "output_tokens": usage.num_completion_tokens,
             "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
             "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+            **self.truncation,
         }
-        if self.num_truncated_tokens is not None:
-            counts["truncated_tokens"] = self.num_truncated_tokens
-        return counts
 
     def _empty_response(self) -> dict[str, Any]:
         body = self.request

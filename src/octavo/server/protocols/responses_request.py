@@ -11,13 +11,13 @@ from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema, check_tool_choice, check_tools
 from octavo.server.generation.reasoning import effort_arguments
-from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, read_options
+from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.conversation import chat_tool
 from octavo.server.protocols.protocol_fields import ByType
 from octavo.server.protocols.responses_input import InputItem, to_messages
-from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields, given
+from octavo.server.protocols.sampling_fields import NullIsAbsent, OptionFields
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"

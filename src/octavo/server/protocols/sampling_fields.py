@@ -27,7 +27,7 @@ from octavo.sampling_params import (
 )
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.spec import constraint_named
+from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 
 _INT32_MAX = 2**31 - 1
@@ -49,11 +49,6 @@ def _limits(**limits: Any) -> Any:
 
 _String: TypeAlias = Annotated[Text, _limits(minLength=1, maxLength=MAX_STRING_CHARS)]
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
-
-
-def given(body: object, *names: str) -> dict[str, Any]:
-    """The fields with these names that are not None."""
-    return {name: value for name in names if (value := getattr(body, name)) is not None}
 
 
 class NullIsAbsent(RequestModel):

@@ -63,7 +63,7 @@ class TgiWriter(AnswerWriter[GenerateRequest, TextSpec]):
         }
         if self._num_top_tokens:
             details["top_tokens"] = self._top_tokens
-        return {**whole, "details": details | self._truncation()}
+        return {**whole, "details": details | self.truncation}
 
     def _release(self) -> Iterator[NamedEvent]:
         if self._held is not None:
@@ -108,10 +108,7 @@ class TgiWriter(AnswerWriter[GenerateRequest, TextSpec]):
             "input_length": len(self.generation.prompt_token_ids[0]),
             "seed": self._params.seed,
         }
-        return {**last, "generated_text": self._text, "details": details | self._truncation()}
-
-    def _truncation(self) -> dict[str, Any]:
-        return {} if self.num_truncated_tokens is None else {"truncated_tokens": self.num_truncated_tokens}
+        return {**last, "generated_text": self._text, "details": details | self.truncation}
 
     def _end(self, end: ChoiceEnd) -> None:
         if self._tokens:

@@ -10,9 +10,9 @@ from pydantic import Field
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.spec import TextSpec, read_options
+from octavo.server.generation.spec import TextSpec, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text, quote
-from octavo.server.protocols.sampling_fields import OptionFields, given
+from octavo.server.protocols.sampling_fields import OptionFields
 
 DEFAULT_MAX_NEW_TOKENS = 100
 

@@ -33,7 +33,7 @@ class Answer:
         self.is_over = False
         self.num_calls = 0
         self._parts: list[ParsedPart] = []
-        self._joiner = TextJoiner(self._parts)
+        self.joiner = TextJoiner(self._parts)
         self._text = ""
         self._position = 0
         self._held: list[str] = []
@@ -142,14 +142,9 @@ class Answer:
 
     # Output
 
-    @property
-    def follows_call(self) -> bool:
-        """True if nothing but white space has come since the last call."""
-        return self._joiner.follows_call
-
     def text(self, text: str) -> None:
         """Text for the user."""
-        self._joiner.text(text)
+        self.joiner.text(text)
 
     def hold(self) -> None:
         """Holds back the text taken from here on."""
@@ -169,7 +164,7 @@ class Answer:
         """Starts a call of this tool with the held-back text."""
         self.drop()
         self.num_calls += 1
-        self._joiner.call()
+        self.joiner.call()
         self._parts.append(CallStart(name))
         self.arguments("".join(self._early_arguments))
 
@@ -183,7 +178,7 @@ class Answer:
     def take_parts(self) -> list[ParsedPart]:
         """The parts since the last time. Neighbours of one kind are joined."""
         if self.is_over:
-            self._joiner.finish()
+            self.joiner.finish()
         merged: list[ParsedPart] = []
         for kind, group in groupby(self._parts, type):
             if kind is CallStart:
@@ -208,7 +203,7 @@ class TextJoiner:
         self._held: list[str] = []  # white space since the last text or call
         self._gap = ""  # white space between the text before the calls and the text after them
         self._has_text = False
-        self.follows_call = False
+        self.follows_call = False  # nothing but white space has come since the last call
 
     def text(self, text: str) -> None:
         body = text.rstrip(WHITESPACE)

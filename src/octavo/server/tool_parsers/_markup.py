@@ -81,7 +81,7 @@ class MarkupParser:
                     yield from self._read_calls(read)
             elif not answer.is_over:  # the beginning of a mark
                 yield
-            elif answer.follows_call:  # a mark that was cut off
+            elif answer.joiner.follows_call:  # a mark that was cut off
                 answer.take(len(mark))
             else:
                 answer.text(answer.take(len(mark)))
