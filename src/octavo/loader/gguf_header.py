@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from struct import Struct
 
@@ -239,7 +239,7 @@ class _HeaderReader:
                 )
             if info.name in tensors:
                 raise self._error(entry_at, f"tensor {info.name!r} appears twice")
-            tensors[info.name] = TensorInfo(info.name, info.type_name, info.shape, info.file, offset, info.nbytes)
+            tensors[info.name] = replace(info, offset=offset)
         self._check_layout(tensors, data_start, alignment)
         return tensors
 

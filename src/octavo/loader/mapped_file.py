@@ -6,6 +6,7 @@ import mmap
 import os
 import stat
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -22,27 +23,24 @@ class MappedFile:
     def __init__(self, path: Path) -> None:
         """Maps `path`. Raises ModelLoadError for anything but a readable, non-empty regular file."""
         self.path = path
-        try:
-            # A FIFO or a terminal would block in open(); the second check is of the opened file.
-            if not stat.S_ISREG(os.stat(path).st_mode):
-                raise ModelLoadError(f"{path}: not a regular file")
-            self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path}: {_reason(error)}") from error
-        try:
-            status = os.fstat(self._descriptor)
-            if not stat.S_ISREG(status.st_mode):
-                raise ModelLoadError(f"{path}: not a regular file")
-            self.size = status.st_size
-            if self.size == 0:
-                raise ModelLoadError(f"{path}: offset 0: the file is empty")
-            self.data = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
-        except OSError as error:
-            os.close(self._descriptor)
-            raise ModelLoadError(f"{path}: {_reason(error)}") from error
-        except ModelLoadError:
-            os.close(self._descriptor)
-            raise
+        with ExitStack() as opened:
+            try:
+                # A FIFO or a terminal would block in open(); the second check is of the opened file.
+                if not stat.S_ISREG(os.stat(path).st_mode):
+                    raise ModelLoadError(f"{path}: not a regular file")
+                self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                opened.callback(os.close, self._descriptor)
+                status = os.fstat(self._descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise ModelLoadError(f"{path}: not a regular file")
+                self.size = status.st_size
+                if self.size == 0:
+                    raise ModelLoadError(f"{path}: offset 0: the file is empty")
+                self.data = mmap.mmap(self._descriptor, self.size, access=mmap.ACCESS_READ)
+            except (OSError, ValueError) as error:
+                reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+                raise ModelLoadError(f"{path}: {reason}") from error
+            opened.pop_all()
         self._is_open = True
 
     def identity(self) -> str | None:
@@ -97,7 +95,3 @@ class MappedFile:
         except BufferError:
             # Someone still looks at a weight: the mapping goes with the last array.
             del self.data
-
-
-def _reason(error: OSError | ValueError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)

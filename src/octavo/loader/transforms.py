@@ -63,11 +63,6 @@ def _num_rows(source: Source) -> int:
     return source.shape[max(len(source.shape) - 2, 0)] if source.shape else 0
 
 
-def _with_rows(source: Source, count: int) -> tuple[int, ...]:
-    axis = max(len(source.shape) - 2, 0)
-    return (*source.shape[:axis], count, *source.shape[axis + 1 :])
-
-
 def _check_rows(source: Source, count: int) -> None:
     if _num_rows(source) != count:
         raise ModelLoadError(
@@ -91,9 +86,10 @@ def _split(source: Source, rows: Sequence[int]) -> Iterator[Source]:
 
 
 def _cut(source: Source, begin: int, end: int) -> Source:
+    axis = max(len(source.shape) - 2, 0)
     return replace(
         source,
-        shape=_with_rows(source, end - begin),
+        shape=(*source.shape[:axis], end - begin, *source.shape[axis + 1 :]),
         nbytes=source.nbytes * (end - begin) // _num_rows(source),
         make=lambda: source.make().rows(slice(begin, end)),
         steps=f"{source.steps} rows {begin} to {end}",
