@@ -164,8 +164,5 @@ class _Lifetime:
         with anyio.move_on_after(self._state.config.drain) as limit:
             await self._state.admission.wait_idle()
         if limit.cancelled_caught:
-            logger.warning(
-                "%d requests were not finished within %g s",
-                self._state.admission.num_requests,
-                self._state.config.drain,
-            )
+            num_requests = self._state.admission.num_requests
+            logger.warning("%d requests were not finished within %g s", num_requests, self._state.config.drain)

@@ -32,10 +32,10 @@ def for_plain_template(
 ) -> list[TemplateMessage]:
     """Messages for a template without tools, which are described by a system prompt of `tool_format` instead.
 
-    messages, tools: checked, in OpenAI's shape; tools may be empty if only earlier turns had some. The tools are
-    described in the system message, which is added if there is none. Calls become text of the assistant. The results
-    between two answers become one message of the user, together with the user's next text, because such templates
-    require alternating roles.
+    messages, tools: checked, in OpenAI's shape, with text as content; tools may be empty if only earlier turns had
+    some. The tools are described in the system message, which is added if there is none. Calls become text of the
+    assistant. The results between two answers become one message of the user, together with the user's next text,
+    because such templates require alternating roles.
 
     Raises ValueError if `tool_format` needs a template with tools.
     """
@@ -45,8 +45,8 @@ def for_plain_template(
     follows_result = False
     for message in messages:
         is_result = message["role"] == "tool"
-        if is_result or (follows_result and message["role"] == "user" and isinstance(message["content"], str)):
-            text = _text_of(message.get("content"))
+        if is_result or (follows_result and message["role"] == "user"):
+            text = message["content"]
             shown = f"<tool_response>\n{text}\n</tool_response>" if is_result else text
             _add_user_text(converted, shown, continues=follows_result)
         elif message.get("tool_calls"):
@@ -102,7 +102,7 @@ def _as_object(arguments: object) -> object:
 
 def _with_calls_as_text(message: Mapping[str, Any], write_call: Callable[[str, str], str]) -> TemplateMessage:
     copy = {key: value for key, value in message.items() if key != "tool_calls"}
-    lines = [_text_of(copy.get("content"))] if copy.get("content") else []
+    lines = [copy["content"]] if copy.get("content") else []
     functions = [call["function"] for call in message["tool_calls"]]
     lines += [write_call(function["name"], function.get("arguments") or "{}") for function in functions]
     copy["content"] = "\n".join(lines)
@@ -120,15 +120,6 @@ def _add_user_text(converted: list[TemplateMessage], text: str, *, continues: bo
 def _add_system_prompt(converted: list[TemplateMessage], prompt: str) -> None:
     first = converted[0] if converted else None
     if first is not None and first["role"] in ("system", "developer"):
-        converted[0] = {**first, "content": f"{_text_of(first.get('content'))}\n\n{prompt}"}
+        converted[0] = {**first, "content": f"{first['content']}\n\n{prompt}"}
     else:
         converted.insert(0, {"role": "system", "content": prompt})
-
-
-def _text_of(content: object) -> str:
-    """The text of a message's content, a string or parts."""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, Sequence):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))
-    return ""
