@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from octavo.backends import BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions
-from octavo.backends.memory import MemoryBudget, host_memory
+from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
 from octavo.backends.sizes import PackedType, Sizes, sum_types
@@ -70,11 +70,6 @@ def sizes(
     matrices = [PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if len(p.shape) > 1]
     workspace = 4 * _workspace_elements(graph, limits)
     return Sizes(graph, packed, sum_types(matrices), workspace, _cache_sizes(graph, 4), {})
-
-
-def memory() -> MemoryBudget:
-    """See `octavo.backends.Backend`."""
-    return host_memory()
 
 
 def describe() -> BackendDescription:
@@ -148,21 +143,17 @@ class ReferenceExecutor:
             step.values[node.output] = node.op.evaluate(step)
             if node.output == result and batch.return_hidden_states:
                 break
-        if batch.return_hidden_states:
+        if batch.return_hidden_states or batch.sampling is None or not graph.makes_logits:
             output = StepOutput.unsampled(len(batch.logits_indices))
-            output.hidden_states = step.values[result]  # float64 where the executor was asked for it
-            return output
-        if not graph.makes_logits:
-            output = StepOutput.unsampled(len(batch.logits_indices))
-            output.values = tuple(step.values[value] for value in graph.outputs)
-            return output
-        logits = step.values[result]
-        if batch.sampling is None:
-            output = StepOutput.unsampled(logits.shape[0])
         else:
-            output = sample(logits.astype(np.float32), batch.sampling)
-        if batch.return_logits:
-            output.logits = logits  # float64 where the executor was asked for it
+            output = sample(step.values[result].astype(np.float32), batch.sampling)
+        # Values are float64 where the executor was asked for it.
+        if batch.return_hidden_states:
+            output.hidden_states = step.values[result]
+        elif not graph.makes_logits:
+            output.values = tuple(step.values[value] for value in graph.outputs)
+        elif batch.return_logits:
+            output.logits = step.values[result]
         return output
 
     def _copy_block(self, source: int, destination: int) -> None:
