@@ -63,8 +63,9 @@ class _Conversation:
 
     def encode(self) -> list[int]:
         """Token ids of the conversation, or of a greeting while it has no question."""
-        messages = self._messages if self._has_question() else [*self._messages, {"role": "user", "content": "Hi"}]
-        return self._llm.encode_chat(messages)
+        has_question = any(message["role"] == "user" for message in self._messages)
+        greeting = [] if has_question else [{"role": "user", "content": "Hi"}]
+        return self._llm.encode_chat([*self._messages, *greeting])
 
     def take(self, line: str) -> bool:
         """Executes a command or answers a question. False: the user exits."""
@@ -90,9 +91,6 @@ class _Conversation:
 
     def _reset(self) -> None:
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
-
-    def _has_question(self) -> bool:
-        return any(message["role"] == "user" for message in self._messages)
 
     def _answer(self, question: str) -> None:
         self._messages.append({"role": "user", "content": question})

@@ -113,13 +113,9 @@ def _with_options(command: Callable[..., None], target: str, options: dict[str, 
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
-        given = {name: arguments.pop(name) for name in options}
-        kept = {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in given.items()
-            if value not in (None, ())
-        }
-        command(**arguments, **{target: kept})
+        values = {name: arguments.pop(name) for name in options}
+        given = {name: list(v) if isinstance(v, tuple) else v for name, v in values.items() if v not in (None, ())}
+        command(**arguments, **{target: given})
 
     decorated: Callable[..., None] = wrapper
     for name, option in reversed(options.items()):

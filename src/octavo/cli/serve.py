@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -101,7 +100,6 @@ class _Report:
 
 def _say(line: str) -> None:
     click.echo(line, err=True)
-    sys.stderr.flush()
 
 
 def _specs(words: list[str], engine_options: Options) -> list[ModelSpec]:

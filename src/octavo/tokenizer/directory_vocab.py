@@ -175,14 +175,14 @@ def read_chat_template(directory: Path) -> str | None:
         if path.stat().st_size > MAX_CONFIG_BYTES:
             raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {MAX_CONFIG_BYTES:,}")
         return path.read_text("utf-8", "replace")
-    template = _optional(directory / "tokenizer_config.json").get("chat_template")
+    path = directory / "tokenizer_config.json"
+    template = _optional(path).get("chat_template")
     if isinstance(template, list):
         named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-        if template is None:
-            raise ModelLoadError(f"{directory / 'tokenizer_config.json'}: chat_template names no default template")
+        if (template := named.get("default")) is None:
+            raise ModelLoadError(f"{path}: chat_template names no default template")
     if template is not None and not isinstance(template, str):
-        raise ModelLoadError(f"{directory / 'tokenizer_config.json'}: chat_template is a {type(template).__name__}")
+        raise ModelLoadError(f"{path}: chat_template is a {type(template).__name__}")
     return template
 
 

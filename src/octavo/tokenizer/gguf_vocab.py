@@ -72,10 +72,9 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
 def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
     kind = get_pre_tokenizer(_string(metadata, _KEY + "pre"))
     merges = _without_control(_strings(metadata, "merges", MAX_MERGES), tokens.of_type(TokenType.CONTROL))
+    pairs = _split_merges(merges)
     try:
-        model = models.BPE(tokens.vocab, _split_merges(merges), ignore_merges=kind.ignore_merges)
-    except ModelLoadError:
-        raise
+        model = models.BPE(tokens.vocab, pairs, ignore_merges=kind.ignore_merges)
     except Exception as error:  # the library raises nothing narrower
         raise _bad_merge(merges, tokens.vocab) from error
     pre_tokenizer = pre_tokenizers.Sequence(
@@ -177,11 +176,7 @@ def _read_tokens(metadata: Mapping[str, object]) -> _Tokens:
         i = next(i for i, text in enumerate(texts) if len(text) > MAX_TOKEN_CHARS)
         raise ModelLoadError(f"{_KEY}tokens: token {i} has {len(texts[i])} characters; the limit is {MAX_TOKEN_CHARS}")
     # The first of two equal tokens counts: the merges were learnt with it.
-    vocab = {text: i for i, text in enumerate(texts)}
-    if len(vocab) != len(texts):
-        vocab = {}
-        for i, text in enumerate(texts):
-            vocab.setdefault(text, i)
+    vocab = dict(zip(reversed(texts), reversed(range(len(texts))), strict=True))
     types = np.empty(0, np.int64)
     if _KEY + "token_type" in metadata:
         types = _numbers(metadata, "token_type", len(texts), "iu").astype(np.int64)
@@ -200,11 +195,8 @@ def _named_ids(metadata: Mapping[str, object], types: np.ndarray, num_tokens: in
         ids[name] = value
     if metadata[_KEY + "model"] != "gpt2":
         # SentencePiece's ids of these tokens, for files that leave them out.
-        for name, i, kind in (
-            ("unknown", 0, TokenType.UNKNOWN),
-            ("bos", 1, TokenType.CONTROL),
-            ("eos", 2, TokenType.CONTROL),
-        ):
+        kinds = {"unknown": TokenType.UNKNOWN, "bos": TokenType.CONTROL, "eos": TokenType.CONTROL}
+        for i, (name, kind) in enumerate(kinds.items()):
             if i < len(types) and types[i] == kind:
                 ids.setdefault(name, i)
     return ids

@@ -52,6 +52,10 @@ class PreTokenizer:
 
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
 _PLAIN_GPT2 = PreTokenizer((_GPT2,))
+_GPT2_NAMES = (
+    "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert",
+    "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "roberta-bpe",
+)  # fmt: skip
 _SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
 _LLAMA3_KIND = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
 _LLAMA3_REGEX = PreTokenizer((_LLAMA3,))
@@ -73,13 +77,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
         ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3_KIND
     ),
     **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3_REGEX),
-    **dict.fromkeys(
-        ("gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum"),
-        _PLAIN_GPT2,
-    ),
-    **dict.fromkeys(
-        ("modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "roberta-bpe"), _PLAIN_GPT2
-    ),
+    **dict.fromkeys(_GPT2_NAMES, _PLAIN_GPT2),
     **dict.fromkeys(
         ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _SINGLE_DIGITS
     ),
