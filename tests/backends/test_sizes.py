@@ -111,7 +111,7 @@ def test_a_type_that_grows_is_noted_with_its_factor(iq2: Checkpoint) -> None:
     assert note.startswith(
         "IQ2_XXS has no kernel of its own: its weights are kept as F16 and take 7.8 times their size"
     )
-    assert "1.9 MiB instead of 0.2 MiB" in note
+    assert "1.9 MiB instead of 248.0 KiB" in note
 
 
 def test_a_plan_counts_packed_weights(iq2: Checkpoint) -> None:
@@ -136,7 +136,7 @@ def test_plan_and_show_warn(iq2_path: Path) -> None:
 
 def test_the_start_refuses_by_packed_weights(iq2_path: Path, iq2: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(3 * stored_bytes(iq2)))
-    with pytest.raises(InsufficientMemoryError, match=r"the weights take 1.9 MiB, but only 0.7 MiB of memory is free"):
+    with pytest.raises(InsufficientMemoryError, match=r"the weights take 1.9 MiB, but only 753.0 KiB of memory is free"):
         load_engine(EngineConfig(model=str(iq2_path)))
 
 
