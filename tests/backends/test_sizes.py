@@ -136,7 +136,9 @@ def test_plan_and_show_warn(iq2_path: Path) -> None:
 
 def test_the_start_refuses_by_packed_weights(iq2_path: Path, iq2: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(3 * stored_bytes(iq2)))
-    with pytest.raises(InsufficientMemoryError, match=r"the weights take 1.9 MiB, but only 753.0 KiB of memory is free"):
+    with pytest.raises(
+        InsufficientMemoryError, match=r"the weights take 1.9 MiB, but only 753.0 KiB of memory is free"
+    ):
         load_engine(EngineConfig(model=str(iq2_path)))
 
 
