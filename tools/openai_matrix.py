@@ -27,12 +27,11 @@ from octavo.sampling_params import (
 from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingsRequest
 from octavo.server.endpoints.tokenize import MAX_TOKENS, DetokenizeRequest, TokenizeRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
-from octavo.server.protocols.chat_messages import MAX_MESSAGES
-from octavo.server.protocols.chat_request import ChatCompletionRequest
+from octavo.server.protocols.chat_request import MAX_MESSAGES, ChatCompletionRequest
 from octavo.server.protocols.completion_request import CompletionRequest
-from octavo.server.protocols.messages_request import CountTokensRequest, MessagesRequest
-from octavo.server.protocols.responses_request import MAX_ITEMS, ResponsesRequest
-from octavo.server.protocols.tgi_request import GenerateRequest, Parameters
+from octavo.server.protocols.messages import CountTokensRequest, MessagesRequest
+from octavo.server.protocols.responses import MAX_ITEMS, ResponsesRequest
+from octavo.server.protocols.tgi import GenerateRequest, Parameters
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import json
 import math
 import numbers
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 from octavo.errors import UsageError
 
@@ -36,6 +36,14 @@ MAX_CACHE_SALT_CHARS = 1024
 GREEDY_TEMPERATURE = 1e-5
 
 _INT32_MAX = 2**31 - 1
+
+T = TypeVar("T")
+
+
+def _bounded(default: T, **bounds: float) -> T:
+    """A number's default, and its bounds in the words of JSON Schema: for its check, and for requests that have it."""
+    bounded: T = field(default=default, metadata=bounds)
+    return bounded
 
 
 class RequestOutputKind(enum.Enum):
@@ -102,27 +110,27 @@ class SamplingParams:
     detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
     """
 
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    n: int = _bounded(1, minimum=1, maximum=MAX_CHOICES)
+    temperature: float = _bounded(1.0, minimum=0, maximum=2)
+    top_p: float = _bounded(1.0, exclusiveMinimum=0, maximum=1)
+    top_k: int = _bounded(0, minimum=-1)
+    min_p: float = _bounded(0.0, minimum=0, maximum=1)
+    typical_p: float = _bounded(1.0, exclusiveMinimum=0, maximum=1)
+    repetition_penalty: float = _bounded(1.0, exclusiveMinimum=0, maximum=10)
+    presence_penalty: float = _bounded(0.0, minimum=-2, maximum=2)
+    frequency_penalty: float = _bounded(0.0, minimum=-2, maximum=2)
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
-    seed: int | None = None
+    seed: int | None = _bounded(None, minimum=-(2**63), maximum=2**64 - 1)
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = 0
-    max_tokens: int | None = 16
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
+    min_tokens: int = _bounded(0, minimum=0, maximum=_INT32_MAX)
+    max_tokens: int | None = _bounded(16, minimum=1, maximum=_INT32_MAX)
+    logprobs: int | None = _bounded(None, minimum=0, maximum=MAX_LOGPROBS)
+    prompt_logprobs: int | None = _bounded(None, minimum=0, maximum=MAX_LOGPROBS)
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -132,17 +140,15 @@ class SamplingParams:
     num_seats: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        self._set("n", _integer("n", self.n, 1, MAX_CHOICES))
-        self._check_distribution()
+        _check_fields(self)
         self._check_tokens()
         self._check_strings()
-        self._check_lengths()
-        for name in ("logprobs", "prompt_logprobs"):
-            value = getattr(self, name)
-            if value is not None:
-                self._set(name, _integer(name, value, 0, MAX_LOGPROBS))
-        for name in ("include_stop_str_in_output", "ignore_eos", "detokenize", "skip_special_tokens"):
-            _boolean(name, getattr(self, name))
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _refusal(
+                "min_tokens",
+                f"is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it",
+                "integer_above_max_value",
+            )
         if not isinstance(self.output_kind, RequestOutputKind):
             raise _refusal("output_kind", f"must be a RequestOutputKind, not {self.output_kind!r}", "invalid_type")
         outputs = self.structured_outputs
@@ -150,18 +156,6 @@ class SamplingParams:
             raise _refusal(
                 "structured_outputs", f"must be a StructuredOutputsParams, not {outputs!r:.80}", "invalid_type"
             )
-
-    def _check_distribution(self) -> None:
-        self._set("temperature", _number("temperature", self.temperature, 0.0, 2.0))
-        self._set("top_p", _number("top_p", self.top_p, 0.0, 1.0, above=True))
-        self._set("top_k", _integer("top_k", self.top_k, -1, None))
-        self._set("min_p", _number("min_p", self.min_p, 0.0, 1.0))
-        self._set("typical_p", _number("typical_p", self.typical_p, 0.0, 1.0, above=True))
-        self._set("repetition_penalty", _number("repetition_penalty", self.repetition_penalty, 0.0, 10.0, above=True))
-        self._set("presence_penalty", _number("presence_penalty", self.presence_penalty, -2.0, 2.0))
-        self._set("frequency_penalty", _number("frequency_penalty", self.frequency_penalty, -2.0, 2.0))
-        if self.seed is not None:
-            self._set("seed", _integer("seed", self.seed, -(2**63), 2**64 - 1))
 
     def _check_tokens(self) -> None:
         if self.logit_bias is not None:
@@ -186,18 +180,6 @@ class SamplingParams:
         if self.stop and not self.detokenize:
             raise _refusal(
                 "stop", "needs text to look at: leave detokenize=True, or use stop_token_ids", "invalid_value"
-            )
-
-    def _check_lengths(self) -> None:
-        self._set("min_tokens", _integer("min_tokens", self.min_tokens, 0, _INT32_MAX))
-        if self.max_tokens is None:
-            return
-        self._set("max_tokens", _integer("max_tokens", self.max_tokens, 1, _INT32_MAX))
-        if self.min_tokens > self.max_tokens:
-            raise _refusal(
-                "min_tokens",
-                f"is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it",
-                "integer_above_max_value",
             )
 
     def _set(self, name: str, value: object) -> None:
@@ -247,9 +229,9 @@ class BeamSearchParams:
     n: number of finished sequences to return; None: all beam_width.
     """
 
-    beam_width: int
-    max_tokens: int = 16
-    length_penalty: float = 1.0
+    beam_width: int = field(metadata={"minimum": 1, "maximum": MAX_CHOICES})
+    max_tokens: int = _bounded(16, minimum=1, maximum=_INT32_MAX)
+    length_penalty: float = _bounded(1.0, minimum=-10, maximum=10)
     early_stopping: bool | Literal["never"] = False
     ignore_eos: bool = False
     n: int | None = None
@@ -261,13 +243,9 @@ class BeamSearchParams:
     prompt_logprobs: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "beam_width", _integer("beam_width", self.beam_width, 1, MAX_CHOICES))
-        object.__setattr__(self, "max_tokens", _integer("max_tokens", self.max_tokens, 1, _INT32_MAX))
-        object.__setattr__(self, "length_penalty", _number("length_penalty", self.length_penalty, -10.0, 10.0))
+        _check_fields(self)
         if self.early_stopping != "never":
             _boolean("early_stopping", self.early_stopping)
-        _boolean("ignore_eos", self.ignore_eos)
-        _boolean("skip_special_tokens", self.skip_special_tokens)
         if self.n is not None:
             object.__setattr__(self, "n", _integer("n", self.n, 1, self.beam_width))
 
@@ -315,13 +293,26 @@ def _refusal(name: str, problem: str, code: str) -> UsageError:
     return UsageError(f"{name} {problem}", param=name.partition("[")[0], code=code)
 
 
-def _integer(name: str, value: object, low: int, high: int | None) -> int:
+def _check_fields(params: SamplingParams | BeamSearchParams) -> None:
+    """Checks the flags and the numbers that have bounds, and stores integers as int and all other numbers as float."""
+    for item in fields(params):
+        name, value, bounds, kind = item.name, getattr(params, item.name), item.metadata, str(item.type)
+        if kind == "bool":
+            _boolean(name, value)
+        elif bounds and not (value is None and "None" in kind):
+            above = "exclusiveMinimum" in bounds
+            low, high = bounds["exclusiveMinimum" if above else "minimum"], bounds.get("maximum", math.inf)
+            number = _number(name, value, low, high, above) if kind == "float" else _integer(name, value, low, high)
+            object.__setattr__(params, name, number)
+
+
+def _integer(name: str, value: object, low: int, high: float) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _refusal(name, f"must be an integer, not {value!r:.80}", "invalid_type")
     number = int(value)
     if number < low:
         raise _refusal(name, f"is {_shown(number)}; the smallest value is {low}", "integer_below_min_value")
-    if high is not None and number > high:
+    if number > high:
         raise _refusal(name, f"is {_shown(number)}; the largest value is {high}", "integer_above_max_value")
     return number
 

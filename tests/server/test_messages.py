@@ -15,7 +15,7 @@ from anthropic.types import Message
 
 from octavo.errors import EngineDeadError, OverloadedError
 from octavo.server.config import ServerConfig
-from octavo.server.protocols.messages_request import FIELD_NAMES, MessagesRequest
+from octavo.server.protocols.messages import FIELD_NAMES, MessagesRequest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template

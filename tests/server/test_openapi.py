@@ -93,6 +93,18 @@ def test_the_document_has_every_route() -> None:
     assert shown <= routes
 
 
+def keys_of(value: object) -> Iterator[str]:
+    if isinstance(value, dict):
+        yield from value
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from keys_of(item)
+
+
+def test_limits_are_told_in_the_words_of_json_schema() -> None:
+    assert {"minimum", "maximum", "exclusiveMinimum"} <= set(keys_of(DOCUMENT))
+    assert set(keys_of(DOCUMENT)).isdisjoint({"ge", "gt", "le", "lt", "min_length", "max_length"})
+
+
 TEXT = {"type": "text", "text": "Hi"}
 
 

@@ -21,13 +21,13 @@ from octavo.server.generation.run import embed, separated
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
 from octavo.server.http.disconnect import run_unless_gone
-from octavo.server.http.json_body import Int, Text, quote
+from octavo.server.http.json_body import WHOLE, Int, Text, quote
 from octavo.server.http.route_table import OPENAI
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
 from octavo.server.protocols.answering import tenant_of
 from octavo.server.protocols.protocol_errors import protocol_route
-from octavo.server.protocols.sampling_fields import OptionFields
+from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
 from octavo.server.state import state_of
 
 MAX_INPUTS = 2048
@@ -37,20 +37,13 @@ INPUTS_AT_ONCE = 32
 router = APIRouter(route_class=protocol_route(OPENAI, {"prompt": "input"}), tags=["openai"])
 
 
-def _kind_of_input(value: Any) -> str:
-    if isinstance(value, str):
-        return "text"
-    first = value[0] if isinstance(value, list) and value else ""
-    return "tokens" if isinstance(first, (int, float)) else "token lists" if isinstance(first, list) else "texts"
-
-
 _MANY = Field(min_length=1, max_length=MAX_INPUTS)
 Input: TypeAlias = Annotated[
     Annotated[Text, Tag("text")]
     | Annotated[list[Text], Tag("texts"), _MANY]
     | Annotated[list[Int], Tag("tokens")]
     | Annotated[list[list[Int]], Tag("token lists"), _MANY],
-    Discriminator(_kind_of_input),
+    Discriminator(kind_of_inputs),
 ]
 
 
@@ -63,7 +56,7 @@ class EmbeddingsRequest(OptionFields):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = None
     pooling: Literal["mean", "last"] | None = None
-    truncate_prompt_tokens: Int | None = Field(default=None, ge=-1)
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1), WHOLE] | None = None
     user: Text | None = None
 
 

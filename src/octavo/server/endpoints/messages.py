@@ -12,11 +12,11 @@ from octavo.server.generation.prompt import encode_conversation
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.protocols.answer_schemas import ANTHROPIC_ERROR, MESSAGE, errors, streamed_answer
 from octavo.server.protocols.answering import answer, tenant_of
-from octavo.server.protocols.messages_answer import MessagesWriter
-from octavo.server.protocols.messages_request import (
+from octavo.server.protocols.messages import (
     FIELD_NAMES,
     CountTokensRequest,
     MessagesRequest,
+    MessagesWriter,
     prompt_spec,
     to_chat_spec,
 )

@@ -10,8 +10,7 @@ from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
 from octavo.server.protocols.answering import answer, tenant_of
 from octavo.server.protocols.protocol_errors import protocol_route
-from octavo.server.protocols.responses_answer import ResponsesWriter
-from octavo.server.protocols.responses_request import FIELD_NAMES, ResponsesRequest, to_chat_spec
+from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, ResponsesWriter, to_chat_spec
 
 router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
 

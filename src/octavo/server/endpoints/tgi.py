@@ -23,8 +23,7 @@ from octavo.server.protocols.answer_schemas import (
 )
 from octavo.server.protocols.answering import answer, tenant_of
 from octavo.server.protocols.protocol_errors import TGI, protocol_route
-from octavo.server.protocols.tgi_answer import TgiWriter
-from octavo.server.protocols.tgi_request import FIELD_NAMES, GenerateRequest, to_text_spec
+from octavo.server.protocols.tgi import FIELD_NAMES, GenerateRequest, TgiWriter, to_text_spec
 from octavo.server.state import state_of
 
 router = APIRouter(

@@ -9,21 +9,14 @@ from starlette.requests import Request
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import refuse
-from octavo.server.generation.json_schema import check_tools
 from octavo.server.generation.prompt import encode_conversation, in_thread
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, JsonRoute, Text, quote
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.chat_messages import (
-    MAX_MESSAGES,
-    Message,
-    TemplateFields,
-    Tool,
-    chat_messages,
-    chat_tools,
-)
-from octavo.server.protocols.sampling_fields import NullIsAbsent
+from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
+from octavo.server.protocols.conversation import chat_tools
+from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.state import state_of
 
 MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
@@ -40,7 +33,7 @@ class TokenizeRequest(TemplateFields):
     messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
-    tools: list[Tool] | None = None
+    tools: Tools | None = None
 
 
 class TokenizeResponse(BaseModel):
@@ -109,13 +102,11 @@ def _check_kind(body: TokenizeRequest) -> None:
 
 
 def _chat_spec(body: TokenizeRequest) -> ChatSpec:
-    tools = chat_tools(body.tools)
-    check_tools(tools)
     messages = body.messages or ()
     return ChatSpec(
         params=SamplingParams(),
         messages=chat_messages(messages),
-        tools=tools,
+        tools=chat_tools([tool.function.model_dump() for tool in body.tools or ()], "auto"),
         template_arguments=body.template_arguments(messages),
     )
 

@@ -52,8 +52,11 @@ def _finite_number(value: object) -> object:
     return value
 
 
-Int = Annotated[int, BeforeValidator(_whole_number)]
-Number = Annotated[float, BeforeValidator(_finite_number)]
+# Limits of a number belong before its conversion: `Annotated[int, Field(ge=0), WHOLE]`.
+WHOLE = BeforeValidator(_whole_number)
+FINITE = BeforeValidator(_finite_number)
+Int = Annotated[int, WHOLE]
+Number = Annotated[float, FINITE]
 Text: TypeAlias = str  # the whole body has been checked for half surrogate pairs
 
 

@@ -6,19 +6,20 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.errors import ApiError
-from octavo.server.generation.events import Event, Usage
+from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from octavo.server.generation.run import start_chat, start_text
 from octavo.server.generation.running import Generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
 from octavo.server.http.disconnect import run_unless_gone
+from octavo.server.http.route_table import OPENAI, Dialect
 from octavo.server.http.sse import EventStream
 from octavo.server.http.sse import event as sse_event
 from octavo.server.models.served_model import ServedModel
@@ -29,11 +30,19 @@ NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
 B = TypeVar("B")
 S = TypeVar("S", bound="ChatSpec | TextSpec")
 
+BlockDelta: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta"
+
 _encoder = msgspec.json.Encoder()
 
 
 class AnswerWriter(ABC, Generic[B, S]):
-    """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole."""
+    """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole.
+
+    dialect: the form of its errors. last: the end of every stream, also of one that failed.
+    """
+
+    dialect: ClassVar[Dialect] = OPENAI
+    last: ClassVar[bytes] = b""
 
     def __init__(self, body: B, spec: S, model: ServedModel, generation: Generation) -> None:
         self.request = body
@@ -55,13 +64,52 @@ class AnswerWriter(ABC, Generic[B, S]):
     def push(self, event: Event) -> Iterator[NamedEvent]:
         """The events for one event of the generation. The last one is its Usage."""
 
-    @abstractmethod
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         """The events that take the place of all further ones."""
+        yield None, self.dialect.error_body(error, self.generation.request_id)
 
     @abstractmethod
     def body(self) -> dict[str, Any]:
         """The whole answer, after the last event."""
+
+
+class BlockWriter(AnswerWriter[B, ChatSpec]):
+    """Writes blocks of text, of reasoning and of single calls. One block at a time is open; the next one closes it."""
+
+    _block: tuple[type, int] | None = None  # the kind of the last block, and the index of its call
+    _end: ChoiceEnd | None = None
+
+    @abstractmethod
+    def begin_block(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        """The beginning of the block of this event, which itself is not part of it yet."""
+
+    @abstractmethod
+    def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        """Adds the event to the open block."""
+
+    @abstractmethod
+    def end_block(self) -> Iterator[NamedEvent]:
+        """The end of the open block, if there is one."""
+
+    @abstractmethod
+    def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
+        """The end of the answer, and of the block that may be open."""
+
+    def push(self, event: Event) -> Iterator[NamedEvent]:
+        if isinstance(event, Usage):
+            assert self._end is not None
+            yield from self.finish(self._end, event)
+        elif isinstance(event, ChoiceEnd):
+            self._end = event
+        else:
+            block = (type(event), event.call_index if isinstance(event, ToolCallDelta) else 0)
+            # The end of text is a token without text.
+            if block != self._block and (isinstance(event, ToolCallDelta) or event.text):
+                yield from self.end_block()
+                yield from self.begin_block(event)
+                self._block = block
+            if block == self._block:
+                yield from self.add(event)
 
 
 async def answer(
@@ -69,13 +117,11 @@ async def answer(
     body: Any,
     ask: Callable[[ServedModel], S],
     writer_class: Callable[[Any, S, ServedModel, Generation], AnswerWriter[Any, S]],
-    *,
-    last: bytes = b"",
 ) -> Response:
     """The response to a request that generates: server-sent events or one JSON object.
 
-    body: with `model` and `stream`. ask: makes the specification for the loaded model. last: ends every stream, also
-    one that failed. The generation ends when the client leaves.
+    body: with `model` and `stream`. ask: makes the specification for the loaded model. The generation ends when the
+    client leaves.
     """
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
 
@@ -104,7 +150,7 @@ async def answer(
     finally:
         await resources.aclose()
     chunks = _stream(writer, record, _encode)
-    return EventStream(request, chunks, on_error=lambda error: _encode(writer.fail(error)), last=last, held=held)
+    return EventStream(request, chunks, on_error=lambda error: _encode(writer.fail(error)), last=writer.last, held=held)
 
 
 async def _stream(

@@ -1,31 +1,131 @@
-"""The body of `/v1/chat/completions`, and the request that it makes of a model."""
+"""The body of `/v1/chat/completions`, its messages and tools, and the request that it makes of a model."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from octavo.errors import UsageError
-from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
+from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import refuse
-from octavo.server.generation.json_schema import check_tool_choice, check_tools
 from octavo.server.generation.reasoning import effort_arguments
-from octavo.server.generation.spec import ChatSpec, read_options
-from octavo.server.http.json_body import Int
+from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
+from octavo.server.http.json_body import Int, Text, format_path, quote
 from octavo.server.models.served_model import ServedModel
-from octavo.server.protocols.chat_messages import (
-    MAX_MESSAGES,
-    Message,
-    NamedToolChoice,
-    TemplateFields,
-    Tool,
-    chat_messages,
-    chat_tool_choice,
-    chat_tools,
-)
+from octavo.server.protocols.conversation import chat_call, chat_tools, check_call_arguments
+from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, NumLogprobs
 from octavo.server.protocols.sampling_fields import SamplingFields
+
+MAX_MESSAGES = 4096
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# Fields of a message that only one role has.
+_OF_ROLE = {
+    **dict.fromkeys(("tool_calls", "refusal", "reasoning_content", "reasoning"), "assistant"),
+    "tool_call_id": "tool",
+}
+# Types of OpenAI's interface that a text model cannot read.
+_OTHER_PARTS = ("image_url", "input_audio", "file", "video_url", "audio_url", "image", "audio", "video")
+# Variables of a template that the server itself sets.
+_OWN_VARIABLES = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "continue_final_message", "chat_template"),
+        *("tokenize", "bos_token", "eos_token"),
+    }
+)
+
+
+class ContentPart(NullIsAbsent):
+    """A part of the content. Only text is supported; other fields are allowed, to name the type in the error."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
+
+    type: Text
+    text: Text | None = None
+    refusal: Text | None = None
+
+
+class CalledFunction(NullIsAbsent):
+    """arguments: JSON text. parsed_arguments: a copy that OpenAI's client adds for its own use."""
+
+    name: Text
+    arguments: Text
+    parsed_arguments: Any = None
+
+
+class CalledTool(NullIsAbsent):
+    """An earlier call of the model. index: left over by clients that have joined a stream."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class Message(NullIsAbsent):
+    """A message of any role. parsed: a copy of the content that OpenAI's client adds for its own use."""
+
+    role: Annotated[Text, Field(json_schema_extra={"enum": list(ROLES)})]
+    content: Text | list[ContentPart] | None = None
+    name: Text | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: Text | None = None
+    refusal: Text | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
+    parsed: Any = None
+
+
+class FunctionTool(NullIsAbsent):
+    """strict: the arguments must follow the schema. They always do if a tool must be called."""
+
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(NullIsAbsent):
+    """A tool that the model may call."""
+
+    type: Literal["function"]
+    function: FunctionTool
+
+
+Tools: TypeAlias = list[Annotated[Tool, ByType()]]
+
+
+class NamedFunction(NullIsAbsent):
+    """The function that must be called."""
+
+    name: Text
+
+
+class NamedToolChoice(NullIsAbsent):
+    """`tool_choice` that names a tool."""
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+class TemplateFields(NullIsAbsent):
+    """Fields of requests that say how the chat template renders the conversation."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+    def template_arguments(self, messages: Sequence[Message]) -> dict[str, Any]:
+        """The arguments for the template. Raises UsageError for what the server itself sets or cannot continue."""
+        arguments = dict(self.chat_template_kwargs or {})
+        if wrong := sorted(_OWN_VARIABLES & arguments.keys()):
+            raise refuse("chat_template_kwargs", f"cannot hold {wrong[0]}, because the server sets it", "invalid_value")
+        if self.continue_final_message and (self.add_generation_prompt or messages[-1].role != "assistant"):
+            reason = "needs an assistant message at the end, and no add_generation_prompt"
+            raise refuse("continue_final_message", reason, "invalid_value")
+        return arguments | given(self, "add_generation_prompt", "continue_final_message")
 
 
 class ChatCompletionRequest(SamplingFields, TemplateFields):
@@ -34,8 +134,8 @@ class ChatCompletionRequest(SamplingFields, TemplateFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Int | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    tools: list[Tool] | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: Tools | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
@@ -48,30 +148,26 @@ class ChatCompletionRequest(SamplingFields, TemplateFields):
 
 def to_chat_spec(body: ChatCompletionRequest, tenant: str) -> ChatSpec:
     """The request to a model, apart from `reasoning_effort`. Raises UsageError for what cannot be honoured."""
-    params = _sampling_params(body)
+    params, constraint_field = _sampling_params(body)
     if body.top_logprobs is not None and not body.logprobs:
         raise refuse("top_logprobs", "needs logprobs: true", "invalid_value")
     if body.prompt_logprobs is not None and body.stream:
         raise refuse("prompt_logprobs", "needs stream: false", "invalid_value")
-    arguments = body.template_arguments(body.messages)
-    limit, side = body.truncation()
-    messages, tools = chat_messages(body.messages), chat_tools(body.tools)
-    tool_choice = chat_tool_choice(body.tool_choice, bool(tools))
-    check_tools(tools)
-    check_tool_choice(tool_choice, tools)
+    choice = body.tool_choice or ("auto" if body.tools else "none")
+    tool_choice: ToolChoice = NamedTool(choice.function.name) if isinstance(choice, NamedToolChoice) else choice
     return ChatSpec(
         params=params,
         options=read_options(body),
-        constraint_field=body.constraint_field,
+        constraint_field=constraint_field,
         tenant=tenant,
-        truncate_prompt_tokens=limit,
-        truncation_side=side,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "left",
         max_tokens_may_shrink=body.max_tokens is None and body.max_completion_tokens is None,
-        messages=messages,
-        tools=tools,
+        messages=chat_messages(body.messages),
+        tools=chat_tools([tool.function.model_dump() for tool in body.tools or ()], tool_choice),
         tool_choice=tool_choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_arguments=arguments,
+        template_arguments=body.template_arguments(body.messages),
     )
 
 
@@ -83,14 +179,88 @@ def with_effort(spec: ChatSpec, body: ChatCompletionRequest, model: ServedModel)
     return replace(spec, template_arguments={**spec.template_arguments, **effort})
 
 
-def _sampling_params(body: ChatCompletionRequest) -> SamplingParams | BeamSearchParams:
+def _sampling_params(body: ChatCompletionRequest) -> tuple[SamplingParams | BeamSearchParams, str]:
     limit, other = body.max_tokens, body.max_completion_tokens
     if limit is not None and other is not None and limit != other:
         reason = f"is {limit} and max_completion_tokens is {other}; give one of them"
         raise refuse("max_tokens", reason, "invalid_value")
     try:
-        return body.sampling_params(other if limit is None else limit, body.num_top_logprobs)
+        return body.sampling_params(other if limit is None else limit)
     except UsageError as error:
         if error.param == "max_tokens" and limit is None:
             raise UsageError(f"max_completion_{error}", param="max_completion_tokens", code=error.code) from None
         raise
+
+
+def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The conversation for `ChatSpec.messages`. Raises UsageError for the first wrong message."""
+    converted = []
+    known_calls: set[str] = set()
+    for i, message in enumerate(messages):
+        where = f"messages[{i}]"
+        _check_role(message, where)
+        _check_calls(message, where, known_calls)
+        plain = {"role": message.role, "content": _content(message, where), **given(message, "name", "tool_call_id")}
+        if message.tool_calls:
+            calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
+            plain["tool_calls"] = [chat_call(*call) for call in calls]
+        if reasoning := message.reasoning_content or message.reasoning:
+            plain["reasoning_content"] = reasoning
+        converted.append(plain)
+    return converted
+
+
+def _check_role(message: Message, where: str) -> None:
+    role = message.role
+    if role not in ROLES:
+        raise refuse(f"{where}.role", f"must be one of {', '.join(ROLES)}, not {quote(role)}", "invalid_value")
+    for name, owner in _OF_ROLE.items():
+        if getattr(message, name) and role != owner:
+            reason = f"belongs to messages of the {owner}, not of the {role}"
+            raise refuse(f"{where}.{name}", reason, "invalid_value")
+
+
+def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
+    """Checks that each result has the id of an earlier call."""
+    for j, call in enumerate(message.tool_calls or ()):
+        check_call_arguments(call.function.arguments, f"{where}.tool_calls[{j}].function.arguments")
+        known_calls.add(call.id)
+    if message.role != "tool":
+        return
+    if not known_calls:
+        text = f"{where} is a tool's result, but no message of the assistant before it has tool_calls"
+        raise UsageError(text, param=f"{where}.role", code="invalid_value")
+    if message.tool_call_id is None:
+        raise refuse(f"{where}.tool_call_id", "is required in a tool's message", "missing_required_parameter")
+    if message.tool_call_id not in known_calls:
+        raise refuse(f"{where}.tool_call_id", "names no call in an earlier message", "invalid_value")
+
+
+def _content(message: Message, where: str) -> str | list[dict[str, str]] | None:
+    content = message.content
+    if content is None and message.role == "assistant" and (message.tool_calls or message.refusal):
+        return message.refusal
+    if content is None:
+        raise refuse(f"{where}.content", "is required", "missing_required_parameter")
+    if isinstance(content, str):
+        return content
+    if not content:
+        raise refuse(f"{where}.content", "is an empty list", "empty_array")
+    return [_text_part(part, where, j) for j, part in enumerate(content)]
+
+
+def _text_part(part: ContentPart, where: str, position: int) -> dict[str, str]:
+    name = f"{where}.content[{position}]"
+    if part.type == "text" or part.type == "refusal":
+        text = part.text if part.type == "text" else part.refusal
+        if text is None:
+            raise UsageError(f"{name}.{part.type} is required", param=f"{name}.text", code="missing_required_parameter")
+        extra = set(part.model_extra or ()) - {"cache_control"}
+        if extra:
+            wrong = format_path((name, sorted(extra)[0]))
+            raise UsageError(f"{wrong} is not a parameter of text", param=wrong, code="unsupported_parameter")
+        return {"type": "text", "text": text}
+    if part.type in _OTHER_PARTS:
+        raise refuse(f"{name}.type", f"is {part.type}; this model reads text only", "unsupported_value")
+    text = f"{name} has the unknown type {quote(part.type)}; parts of content are of type text"
+    raise UsageError(text, param=f"{where}.content", code="invalid_value")

@@ -2,43 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from octavo.errors import UsageError
-from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, BeamSearchParams, SamplingParams
+from octavo.sampling_params import MAX_CHOICES
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextSpec, read_options
-from octavo.server.http.json_body import Int, Text
+from octavo.server.http.json_body import WHOLE, Int, Text
+from octavo.server.protocols.protocol_fields import NumLogprobs, kind_of_inputs
 from octavo.server.protocols.sampling_fields import SamplingFields
 
 DEFAULT_MAX_TOKENS = 16
 
 
+def _name_the_types(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+    """Refuses lists of mixed types as a whole."""
+    try:
+        return read(value)
+    except ValidationError as error:
+        if len(error.errors()[0]["loc"]) < 2:
+            raise
+        message = "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
+        raise UsageError(message, param="prompt", code="invalid_type") from None
+
+
+_MANY = Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)
+Prompts: TypeAlias = Annotated[
+    Annotated[Text, Tag("text")]
+    | Annotated[list[Text], Tag("texts"), _MANY]
+    | Annotated[list[Int], Tag("tokens"), Field(min_length=1, fail_fast=True)]
+    | Annotated[list[Annotated[list[Int], Field(fail_fast=True)]], Tag("token lists"), _MANY],
+    Discriminator(kind_of_inputs),
+    WrapValidator(_name_the_types),
+]
+
+
 class CompletionRequest(SamplingFields):
     """One prompt or several, each as text or as token ids."""
 
-    prompt: Text | list[Any] = Field(
-        json_schema_extra={
-            "anyOf": [
-                {"type": "string"},
-                {"type": "array", "items": {"type": "string"}, "minItems": 1, "maxItems": MAX_PROMPTS},
-                {"type": "array", "items": {"type": "integer"}, "minItems": 1},
-                {
-                    "type": "array",
-                    "items": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
-                    "minItems": 1,
-                    "maxItems": MAX_PROMPTS,
-                },
-            ]
-        }
-    )
+    prompt: Prompts
+    max_tokens: Annotated[int, Field(json_schema_extra={"minimum": 0}), WHOLE] | None = None
     echo: bool | None = None
-    logprobs: Annotated[Int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    best_of: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logprobs: NumLogprobs | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -56,53 +65,22 @@ class CompletionRequest(SamplingFields):
 
 def to_text_spec(body: CompletionRequest, tenant: str) -> TextSpec:
     """The request to a model. Raises UsageError for what cannot be honoured."""
-    prompts = _prompts(body.prompt)
     _check(body)
-    params = _sampling_params(body)
-    limit, side = body.truncation()
+    # The engine makes at least one token. If none was asked for, it is not shown.
+    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else 1 if body.only_prompt else body.max_tokens
+    scored = body.model_copy(update={"prompt_logprobs": body.logprobs}) if body.echoes_logprobs else body
+    params, constraint_field = scored.sampling_params(max_tokens)
+    prompt = body.prompt
     return TextSpec(
         params=params,
         options=read_options(body),
-        constraint_field=body.constraint_field,
+        constraint_field=constraint_field,
         tenant=tenant,
-        truncate_prompt_tokens=limit,
-        truncation_side=side,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "left",
         max_tokens_may_shrink=body.max_tokens is None,
-        prompts=prompts,
+        prompts=[prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt,
     )
-
-
-def _prompts(prompt: str | list[Any]) -> Sequence[str | list[int]]:
-    """One prompt or several; a list of numbers is one prompt. Raises UsageError if the list is mixed."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise refuse("prompt", "is an empty list; give at least one", "empty_array")
-    if _is_token_id(prompt[0]):
-        return [_token_ids(prompt)]
-    if len(prompt) > MAX_PROMPTS:
-        reason = f"has {len(prompt)} entries; at most {MAX_PROMPTS} are allowed; send several requests"
-        raise refuse("prompt", reason, "array_above_max_length")
-    if all(isinstance(item, str) for item in prompt):
-        return prompt
-    if all(isinstance(item, list) for item in prompt):
-        return [_token_ids(item) for item in prompt]
-    raise _wrong_type()
-
-
-def _token_ids(items: list[Any]) -> list[int]:
-    if not all(map(_is_token_id, items)):
-        raise _wrong_type()
-    return [int(item) for item in items]
-
-
-def _is_token_id(item: object) -> bool:
-    return (isinstance(item, int) and not isinstance(item, bool)) or (isinstance(item, float) and item.is_integer())
-
-
-def _wrong_type() -> UsageError:
-    message = "prompt must be a string, a list of strings, a list of token ids, or a list of lists of token ids"
-    return UsageError(message, param="prompt", code="invalid_type")
 
 
 def _check(body: CompletionRequest) -> None:
@@ -118,11 +96,3 @@ def _check(body: CompletionRequest) -> None:
     if body.prompt_logprobs is not None and (body.stream or body.echoes_logprobs):
         reason = "needs stream: false, and cannot be combined with echo and logprobs"
         raise refuse("prompt_logprobs", reason, "invalid_value")
-
-
-def _sampling_params(body: CompletionRequest) -> SamplingParams | BeamSearchParams:
-    # The engine makes at least one token. If none was asked for, it is not shown.
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else 1 if body.only_prompt else body.max_tokens
-    if body.echoes_logprobs:
-        body = body.model_copy(update={"prompt_logprobs": body.logprobs})
-    return body.sampling_params(max_tokens, body.logprobs)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
+from octavo.server.generation.json_schema import check_tool_choice, check_tools
+from octavo.server.generation.spec import ToolChoice
 
 
 class Conversation:
@@ -43,9 +46,18 @@ def chat_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def chat_tool(**function: Any) -> dict[str, Any]:
-    """A tool as chat completions have it. Members that are None are left out."""
-    return {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+def chat_tools(functions: Iterable[dict[str, Any]], choice: ToolChoice) -> list[dict[str, Any]]:
+    """These functions as tools for `ChatSpec.tools`. Members that are None are left out.
+
+    Raises UsageError for a wrong function, and for a choice that is none of them.
+    """
+    tools = [
+        {"type": "function", "function": {name: value for name, value in function.items() if value is not None}}
+        for function in functions
+    ]
+    check_tools(tools)
+    check_tool_choice(choice, tools)
+    return tools
 
 
 def check_call_arguments(arguments: str, param: str) -> None:

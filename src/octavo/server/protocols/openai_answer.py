@@ -1,4 +1,4 @@
-"""The answers of OpenAI's two older routes: their chunks, usage, timings and log-probabilities."""
+"""The answers to chat and text completions in OpenAI's shapes, with vLLM's additions."""
 
 from __future__ import annotations
 
@@ -6,21 +6,32 @@ import hashlib
 import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar, TypeVar
 
 from octavo import __version__
 from octavo.outputs import Logprob
-from octavo.server.errors import ApiError
-from octavo.server.generation.events import Choice, ChoiceEnd, ChoiceEvent, Event, TextDelta, TokenLogprobs, Usage
+from octavo.server.generation.events import (
+    Choice,
+    ChoiceEnd,
+    ChoiceEvent,
+    Event,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprobs,
+    Usage,
+)
 from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec, TextSpec
+from octavo.server.http.sse import event as sse_event
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
+from octavo.server.protocols.chat_request import ChatCompletionRequest
+from octavo.server.protocols.completion_request import CompletionRequest
+from octavo.server.protocols.conversation import chat_call
 from octavo.server.protocols.sampling_fields import SamplingFields
 from octavo.tokenizer.tokenizer import Tokenizer
-
-# OpenAI's value for a probability of zero, because JSON has no infinity.
-MIN_LOGPROB = -9999.0
 
 R = TypeVar("R", bound=SamplingFields)
 
@@ -28,6 +39,7 @@ R = TypeVar("R", bound=SamplingFields)
 class OpenAIWriter(AnswerWriter[R, S]):
     """An answer of several choices. A stream gets a chunk for each event; the whole answer is the sum of the events."""
 
+    last = sse_event(b"[DONE]")
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
@@ -38,6 +50,8 @@ class OpenAIWriter(AnswerWriter[R, S]):
         self._usage: Usage | None = None
         self._num_completion_tokens = 0
         self._begun: set[int] = set()  # choices that have had their first chunk
+        self._includes_usage = body.has_stream_option("include_usage")
+        self._has_running_usage = body.has_stream_option("continuous_usage_stats")
         self._head: dict[str, Any] = {
             "id": f"{self.id_prefix}-{generation.request_id}",
             "object": self.chunk_kind if body.stream else self.kind,
@@ -55,49 +69,57 @@ class OpenAIWriter(AnswerWriter[R, S]):
         """The text in the chunk of this event."""
 
     @abstractmethod
+    def whole_content(self, index: int, choice: Choice) -> dict[str, Any]:
+        """The text of a whole choice."""
+
+    @abstractmethod
     def logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
         """The `logprobs` of tokens of this choice."""
 
-    @abstractmethod
-    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
-        """A whole choice."""
-
-    def prompt_fields(self) -> dict[str, Any]:
-        """Fields of the whole answer about its prompt."""
-        return {}
-
     def push(self, event: Event) -> Iterator[NamedEvent]:
-        request = self.request
         if isinstance(event, Usage):
             self._usage = event
-            if request.stream and (request.includes_usage or request.timings):
-                usage = {"usage": self._usage_object(event)} if request.includes_usage else {}
+            if self.request.stream and (self._includes_usage or self.request.timings):
+                usage = {"usage": self._usage_object(event)} if self._includes_usage else {}
                 yield None, {**self._head, "choices": [], **usage, **self._timings(event)}
-        elif not request.stream:
+        elif not self.request.stream:
             self._choices.setdefault(event.index, Choice()).push(event)
         else:
             for chunk in self._chunks(event):
                 yield None, chunk
 
-    def fail(self, error: ApiError) -> Iterator[NamedEvent]:
-        yield None, error.body()
-
     def body(self) -> dict[str, Any]:
         assert self._usage is not None
         choices = [self.choice(index, choice) for index, choice in sorted(self._choices.items())]
         usage = self._usage_object(self._usage)
-        return {**self._head, "choices": choices, "usage": usage, **self.prompt_fields(), **self._timings(self._usage)}
+        return {**self._head, "choices": choices, "usage": usage, **self._timings(self._usage)}
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        """A whole choice."""
+        logprobs = None if self.request.num_top_logprobs is None else self.logprobs(index, choice.logprobs)
+        token_ids = {"token_ids": choice.token_ids} if self.request.return_token_ids else {}
+        content = self.whole_content(index, choice)
+        return {"index": index, **content, "logprobs": logprobs, **_end_of(choice), **token_ids}
 
     def chunk(self, index: int, content: dict[str, Any], **extra: Any) -> dict[str, Any]:
         """A chunk with one choice."""
         choice = {"index": index, **content, "logprobs": None, "finish_reason": None, **extra}
         chunk = {**self._head, "choices": [choice]}
-        if self.request.has_running_usage:
+        if self._has_running_usage:
             num_prompt_tokens = sum(map(len, self.generation.prompt_token_ids))
             chunk["usage"] = _token_counts(num_prompt_tokens, self._num_completion_tokens)
-        elif self.request.includes_usage:
+        elif self._includes_usage:
             chunk["usage"] = None
         return chunk
+
+    def prompt_fields(self, prompt: int) -> dict[str, Any]:
+        """The fields of the whole answer about this prompt."""
+        fields: dict[str, Any] = {}
+        if self.request.prompt_logprobs is not None:
+            fields["prompt_logprobs"] = _prompt_logprobs(self.generation.prompt_logprobs[prompt])
+        if self.request.return_token_ids:
+            fields["prompt_token_ids"] = self.generation.prompt_token_ids[prompt]
+        return fields
 
     def _chunks(self, event: ChoiceEvent) -> Iterator[dict[str, Any]]:
         index, request = event.index, self.request
@@ -106,7 +128,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
             self._begun.add(index)
         extra: dict[str, Any] = {}
         if isinstance(event, ChoiceEnd):
-            extra = end_of(event)
+            extra = _end_of(event)
         else:
             self._num_completion_tokens += len(event.token_ids)
             if isinstance(event, TextDelta) and not (event.text or event.logprobs or request.return_token_ids):
@@ -149,7 +171,168 @@ class OpenAIWriter(AnswerWriter[R, S]):
         return {"timings": timings}
 
 
-def end_of(choice: Choice | ChoiceEnd) -> dict[str, Any]:
+class ChatWriter(OpenAIWriter[ChatCompletionRequest, ChatSpec]):
+    """Writes chat completions. The role comes with the first token, so clients can time the first chunk."""
+
+    id_prefix, kind, chunk_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def first_chunks(self, index: int) -> Iterator[dict[str, Any]]:
+        chunk = self.chunk(index, {"delta": {"role": "assistant", "content": "", "refusal": None}})
+        yield chunk if self._begun else {**chunk, **self.prompt_fields(0)}
+
+    def content(self, event: ChoiceEvent) -> dict[str, Any]:
+        if isinstance(event, ChoiceEnd):
+            return {"delta": {}}
+        if isinstance(event, TextDelta):
+            return {"delta": {"content": event.text}}
+        if isinstance(event, ReasoningDelta):
+            return {"delta": {"reasoning_content": event.text, "reasoning": event.text}}
+        function: dict[str, Any] = {"arguments": event.arguments}
+        call: dict[str, Any] = {"index": event.call_index, "function": function}
+        if event.call_id is not None:
+            call["id"], call["type"], function["name"] = event.call_id, "function", event.name
+        return {"delta": {"tool_calls": [call]}}
+
+    def whole_content(self, index: int, choice: Choice) -> dict[str, Any]:  # noqa: ARG002
+        content = choice.text if choice.text is not None or choice.tool_calls else ""
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if choice.reasoning is not None:
+            message["reasoning_content"] = message["reasoning"] = choice.reasoning
+        if choice.tool_calls:
+            message["tool_calls"] = [chat_call(call.call_id, call.name, call.arguments) for call in choice.tool_calls]
+        return {"message": message}
+
+    def logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:  # noqa: ARG002
+        num_top = self.request.num_top_logprobs or 0
+        return {"content": chat_logprobs(self.model.tokenizer, tokens, num_top), "refusal": None}
+
+    def body(self) -> dict[str, Any]:
+        return super().body() | self.prompt_fields(0)
+
+
+class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
+    """Writes text completions, echoed prompts and scores."""
+
+    id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, body: CompletionRequest, spec: TextSpec, model: ServedModel, generation: Generation) -> None:
+        super().__init__(body, spec, model, generation)
+        self._offsets: dict[int, int] = {}  # where the next token's text begins in each choice, in characters
+
+    def push(self, event: Event) -> Iterator[NamedEvent]:
+        if self.request.only_prompt:  # the engine generates a token all the same
+            if isinstance(event, TextDelta):
+                return iter(())
+            if isinstance(event, Usage):
+                event = replace(event, num_completion_tokens=0)
+            elif isinstance(event, ChoiceEnd):
+                event = replace(event, finish_reason="length", stop_reason=None)
+        return super().push(event)
+
+    def first_chunks(self, index: int) -> Iterator[dict[str, Any]]:
+        """The prompt, if it is echoed or its tokens are reported."""
+        extra = self.prompt_fields(self._prompt_of(index))
+        if self.request.echoes_logprobs:
+            extra["logprobs"] = self.logprobs(index, ())
+        if self.request.echo or extra:
+            yield self.chunk(index, {"text": self._echoed(index)}, **extra)
+
+    def content(self, event: ChoiceEvent) -> dict[str, Any]:
+        return {"text": event.text if isinstance(event, TextDelta) else ""}
+
+    def whole_content(self, index: int, choice: Choice) -> dict[str, Any]:
+        return {"text": self._echoed(index) + (choice.text or "")}
+
+    def logprobs(self, index: int, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        """Parallel lists with one entry a token. The first token of a prompt has no probability: nothing comes before
+        it."""
+        tokenizer = self.model.tokenizer
+        found: list[tuple[int, Mapping[int, Logprob] | None]] = [(token.token_id, token.entries) for token in tokens]
+        if index not in self._offsets:
+            self._offsets[index] = 0
+            if self.request.echo:
+                prompt = self._prompt_of(index)
+                token_ids = self.generation.prompt_token_ids[prompt]
+                entries = self.generation.prompt_logprobs[prompt] or [None] * len(token_ids)
+                found = [*zip(token_ids, entries, strict=True), *found]
+        lists: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token_id, entries in found:
+            text = token_text(tokenizer, token_id)[0]
+            logprob, top = None, None
+            if entries is not None:
+                logprob = finite(entries[token_id].logprob)
+                # As with OpenAI, the token itself is included even if it is not among the most likely ones.
+                shown = dict(most_likely(entries, self.request.logprobs or 0)) | {token_id: entries[token_id]}
+                top = {token_text(tokenizer, item)[0]: finite(entry.logprob) for item, entry in shown.items()}
+            for values, value in zip(lists.values(), (text, logprob, top, self._offsets[index]), strict=True):
+                values.append(value)
+            self._offsets[index] += len(text)
+        return lists
+
+    def choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        return super().choice(index, choice) | self.prompt_fields(self._prompt_of(index))
+
+    def _prompt_of(self, index: int) -> int:
+        return index // self.spec.params.num_choices
+
+    def _echoed(self, index: int) -> str:
+        """The prompt of a choice as it was sent, or the text of its tokens; empty if it is not asked for."""
+        if not self.request.echo:
+            return ""
+        prompt = self._prompt_of(index)
+        sent = self.spec.prompts[prompt]
+        if isinstance(sent, str) and not self.generation.num_truncated_tokens:
+            return sent
+        # A client that sent ids gets all of them back. A text does not show the control tokens that were added to it.
+        skips = isinstance(sent, str)
+        return self.model.tokenizer.decode(self.generation.prompt_token_ids[prompt], skip_special_tokens=skips)
+
+
+def finite(logprob: float) -> float:
+    """A log-probability with OpenAI's value for a probability of zero, because JSON has no infinity."""
+    return max(logprob, -9999.0)
+
+
+def token_text(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
+    """The text and the bytes of a token; both are empty for a row of logits beyond the vocabulary."""
+    raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
+    return raw.decode("utf-8", "replace"), raw
+
+
+def most_likely(entries: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
+    """The `num_top` most likely tokens of one position, best first."""
+    top = [(token_id, entry) for token_id, entry in entries.items() if entry.rank <= num_top]
+    return sorted(top, key=lambda item: item[1].rank)
+
+
+def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top: int) -> list[dict[str, Any]]:
+    """The entries of `logprobs.content`."""
+
+    def shown(token_id: int, entry: Logprob) -> dict[str, Any]:
+        text, raw = token_text(tokenizer, token_id)
+        return {"token": text, "logprob": finite(entry.logprob), "bytes": list(raw)}
+
+    return [
+        {
+            **shown(token.token_id, token.entries[token.token_id]),
+            "top_logprobs": [shown(*item) for item in most_likely(token.entries, num_top)],
+        }
+        for token in tokens
+    ]
+
+
+def _prompt_logprobs(positions: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:
+    """vLLM's `prompt_logprobs`: for each position token id -> log-probability, rank and text; None for the first."""
+
+    def shown(entry: Logprob) -> dict[str, Any]:
+        return {"logprob": finite(entry.logprob), "rank": entry.rank, "decoded_token": entry.decoded_token}
+
+    if positions is None:
+        return None
+    return [entries and {str(token_id): shown(entry) for token_id, entry in entries.items()} for entries in positions]
+
+
+def _end_of(choice: Choice | ChoiceEnd) -> dict[str, Any]:
     """The fields that say why a choice has ended."""
     stop = {} if choice.stop_reason is None else {"stop_reason": choice.stop_reason}
     return {"finish_reason": choice.finish_reason, **stop}
@@ -167,45 +350,3 @@ def _token_counts(num_prompt_tokens: int, num_completion_tokens: int) -> dict[st
 def _fingerprint(path: str, num_threads: int) -> str:
     """Changes with the program, the model and the number of threads, after which a seed may give another answer."""
     return "fp_" + hashlib.sha256(f"{__version__}\n{path}\n{num_threads}".encode()).hexdigest()[:10]
-
-
-def token_text(tokenizer: Tokenizer, token_id: int) -> tuple[str, bytes]:
-    """The text and the bytes of a token; both are empty for a row of logits beyond the vocabulary."""
-    raw = tokenizer.token_bytes(token_id) if token_id < tokenizer.vocab_size else b""
-    return raw.decode("utf-8", "replace"), raw
-
-
-def most_likely(entries: Mapping[int, Logprob], num_top: int) -> list[tuple[int, Logprob]]:
-    """The `num_top` most likely tokens of one position, best first."""
-    top = [(token_id, entry) for token_id, entry in entries.items() if entry.rank <= num_top]
-    return sorted(top, key=lambda item: item[1].rank)
-
-
-def chat_logprobs(tokenizer: Tokenizer, tokens: Iterable[TokenLogprobs], num_top: int) -> list[dict[str, Any]]:
-    """The entries of `logprobs.content`."""
-    return [
-        {
-            **_chat_token(tokenizer, token.token_id, token.entries[token.token_id]),
-            "top_logprobs": [_chat_token(tokenizer, *item) for item in most_likely(token.entries, num_top)],
-        }
-        for token in tokens
-    ]
-
-
-def _chat_token(tokenizer: Tokenizer, token_id: int, entry: Logprob) -> dict[str, Any]:
-    text, raw = token_text(tokenizer, token_id)
-    return {"token": text, "logprob": max(entry.logprob, MIN_LOGPROB), "bytes": list(raw)}
-
-
-def prompt_logprobs(positions: Sequence[Mapping[int, Logprob] | None] | None) -> list[Any] | None:
-    """vLLM's `prompt_logprobs`: for each position token id -> log-probability, rank and text; None for the first."""
-    if positions is None:
-        return None
-    return [
-        None if entries is None else {str(token_id): _prompt_token(entry) for token_id, entry in entries.items()}
-        for entries in positions
-    ]
-
-
-def _prompt_token(entry: Logprob) -> dict[str, Any]:
-    return {"logprob": max(entry.logprob, MIN_LOGPROB), "rank": entry.rank, "decoded_token": entry.decoded_token}

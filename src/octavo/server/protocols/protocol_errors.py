@@ -74,18 +74,13 @@ def protocol_route(spoken: Dialect, field_names: Mapping[str, str]) -> type[Json
 def rename_fields(error: UsageError, names: Mapping[str, str]) -> UsageError:
     """The error in terms of the protocol's own fields."""
 
-    def rename_member(match: re.Match[str]) -> str:
-        """Tools of these protocols have the members of `function` themselves."""
-        return f"{match[1]}.{names.get(match[2], match[2])}"
+    def renamed(text: str) -> str:
+        # Tools of these protocols have the members of `function` themselves.
+        text = _TOOL_MEMBER.sub(lambda match: f"{match[1]}.{names.get(match[2], match[2])}", text)
+        for name, own in names.items():
+            # A name without an underscore is an English word too, except at the beginning. Behind a dot it is part of
+            # one of the protocol's own names.
+            text = re.sub(rf"(?<![\w.]){name}\b" if "_" in name else rf"^{name}\b", own, text)
+        return text
 
-    message = _TOOL_MEMBER.sub(rename_member, str(error))
-    for name, own in names.items():
-        # A name without an underscore is an English word too, except at the beginning of a message. Behind a dot it is
-        # part of one of the protocol's own names.
-        message = re.sub(rf"(?<![\w.]){name}\b" if "_" in name else rf"^{name}\b", own, message)
-    param = error.param
-    if param is not None:
-        param = _TOOL_MEMBER.sub(rename_member, param)
-        head = re.split(r"[.\[]", param, maxsplit=1)[0]
-        param = names.get(head, head) + param[len(head) :]
-    return UsageError(message, param=param, code=error.code)
+    return UsageError(renamed(str(error)), param=error.param and renamed(error.param), code=error.code)

@@ -1,17 +1,82 @@
-"""Unions in request bodies, told apart by their type."""
+"""The fields of request bodies: absent ones, options, sampling parameters, and unions told apart by their type."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, GetCoreSchemaHandler, Tag
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    create_model,
+    model_validator,
+)
 from pydantic_core import CoreSchema
 
 from octavo.errors import UsageError
-from octavo.server.http.json_body import quote
+from octavo.generation_request import RequestOptions
+from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
+from octavo.server.http.json_body import FINITE, WHOLE, RequestModel, quote
 
 _UNSUPPORTED = "unsupported"
+
+NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
+NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
+
+
+class NullIsAbsent(RequestModel):
+    """A request whose unknown fields may be null, because clients send back objects with every field they know."""
+
+    model_config = ConfigDict(json_schema_extra=NULL_EXTRAS)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, data: Any) -> Any:
+        if isinstance(data, dict) and None in data.values():
+            return {name: item for name, item in data.items() if item is not None or name in cls.model_fields}
+        return data
+
+
+def _optional(kind: Any, limits: Any) -> tuple[Any, None]:
+    """A field of this type, bool, int, float or str, that may be null or left out. limits: a `pydantic.Field`."""
+    base = next(iter(get_args(kind)), kind)  # of `int | None` too
+    limited: Any = Annotated[base, limits]
+    conversion = {int: WHOLE, float: FINITE}.get(base)
+    return (limited if conversion is None else Annotated[limited, conversion]) | None, None
+
+
+def _option_fields() -> dict[str, Any]:
+    types = get_type_hints(RequestOptions)
+    return {item.name: _optional(types[item.name], Field(**item.metadata)) for item in fields(RequestOptions)}
+
+
+def parameter_fields(*names: str) -> dict[str, Any]:
+    """Fields for the parameters with these names. Their limits are only for the OpenAPI document, because
+    `SamplingParams` and `BeamSearchParams` check the values for all interfaces."""
+    found: dict[str, Any] = {}
+    for params in (BeamSearchParams, SamplingParams):
+        types = get_type_hints(params)
+        limits = {item.name: Field(json_schema_extra=dict(item.metadata)) for item in fields(params)}
+        found |= {name: _optional(types[name], limits[name]) for name in names if name in limits}
+    return found
+
+
+class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_option_fields())):  # type: ignore[misc]
+    """The fields of `RequestOptions`, for `read_options`."""
+
+
+def kind_of_inputs(value: Any) -> str:
+    """The kind of one or several prompts or texts: text, texts, tokens or token lists."""
+    if isinstance(value, str):
+        return "text"
+    first = value[0] if isinstance(value, list) and value else ""
+    return "tokens" if isinstance(first, (int, float)) else "token lists" if isinstance(first, list) else "texts"
 
 
 def _refuse_type(value: str) -> str:

@@ -1,0 +1,389 @@
+"""The bodies and answers of Anthropic's `/v1/messages`, and the request that a body makes of a model."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+from pydantic_core import from_json
+
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
+from octavo.server.errors import ApiError, refuse
+from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
+from octavo.server.generation.json_schema import check_schema
+from octavo.server.generation.reasoning import effort_arguments, switch_arguments
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
+from octavo.server.http.json_body import WHOLE, Int, Number, Text
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
+from octavo.server.protocols.conversation import Conversation, chat_tools
+from octavo.server.protocols.protocol_errors import anthropic_body
+from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, OptionFields
+
+MAX_MESSAGES = 4096
+MAX_BLOCKS = 4096
+MIN_THINKING_BUDGET = 1
+
+FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format", "parameters": "input_schema"}
+
+
+class CacheControl(NullIsAbsent):
+    """A hint with no effect: the common beginning of prompts is always cached."""
+
+    type: Literal["ephemeral"]
+    ttl: Literal["5m", "1h"] | None = None
+
+
+class Block(NullIsAbsent):
+    cache_control: CacheControl | None = None
+
+
+class Citations(NullIsAbsent):
+    enabled: Literal[False] = False
+
+
+class TextBlock(Block):
+    type: Literal["text"]
+    text: Text
+    citations: Citations | Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ToolUseBlock(Block):
+    """caller: part of an answer that is sent back."""
+
+    type: Literal["tool_use"]
+    id: Text
+    name: Text
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+
+
+TextContent: TypeAlias = Annotated[
+    Text | Annotated[list[Annotated[TextBlock, ByType()]], Field(max_length=MAX_BLOCKS)], ByType()
+]
+
+
+class ToolResultBlock(Block):
+    type: Literal["tool_result"]
+    tool_use_id: Text
+    content: TextContent | None = None
+    is_error: bool | None = None
+
+
+class ThinkingBlock(NullIsAbsent):
+    """Earlier thinking. The chat template decides if the model sees it again. The signature is not checked."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Text | None = None
+
+
+AnyBlock: TypeAlias = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, ByType()]
+
+
+class Message(NullIsAbsent):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[Text | Annotated[list[AnyBlock], Field(min_length=1, max_length=MAX_BLOCKS)], ByType()]
+
+
+class Tool(NullIsAbsent):
+    """eager_input_streaming: has no effect, because arguments are always streamed."""
+
+    type: Literal["custom"] | None = None
+    name: Text
+    description: Text | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+
+
+class AnyToolChoice(NullIsAbsent):
+    """auto: the model decides; any: it must call one; none: it must not."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class OneToolChoice(NullIsAbsent):
+    type: Literal["tool"]
+    name: Text
+    disable_parallel_tool_use: bool | None = None
+
+
+class EnabledThinking(NullIsAbsent):
+    """budget_tokens: below max_tokens, which bounds thinking and answer together; nothing else bounds the thinking."""
+
+    type: Literal["enabled"]
+    budget_tokens: Annotated[int, Field(ge=MIN_THINKING_BUDGET), WHOLE]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class OtherThinking(NullIsAbsent):
+    """adaptive: the model decides."""
+
+    type: Literal["disabled", "adaptive"]
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class Metadata(NullIsAbsent):
+    user_id: Text | None = None
+
+
+class JsonSchemaFormat(NullIsAbsent):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(NullIsAbsent):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: JsonSchemaFormat | None = None
+
+
+class CountTokensRequest(NullIsAbsent):
+    """The fields that make up a prompt."""
+
+    model: Text | None = None
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    system: TextContent | None = None
+    tools: list[Annotated[Tool, ByType()]] | None = None
+    tool_choice: Annotated[AnyToolChoice | OneToolChoice, ByType()] | None = None
+    thinking: Annotated[EnabledThinking | OtherThinking, ByType()] | None = None
+    output_config: OutputConfig | None = None
+    cache_control: CacheControl | None = None
+
+
+class MessagesRequest(CountTokensRequest, OptionFields):
+    """All other fields are refused by name."""
+
+    max_tokens: Int
+    stop_sequences: list[Text] | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Int | None = None
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "standard_only"] | None = None
+    stream: bool | None = None
+
+
+def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> ChatSpec:
+    """The request to a model. Raises UsageError for what cannot be honoured."""
+    thinking = body.thinking
+    if isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= body.max_tokens:
+        reason = "must be below max_tokens, which bounds thinking and answer together"
+        raise refuse("thinking.budget_tokens", reason, "integer_above_max_value")
+    structured = None
+    if body.output_config is not None and (chosen := body.output_config.format) is not None:
+        check_schema(chosen.schema_, "output_config.format.schema")
+        structured = StructuredOutputsParams(json=chosen.schema_)
+    params = SamplingParams(
+        **given(body, "max_tokens", "temperature", "top_p", "top_k"),
+        stop=body.stop_sequences or (),
+        structured_outputs=structured,
+    )
+    return replace(prompt_spec(body, model, tenant, params), options=read_options(body))
+
+
+def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
+    """The same for the fields that make up the prompt, with these parameters."""
+    choice: ToolChoice = "auto"
+    if isinstance(body.tool_choice, OneToolChoice):
+        choice = NamedTool(body.tool_choice.name)
+    elif body.tool_choice is not None:
+        choice = "required" if body.tool_choice.type == "any" else body.tool_choice.type
+    functions = [
+        {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+        for tool in body.tools or ()
+    ]
+    tools = chat_tools(functions, choice)
+    messages = _chat_messages(body.messages, body.system)
+    arguments = _thinking_arguments(body, model.tokenizer.chat_template)
+    if _continues(messages[-1]):
+        arguments["continue_final_message"] = True
+    return ChatSpec(
+        params=params,
+        tenant=tenant,
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
+        template_arguments=arguments,
+        offers_truncation=False,
+        max_tokens_may_shrink=True,  # the protocol has a stop_reason for this, and clients ask for more than they need
+    )
+
+
+def _thinking_arguments(body: CountTokensRequest, template: str | None) -> dict[str, Any]:
+    thinking = body.thinking
+    if thinking is not None and thinking.display == "omitted":
+        raise refuse("thinking.display", "is omitted, but thinking is always shown; leave it out")
+    arguments: dict[str, Any] = {}
+    if thinking is None or thinking.type != "adaptive":
+        wanted = None if thinking is None else thinking.type == "enabled"
+        arguments |= switch_arguments(template, wanted, "thinking.type")
+    if body.output_config is not None and body.output_config.effort is not None:
+        arguments |= effort_arguments(template, body.output_config.effort, "output_config.effort")
+    return arguments
+
+
+def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:
+    """The conversation in the shape of chat completions. Messages of one role in a row become one turn.
+
+    Raises UsageError if a block does not belong to its role, or a result to no call.
+    """
+    conversation = Conversation()
+    if system:
+        conversation.add_text("system", _join_text(system), "\n")
+    for i, message in enumerate(messages):
+        if isinstance(message.content, str):
+            conversation.add_text(message.role, message.content, "\n")
+            continue
+        for j, block in enumerate(message.content):
+            _add_block(conversation, message.role, block, f"messages[{i}].content[{j}]")
+    return conversation.messages
+
+
+def _continues(last: dict[str, Any]) -> bool:
+    """True if the answer continues the last message. Raises UsageError if it cannot."""
+    if last["role"] != "assistant":
+        return False
+    if last.get("tool_calls"):
+        raise refuse("messages", "end with a tool use; send its tool_result too", "invalid_value")
+    if not last["content"] or last["content"][-1].isspace():
+        raise refuse("messages", "end with an assistant message that is empty or ends in white space", "invalid_value")
+    return True
+
+
+def _join_text(content: str | Sequence[TextBlock]) -> str:
+    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+
+
+def _add_block(conversation: Conversation, role: str, block: AnyBlock, where: str) -> None:
+    wanted = {"text": role, "tool_result": "user"}.get(block.type, "assistant")
+    if role != wanted:
+        raise refuse(f"{where}.type", f"belongs in a message of the {wanted}, not of the {role}", "invalid_value")
+    if isinstance(block, TextBlock):
+        conversation.add_text(role, block.text, "\n")
+    elif isinstance(block, ToolUseBlock):
+        conversation.add_call(block.id, block.name, json.dumps(block.input, ensure_ascii=False))
+    elif isinstance(block, ThinkingBlock):
+        conversation.turn("assistant")["reasoning_content"] = block.thinking
+    else:
+        text = _join_text(block.content or "")
+        text = f"Error: {text}" if block.is_error else text  # templates have no other way to express an error
+        conversation.add_result(block.tool_use_id, text, f"{where}.tool_use_id")
+
+
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+class MessagesWriter(BlockWriter[MessagesRequest]):
+    """Writes the content blocks of a message."""
+
+    def __init__(self, body: MessagesRequest, spec: ChatSpec, model: ServedModel, generation: Generation) -> None:
+        super().__init__(body, spec, model, generation)
+        self._content: list[dict[str, Any]] = []
+        self._is_open = False
+        self._arguments = ""  # of the tool use that is open
+        self._message: dict[str, Any] = {
+            "id": f"msg_{secrets.token_hex(12)}",
+            "type": "message",
+            "role": "assistant",
+            "model": model.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": _counts(len(generation.prompt_token_ids[0]), 0, 0),
+        }
+
+    def begin(self) -> Iterator[NamedEvent]:
+        yield _event("message_start", message=self._message)
+        yield _event("ping")
+
+    def begin_block(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        block: dict[str, Any]
+        if isinstance(event, ToolCallDelta):
+            block = {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
+        elif isinstance(event, TextDelta):
+            block = {"type": "text", "text": ""}
+        else:
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        self._is_open = True
+        self._content.append(block)
+        yield self._block_event("content_block_start", content_block=block)
+
+    def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        text = event.arguments if isinstance(event, ToolCallDelta) else event.text
+        if not text:
+            return
+        block, delta = self._content[-1], {"type": "input_json_delta", "partial_json": text}
+        if block["type"] == "tool_use":
+            self._arguments += text
+        else:
+            block[block["type"]] += text
+            delta = {"type": f"{block['type']}_delta", block["type"]: text}
+        yield self._block_event("content_block_delta", delta=delta)
+
+    def end_block(self) -> Iterator[NamedEvent]:
+        if not self._is_open:
+            return
+        if self._content[-1]["type"] == "tool_use":
+            self._content[-1]["input"] = _tool_input(self._arguments)
+            self._arguments = ""
+        self._is_open = False
+        yield self._block_event("content_block_stop")
+
+    def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
+        yield from self.end_block()
+        stop = {"stop_reason": _STOP_REASONS[end.finish_reason], "stop_sequence": None}
+        if end.finish_reason == "stop" and isinstance(end.stop_reason, str):
+            stop = {"stop_reason": "stop_sequence", "stop_sequence": end.stop_reason}
+        elif end.finish_reason == "length" and usage.num_completion_tokens < self.request.max_tokens:
+            stop["stop_reason"] = "model_context_window_exceeded"
+        # This protocol counts cached tokens separately from the other tokens of the prompt.
+        num_cached = usage.num_cached_tokens
+        counts = _counts(usage.num_prompt_tokens - num_cached, num_cached, usage.num_completion_tokens)
+        if usage.num_reasoning_tokens:
+            counts["output_tokens_details"] = {"thinking_tokens": usage.num_reasoning_tokens}
+        self._message |= {**stop, "usage": counts}
+        yield _event("message_delta", delta=stop, usage=counts)
+        yield _event("message_stop")
+
+    def fail(self, error: ApiError) -> Iterator[NamedEvent]:
+        yield "error", anthropic_body(error, self.generation.request_id)
+
+    def body(self) -> dict[str, Any]:
+        return {**self._message, "content": self._content}
+
+    def _block_event(self, kind: str, **fields: Any) -> NamedEvent:
+        return _event(kind, index=len(self._content) - 1, **fields)
+
+
+def _event(kind: str, **fields: Any) -> NamedEvent:
+    return kind, {"type": kind, **fields}
+
+
+def _counts(num_input_tokens: int, num_cached_tokens: int, num_output_tokens: int) -> dict[str, Any]:
+    return {
+        "input_tokens": num_input_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": num_cached_tokens,
+        "output_tokens": num_output_tokens,
+    }
+
+
+def _tool_input(arguments: str) -> dict[str, Any]:
+    """The object of the arguments, also of arguments that were cut off. Text that is not an object gets a name that
+    Anthropic's documentation uses for it."""
+    if not arguments:
+        return {}
+    try:
+        value = from_json(arguments, allow_partial=True)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -1,0 +1,462 @@
+"""The bodies and answers of OpenAI's `/v1/responses`, and the request that a body makes of a model."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from octavo.sampling_params import SamplingParams, StructuredOutputsParams
+from octavo.server.errors import ApiError, refuse
+from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
+from octavo.server.generation.json_schema import check_schema
+from octavo.server.generation.reasoning import effort_arguments
+from octavo.server.generation.running import Generation
+from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
+from octavo.server.http.json_body import Int, Number, RequestModel, Text
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
+from octavo.server.protocols.conversation import Conversation, chat_tools, check_call_arguments
+from octavo.server.protocols.openai_answer import chat_logprobs
+from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, NumLogprobs, OptionFields
+
+MAX_ITEMS = 4096
+LOGPROBS = "message.output_text.logprobs"
+
+FIELD_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "messages": "input",
+    "logprobs": "top_logprobs",
+    "structured_outputs": "text.format",
+    "truncate_prompt_tokens": 'truncation "auto"',
+}
+
+Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
+
+
+class TextPart(NullIsAbsent):
+    """annotations, logprobs: parts of an answer that is sent back. The model does not see them."""
+
+    type: Literal["input_text", "output_text"]
+    text: Text
+    annotations: list[Any] | None = None
+    logprobs: list[Any] | None = None
+
+
+class RefusalPart(NullIsAbsent):
+    type: Literal["refusal"]
+    refusal: Text
+
+
+Part: TypeAlias = Annotated[TextPart | RefusalPart, ByType()]
+Content: TypeAlias = Annotated[Text | Annotated[list[Part], Field(min_length=1, max_length=1024)], ByType()]
+
+
+class Item(NullIsAbsent):
+    id: Text | None = None
+    status: Status | None = None
+
+
+class MessageItem(Item):
+    type: Literal["message"] | None = None
+    role: Literal["user", "assistant", "system", "developer"]
+    content: Content
+    phase: Literal["commentary", "final_answer"] | None = None
+
+
+class FunctionCallItem(Item):
+    type: Literal["function_call"]
+    call_id: Text
+    name: Text
+    arguments: Text
+
+
+class FunctionCallOutputItem(Item):
+    type: Literal["function_call_output"]
+    call_id: Text
+    output: Content
+
+
+class ReasoningText(NullIsAbsent):
+    type: Literal["reasoning_text"]
+    text: Text
+
+
+class SummaryText(NullIsAbsent):
+    type: Literal["summary_text"]
+    text: Text
+
+
+class ReasoningItem(Item):
+    """The reasoning before the next answer. The chat template decides if the model sees it again."""
+
+    type: Literal["reasoning"]
+    summary: list[SummaryText] | None = None
+    content: list[ReasoningText] | None = None
+    encrypted_content: Text | None = None
+
+
+InputItem: TypeAlias = Annotated[MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem, ByType()]
+
+
+class FunctionTool(NullIsAbsent):
+    type: Literal["function"]
+    name: Text
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedToolChoice(RequestModel):
+    """A function, as the one that must be called or one of those that may be."""
+
+    type: Literal["function"]
+    name: Text
+
+
+class AllowedToolsChoice(RequestModel):
+    """The model sees only these tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedToolChoice] = Field(min_length=1)
+
+
+class PlainFormat(RequestModel):
+    type: Literal["text", "json_object"]
+
+
+class JsonSchemaFormat(RequestModel):
+    """strict: the schema is enforced in any case."""
+
+    type: Literal["json_schema"]
+    name: Text = Field(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_-]+$")
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+
+class TextConfig(RequestModel):
+    format: Annotated[PlainFormat | JsonSchemaFormat, ByType()] | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+
+class Reasoning(RequestModel):
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
+class StreamOptions(RequestModel):
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(OptionFields):
+    """All other fields are refused by name. Nothing is stored, so every request brings its whole conversation."""
+
+    model: Text | None = None
+    input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
+    instructions: Text | None = None
+    tools: list[Annotated[FunctionTool, ByType()]] | None = None
+    tool_choice: (
+        Annotated[Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice, ByType()] | None
+    ) = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    reasoning: Reasoning | None = None
+    max_output_tokens: Int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_logprobs: NumLogprobs | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    include: list[Text] | None = None
+    metadata: dict[str, Text] | None = Field(default=None, max_length=16)
+    truncation: Literal["auto", "disabled"] | None = None
+    user: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    previous_response_id: Text | None = None
+    conversation: Text | dict[str, Any] | None = None
+    max_tool_calls: Int | None = None
+    prompt: dict[str, Any] | None = None
+
+
+def to_chat_spec(body: ResponsesRequest, model: ServedModel, tenant: str) -> ChatSpec:
+    """The request to a model. Raises UsageError for what cannot be honoured."""
+    _refuse_unsupported(body)
+    choice = _tool_choice(body)
+    tools = chat_tools([tool.model_dump(exclude={"type"}) for tool in _allowed_tools(body)], choice)
+    arguments: dict[str, Any] = {}
+    if body.reasoning is not None and body.reasoning.effort is not None:
+        arguments = effort_arguments(model.tokenizer.chat_template, body.reasoning.effort, "reasoning.effort")
+    wants_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
+    return ChatSpec(
+        params=SamplingParams(
+            **given(body, "temperature", "top_p"),
+            max_tokens=body.max_output_tokens,
+            logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+            structured_outputs=_structured(body.text),
+        ),
+        tenant=tenant,
+        options=read_options(body),
+        truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
+        truncation_side="middle",
+        messages=_chat_messages(body.input, body.instructions),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        template_arguments=arguments,
+    )
+
+
+def _refuse_unsupported(body: ResponsesRequest) -> None:
+    stateless = "responses are not stored here; send the whole conversation as input"
+    whole = "reasoning comes whole, as reasoning_text; leave it out"
+    reasoning, options = body.reasoning or Reasoning(), body.stream_options or StreamOptions()
+    for param, is_refused, reason in (
+        ("store", body.store, stateless),
+        ("background", body.background, "a response is made while its request waits"),
+        ("previous_response_id", body.previous_response_id is not None, stateless),
+        ("conversation", body.conversation is not None, stateless),
+        ("prompt", body.prompt is not None, "there are no stored prompts here"),
+        ("max_tool_calls", body.max_tool_calls is not None, "there are no built-in tools here"),
+        ("service_tier", body.service_tier not in (None, "auto", "default"), "there is one tier"),
+        ("text.verbosity", body.text is not None and body.text.verbosity not in (None, "medium"), "leave it out"),
+        ("reasoning.summary", reasoning.summary is not None, whole),
+        ("reasoning.generate_summary", reasoning.generate_summary is not None, whole),
+        ("stream_options", body.stream_options is not None and not body.stream, "it needs stream: true"),
+        ("stream_options.include_obfuscation", options.include_obfuscation, "events are not padded"),
+    ):
+        if is_refused:
+            raise refuse(param, f"is not supported as given: {reason}")
+    for i, name in enumerate(body.include or ()):
+        if name != LOGPROBS:
+            raise refuse(f"include[{i}]", f"is {name[:64]!r}; only {LOGPROBS!r} can be included")
+    for key, value in (body.metadata or {}).items():
+        if len(key) > 64 or len(value) > 512:
+            reason = "has a key of more than 64 or a value of more than 512 characters"
+            raise refuse("metadata", reason, "string_above_max_length")
+
+
+def _tool_choice(body: ResponsesRequest) -> ToolChoice:
+    choice = body.tool_choice
+    if isinstance(choice, NamedToolChoice):
+        return NamedTool(choice.name)
+    if isinstance(choice, AllowedToolsChoice):
+        return choice.mode
+    return choice or "auto"
+
+
+def _allowed_tools(body: ResponsesRequest) -> Sequence[FunctionTool]:
+    tools = body.tools or ()
+    if not isinstance(body.tool_choice, AllowedToolsChoice):
+        return tools
+    allowed = {tool.name for tool in body.tool_choice.tools}
+    if missing := sorted(allowed - {tool.name for tool in tools}):
+        raise refuse("tool_choice.tools", f"allows {missing[0]!r}, which is not one of the tools", "invalid_value")
+    return [tool for tool in tools if tool.name in allowed]
+
+
+def _structured(text: TextConfig | None) -> StructuredOutputsParams | None:
+    chosen = None if text is None else text.format
+    if isinstance(chosen, JsonSchemaFormat):
+        check_schema(chosen.schema_, "text.format.schema")
+        return StructuredOutputsParams(json=chosen.schema_)
+    return StructuredOutputsParams(json_object=True) if chosen is not None and chosen.type == "json_object" else None
+
+
+def _chat_messages(items: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
+    """The conversation in the shape of chat completions.
+
+    Reasoning, text and calls in a row are one message of the assistant. System and developer messages in a row are one
+    system message, because templates support only one.
+    """
+    conversation = Conversation()
+    if instructions:
+        conversation.add_text("system", instructions, "\n\n")
+    for i, item in enumerate([MessageItem(role="user", content=items)] if isinstance(items, str) else items):
+        if isinstance(item, MessageItem):
+            if item.role == "user":
+                conversation.messages.append({"role": "user", "content": _text(item.content)})
+            elif item.role == "assistant":
+                conversation.add_text("assistant", _text(item.content), "")
+            else:
+                conversation.add_text("system", _text(item.content), "\n\n")
+        elif isinstance(item, ReasoningItem):
+            if item.encrypted_content:
+                raise refuse(f"input[{i}].encrypted_content", "cannot be read here; send the reasoning as content")
+            texts = [part.text for part in item.content or item.summary or ()]
+            conversation.turn("assistant")["reasoning_content"] = "\n".join(texts)
+        elif isinstance(item, FunctionCallItem):
+            check_call_arguments(item.arguments, f"input[{i}].arguments")
+            conversation.add_call(item.call_id, item.name, item.arguments)
+        else:
+            conversation.add_result(item.call_id, _text(item.output), f"input[{i}].call_id")
+    return conversation.messages
+
+
+def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+class ResponsesWriter(BlockWriter[ResponsesRequest]):
+    """Writes output items: messages and reasoning with one part of text each, and calls of functions."""
+
+    def __init__(self, body: ResponsesRequest, spec: ChatSpec, model: ServedModel, generation: Generation) -> None:
+        super().__init__(body, spec, model, generation)
+        self._numbers = itertools.count()
+        self._output: list[dict[str, Any]] = []
+        self._item: dict[str, Any] | None = None  # the one that is open
+        self._part: dict[str, Any] = {}  # of the open item
+        self._response = self._empty_response()
+
+    def begin(self) -> Iterator[NamedEvent]:
+        yield self._event("response.created", response=self.body())
+        yield self._event("response.in_progress", response=self.body())
+
+    def begin_block(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        if isinstance(event, ToolCallDelta):
+            call = {"call_id": event.call_id or _new_id("call"), "name": event.name or "", "arguments": ""}
+            self._item = {"id": _new_id("fc"), "type": "function_call", "status": "in_progress", **call}
+            yield self._item_event("output_item.added", item=self._item)
+            return
+        head: dict[str, Any]
+        if isinstance(event, TextDelta):
+            head = {"id": _new_id("msg"), "type": "message", "role": "assistant", "status": "in_progress"}
+            self._part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        else:
+            head = {"id": _new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": []}
+            self._part = {"type": "reasoning_text", "text": ""}
+        self._item = {**head, "content": []}
+        yield self._item_event("output_item.added", item=self._item)
+        self._item["content"].append(self._part)
+        yield self._part_event("content_part.added", part=self._part)
+
+    def add(self, event: BlockDelta) -> Iterator[NamedEvent]:
+        assert self._item is not None
+        if isinstance(event, ToolCallDelta):
+            if event.arguments:
+                self._item["arguments"] += event.arguments
+                place = {"item_id": self._item["id"]}
+                yield self._item_event("function_call_arguments.delta", **place, delta=event.arguments)
+            return
+        extra = {}
+        if isinstance(event, TextDelta):
+            extra["logprobs"] = chat_logprobs(self.model.tokenizer, event.logprobs, self._num_top_logprobs)
+            self._part["logprobs"] += extra["logprobs"]
+        if event.text or extra.get("logprobs"):
+            self._part["text"] += event.text
+            yield self._part_event(f"{self._part['type']}.delta", delta=event.text, **extra)
+
+    def end_block(self, status: str = "completed") -> Iterator[NamedEvent]:
+        item, part = self._item, self._part
+        if item is None:
+            return
+        if item["type"] == "function_call":
+            whole = {"item_id": item["id"], "name": item["name"], "arguments": item["arguments"]}
+            yield self._item_event("function_call_arguments.done", **whole)
+        else:
+            extra = {"logprobs": part["logprobs"]} if "logprobs" in part else {}
+            yield self._part_event(f"{part['type']}.done", text=part["text"], **extra)
+            yield self._part_event("content_part.done", part=part)
+        item["status"] = status
+        yield self._item_event("output_item.done", item=item)
+        self._output.append(item)
+        self._item = None
+
+    def finish(self, end: ChoiceEnd, usage: Usage) -> Iterator[NamedEvent]:
+        if self._item is None and not self._output:
+            yield from self.begin_block(TextDelta(end.index, ""))
+        is_cut = end.finish_reason == "length"
+        status = "incomplete" if is_cut else "completed"
+        yield from self.end_block(status)
+        self._response |= {
+            "status": status,
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "usage": {
+                "input_tokens": usage.num_prompt_tokens,
+                "input_tokens_details": {"cached_tokens": usage.num_cached_tokens, "cache_write_tokens": 0},
+                "output_tokens": usage.num_completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
+                "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
+                **self.truncation,
+            },
+        }
+        yield self._event(f"response.{status}", response=self.body())
+
+    def fail(self, error: ApiError) -> Iterator[NamedEvent]:
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        if self._item is not None:
+            self._output.append({**self._item, "status": "incomplete"})
+        self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
+        yield self._event("response.failed", response=self.body())
+        yield self._event("error", code=error.code, message=error.message, param=error.param)
+
+    def body(self) -> dict[str, Any]:
+        return {**self._response, "output": list(self._output)}
+
+    @property
+    def _num_top_logprobs(self) -> int:
+        return self.request.top_logprobs or 0
+
+    def _event(self, kind: str, **fields: Any) -> NamedEvent:
+        return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
+
+    def _item_event(self, kind: str, **fields: Any) -> NamedEvent:
+        return self._event(f"response.{kind}", **fields, output_index=len(self._output))
+
+    def _part_event(self, kind: str, **fields: Any) -> NamedEvent:
+        assert self._item is not None
+        return self._item_event(kind, item_id=self._item["id"], content_index=0, **fields)
+
+    def _empty_response(self) -> dict[str, Any]:
+        body = self.request
+        choice = body.tool_choice
+        text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
+        return {
+            "id": _new_id("resp"),
+            "object": "response",
+            "created_at": int(time.time()),
+            "status": "in_progress",
+            "background": False,
+            "completed_at": None,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "max_tool_calls": None,
+            "model": self.model.name,
+            "output": [],
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "prompt_cache_key": body.prompt_cache_key,
+            "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
+            "safety_identifier": body.safety_identifier,
+            "service_tier": "default",
+            "store": False,
+            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": self._num_top_logprobs,
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "truncation": body.truncation or "disabled",
+            "usage": None,
+            "user": body.user,
+            "metadata": body.metadata or {},
+        }
+
+
+def _new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(16)}"
