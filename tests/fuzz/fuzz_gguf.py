@@ -14,7 +14,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["octavo.loader"]):
-    from octavo.loader.gguf import GGUFFile
+    from octavo.loader.gguf import open_gguf
 
 from octavo.errors import ModelLoadError
 from tests.support.gguf_writer import TYPE_IDS, Tensor, gguf, key
@@ -28,7 +28,7 @@ INTERESTING = [0, 1, 2, 7, 8, 9, 31, 32, 33, 255, 256, 1 << 16, 1 << 31, (1 << 3
 def open_bytes(content: bytes) -> None:
     PATH.write_bytes(content)
     try:
-        file = GGUFFile.open(PATH)
+        file = open_gguf(PATH)
     except ModelLoadError as error:
         if not str(error).startswith(str(PATH)) or len(str(error)) > 2000:
             raise AssertionError(f"a message without its file, or too long: {error}") from error

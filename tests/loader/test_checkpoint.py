@@ -13,6 +13,7 @@ import pytest
 from octavo.errors import GraphError, ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.models import build_graph
+from octavo.tokenizer import load_tokenizer
 from tests.support.gguf_writer import Tensor, Value, gguf, key, write_split
 from tests.support.limits import bounded
 from tests.support.safetensors_writer import safetensors
@@ -68,10 +69,10 @@ def check_graph(checkpoint: Checkpoint) -> None:
 def test_gguf(tmp_path: Path) -> None:
     path = write(tmp_path, tiny_gguf())
     checkpoint = open_checkpoint(path)
-    assert (checkpoint.path, checkpoint.directory, checkpoint.format) == (path, tmp_path, "gguf")
+    assert (checkpoint.path, checkpoint.format) == (path, "gguf")
     assert checkpoint.architecture == "llama"
     assert checkpoint.config.num_layers == 1
-    assert checkpoint.metadata["tokenizer.ggml.eos_token_id"] == 1
+    assert checkpoint.file.metadata["tokenizer.ggml.eos_token_id"] == 1
     assert {name: checkpoint.weights[name].shape for name in checkpoint.weights} == NAMES
     assert checkpoint.weights["layers.0.mlp.up_proj.weight"].type_name == "Q8_0"
     assert "lm_head.weight" not in checkpoint.weights
@@ -104,8 +105,8 @@ def test_gguf_without_its_suffix(tmp_path: Path) -> None:
 @pytest.mark.parametrize("prefix", ["model.", "", "language_model.model.", "model.language_model."])
 def test_safetensors(prefix: str, tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_directory(tmp_path, prefix=prefix))
-    assert (checkpoint.format, checkpoint.directory) == ("safetensors", tmp_path)
-    assert checkpoint.metadata == {}
+    assert (checkpoint.format, checkpoint.path) == ("safetensors", tmp_path / "model.safetensors")
+    assert checkpoint.file.metadata == {}
     assert {name: checkpoint.weights[name].shape for name in checkpoint.weights} == NAMES
     assert checkpoint.weights["norm.weight"].type_name == "BF16"
     check_graph(checkpoint)
@@ -132,10 +133,10 @@ def test_rotary_factors_of_a_wrong_shape(tensor: Tensor, tmp_path: Path) -> None
 
 # Well-formed metadata with invalid values. None: the key is missing.
 SENSELESS: dict[str, tuple[dict[str, Value | None], str]] = {
-    "no architecture": ({"general.architecture": None}, "general.architecture is missing"),
+    "no architecture": ({"general.architecture": None}, "general.architecture is None; it must name an architecture"),
     "numeric architecture": ({"general.architecture": 7}, "general.architecture is 7"),
-    "empty architecture": ({"general.architecture": ""}, "general.architecture is ''"),
-    "long architecture": ({"general.architecture": "x" * 1_000_000}, "general.architecture is 'xxx"),
+    "empty architecture": ({"general.architecture": ""}, "architecture '' is not supported"),
+    "long architecture": ({"general.architecture": "x" * 1_000_000}, "architecture 'xxx"),
     "longer architecture": (
         {"general.architecture": "x" * 10_000_000},
         "offset 56: the value of 'general.architecture'",
@@ -158,43 +159,39 @@ SENSELESS: dict[str, tuple[dict[str, Value | None], str]] = {
     "context of 10^12": ({"llama.context_length": 10**12}, "llama.context_length"),
     "no width": ({"llama.embedding_length": None}, "llama.embedding_length"),
     "width as list": ({"llama.embedding_length": ["32"]}, "llama.embedding_length"),
-    "scores as bytes": (
-        {"tokenizer.ggml.scores": np.zeros(VOCABULARY, np.uint8)},
-        "tokenizer.ggml.scores is of type uint8; an array of floats is needed",
-    ),
-    "too few scores": (
-        {"tokenizer.ggml.scores": np.zeros(3, np.float32)},
-        "tokenizer.ggml.scores has 3 items, but the vocabulary has 8 tokens",
-    ),
     "token types as text": (
         {"tokenizer.ggml.token_type": ["1"] * VOCABULARY},
-        "tokenizer.ggml.token_type is of type list; an array of integers is needed",
+        "tokenizer.ggml.token_type is .*it must be a list of numbers",
     ),
-    "too many token types": ({"tokenizer.ggml.token_type": np.ones(9, np.int32)}, "token_type has 9 items"),
-    "merges as a number": ({"tokenizer.ggml.merges": 5}, "tokenizer.ggml.merges is not a list of strings"),
-    "no tokens": ({"tokenizer.ggml.tokens": []}, r"tokenizer.ggml.tokens is \[\]"),
+    "too many token types": (
+        {"tokenizer.ggml.token_type": np.ones(9, np.int32)},
+        "token_type has 9 entries, the vocabulary 8 tokens",
+    ),
+    "merges without their token": (
+        {"tokenizer.ggml.merges": ["a b", "b c"]},
+        "tokenizer.ggml.merges: entry 1, 'b c': 'bc' is not in the vocabulary",
+    ),
+    "merges as a number": ({"tokenizer.ggml.merges": 5}, "tokenizer.ggml.merges is 5 .*it must be a list of strings"),
+    "no tokens": ({"tokenizer.ggml.tokens": []}, "tokenizer.ggml.tokens is empty"),
     "tokens as text": ({"tokenizer.ggml.tokens": "abc"}, "tokenizer.ggml.tokens is 'abc'"),
     "one token more than rows": (
         {
             "tokenizer.ggml.tokens": [*"abcdefghi"],
+            "tokenizer.ggml.merges": [],
             "tokenizer.ggml.scores": None,
             "tokenizer.ggml.token_type": None,
         },
-        "the embedding has 8 rows, but the vocabulary has 9 tokens",
+        "the embedding has 8 rows and the output 9, but the vocabulary has 9 tokens",
     ),
     "BOS beyond": (
         {"tokenizer.ggml.bos_token_id": 8},
-        "tokenizer.ggml.bos_token_id is 8; it must be an id from 0 to 7",
+        "tokenizer.ggml.bos_token_id is 8 .*; the vocabulary has ids 0 to 7",
     ),
     "EOS negative": ({"tokenizer.ggml.eos_token_id": -1}, "tokenizer.ggml.eos_token_id is -1"),
     "UNK 2^32-1": ({"tokenizer.ggml.unknown_token_id": (1 << 32) - 1}, "unknown_token_id is 4294967295"),
     "EOT as text": ({"tokenizer.ggml.eot_token_id": "x"}, "tokenizer.ggml.eot_token_id is 'x'"),
-    "template of 2 MB": (
-        {"tokenizer.chat_template": "x" * 2_000_000},
-        "chat_template has 2000000 characters, the limit",
-    ),
     "template of 50 MB": ({"tokenizer.chat_template": "x" * 50_000_000}, "the value of 'tokenizer.chat_template' has"),
-    "template as number": ({"tokenizer.chat_template": 7}, "tokenizer.chat_template is of type int, not a string"),
+    "template as number": ({"tokenizer.chat_template": 7}, "tokenizer.chat_template is 7 .*; it must be a string"),
 }
 
 
@@ -203,7 +200,7 @@ def test_senseless_metadata(case: str, tmp_path: Path) -> None:
     changes, reason = SENSELESS[case]
     path = write(tmp_path, tiny_gguf(changes))
     with bounded(), pytest.raises(ModelLoadError, match=reason) as raised:
-        open_checkpoint(path)
+        load_tokenizer(open_checkpoint(path))
     assert str(raised.value).startswith(f"{path}: ")
     assert len(str(raised.value)) < len(str(path)) + 400
 
@@ -214,8 +211,10 @@ def replaced(name: str, *tensors: Tensor) -> list[Tensor]:
 
 def test_output_smaller_than_the_vocabulary(tmp_path: Path) -> None:
     path = write(tmp_path, tiny_gguf(tensors=[*tiny_tensors(), Tensor("output.weight", "F32", (4, WIDTH))]))
-    with pytest.raises(ModelLoadError, match="the output has 4 rows, but the vocabulary has 8 tokens"):
-        open_checkpoint(path)
+    with pytest.raises(
+        ModelLoadError, match="the embedding has 8 rows and the output 4, but the vocabulary has 8 tokens"
+    ):
+        load_tokenizer(open_checkpoint(path))
 
 
 def test_quantized_norm(tmp_path: Path) -> None:
@@ -341,12 +340,12 @@ def test_pickle_checkpoints(tmp_path: Path) -> None:
 
 
 def test_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="no model in this directory"):
+    with pytest.raises(ModelLoadError, match=r"no model; a .gguf or .safetensors file is needed"):
         open_checkpoint(tmp_path)
     with pytest.raises(ModelLoadError, match="no such file or directory"):
         open_checkpoint(tmp_path / "nothing")
     (tmp_path / "notes.txt").write_text("hello")
-    with pytest.raises(ModelLoadError, match=r"not a model; a .gguf or .safetensors file is needed"):
+    with pytest.raises(ModelLoadError, match=r"no model; a .gguf or .safetensors file is needed"):
         open_checkpoint(tmp_path / "notes.txt")
     write_directory(tmp_path)
     (tmp_path / "config.json").unlink()

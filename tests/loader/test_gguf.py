@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 
 from octavo.errors import ModelLoadError
-from octavo.loader.gguf import GGUFFile, part_names
+from octavo.loader.gguf import open_gguf, part_names
 from octavo.quantization.packed import DenseWeight, GGMLWeight
 from tests.support.gguf_writer import TYPE_IDS, Tensor, gguf, key, write_split
 from tests.support.tiny_gguf import KEYS, tiny_gguf, tiny_keys, tiny_tensors
@@ -36,7 +36,7 @@ def judge_of(path: Path) -> GGUFReader:
 
 def assert_same_as_the_judge(path: Path, every_nth_tensor: int = 1) -> None:
     """The same keys, values, tensors and bytes as the reference reader."""
-    ours, theirs = GGUFFile.open(path), judge_of(path)
+    ours, theirs = open_gguf(path), judge_of(path)
     keys = {name: field for name, field in theirs.fields.items() if not name.startswith("GGUF.")}
     assert list(ours.metadata) == list(keys)
     for name, field in keys.items():
@@ -82,9 +82,10 @@ names = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters=
 @given(st.dictionaries(names, scalars | arrays, max_size=8), st.sampled_from([2, 3]))
 def test_whatever_is_written_is_read(tmp_path: Path, metadata: dict, version: int) -> None:
     path = tmp_path / "model.gguf"
-    metadata.pop("general.alignment", None)
+    for name in ("general.alignment", "split.count"):  # which the reader itself obeys
+        metadata.pop(name, None)
     path.write_bytes(gguf([key(name, value) for name, value in metadata.items()], tiny_tensors(), version=version))
-    file = GGUFFile.open(path)
+    file = open_gguf(path)
     assert {name: judged(value) for name, value in file.metadata.items()} == {
         name: judged(value) for name, value in metadata.items()
     }
@@ -107,7 +108,7 @@ def test_any_bytes_end_well(tmp_path: Path, content: bytes, kept: int) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf()[:kept] + content)
     try:
-        GGUFFile.open(path).close()
+        open_gguf(path).close()
     except ModelLoadError as error:
         refusal = str(error)
     else:
@@ -145,7 +146,7 @@ def test_weights_lie_over_the_file(type_name: str, tmp_path: Path) -> None:
     tensor = Tensor("t.weight", type_name, (2, 256))
     content = np.random.default_rng(0).integers(0, 255, tensor.nbytes(), np.uint8).tobytes()
     path.write_bytes(gguf([], [Tensor("t.weight", type_name, (2, 256), content)]))
-    weight = GGUFFile.open(path).weight("t.weight")
+    weight = open_gguf(path).weight("t.weight")
     assert weight.type_name == type_name
     assert weight.shape == (2, 256)
     assert isinstance(weight, DenseWeight if type_name in ("F32", "F16", "BF16") else GGMLWeight)
@@ -157,20 +158,20 @@ def test_weights_lie_over_the_file(type_name: str, tmp_path: Path) -> None:
 def test_every_type_has_a_size(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf([], [Tensor(name, name, (3, 256)) for name in TYPE_IDS]))
-    assert {info.type_name for info in GGUFFile.open(path).tensors.values()} == set(TYPE_IDS)
+    assert {info.type_name for info in open_gguf(path).tensors.values()} == set(TYPE_IDS)
 
 
 def test_dimensions_are_turned_around(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf([], [Tensor("t", "F32", (2, 3), np.arange(6, dtype=np.float32).tobytes())]))
-    np.testing.assert_array_equal(GGUFFile.open(path).weight("t").dequantize(), [[0, 1, 2], [3, 4, 5]])
+    np.testing.assert_array_equal(open_gguf(path).weight("t").dequantize(), [[0, 1, 2], [3, 4, 5]])
 
 
 def test_split_model_from_any_part(tmp_path: Path) -> None:
     tensors = tiny_tensors()
     parts = write_split(tmp_path, "m", tiny_keys(), [tensors[:4], tensors[4:8], tensors[8:]])
     for part in parts:
-        file = GGUFFile.open(part)
+        file = open_gguf(part)
         assert file.metadata["general.architecture"] == KEYS["general.architecture"]
         assert list(file.tensors) == [t.name for t in tensors]
         for tensor in tensors:
@@ -182,19 +183,23 @@ def test_split_model_from_any_part(tmp_path: Path) -> None:
 def test_split_model_without_metadata_tensors(tmp_path: Path) -> None:
     """The first part of a split model may hold no tensor at all."""
     parts = write_split(tmp_path, "m", tiny_keys(), [[], tiny_tensors()])
-    assert len(GGUFFile.open(parts[1]).tensors) == len(tiny_tensors())
+    assert len(open_gguf(parts[1]).tensors) == len(tiny_tensors())
 
 
 def test_part_names() -> None:
-    assert part_names("a-b-00002-of-00003.gguf") == [f"a-b-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
-    assert part_names("a-00002-of-3.gguf") == ["a-00002-of-3.gguf"]
+    for directory in ("", "Q4_0/"):
+        names = [f"{directory}a-b-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+        assert part_names(names[1], names.__contains__) == names
+        with pytest.raises(ModelLoadError, match=r"1 of 3 parts are missing, first .*a-b-00003-of-00003.gguf"):
+            part_names(names[0], names[:2].__contains__)
+    assert part_names("a-00002-of-3.gguf", [].__contains__) == ["a-00002-of-3.gguf"]
 
 
 def test_closing(tmp_path: Path) -> None:
     """Arrays outlive the file object; the file releases its descriptor and mapping."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
-    file = GGUFFile.open(path)
+    file = open_gguf(path)
     kept = file.weight("output_norm.weight")
     expected = kept.dequantize()
     file.close()
@@ -212,10 +217,10 @@ def test_released_pages_leave_memory(smollm2_path: Path) -> None:
     """A packed weight need not stay resident: the peak is the size of one file, not two."""
     program = f"""
 from pathlib import Path
-from octavo.loader.gguf import GGUFFile
+from octavo.loader.gguf import open_gguf
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-file = GGUFFile.open(Path({str(smollm2_path)!r}))
+file = open_gguf(Path({str(smollm2_path)!r}))
 weight = file.weight("token_embd.weight")
 before = resident()
 total = int(weight.data.max())
@@ -238,6 +243,6 @@ def test_opening_the_large_model_is_fast(qwen_1_5b_path: Path) -> None:
     seconds = []
     for _ in range(5):
         started = time.process_time()
-        GGUFFile.open(qwen_1_5b_path).close()
+        open_gguf(qwen_1_5b_path).close()
         seconds.append(time.process_time() - started)
     assert min(seconds) < 0.2

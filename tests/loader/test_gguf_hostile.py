@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader.gguf import GGUFFile
+from octavo.loader.gguf import open_gguf
 from tests.support.gguf_writer import ARRAY, BOOL, STRING, Tensor, gguf, key, raw_key, string, write_split
 from tests.support.limits import bounded
 from tests.support.tiny_gguf import tiny_gguf, tiny_keys, tiny_tensors
@@ -78,7 +78,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     ),
     "key of 65,536 bytes": (gguf([key("k" * 65_536, 1)]), "offset 24: a key has a length of 65536 bytes, the limit"),
     "key beyond the file": (gguf([string("k" * 20, 4000)]), "offset 32: a key takes 4000 bytes, but the file ends"),
-    "empty key": (gguf([key("", 1)]), "offset 24: a key is empty"),
+    "empty key": (gguf([key("", 1)]), "offset 24: key '' is empty"),
     "key not UTF-8": (gguf([key(b"ab\xff", 1)]), "offset 34: a key is not UTF-8"),
     "key with NUL": (gguf([key("a\0b", 1)]), "offset 24: key .* contains a NUL byte"),
     "duplicate key": (gguf([key("k", 1), key("k", 1)]), "offset 41: key 'k' appears twice"),
@@ -86,10 +86,10 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     # values
     "type 13": (gguf([raw_key("k", 13, bytes(16))]), "offset 33: key 'k' has the unknown type 13"),
     "type -1": (gguf([raw_key("k", -1, bytes(16))]), "offset 33: key 'k' has the unknown type 4294967295"),
-    "bool 2": (gguf([raw_key("k", BOOL, b"\x02")]), "offset 37: key 'k' is a bool with the value 2"),
+    "bool 2": (gguf([raw_key("k", BOOL, b"\x02")]), "offset 37: key 'k' holds a bool with the value 2"),
     "bool array with 7": (gguf([array(BOOL, 3, b"\0\x07\x01")]), "offset 50: key 'a' holds a bool with the value 7"),
     "arrays nested 64 deep": (nested(64), "offset 37: key 'a' is an array of arrays"),
-    "array of unknown type": (gguf([array(99, 1, bytes(8))]), "offset 37: key 'a' is an array of the unknown type 99"),
+    "array of unknown type": (gguf([array(99, 1, bytes(8))]), "offset 37: key 'a' has the unknown type 99"),
     "value beyond the file": (
         gguf([raw_key("k", STRING, string("x", 5000))]),
         "offset 45: the value of 'k' takes 5000",
@@ -219,7 +219,7 @@ def test_hostile_header(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content() if callable(content) else content)
     with bounded(), pytest.raises(ModelLoadError, match=reason) as raised:
-        GGUFFile.open(path)
+        open_gguf(path)
     assert str(raised.value).startswith(f"{path}: offset ")
     assert len(str(raised.value)) < len(str(path)) + 400
 
@@ -229,9 +229,9 @@ def test_the_untouched_file_opens(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for version in (2, 3):
         path.write_bytes(gguf(tiny_keys(), tiny_tensors(), version=version))
-        assert GGUFFile.open(path).version == version
+        assert len(open_gguf(path).tensors) == len(tiny_tensors())
     path.write_bytes(one())
-    assert GGUFFile.open(path).tensors["t.weight"].shape == (4, 8)
+    assert open_gguf(path).tensors["t.weight"].shape == (4, 8)
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.5, 0.999])
@@ -240,7 +240,7 @@ def test_truncated(fraction: float, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(content[: int(len(content) * fraction)])
     with bounded(), pytest.raises(ModelLoadError, match=r"offset \d+: "):
-        GGUFFile.open(path)
+        open_gguf(path)
 
 
 def test_cut_at_every_byte_of_the_header(tmp_path: Path) -> None:
@@ -250,13 +250,13 @@ def test_cut_at_every_byte_of_the_header(tmp_path: Path) -> None:
     for length in range(1, 2000, 3):
         path.write_bytes(content[:length])
         with pytest.raises(ModelLoadError, match=rf"^{re.escape(str(path))}: offset \d+: "):
-            GGUFFile.open(path)
+            open_gguf(path)
 
 
 def test_holes_are_only_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf([], [EMBEDDING, Tensor("b", "F32", (8,), bytes(4128), offset=4224)]))
-    file = GGUFFile.open(path)
+    file = open_gguf(path)
     assert file.tensors["b"].offset == file.tensors["token_embd.weight"].offset + 4224
     assert "belong to no tensor" in caplog.text
 
@@ -276,7 +276,7 @@ def test_not_a_file(case: str, tmp_path: Path) -> None:
         case "looping link":
             path.symlink_to(path)
     with bounded(), pytest.raises(ModelLoadError, match=re.escape(str(path)) + ": .+"):
-        GGUFFile.open(path)
+        open_gguf(path)
 
 
 def test_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -289,7 +289,7 @@ def test_unreadable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "open", refuse)
     with pytest.raises(ModelLoadError, match="Permission denied"):
-        GGUFFile.open(path)
+        open_gguf(path)
 
 
 @pytest.mark.parametrize("change", ["shorter", "longer"])
@@ -297,7 +297,7 @@ def test_file_changed_after_opening(change: str, tmp_path: Path) -> None:
     """Reading a page beyond the end would kill the process, so the size is checked first."""
     path = tmp_path / "model.gguf"
     path.write_bytes(tiny_gguf())
-    file = GGUFFile.open(path)
+    file = open_gguf(path)
     size = path.stat().st_size
     os.truncate(path, size - 4096 if change == "shorter" else size + 4096)
     with pytest.raises(ModelLoadError, match="the file changed while it was being read"):
@@ -312,14 +312,14 @@ class TestSplit:
     def test_part_missing(self, tmp_path: Path) -> None:
         parts = self.parts(tmp_path)
         parts[1].unlink()
-        with pytest.raises(ModelLoadError, match=r"1 of 3 parts are missing, first m-00002-of-00003.gguf"):
-            GGUFFile.open(parts[0])
+        with pytest.raises(ModelLoadError, match=r"1 of 3 parts are missing, first .*/m-00002-of-00003.gguf"):
+            open_gguf(parts[0])
 
     def test_wrong_count(self, tmp_path: Path) -> None:
         for part in self.parts(tmp_path):
             part.rename(part.with_name(part.name.replace("of-00003", "of-00002")))
         with pytest.raises(ModelLoadError, match=r"split.count is 3 instead of 2"):
-            GGUFFile.open(tmp_path / "m-00001-of-00002.gguf")
+            open_gguf(tmp_path / "m-00001-of-00002.gguf")
 
     def test_parts_in_the_wrong_order(self, tmp_path: Path) -> None:
         parts = self.parts(tmp_path)
@@ -327,7 +327,7 @@ class TestSplit:
         parts[2].rename(parts[1])
         (tmp_path / "x").rename(parts[2])
         with pytest.raises(ModelLoadError, match=r"00002-of-00003.gguf: split.no is 2 instead of 1"):
-            GGUFFile.open(parts[2])
+            open_gguf(parts[2])
 
     def test_parts_of_different_models(self, tmp_path: Path) -> None:
         parts = self.parts(tmp_path)
@@ -336,23 +336,23 @@ class TestSplit:
         theirs = write_split(other, "m", tiny_keys(), [[EMBEDDING], [Tensor("x", "F32", (8,))], [EMBEDDING]])
         theirs[1].replace(parts[1])
         with pytest.raises(ModelLoadError, match=r"split.tensors.count is 1?\d instead of \d"):
-            GGUFFile.open(parts[0])
+            open_gguf(parts[0])
 
     def test_tensor_in_two_parts(self, tmp_path: Path) -> None:
         parts = write_split(tmp_path, "m", tiny_keys(), [[EMBEDDING], [EMBEDDING]])
         with pytest.raises(ModelLoadError, match=r"tensor 'token_embd.weight' is also in an earlier part"):
-            GGUFFile.open(parts[0])
+            open_gguf(parts[0])
 
     @pytest.mark.parametrize("name", ["m-00004-of-00003.gguf", "m-00000-of-00003.gguf", "m-00001-of-99999.gguf"])
     def test_impossible_part(self, name: str, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(tiny_gguf())
         with bounded(), pytest.raises(ModelLoadError, match="is impossible"):
-            GGUFFile.open(tmp_path / name)
+            open_gguf(tmp_path / name)
 
     def test_part_without_its_name(self, tmp_path: Path) -> None:
         part = self.parts(tmp_path)[0].rename(tmp_path / "model.gguf")
         with pytest.raises(ModelLoadError, match="a part of a model split into 3 files"):
-            GGUFFile.open(part)
+            open_gguf(part)
 
 
 def flip_and_open(seed: int, content: bytes, header_bytes: int, path: Path) -> bool:
@@ -363,7 +363,7 @@ def flip_and_open(seed: int, content: bytes, header_bytes: int, path: Path) -> b
         damaged[rng.randrange(header_bytes)] = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
     path.write_bytes(damaged)
     try:
-        file = GGUFFile.open(path)
+        file = open_gguf(path)
         for name in file.tensors:
             assert file.tensors[name].nbytes <= len(content)
     except ModelLoadError as error:
@@ -400,7 +400,7 @@ def test_a_declared_terabyte_is_never_touched(tmp_path: Path) -> None:
     path.write_bytes(content)
     os.truncate(path, len(content) + 4 * prod(shape))
     with bounded():
-        file = GGUFFile.open(path)
+        file = open_gguf(path)
         assert file.weight("t.weight").nbytes == 4 * prod(shape)
         file.close()
 
@@ -408,7 +408,7 @@ def test_a_declared_terabyte_is_never_touched(tmp_path: Path) -> None:
 def test_weights_that_are_no_weights(tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(gguf([ARCHITECTURE], [Tensor("t", "I32", (8,), np.arange(8, dtype=np.int32).tobytes())]))
-    file = GGUFFile.open(path)
+    file = open_gguf(path)
     with pytest.raises(ModelLoadError, match=r"offset \d+: tensor 't' has type I32, which is not a type for weights"):
         file.weight("t")
     with pytest.raises(ModelLoadError, match="there is no tensor 'u'"):

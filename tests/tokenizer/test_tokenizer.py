@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from octavo.errors import UsageError
-from octavo.loader.gguf import GGUFFile
+from octavo.loader.gguf import open_gguf
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -42,7 +42,7 @@ def differs_in_llama_cpp(kind: str, text: str) -> bool:
 
 
 def from_file(path: Path) -> Tokenizer:
-    return read_gguf_tokenizer(GGUFFile.open(path).metadata)
+    return read_gguf_tokenizer(open_gguf(path).metadata)
 
 
 def test_there_are_enough_difficult_strings() -> None:

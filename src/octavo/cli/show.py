@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -57,7 +56,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "path": str(checkpoint.path),
         "format": checkpoint.format,
         "architecture": checkpoint.architecture,
-        **{label: checkpoint.metadata.get(key) for key, label in _ORIGIN.items()},
+        **{label: checkpoint.file.metadata.get(key) for key, label in _ORIGIN.items()},
         "file_bytes": sum(file.stat().st_size for file in {tensor.file for tensor in tensors}),
         "num_parameters": sum(num_weights.values()),
         "bits_per_weight": 8 * sum(num_bytes.values()) / max(sum(num_weights.values()), 1),
@@ -88,17 +87,17 @@ def _warnings(checkpoint: Checkpoint) -> list[str]:
 
 def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
     if checkpoint.format == "gguf":
-        names = [checkpoint.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre")]
+        names = [checkpoint.file.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "pre")]
         return ", ".join(name for name in names if isinstance(name, str)) or None
-    return "tokenizer.json" if (checkpoint.directory / "tokenizer.json").is_file() else None
+    return "tokenizer.json" if (checkpoint.path.parent / "tokenizer.json").is_file() else None
 
 
 def _has_chat_template(checkpoint: Checkpoint) -> bool:
     from octavo.tokenizer.directory_vocab import read_chat_template
 
     if checkpoint.format == "gguf":
-        return bool(checkpoint.metadata.get("tokenizer.chat_template"))
-    return bool(read_chat_template(Path(checkpoint.directory)))
+        return bool(checkpoint.file.metadata.get("tokenizer.chat_template"))
+    return bool(read_chat_template(checkpoint.path.parent))
 
 
 def _write(facts: dict[str, Any]) -> None:

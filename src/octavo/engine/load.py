@@ -94,7 +94,7 @@ def _load(
 
 
 def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
-    named = checkpoint.metadata.get("tokenizer.ggml.eos_token_id")
+    named = checkpoint.file.metadata.get("tokenizer.ggml.eos_token_id")
     return named if isinstance(named, int) else min(tokenizer.eos_token_ids, default=None)
 
 

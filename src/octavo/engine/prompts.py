@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from octavo.errors import UsageError
-from octavo.tokenizer.chat_template import ChatTemplate, Message, check_messages
-from octavo.tokenizer.template_process import TemplateProcess
+from octavo.tokenizer.chat_template import ChatTemplate, Message, TemplateProcess, check_messages
 from octavo.tokenizer.tokenizer import Tokenizer
 
 Prompt: TypeAlias = "str | Sequence[int]"

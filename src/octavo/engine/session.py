@@ -19,8 +19,7 @@ from octavo.engine.request import Request
 from octavo.errors import OctavoError, UsageError
 from octavo.generation_request import GenerationRequest, Params, RequestOptions
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
-from octavo.tokenizer.chat_template import Message
-from octavo.tokenizer.template_process import TemplateProcess
+from octavo.tokenizer.chat_template import Message, TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
 
 

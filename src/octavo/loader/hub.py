@@ -5,22 +5,21 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-import threading
-from collections.abc import Callable, Iterable
-from concurrent.futures import Future
-from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from octavo import env
 from octavo.errors import ModelLoadError
-from octavo.loader.aliases import ALIASES, Alias, resolve_alias
+from octavo.loader.aliases import ALIASES, Alias, DownloadProgress, resolve_alias
 from octavo.loader.gguf import part_names
-from octavo.loader.model_files import INDEX_NAME
-from octavo.loader.package_index import DownloadProgress
+from octavo.loader.safetensors import INDEX_NAME
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils.tqdm import tqdm
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<variant>[\w.-]+))?", re.ASCII)
 _PATH_LIKE = re.compile(r"[./~].*|.*\.(gguf|safetensors)", re.DOTALL)
@@ -74,10 +73,10 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     for wanted in [variant] if variant is not None else _PREFERRED_VARIANTS:
         pattern = re.compile(rf"(?:.*[-._/])?{re.escape(wanted)}(?:[-./].*)?\.gguf", re.IGNORECASE)
         if chosen := [name for name in ggufs if pattern.fullmatch(name)]:
-            return _with_all_parts(repository, chosen[0], ggufs)
+            return part_names(chosen[0], ggufs.__contains__)
     if variant is None and ggufs:
-        return _with_all_parts(repository, ggufs[0], ggufs)
-    if variant is not None and ggufs:
+        return part_names(ggufs[0], ggufs.__contains__)
+    if ggufs:
         raise ModelLoadError(f"{repository}: no GGUF file for {variant!r}; there are: {', '.join(ggufs[:20])}")
     if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
         raise ModelLoadError(f"{repository}: only pickle checkpoints, which are not supported")
@@ -134,7 +133,8 @@ def _list_files(repository: str, timeout_s: float) -> tuple[str, list[str]]:
     from huggingface_hub.errors import HfHubHTTPError
 
     try:
-        info = _within(timeout_s, lambda: HfApi().model_info(repository, timeout=timeout_s))
+        with ThreadPool(1) as pool:  # name resolution has no time limit of its own
+            info = pool.apply_async(HfApi().model_info, [repository], {"timeout": timeout_s}).get(timeout_s)
     except HfHubHTTPError as error:
         if error.response.status_code in (401, 403, 404):
             raise ModelLoadError(
@@ -143,13 +143,15 @@ def _list_files(repository: str, timeout_s: float) -> tuple[str, list[str]]:
             ) from error
         raise ModelLoadError(f"{repository}: the hub refused: {_one_line(error)}") from error
     except Exception as error:  # the exceptions of its HTTP library change from version to version
-        raise _UnreachableError(f"{repository}: the hub cannot be reached ({_one_line(error)})") from error
+        raise _UnreachableError(
+            f"{repository}: the hub cannot be reached within {timeout_s:g} s ({_one_line(error)})"
+        ) from error
     return str(info.sha), [sibling.rfilename for sibling in info.siblings or []]
 
 
 def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | None) -> Path:
     _list_files(alias.repository, _REACH_S)  # fails fast without a network
-    return _download(alias.repository, alias.packaged.filename, alias.revision, directory, progress)
+    return _download(alias.repository, alias.filename, alias.revision, directory, progress)
 
 
 def _download(
@@ -159,15 +161,8 @@ def _download(
     from huggingface_hub import hf_hub_download
 
     try:
-        return Path(
-            hf_hub_download(
-                repository,
-                name,
-                revision=revision,
-                local_dir=directory,
-                tqdm_class=_progress_bar(name, progress),
-            )
-        )
+        bar = _progress_bar(name, progress)
+        return Path(hf_hub_download(repository, name, revision=revision, local_dir=directory, tqdm_class=bar))
     except Exception as error:  # as above; also a full disk, which is an OSError
         raise ModelLoadError(
             f"{repository}: {name} could not be downloaded ({_one_line(error)}); check the network and the free space "
@@ -175,13 +170,15 @@ def _download(
         ) from error
 
 
-def _progress_bar(name: str, progress: DownloadProgress | None) -> Any:
-    """A class with tqdm's interface for the hub library that reports to `progress`."""
+def _progress_bar(name: str, progress: DownloadProgress | None) -> type[tqdm]:
+    """A progress bar for the hub library that shows nothing and reports to `progress`."""
+    from huggingface_hub.utils.tqdm import tqdm
 
-    class HubBar:
+    class HubBar(tqdm):
+        monitor_interval = 0  # no thread
+
         def __init__(self, *_: object, total: float | None = None, initial: float = 0, **__: object) -> None:
-            self.n = initial
-            self.total = total
+            super().__init__(total=total, initial=initial, disable=True)  # type: ignore[no-untyped-call]
             self.update(0)
 
         def update(self, n: float | None = 1) -> None:
@@ -189,46 +186,7 @@ def _progress_bar(name: str, progress: DownloadProgress | None) -> Any:
             if progress is not None:
                 progress(name, int(self.n), int(self.total or 0))
 
-        def close(self) -> None: ...
-
-        def refresh(self, *_: object, **__: object) -> None: ...
-
-        def set_description(self, *_: object, **__: object) -> None: ...
-
-        def __enter__(self) -> HubBar:
-            return self
-
-        def __exit__(
-            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-        ) -> None: ...
-
     return HubBar
-
-
-def _within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of `call`, or TimeoutError: name resolution has no time limit of its own."""
-    result: Future[T] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(call())
-        except Exception as error:
-            result.set_exception(error)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if not result.done():
-        raise TimeoutError(f"no answer within {seconds:.0f} s")
-    return result.result()
-
-
-def _with_all_parts(repository: str, name: str, names: list[str]) -> list[str]:
-    directory = name.rpartition("/")[0]
-    parts = [f"{directory}/{part}" if directory else part for part in part_names(PurePosixPath(name).name)]
-    if missing := [part for part in parts if part not in names]:
-        raise ModelLoadError(f"{repository}: {len(missing)} of {len(parts)} parts are missing, first {missing[0]}")
-    return parts
 
 
 def _is_harmless(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 from octavo.errors import ModelLoadError
@@ -14,13 +15,10 @@ MAX_ITEMS = 1 << 18
 
 def read_json_object(path: Path, max_bytes: int) -> dict[str, object]:
     """The object in a JSON file. Raises ModelLoadError naming file, offset and reason."""
-    file = MappedFile(path)
-    try:
+    with closing(MappedFile(path)) as file:
         if file.size > max_bytes:
             raise ModelLoadError(f"{path}: {file.size} bytes, the limit for this file is {max_bytes}")
         return parse_json_object(file.data[:], path)
-    finally:
-        file.close()
 
 
 def parse_json_object(text: bytes, path: Path, offset: int = 0, max_items: int = MAX_ITEMS) -> dict[str, object]:

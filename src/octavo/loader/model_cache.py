@@ -10,6 +10,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from octavo import env
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 def find_file(relative: Path, nbytes: int) -> Path | None:
     """A complete file that is already in the cache, which may be read-only, for example part of an image."""
-    for directory in (_chosen_dir(), _private_dir()):
+    for directory in _directories():
         path = directory / relative
         with contextlib.suppress(OSError):
             _check_trusted(directory)
@@ -35,21 +36,20 @@ def models_dir() -> Path:
     If the configured folder is not writable, belongs to another user or is writable for others, a private
     folder among the temporary files is used instead, with a warning.
     """
-    chosen, private = _chosen_dir(), _private_dir()
-    try:
-        _make_private(chosen)
-        return chosen
-    except OSError as error:
-        reason = error.strerror or str(error)
-    logger.warning("%s cannot hold models (%s); using %s", chosen, reason, private)
-    try:
-        _make_private(private)
-    except OSError as error:
-        raise ModelLoadError(
-            f"{chosen}: cannot hold models ({reason}), and neither can {private} ({error.strerror or error}); "
-            "set OCTAVO_CACHE to a folder of yours"
-        ) from error
-    return private
+    problems = []
+    for directory in _directories():
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _check_trusted(directory)
+            if not os.access(directory, os.W_OK | os.X_OK):
+                raise PermissionError(0, "it is not writable")
+        except OSError as error:
+            problems.append(f"{directory} cannot hold models ({error.strerror or error})")
+            continue
+        if problems:
+            logger.warning("%s; using %s", problems[0], directory)
+        return directory
+    raise ModelLoadError(f"{'; '.join(problems)}; set OCTAVO_CACHE to a folder of yours")
 
 
 @contextlib.contextmanager
@@ -58,10 +58,9 @@ def staging_dir(directory: Path, key: str) -> Iterator[Path]:
 
     It is removed at the end in any case. The leftovers of a killed process are removed too.
     """
-    descriptor = os.open(directory / f".{key}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        prefix = f".{key}.staging-"
+    prefix = f".{key}.staging-"
+    with open(directory / f".{key}.lock", "ab", opener=partial(os.open, mode=0o600)) as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         for leftover in directory.glob(f"{prefix}*"):
             shutil.rmtree(leftover, ignore_errors=True)
         staging = Path(tempfile.mkdtemp(prefix=prefix, dir=directory))
@@ -69,8 +68,6 @@ def staging_dir(directory: Path, key: str) -> Iterator[Path]:
             yield staging
         finally:
             shutil.rmtree(staging, ignore_errors=True)
-    finally:
-        os.close(descriptor)
 
 
 def check_free_space(directory: Path, needed: int, what: str) -> None:
@@ -83,20 +80,9 @@ def check_free_space(directory: Path, needed: int, what: str) -> None:
         )
 
 
-def _chosen_dir() -> Path:
-    return env.cache_dir() / "models"
-
-
-def _private_dir() -> Path:
-    return Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
-
-
-def _make_private(directory: Path) -> None:
-    """Raises OSError if `directory` cannot be made, trusted or written."""
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _check_trusted(directory)
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(0, "it is not writable")
+def _directories() -> tuple[Path, Path]:
+    """The configured folder, and the private one for when it cannot be used."""
+    return env.cache_dir() / "models", Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
 
 
 def _check_trusted(directory: Path) -> None:

@@ -7,16 +7,18 @@ length as 8 bytes, little-endian; the header, a JSON object of tensors; then the
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack, closing
 from math import prod
 from pathlib import Path
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import parse_json_object, read_json_object
 from octavo.loader.mapped_file import MappedFile
-from octavo.loader.tensor_files import TensorFiles, TensorInfo
-from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight
+from octavo.loader.tensor_files import TensorFiles, TensorInfo, check_layout
 
 logger = logging.getLogger(__name__)
+
+INDEX_NAME = "model.safetensors.index.json"
 
 # The format allows headers of 100 MB; published shards stay below 1 MB, and JSON takes ten times its size in memory.
 MAX_HEADER_BYTES = 8 << 20
@@ -31,54 +33,34 @@ _BITS |= {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E
 _BITS |= {"F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64}
 
 
-class SafetensorsModel(TensorFiles):
-    """Tensor directory and weights of a safetensors model."""
+def open_safetensors(path: Path) -> TensorFiles:
+    """Opens a `.safetensors` file, or all shards of an index (`model.safetensors.index.json`).
 
-    @classmethod
-    def open(cls, path: Path) -> SafetensorsModel:
-        """Opens a `.safetensors` file, or all shards of an index (`model.safetensors.index.json`).
-
-        Raises ModelLoadError naming file, offset and reason.
-        """
-        is_index = path.name.endswith(".index.json")
-        shard_of, declared = read_index(path) if is_index else ({}, None)
-        files: dict[Path, MappedFile] = {}
-        tensors: dict[str, TensorInfo] = {}
-        try:
-            for shard in sorted(set(shard_of.values())) if is_index else [path]:
-                files[shard] = MappedFile(shard)
-                for name, tensor in read_header(files[shard]).items():
-                    if is_index and shard_of.get(name) != shard:
-                        where = shard_of[name].name if name in shard_of else "no shard"
-                        raise ModelLoadError(f"{shard}: tensor {name!r:.80} is here, but the index puts it in {where}")
-                    tensors[name] = tensor
-            if missing := [name for name in shard_of if name not in tensors]:
-                raise ModelLoadError(
-                    f"{shard_of[missing[0]]}: tensor {missing[0]!r:.80} is missing, but the index puts it here"
-                )
-        except BaseException:
-            for file in files.values():
-                file.close()
-            raise
-        stored = sum(tensor.nbytes for tensor in tensors.values())
-        if declared not in (None, stored):
-            logger.warning("%s: total_size is %.40r, but the shards hold %d bytes", path, declared, stored)
-        return cls(files, tensors)
-
-    def weight(self, name: str) -> Weight:
-        tensor = self._info(name)
-        if tensor.type_name in DENSE_TYPES:
-            data = self.array(name)
-            if tensor.offset % 4:
-                data = data.copy()  # only files of careless writers: the format asks for aligned data
-            return DenseWeight.from_bytes(tensor.type_name, data, tensor.shape)
-        raise ModelLoadError(
-            f"{tensor.file}: offset {tensor.offset}: tensor {name!r:.80} has type {tensor.type_name}; "
-            "F32, F16 and BF16 are supported"
-        )
+    Raises ModelLoadError naming file, offset and reason.
+    """
+    is_index = path.name.endswith(".index.json")
+    shard_of, declared = _read_index(path) if is_index else ({}, None)
+    tensors: dict[str, TensorInfo] = {}
+    with ExitStack() as opened:
+        shards = sorted(set(shard_of.values())) if is_index else [path]
+        files = {shard: opened.enter_context(closing(MappedFile(shard))) for shard in shards}
+        for shard, file in files.items():
+            for name, tensor in _read_header(file).items():
+                if is_index and shard_of.get(name) != shard:
+                    where = shard_of[name].name if name in shard_of else "no shard"
+                    raise ModelLoadError(f"{shard}: tensor {name!r:.80} is here, but the index puts it in {where}")
+                tensors[name] = tensor
+        for name, shard in shard_of.items():
+            if name not in tensors:
+                raise ModelLoadError(f"{shard}: tensor {name!r:.80} is missing, but the index puts it here")
+        opened.pop_all()
+    stored = sum(tensor.nbytes for tensor in tensors.values())
+    if declared not in (None, stored):
+        logger.warning("%s: total_size is %.40r, but the shards hold %d bytes", path, declared, stored)
+    return TensorFiles(files, tensors)
 
 
-def read_index(path: Path) -> tuple[dict[str, Path], object]:
+def _read_index(path: Path) -> tuple[dict[str, Path], object]:
     """The shard of every tensor, and the total bytes according to the index.
 
     Shards are beside the index or in the store of a hub cache.
@@ -96,14 +78,13 @@ def read_index(path: Path) -> tuple[dict[str, Path], object]:
         shards[name] = path.parent / name
         if len(shards) > MAX_SHARDS:
             raise ModelLoadError(f"{path}: more than {MAX_SHARDS} shards")
-    for shard in shards.values():
-        _check_link(shard)
+        _check_link(shards[name])
     notes = index.get("metadata")
     total_size = notes.get("total_size") if isinstance(notes, dict) else None
     return {tensor: shards[name] for tensor, name in weight_map.items()}, total_size
 
 
-def read_header(file: MappedFile) -> dict[str, TensorInfo]:
+def _read_header(file: MappedFile) -> dict[str, TensorInfo]:
     """The tensor directory of one file, checked. Raises ModelLoadError naming file, offset and reason."""
     if file.size < 8:
         raise ModelLoadError(f"{file.path}: offset 0: {file.size} bytes, too short for a safetensors file")
@@ -117,29 +98,19 @@ def read_header(file: MappedFile) -> dict[str, TensorInfo]:
     if text[:1] != b"{":
         raise ModelLoadError(f"{file.path}: offset 8: the header starts with {text[:1]!r} instead of '{{'")
     header = parse_json_object(text, file.path, 8, MAX_HEADER_ITEMS)
-    _check_notes(file.path, header.pop("__metadata__", {}))
+    notes = header.pop("__metadata__", {})
+    if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
+        raise ModelLoadError(f"{file.path}: offset 8: __metadata__ must map strings to strings")
     if len(header) > MAX_TENSORS:
         raise ModelLoadError(f"{file.path}: offset 8: {len(header)} tensors, the limit is {MAX_TENSORS}")
     data_start = 8 + length
     tensors = {name: _tensor(file.path, name, entry, data_start) for name, entry in header.items()}
-    end = data_start
-    for tensor in sorted(tensors.values(), key=lambda t: (t.offset, t.nbytes)):
-        if tensor.offset != end:
-            what = "overlaps the tensor before it" if tensor.offset < end else "leaves a hole before it"
-            raise ModelLoadError(
-                f"{file.path}: offset {tensor.offset}: tensor {tensor.name!r:.80} {what}, which ends at {end}"
-            )
-        end += tensor.nbytes
-    if end != file.size:
-        raise ModelLoadError(
-            f"{file.path}: offset {end}: the tensors end here, but the file at {file.size}: truncated?"
-        )
+    if gaps := check_layout(file, tensors, data_start):
+        begin, end = gaps[0]
+        raise ModelLoadError(f"{file.path}: offset {begin}: the bytes from here to {end} belong to no tensor")
+    if (end := data_start + sum(tensor.nbytes for tensor in tensors.values())) != file.size:
+        raise ModelLoadError(f"{file.path}: offset {end}: the tensors end here, but the file at {file.size}")
     return tensors
-
-
-def _check_notes(path: Path, notes: object) -> None:
-    if not isinstance(notes, dict) or not all(isinstance(value, str) for value in notes.values()):
-        raise ModelLoadError(f"{path}: offset 8: __metadata__ must map strings to strings")
 
 
 def _tensor(path: Path, name: str, entry: object, data_start: int) -> TensorInfo:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +12,13 @@ from numpy.typing import NDArray
 
 from octavo.errors import ModelLoadError
 from octavo.loader.mapped_file import MappedFile
-from octavo.quantization.packed import Weight
+from octavo.quantization.ggml import BLOCK_SIZES
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, GGMLWeight, Weight
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """The type, shape and place of a tensor."""
+    """The type, shape and place of a stored tensor."""
 
     name: str
     type_name: str  # as the format writes it: `F32`, `Q4_K`, `F8_E4M3`
@@ -28,19 +28,43 @@ class TensorInfo:
     nbytes: int
 
 
-class TensorFiles(ABC):
-    """The common part of the file formats. tensors: by the names in the files."""
+# Numbers that only tables and intermediate results have.
+_NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 
-    def __init__(self, files: Mapping[Path, MappedFile], tensors: Mapping[str, TensorInfo]) -> None:
+
+class TensorFiles:
+    """The mapped files of a model, their tensors by the names in the files, and the metadata of a GGUF model.
+
+    Metadata values are bool, int, float, str, list[str], or a numpy array for arrays of numbers.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[Path, MappedFile],
+        tensors: Mapping[str, TensorInfo],
+        metadata: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
         self._files = files
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
+        self.metadata: Mapping[str, object] = MappingProxyType(dict(metadata))
 
-    @abstractmethod
     def weight(self, name: str) -> Weight:
         """The tensor of that name, over the mapped bytes where they are aligned, else a copy.
 
         Raises ModelLoadError if there is none, if its type is not for weights, or if the file has changed.
         """
+        info = self._info(name)
+        if info.type_name in DENSE_TYPES:
+            data = self.array(name)
+            if info.offset % 4:
+                data = data.copy()  # only files of careless writers: both formats ask for aligned data
+            return DenseWeight.from_bytes(info.type_name, data, info.shape)
+        if info.type_name in BLOCK_SIZES and info.type_name not in _NO_WEIGHTS:
+            return GGMLWeight(info.type_name, self.array(name), info.shape)
+        raise ModelLoadError(
+            f"{info.file}: offset {info.offset}: tensor {name!r:.80} has type {info.type_name}, which is not a type "
+            f"for weights; {', '.join(DENSE_TYPES)} and the block types of GGUF files are supported"
+        )
 
     def source(self, name: str) -> Source:
         """The description of `weight`."""
@@ -76,6 +100,27 @@ class TensorFiles(ABC):
         if name not in self.tensors:
             raise ModelLoadError(f"{next(iter(self._files))}: there is no tensor {name!r:.80}")
         return self.tensors[name]
+
+
+def check_layout(file: MappedFile, tensors: Mapping[str, TensorInfo], start: int) -> list[tuple[int, int]]:
+    """The gaps between the tensors of a file, as (first byte, end). start: offset of the first byte of data.
+
+    Raises ModelLoadError naming a tensor that overlaps another or lies beyond the end of the file.
+    """
+    end, before, gaps = start, "", []
+    for info in sorted(tensors.values(), key=lambda info: (info.offset, info.nbytes)):
+        where = f"{file.path}: offset {info.offset}: tensor {info.name!r:.80}"
+        if info.offset + info.nbytes > file.size:
+            last = info.offset + info.nbytes
+            raise ModelLoadError(
+                f"{where} lies at bytes {info.offset} to {last}, but the file has {file.size}: truncated?"
+            )
+        if info.offset < end:
+            raise ModelLoadError(f"{where} overlaps tensor {before!r:.80}, which ends at {end}")
+        if info.offset > end:
+            gaps.append((end, info.offset))
+        end, before = info.offset + info.nbytes, info.name
+    return gaps
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from octavo.errors import ModelLoadError
 from octavo.tokenizer.directory_vocab import read_directory_tokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -17,6 +18,17 @@ def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
 
     Raises ModelLoadError naming the missing or invalid part.
     """
-    if checkpoint.format == "gguf":
-        return read_gguf_tokenizer(checkpoint.metadata)
-    return read_directory_tokenizer(checkpoint.directory)
+    if checkpoint.format == "safetensors":
+        return read_directory_tokenizer(checkpoint.path.parent)
+    try:
+        tokenizer = read_gguf_tokenizer(checkpoint.file.metadata)
+    except ModelLoadError as error:
+        raise ModelLoadError(f"{checkpoint.path}: {error}") from error
+    num_tokens, shapes = tokenizer.vocab_size, checkpoint.weights.shapes
+    embedded, output = (shapes.get(f"{name}.weight", (num_tokens,))[0] for name in ("embed_tokens", "lm_head"))
+    if embedded != num_tokens or output < num_tokens:
+        raise ModelLoadError(
+            f"{checkpoint.path}: the embedding has {embedded} rows and the output {output}, but the vocabulary has "
+            f"{num_tokens} tokens"
+        )
+    return tokenizer

@@ -6,29 +6,78 @@ The template runs in a process of its own (`template_worker.py`), with limits on
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from octavo.errors import ModelLoadError, OctavoError, UsageError
-from octavo.tokenizer.template_process import TemplateProcess
 
 if TYPE_CHECKING:
     from octavo.tokenizer.tokenizer import Tokenizer
 
 MAX_RENDER_SECONDS = 2.0
 MAX_SOURCE_CHARS = 1 << 20
-# Kinds of the worker's errors: those of a conversation, and those of the template itself.
-_REFUSALS = {
-    "raised": "refuses this conversation",
-    "undefined": "needs something that this conversation lacks",
-    "failed": "failed on this conversation",
-}
-_FAULTS = {"unsafe": "does something unsafe and was stopped", "limit": "was stopped"}
 _RESERVED = frozenset({"messages", "add_generation_prompt", "chat_template", "tokenize", "bos_token", "eos_token"})
 
 Message = Mapping[str, Any]
 """A message: `role`, `content` and other fields that the template knows, such as `tool_calls`."""
+
+
+class TemplateProcess:
+    """The process of one template. It may be started before the template is known. Not thread-safe."""
+
+    def __init__(self) -> None:
+        worker = Path(__file__).with_name("template_worker.py")
+        self._owner = os.getpid()
+        # In a session of its own, so that Ctrl-C at the terminal reaches the program and not this process.
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-X", "utf8", str(worker), json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            encoding="ascii",
+            start_new_session=True,
+        )
+        self._finalizer = weakref.finalize(self, _stop, self._process, self._owner)
+
+    def open(self, source: str, compute_seconds: float) -> None:
+        """Sends the template, once; the process compiles it in the background.
+
+        compute_seconds: the limit on compiling, and on each rendering.
+        """
+        self._write(json.dumps({"source": source, "seconds": compute_seconds}))
+
+    def is_usable(self) -> bool:
+        """True if the process is alive and belongs to this process; after a fork it belongs to the parent."""
+        return self._owner == os.getpid() and self._process.poll() is None
+
+    def render(self, variables: str) -> dict[str, str] | None:
+        """The worker's answer to variables as JSON. None: it died."""
+        self._write(variables)
+        answer = cast(IO[str], self._process.stdout).readline()
+        return json.loads(answer) if answer.endswith("\n") else None
+
+    def close(self) -> None:
+        """Kills the process and takes its exit status. May be called twice."""
+        self._finalizer()
+
+    def _write(self, line: str) -> None:
+        stdin = cast(IO[str], self._process.stdin)
+        with suppress(BrokenPipeError):  # it died; the missing answer tells the caller
+            stdin.write(line + "\n")
+            stdin.flush()
+
+
+def _stop(process: subprocess.Popen[str], owner: int) -> None:
+    if owner == os.getpid():
+        with suppress(OSError), process:  # unwritten data is discarded
+            process.kill()
 
 
 class ChatTemplate:
@@ -103,7 +152,12 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise UsageError(f"the conversation may hold only strings, numbers, lists and dicts: {error}") from error
         with self._lock:
-            return self._text(self._render_line(line))
+            answer = self._answer(line)
+        if "refusal" in answer:
+            raise UsageError(f"the chat template {answer['refusal']}")
+        if "fault" in answer:
+            raise self._fault(f"{self._name} {answer['fault']}")
+        return answer["text"]
 
     def encode(
         self,
@@ -134,22 +188,14 @@ class ChatTemplate:
         with self._lock:
             self._process.close()
 
-    def _render_line(self, line: str) -> dict[str, str]:
+    def _answer(self, variables: str) -> dict[str, str]:
         if not self._process.is_usable():
             self._process = TemplateProcess()
             self._process.open(self.source, self._max_seconds)
-        answer = self._process.render(line)
-        if answer is None:
-            self._process.close()
-            return {"error": "limit", "message": f"it computed for more than {self._max_seconds:g} s"}
-        return answer
-
-    def _text(self, answer: dict[str, str]) -> str:
-        if (kind := answer.get("error")) is None:
-            return answer["text"]
-        if kind in _REFUSALS:
-            raise UsageError(f"the chat template {_REFUSALS[kind]}: {answer['message']}")
-        raise self._fault(f"{self._name} {_FAULTS.get(kind, 'is broken')}: {answer['message']}")
+        if (answer := self._process.render(variables)) is not None:
+            return answer
+        self._process.close()
+        return {"fault": f"was stopped: it computed for more than {self._max_seconds:g} s"}
 
 
 def check_messages(messages: Sequence[Message]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import AddedToken
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_json_object
@@ -43,9 +44,12 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         loaded.normalizer,
         loaded.pre_tokenizer,
         [added[i] for i in sorted(added) if not added[i].special],
-        [_raw(added[i]) for i in sorted(added) if added[i].special],
+        # Matched in the text before normalization, which removes the guards.
+        [AddedToken(**{**added[i].__getstate__(), "normalized": False}) for i in sorted(added) if added[i].special],
     )
-    _check_ids(path, special, added)
+    for i, text in {i: token.content for i, token in added.items()}.items():
+        if text and special.token_to_id(text) != i:
+            raise ModelLoadError(f"{path}: added token {text!r:.80} has id {i}, which leaves a gap before it")
     bos = _token_id(directory, config, "bos_token", vocab)
     eos = _token_id(directory, config, "eos_token", vocab)
     prefix, suffix = _surroundings(path, loaded, config, bos, eos)
@@ -81,18 +85,6 @@ def _load(path: Path) -> tokenizers.Tokenizer:
     return loaded
 
 
-def _raw(token: tokenizers.AddedToken) -> tokenizers.AddedToken:
-    """The control token, to be matched in the text before normalization, which removes the guards."""
-    return tokenizers.AddedToken(
-        token.content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=False,
-        special=True,
-    )
-
-
 def _coding(path: Path, loaded: tokenizers.Tokenizer) -> tuple[TokenCoding, bool]:
     """The byte encoding of tokens; and True if the vocabulary adds the first space of a text."""
     decoder = loaded.decoder
@@ -113,12 +105,6 @@ def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if decoder.get("type") == "Sequence":
         return [step for inner in decoder["decoders"] for step in _steps(inner)]
     return [decoder]
-
-
-def _check_ids(path: Path, built: tokenizers.Tokenizer, added: Mapping[int, tokenizers.AddedToken]) -> None:
-    for i, token in added.items():
-        if token.content and built.token_to_id(token.content) != i:
-            raise ModelLoadError(f"{path}: added token {token.content!r:.80} has id {i}, which leaves a gap before it")
 
 
 def _surroundings(

@@ -37,6 +37,10 @@ _ASCII_PUNCTUATION = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
 _DEEPSEEK3 = (
     rf"{_ASCII_PUNCTUATION}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_TAIL}"
 )
+_BAILING = (
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
+    r"|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _KANA_HAN = "[一-龥぀-ゟ゠-ヿ]+"
 _HAN_HANGUL = "[一-龥ࠀ-一가-퟿]+"
 
@@ -51,62 +55,48 @@ class PreTokenizer:
 
 
 _DEFAULT = PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]"))
-_PLAIN_GPT2 = PreTokenizer((_GPT2,))
-_GPT2_NAMES = (
-    "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum", "modern-bert",
-    "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "roberta-bpe",
-)  # fmt: skip
-_SINGLE_DIGITS = PreTokenizer((r"\p{N}", _GPT2))
-_LLAMA3_KIND = PreTokenizer((_LLAMA3,), ignore_merges=True, add_bos=True)
-_LLAMA3_REGEX = PreTokenizer((_LLAMA3,))
-_QWEN2_KIND = PreTokenizer((_QWEN2,))
-_GPT4O_KIND = PreTokenizer((_GPT4O,))
-_DEEPSEEK3_KIND = PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3))
 _BLOOM = r" ?[^(\s|.,!?…。，、।۔،)]+"
-_BLOOM_KIND = PreTokenizer((_BLOOM,))
-_BAILING_KIND = PreTokenizer(
-    (
-        r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*"
-        r"|\s*[\r\n]|\s+(?!\S)|\s+",
-    )
-)
 
-PRE_TOKENIZERS: dict[str, PreTokenizer] = {
-    "default": _DEFAULT,
-    **dict.fromkeys(
-        ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), _LLAMA3_KIND
+# Each way to split with its names.
+_KINDS = {
+    ("default",): _DEFAULT,
+    ("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"): PreTokenizer(
+        (_LLAMA3,), ignore_merges=True, add_bos=True
     ),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _LLAMA3_REGEX),
-    **dict.fromkeys(_GPT2_NAMES, _PLAIN_GPT2),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), _SINGLE_DIGITS
+    ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"): PreTokenizer((_LLAMA3,)),
+    (
+        "gpt-2", "phi-2", "jina-es", "jina-de", "gigachat", "jina-v2-es", "jina-v2-de", "a.x-4.0", "mellum",
+        "modern-bert", "mpt", "olmo", "jais", "trillion", "granite-docling", "exaone4", "roberta-bpe",
+    ): PreTokenizer((_GPT2,)),
+    ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"): PreTokenizer(
+        (r"\p{N}", _GPT2)
     ),
-    **dict.fromkeys(
-        ("qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"), _QWEN2_KIND
-    ),
-    "qwen35": PreTokenizer((_QWEN35,)),
-    "deepseek-llm": PreTokenizer(
-        (
-            r"[\r\n]",
-            r"\s?[\p{Lu}\p{Ll}\p{Lt}&&[^\x{1D400}-\x{1D7FF}]]+",
-            r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
-            r"\s+$",
-            _HAN_HANGUL,
-            r"\p{N}+",
-        )
-    ),
-    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"), _DEEPSEEK3_KIND),
-    "falcon": PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
-    **dict.fromkeys(("bloom", "gpt3-finnish", "poro-chat"), _BLOOM_KIND),
-    "viking": PreTokenizer((_BLOOM, r"\p{N}")),
-    "tekken": PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"), _GPT4O_KIND),
-    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING_KIND),
-    "seed-coder": PreTokenizer(
-        (rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}",)
-    ),
-}
+    (
+        "qwen2", "deepseek-r1-qwen", "kormo", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2",
+    ): PreTokenizer((_QWEN2,)),
+    ("qwen35",): PreTokenizer((_QWEN35,)),
+    ("deepseek-llm",): PreTokenizer((
+        r"[\r\n]",
+        r"\s?[\p{Lu}\p{Ll}\p{Lt}&&[^\x{1D400}-\x{1D7FF}]]+",
+        r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+        r"\s+$",
+        _HAN_HANGUL,
+        r"\p{N}+",
+    )),
+    ("deepseek-coder",): PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN_HANGUL, r"\p{N}")),
+    ("deepseek-v3", "hunyuan-dense", "joyai-llm", "hy_v4"): PreTokenizer((r"\p{N}{1,3}", _KANA_HAN, _DEEPSEEK3)),
+    ("falcon",): PreTokenizer((r"[\p{P}\$\+<=>\^~\|`]+", _GPT2, "[0-9][0-9][0-9]")),
+    ("bloom", "gpt3-finnish", "poro-chat"): PreTokenizer((_BLOOM,)),
+    ("viking",): PreTokenizer((_BLOOM, r"\p{N}")),
+    ("tekken",): PreTokenizer((_TEKKEN,), ignore_merges=True, add_bos=True),
+    ("gpt-4o", "llama4", "kanana2", "minimax-m2", "talkie"): PreTokenizer((_GPT4O,)),
+    ("bailingmoe", "bailingmoe2", "llada-moe"): PreTokenizer((_BAILING,)),
+    ("seed-coder",): PreTokenizer((
+        rf"{_CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}| ?[^\s\p{{L}}\p{{N}}\r\n]+|{_TAIL}",
+    )),
+}  # fmt: skip
+
+PRE_TOKENIZERS = {name: kind for names, kind in _KINDS.items() for name in names}
 
 
 def get_pre_tokenizer(name: str | None) -> PreTokenizer:

@@ -1,35 +1,38 @@
-"""The process that renders a chat template. `template_process.py` starts it and kills it when it takes too long.
+"""The process that renders a chat template. `chat_template.py` starts it and ends it.
 
 A template is a program that comes with a model file. A process of its own limits the template's memory and can be
 stopped at any time, even in the middle of one huge multiplication.
 
-Protocol: lines of JSON. The first is `{"path": sys.path}`, which gets no answer. The second, perhaps much later, is
-`{"source": template, "memory_bytes": ..., "max_chars": ..., "seconds": ...}`; its answer is `{}` or an error. Each
-further line holds variables; its answer is `{"text": ...}` or an error: `{"error": kind, "message": ...}`.
+The argument is `sys.path` as JSON. Protocol: lines of JSON. The first, perhaps much later, is
+`{"source": template, "seconds": limit of computing}` and gets no answer. Each further line holds variables. Its answer
+is `{"text": ...}`, or `{"refusal": ...}` or `{"fault": ...}` with the rest of a sentence that begins with the
+template's name: the template does not accept this conversation, or is itself wrong.
 This file runs as a script, so that the process starts without importing the package.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
     from jinja2 import Template
 
+MAX_OUTPUT_CHARS = 4 << 20
+MAX_MEMORY_BYTES = 512 << 20
+# Against a template that hangs without computing, or that a busy machine leaves waiting.
+_MAX_WAIT_SECONDS = 60.0
+
 
 class RaisedByTemplateError(Exception):
     """The template called `raise_exception`: it does not accept the conversation."""
-
-
-class OutputTooLongError(Exception):
-    """The output has more characters than allowed."""
 
 
 def compile_template(source: str) -> Template:
@@ -61,103 +64,80 @@ def compile_template(source: str) -> Template:
     return environment.from_string(source)
 
 
-def render(template: Template, variables: dict[str, Any], max_chars: int) -> str:
-    """Renders the template. Raises OutputTooLongError as soon as the text exceeds `max_chars` characters."""
+def render(template: Template, variables: str) -> str:
+    """The text for `variables`, a JSON object. Raises MemoryError as soon as it exceeds MAX_OUTPUT_CHARS characters."""
     pieces: list[str] = []
     length = 0
-    for piece in template.generate(variables):
+    for piece in template.generate(json.loads(variables)):
         length += len(piece)
-        if length > max_chars:
-            raise OutputTooLongError(f"more than {max_chars:,} characters of output")
+        if length > MAX_OUTPUT_CHARS:
+            raise MemoryError(f"more than {MAX_OUTPUT_CHARS:,} characters of output")
         pieces.append(piece)
     return "".join(pieces)
 
 
 def main() -> None:
     """Serves one template over standard input and output until the input ends."""
-    source = sys.stdin
-    sys.path[:] = json.loads(source.readline())["path"]
+    sys.path[:] = json.loads(sys.argv[1])
 
     import jinja2.sandbox  # noqa: F401  (before the limits apply, since the import is not the template's doing)
 
-    if not (line := source.readline()):  # closed without a template
+    if not (line := sys.stdin.readline()):  # closed without a template
         return
     setup = json.loads(line)
-    template: list[Template] = []
+    template: Template
 
-    def compile_source() -> dict[str, str]:
-        template.append(compile_template(setup["source"]))
-        return {}
+    def compile_source() -> str:
+        nonlocal template
+        template = compile_template(setup["source"])
+        return ""
 
-    def render_line(line: str) -> dict[str, str]:
-        return {"text": render(template[0], json.loads(line), setup["max_chars"])}
+    with suppress(ValueError, OSError):  # a lower limit is set already
+        resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    compiled = _attempt(compile_source, setup["seconds"], "fault", "is broken")
+    for line in sys.stdin:
+        answer = compiled
+        if "text" in compiled:
+            work = partial(render, template, line)
+            answer = _attempt(work, setup["seconds"], "refusal", "failed on this conversation")
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
-    _limit_memory(setup["memory_bytes"])
-    _answer(_attempt(compile_source, setup["seconds"], "broken"))
-    for line in source:
-        _answer(_attempt(partial(render_line, line), setup["seconds"], "failed"))
 
+def _attempt(work: Callable[[], str], seconds: float, kind: str, failure: str) -> dict[str, str]:
+    """The answer for the text of `work` or for its error. Computing for more than `seconds` kills the process.
 
-def _attempt(work: Callable[[], dict[str, str]], seconds: float, failure: str) -> dict[str, str]:
-    """The result of `work`, or a description of its error. Computing for more than `seconds` kills the process.
-
-    failure: the kind of errors that have no kind of their own.
+    kind, failure: of errors that have none of their own.
     """
     from jinja2.exceptions import SecurityError, TemplateSyntaxError, UndefinedError
 
-    try:
-        with _compute_limit(seconds):
-            return work()
-    except RaisedByTemplateError as error:
-        return _error("raised", str(error))
-    except SecurityError as error:
-        return _error("unsafe", str(error))
-    except TemplateSyntaxError as error:
-        return _error(failure, f"line {error.lineno}: {error.message}")
-    except UndefinedError as error:
-        return _error("undefined", str(error))
-    except OutputTooLongError as error:
-        return _error("limit", str(error))
-    except MemoryError:
-        return _error("limit", "more memory than allowed")
-    except RecursionError:
-        return _error("limit", "too many calls within calls")
-    except OverflowError as error:  # the sandbox's limit on ranges, or a number too large for the machine
-        return _error("limit", f"OverflowError: {error}")
-    except Exception as error:  # anything that a template can provoke in Python
-        return _error(failure, f"{type(error).__name__}: {error}")
-
-
-def _error(kind: str, message: str) -> dict[str, str]:
-    return {"error": kind, "message": message[:500]}
-
-
-def _answer(answer: dict[str, str]) -> None:
-    sys.stdout.write(json.dumps(answer) + "\n")
-    sys.stdout.flush()
-
-
-@contextmanager
-def _compute_limit(seconds: float) -> Iterator[None]:
-    """Limits the processor time, not the wall time, so that a busy machine does not fail a normal template."""
-    if not hasattr(signal, "setitimer"):  # on Windows only the parent's timeout applies
-        yield
-        return
-    # The default action of the signal ends the process, even within one long call.
+    # The default action of both signals ends the process, even within one long call. The limit is on processor time,
+    # so that a busy machine does not fail a normal template.
     signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, _MAX_WAIT_SECONDS)
     try:
-        yield
+        return {"text": work()}
+    except RaisedByTemplateError as error:
+        kind, reason = "refusal", f"refuses this conversation: {error}"
+    except UndefinedError as error:
+        kind, reason = "refusal", f"needs something that this conversation lacks: {error}"
+    except SecurityError as error:
+        kind, reason = "fault", f"does something unsafe and was stopped: {error}"
+    except MemoryError as error:
+        kind, reason = "fault", f"was stopped: {str(error) or 'more memory than allowed'}"
+    except RecursionError:
+        kind, reason = "fault", "was stopped: too many calls within calls"
+    except OverflowError as error:  # the sandbox's limit on ranges, or a number too large for the machine
+        kind, reason = "fault", f"was stopped: OverflowError: {error}"
+    except TemplateSyntaxError as error:
+        reason = f"{failure}: line {error.lineno}: {error.message}"
+    except Exception as error:  # anything that a template can provoke in Python
+        reason = f"{failure}: {type(error).__name__}: {error}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
-
-
-def _limit_memory(nbytes: int) -> None:
-    with suppress(ImportError):  # not on Windows
-        import resource
-
-        with suppress(ValueError, OSError):  # a lower limit is set already
-            resource.setrlimit(resource.RLIMIT_AS, (nbytes, nbytes))
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return {kind: reason[:500]}
 
 
 def _tojson(

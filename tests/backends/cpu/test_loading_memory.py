@@ -16,8 +16,8 @@ from octavo.backends import PackCacheOptions
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.weights import load_matrices
 from octavo.graph.values import Parameter
-from octavo.loader.gguf import GGUFFile
-from octavo.loader.safetensors import SafetensorsModel
+from octavo.loader.gguf import open_gguf
+from octavo.loader.safetensors import open_safetensors
 from octavo.loader.tensor_files import Source, Weights
 from tests.support.gguf_writer import Tensor, gguf, key
 from tests.support.quantize import random_weight
@@ -41,7 +41,7 @@ def loaded(path: Path, type_name: str, *, pack_cache: bool) -> dict[str, int]:
 
 def child(path: str, type_name: str, pack_cache: bool) -> None:
     """Packs the matrices of a file with one thread, and prints the figures."""
-    file = (GGUFFile if path.endswith(".gguf") else SafetensorsModel).open(Path(path))
+    file = (open_gguf if path.endswith(".gguf") else open_safetensors)(Path(path))
     sources = {
         name: Source(tensor.type_name, tensor.shape, tensor.nbytes, (name,), partial(file.weight, name), name)
         for name, tensor in file.tensors.items()
