@@ -4,169 +4,155 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from pydantic import TypeAdapter
+
 from octavo.server.http.openapi import ERRORS
 
 Schema: TypeAlias = "dict[str, Any]"
 
-TEXT: Schema = {"type": "string"}
-NUMBER: Schema = {"type": "number"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
+
+def _schema(shape: Any) -> Schema:
+    """The JSON schema of values of this shape.
+
+    shape: text for exactly this text; a tuple of alternatives; a list with the shape of its items; a dict with the
+    names and shapes of the members, where `?` marks those that may be absent, or with `str` for any name; else a type.
+    """
+    if isinstance(shape, str):
+        return {"const": shape}
+    if isinstance(shape, tuple):
+        return {"anyOf": [_schema(item) for item in shape]}
+    if isinstance(shape, list):
+        return {"type": "array", "items": _schema(shape[0])}
+    if not isinstance(shape, dict):
+        return TypeAdapter(shape).json_schema()
+    if str in shape:
+        return {"type": "object", "additionalProperties": _schema(shape[str])}
+    members = {name.removesuffix("?"): _schema(item) for name, item in shape.items()}
+    return {"type": "object", "required": [name for name in shape if name in members], "properties": members}
 
 
-def _object(required: Schema, optional: Schema | None = None) -> Schema:
-    """An object with these members. It may have the optional ones, and others too."""
-    return {"type": "object", "required": list(required), "properties": required | (optional or {})}
+def _texts(*names: str) -> dict[str, type]:
+    return dict.fromkeys(names, str)
 
 
-def _list(items: Schema) -> Schema:
-    return {"type": "array", "items": items}
+def _counts(*names: str) -> dict[str, type]:
+    return dict.fromkeys(names, int)
 
 
-def _map(values: Schema) -> Schema:
-    return {"type": "object", "additionalProperties": values}
+_USAGE = {
+    **_counts("prompt_tokens", "completion_tokens", "total_tokens", "truncated_tokens?"),
+    "prompt_tokens_details": {"cached_tokens": int},
+    "completion_tokens_details": {"reasoning_tokens": int},
+}
+_HEAD = {**_texts("id", "model", "system_fingerprint"), "created": int, "usage": _USAGE, "timings?": dict[str, float]}
+_PROMPT = {
+    "prompt_logprobs?": [({str: {"logprob": float, "rank": int, "decoded_token": str}}, None)],
+    "prompt_token_ids?": [int],
+}
+_TOKEN = {"token": str, "logprob": float, "bytes": list[int] | None}
+_CHAT_LOGPROBS = {"content": ([{**_TOKEN, "top_logprobs": [_TOKEN]}], None)}
+_CALL = {"id": str, "type": "function", "function": _texts("name", "arguments")}
+_CHAT_MESSAGE = {
+    "role": "assistant",
+    "content": str | None,
+    "refusal": None,
+    "tool_calls?": [_CALL],
+    "reasoning_content?": str,
+}
+_CHAT_CHOICE = {
+    "index": int,
+    "message": _CHAT_MESSAGE,
+    "logprobs": (_CHAT_LOGPROBS, None),
+    "finish_reason": ("stop", "length", "tool_calls"),
+    "token_ids?": [int],
+}
+CHAT_COMPLETION = _schema({**_HEAD, **_PROMPT, "object": "chat.completion", "choices": [_CHAT_CHOICE]})
 
+_TEXT_LOGPROBS = {
+    "tokens": [str],
+    "token_logprobs": [float | None],
+    "top_logprobs": ([dict[str, float] | None], None),
+    "text_offset": [int],
+}
+_TEXT_CHOICE = {
+    **_PROMPT,
+    "index": int,
+    "text": str,
+    "logprobs": (_TEXT_LOGPROBS, None),
+    "finish_reason": ("stop", "length"),
+    "token_ids?": [int],
+}
+COMPLETION = _schema({**_HEAD, "object": "text_completion", "choices": [_TEXT_CHOICE]})
 
-def _or_null(schema: Schema) -> Schema:
-    return {"anyOf": [schema, {"type": "null"}]}
-
-
-def _one_of(*values: str) -> Schema:
-    return {"enum": list(values)}
-
-
-def _texts(*names: str) -> Schema:
-    return dict.fromkeys(names, TEXT)
-
-
-def _counts(*names: str) -> Schema:
-    return dict.fromkeys(names, COUNT)
-
-
-def _by_type(**members: Schema) -> Schema:
-    """Objects that are told apart by their `type`."""
-    return {"anyOf": [_object({"type": {"const": name}, **schema}) for name, schema in members.items()]}
-
-
-_CACHED = _object(_counts("cached_tokens"))
-_REASONING = _object(_counts("reasoning_tokens"))
-_TOKEN_IDS = _list(COUNT)
-_USAGE = _object(
-    _counts("prompt_tokens", "completion_tokens", "total_tokens")
-    | {"prompt_tokens_details": _CACHED, "completion_tokens_details": _REASONING},
-    _counts("truncated_tokens"),
-)
-_PROMPT_LOGPROB = _object({"logprob": NUMBER, "rank": COUNT, "decoded_token": TEXT})
-_PROMPT_LOGPROBS = _list(_or_null(_map(_PROMPT_LOGPROB)))
-_ALIKE: Schema = {**_texts("id", "model", "system_fingerprint"), "created": COUNT, "usage": _USAGE}
-_TIMINGS: Schema = {"timings": _map(NUMBER)}
-
-_TOKEN: Schema = {"token": TEXT, "logprob": NUMBER, "bytes": _or_null(_list(COUNT))}
-_CHAT_LOGPROBS = _object({"content": _or_null(_list(_object(_TOKEN | {"top_logprobs": _list(_object(_TOKEN))})))})
-_CALL = _object({"id": TEXT, "type": {"const": "function"}, "function": _object(_texts("name", "arguments"))})
-_CHAT_MESSAGE = _object(
-    {"role": {"const": "assistant"}, "content": _or_null(TEXT), "refusal": {"type": "null"}},
-    {"tool_calls": _list(_CALL), "reasoning_content": TEXT},
-)
-_CHAT_CHOICE = _object(
+EMBEDDINGS = _schema(
     {
-        "index": COUNT,
-        "message": _CHAT_MESSAGE,
-        "logprobs": _or_null(_CHAT_LOGPROBS),
-        "finish_reason": _one_of("stop", "length", "tool_calls"),
-    },
-    {"token_ids": _TOKEN_IDS},
-)
-CHAT_COMPLETION = _object(
-    {**_ALIKE, "object": {"const": "chat.completion"}, "choices": _list(_CHAT_CHOICE)},
-    {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _TOKEN_IDS, **_TIMINGS},
-)
-
-_TEXT_LOGPROBS = _object(
-    {
-        "tokens": _list(TEXT),
-        "token_logprobs": _list(_or_null(NUMBER)),
-        "top_logprobs": _or_null(_list(_or_null(_map(NUMBER)))),
-        "text_offset": _list(COUNT),
-    }
-)
-_TEXT_CHOICE = _object(
-    {"index": COUNT, "text": TEXT, "logprobs": _or_null(_TEXT_LOGPROBS), "finish_reason": _one_of("stop", "length")},
-    {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _TOKEN_IDS, "token_ids": _TOKEN_IDS},
-)
-COMPLETION = _object({**_ALIKE, "object": {"const": "text_completion"}, "choices": _list(_TEXT_CHOICE)}, _TIMINGS)
-
-_VECTOR: Schema = {"anyOf": [_list(NUMBER), {**TEXT, "contentEncoding": "base64"}]}
-EMBEDDINGS = _object(
-    {
-        "object": {"const": "list"},
-        "model": TEXT,
-        "usage": _object(_counts("prompt_tokens", "total_tokens"), _counts("truncated_tokens")),
-        "data": _list(_object({"object": {"const": "embedding"}, "index": COUNT, "embedding": _VECTOR})),
+        "object": "list",
+        "model": str,
+        "usage": _counts("prompt_tokens", "total_tokens", "truncated_tokens?"),
+        "data": [{"object": "embedding", "index": int, "embedding": list[float] | str}],
     }
 )
 
-_BLOCK = _by_type(
-    text=_texts("text"),
-    thinking=_texts("thinking", "signature"),
-    tool_use={**_texts("id", "name"), "input": {"type": "object"}},
-)
-MESSAGE = _object(
+MESSAGE = _schema(
     {
         **_texts("id", "model"),
-        "type": {"const": "message"},
-        "role": {"const": "assistant"},
-        "content": _list(_BLOCK),
-        "stop_reason": _one_of("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"),
-        "stop_sequence": _or_null(TEXT),
-        "usage": _object(_counts("input_tokens", "output_tokens", "cache_read_input_tokens")),
+        "type": "message",
+        "role": "assistant",
+        "content": [
+            (
+                {"type": "text", "text": str},
+                {"type": "thinking", **_texts("thinking", "signature")},
+                {"type": "tool_use", **_texts("id", "name"), "input": dict},
+            )
+        ],
+        "stop_reason": ("end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"),
+        "stop_sequence": str | None,
+        "usage": _counts("input_tokens", "output_tokens", "cache_read_input_tokens"),
     }
 )
 
-_PART = _by_type(output_text={"text": TEXT, "annotations": _list({}), "logprobs": _list({"type": "object"})})
-_ITEM = _by_type(
-    message={**_texts("id", "status"), "role": {"const": "assistant"}, "content": _list(_PART)},
-    reasoning={"id": TEXT, "summary": _list({})},
-    function_call=_texts("id", "call_id", "name", "arguments", "status"),
+_PART = {"type": "output_text", "text": str, "annotations": [Any], "logprobs": [dict]}
+_ITEM = (
+    {"type": "message", **_texts("id", "status"), "role": "assistant", "content": [_PART]},
+    {"type": "reasoning", "id": str, "summary": [Any]},
+    {"type": "function_call", **_texts("id", "call_id", "name", "arguments", "status")},
 )
-RESPONSE = _object(
+RESPONSE = _schema(
     {
         **_texts("id", "model"),
-        "object": {"const": "response"},
-        "created_at": COUNT,
-        "status": _one_of("completed", "incomplete", "failed", "in_progress"),
-        "error": _or_null({"type": "object"}),
-        "incomplete_details": _or_null(_object(_texts("reason"))),
-        "output": _list(_ITEM),
-        "tools": _list({"type": "object"}),
-        "usage": _object(
-            _counts("input_tokens", "output_tokens", "total_tokens")
-            | {"input_tokens_details": _CACHED, "output_tokens_details": _REASONING}
-        ),
+        "object": "response",
+        "created_at": int,
+        "status": ("completed", "incomplete", "failed", "in_progress"),
+        "error": dict | None,
+        "incomplete_details": ({"reason": str}, None),
+        "output": [_ITEM],
+        "tools": [dict],
+        "usage": {
+            **_counts("input_tokens", "output_tokens", "total_tokens"),
+            "input_tokens_details": {"cached_tokens": int},
+            "output_tokens_details": {"reasoning_tokens": int},
+        },
     }
 )
 
-_TGI_TOKEN = _object({"id": COUNT, "text": TEXT, "logprob": _or_null(NUMBER)}, {"special": {"type": "boolean"}})
-_TGI_DETAILS = _object(
-    {
-        "finish_reason": _one_of("eos_token", "length", "stop_sequence"),
-        "generated_tokens": COUNT,
-        "seed": _or_null({"type": "integer"}),
-        "prefill": _list(_TGI_TOKEN),
-        "tokens": _list(_TGI_TOKEN),
-    },
-    {"top_tokens": _list(_list(_TGI_TOKEN)), "truncated_tokens": COUNT},
-)
-GENERATED_TEXT = _object({"generated_text": TEXT}, {"details": _TGI_DETAILS})
-INFO = _object(
+_TGI_TOKEN = {"id": int, "text": str, "logprob": float | None, "special?": bool}
+_TGI_DETAILS = {
+    "finish_reason": ("eos_token", "length", "stop_sequence"),
+    "generated_tokens": int,
+    "seed": int | None,
+    "prefill": [_TGI_TOKEN],
+    "tokens": [_TGI_TOKEN],
+    "top_tokens?": [[_TGI_TOKEN]],
+    "truncated_tokens?": int,
+}
+GENERATED_TEXT = _schema({"generated_text": str, "details?": _TGI_DETAILS})
+INFO = _schema(
     _texts("model_id", "version")
-    | _counts(*("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens", "max_total_tokens"))
+    | _counts("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens", "max_total_tokens")
 )
 
-
-ANTHROPIC_ERROR = _object(
-    {"type": {"const": "error"}, "error": _object(_texts("type", "message"))}, _texts("request_id")
-)
-TGI_ERROR = _object({"error": TEXT, "error_type": _one_of("validation", "overloaded", "generation")})
+ANTHROPIC_ERROR = _schema({"type": "error", "error": _texts("type", "message"), "request_id?": str})
+TGI_ERROR = _schema({"error": str, "error_type": ("validation", "overloaded", "generation")})
 
 
 def whole_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:

@@ -20,7 +20,6 @@ from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, NumLog
 from octavo.server.protocols.sampling_fields import SamplingFields
 
 MAX_MESSAGES = 4096
-ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields of a message that only one role has.
 _OF_ROLE = {
     **dict.fromkeys(("tool_calls", "refusal", "reasoning_content", "reasoning"), "assistant"),
@@ -67,7 +66,7 @@ class CalledTool(NullIsAbsent):
 class Message(NullIsAbsent):
     """A message of any role. parsed: a copy of the content that OpenAI's client adds for its own use."""
 
-    role: Annotated[Text, Field(json_schema_extra={"enum": list(ROLES)})]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[ContentPart] | None = None
     name: Text | None = None
     tool_calls: list[CalledTool] | None = None
@@ -198,8 +197,7 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     known_calls: set[str] = set()
     for i, message in enumerate(messages):
         where = f"messages[{i}]"
-        _check_role(message, where)
-        _check_calls(message, where, known_calls)
+        _check(message, where, known_calls)
         plain = {"role": message.role, "content": _content(message, where), **given(message, "name", "tool_call_id")}
         if message.tool_calls:
             calls = [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls]
@@ -210,18 +208,12 @@ def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return converted
 
 
-def _check_role(message: Message, where: str) -> None:
-    role = message.role
-    if role not in ROLES:
-        raise refuse(f"{where}.role", f"must be one of {', '.join(ROLES)}, not {quote(role)}", "invalid_value")
+def _check(message: Message, where: str, known_calls: set[str]) -> None:
+    """Checks that a message has only fields of its role, and a result the id of an earlier call."""
     for name, owner in _OF_ROLE.items():
-        if getattr(message, name) and role != owner:
-            reason = f"belongs to messages of the {owner}, not of the {role}"
+        if getattr(message, name) and message.role != owner:
+            reason = f"belongs to messages of the {owner}, not of the {message.role}"
             raise refuse(f"{where}.{name}", reason, "invalid_value")
-
-
-def _check_calls(message: Message, where: str, known_calls: set[str]) -> None:
-    """Checks that each result has the id of an earlier call."""
     for j, call in enumerate(message.tool_calls or ()):
         check_call_arguments(call.function.arguments, f"{where}.tool_calls[{j}].function.arguments")
         known_calls.add(call.id)

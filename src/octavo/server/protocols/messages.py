@@ -27,7 +27,6 @@ from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, Option
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 4096
-MIN_THINKING_BUDGET = 1
 
 FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format", "parameters": "input_schema"}
 
@@ -120,7 +119,7 @@ class EnabledThinking(NullIsAbsent):
     """budget_tokens: below max_tokens, which bounds thinking and answer together; nothing else bounds the thinking."""
 
     type: Literal["enabled"]
-    budget_tokens: Annotated[int, Field(ge=MIN_THINKING_BUDGET), WHOLE]
+    budget_tokens: Annotated[int, Field(ge=1), WHOLE]
     display: Literal["summarized", "omitted"] | None = None
 
 

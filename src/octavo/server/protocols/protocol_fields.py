@@ -59,12 +59,9 @@ def _option_fields() -> dict[str, Any]:
 def parameter_fields(*names: str) -> dict[str, Any]:
     """Fields for the parameters with these names. Their limits are only for the OpenAPI document, because
     `SamplingParams` and `BeamSearchParams` check the values for all interfaces."""
-    found: dict[str, Any] = {}
-    for params in (BeamSearchParams, SamplingParams):
-        types = get_type_hints(params)
-        limits = {item.name: Field(json_schema_extra=dict(item.metadata)) for item in fields(params)}
-        found |= {name: _optional(types[name], limits[name]) for name in names if name in limits}
-    return found
+    types = get_type_hints(BeamSearchParams) | get_type_hints(SamplingParams)
+    limits = {item.name: dict(item.metadata) for item in (*fields(BeamSearchParams), *fields(SamplingParams))}
+    return {name: _optional(types[name], Field(json_schema_extra=limits[name])) for name in names}
 
 
 class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_option_fields())):  # type: ignore[misc]
