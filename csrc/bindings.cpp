@@ -23,7 +23,7 @@ using ValueTuple = std::tuple<size_t, int32_t, int>;                          //
 using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  // tokens ... vocab_size
 using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
-ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<int, int, int> spin_us,
+ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<int, int> spin_us,
                             const LimitsTuple& limits, bool checked) {
     ProgramOptions options;
     options.isa = parse_isa(isa);
@@ -32,8 +32,7 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<
     if (num_threads < 1 || num_threads > 1024)
         throw std::invalid_argument("num_threads is " + std::to_string(num_threads) + ", must be from 1 to 1024");
     options.pool.count = num_threads;
-    PoolOptions& pool = options.pool;
-    std::tie(pool.barrier_spin_us, pool.idle_spin_us, pool.handover_spin_us) = spin_us;
+    std::tie(options.pool.barrier_spin_us, options.pool.idle_spin_us) = spin_us;
     StepLimits& l = options.limits;
     std::tie(l.tokens, l.requests, l.outputs, l.model_len, l.vocab_size) = limits;
     options.checked = checked;
@@ -43,8 +42,7 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::tuple<
 std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     std::vector<ProgramValue> values;
     for (const auto& [offset, cols, rows] : tuples) {
-        if (rows < 0 || rows > 2)
-            throw std::invalid_argument("a row symbol is 0 (tokens), 1 (requests) or 2 (outputs)");
+        if (rows < 0 || rows > 1) throw std::invalid_argument("a row symbol is 0 (tokens) or 1 (outputs)");
         values.push_back({offset, cols, static_cast<RowSymbol>(rows)});
     }
     return values;
@@ -161,7 +159,7 @@ void unzip(const Named<T>& operands, std::vector<std::string>& names, std::vecto
 // A program and the Python objects whose memory it reads.
 class PyProgram {
   public:
-    PyProgram(const std::string& isa, int num_threads, std::tuple<int, int, int> spin_us, const LimitsTuple& limits,
+    PyProgram(const std::string& isa, int num_threads, std::pair<int, int> spin_us, const LimitsTuple& limits,
               const std::vector<ValueTuple>& values, size_t workspace_bytes, bool checked)
         : program_(make_options(isa, num_threads, spin_us, limits, checked), make_values(values), workspace_bytes) {}
 
@@ -250,8 +248,8 @@ void bind_program(nb::module_& module) {
         .def("wait", &PyPendingStep::wait)
         .def_prop_ro("seconds", &PyPendingStep::seconds);
     nb::class_<PyProgram>(module, "Program")
-        .def(nb::init<const std::string&, int, std::tuple<int, int, int>, const LimitsTuple&,
-                      const std::vector<ValueTuple>&, size_t, bool>(),
+        .def(nb::init<const std::string&, int, std::pair<int, int>, const LimitsTuple&, const std::vector<ValueTuple>&,
+                      size_t, bool>(),
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
              "checked"_a = false)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)

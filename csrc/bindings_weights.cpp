@@ -46,7 +46,7 @@ class OwnedWeight {
         if (static_cast<int64_t>(data.shape(0)) != wanted)
             throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
                                         std::to_string(wanted) + " bytes, not " + std::to_string(data.shape(0)));
-        memory_ = Memory(packed_bytes(weight_));
+        memory_ = SharedMemory(packed_bytes(weight_));
         weight_.data = reinterpret_cast<const uint8_t*>(memory_.data());
         const nb::gil_scoped_release release;  // callers pack several matrices at once
         pack_panels(weight_, data.data(), reinterpret_cast<uint8_t*>(memory_.data()), 0, num_panels(weight_));
@@ -75,7 +75,7 @@ class OwnedWeight {
     OwnedWeight(const PackedWeight& weight, Bytes panels) : weight_(weight), panels_(std::move(panels)) {}
 
     PackedWeight weight_{};
-    Memory memory_;
+    SharedMemory memory_;
     Bytes panels_;  // keeps a mapped file mapped
 };
 
@@ -149,7 +149,7 @@ class KernelRun {
             const Step& step;
         } context{entry_, args, step};
         pool_.run(
-            [](void* opaque, Worker& worker) {
+            [](void* opaque, Worker& worker, size_t) {
                 const Context& c = *static_cast<Context*>(opaque);
                 c.entry->run(c.args, c.step, worker);
             },

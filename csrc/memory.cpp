@@ -4,12 +4,13 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <mutex>
 #include <new>
-#include <utility>
 
 namespace octavo {
 namespace {
 constexpr size_t HUGE_PAGE = size_t{2} << 20;
+constexpr size_t REGION = 32 * HUGE_PAGE;  // of shared memory
 
 size_t round_up(size_t n, size_t unit) { return (n + unit - 1) / unit * unit; }
 }  // namespace
@@ -46,6 +47,42 @@ Memory::Memory(Memory&& other) noexcept { *this = std::move(other); }
 Memory& Memory::operator=(Memory&& other) noexcept {
     std::swap(mapping_, other.mapping_);
     std::swap(mapped_, other.mapped_);
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+}
+
+struct SharedMemory::Region {
+    Memory memory{REGION};
+    size_t used = 0;
+};
+
+SharedMemory::SharedMemory(size_t bytes) : size_(bytes) {
+    static std::mutex mutex;
+    static std::weak_ptr<Region> newest;
+    const size_t size = round_up(bytes, 64);
+    if (size > REGION / 2) {
+        region_ = std::make_shared<Region>(Region{Memory(size), size});
+        data_ = region_->memory.data();
+        return;
+    }
+    const std::lock_guard<std::mutex> lock(mutex);
+    region_ = newest.lock();
+    if (!region_ || region_->used + size > REGION) newest = region_ = std::make_shared<Region>();
+    data_ = region_->memory.data() + region_->used;
+    region_->used += size;
+}
+
+SharedMemory::~SharedMemory() {
+    if (!region_) return;
+    const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t begin = round_up(reinterpret_cast<uintptr_t>(data_), page);
+    const uintptr_t end = (reinterpret_cast<uintptr_t>(data_) + size_) / page * page;
+    if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+    std::swap(region_, other.region_);
     std::swap(data_, other.data_);
     std::swap(size_, other.size_);
     return *this;

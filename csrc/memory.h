@@ -1,7 +1,9 @@
-// Page-granular memory for workspaces, caches and scratch: zeroed, aligned, given back at once when freed.
+// Page-granular memory for workspaces, caches, scratch and weights: zeroed, aligned, given back at once when freed.
 #pragma once
 
 #include <cstddef>
+#include <memory>
+#include <utility>
 
 namespace octavo {
 
@@ -23,6 +25,28 @@ class Memory {
   private:
     void* mapping_ = nullptr;
     size_t mapped_ = 0;
+    char* data_ = nullptr;
+    size_t size_ = 0;
+};
+
+// Memory that lies side by side with others of its kind: a matrix of less than 2 MiB gets no huge page of its own, and
+// without them a model of many small matrices spends its time on page tables. Aligned to 64 bytes.
+class SharedMemory {
+  public:
+    SharedMemory() = default;
+    // Throws std::bad_alloc.
+    explicit SharedMemory(size_t bytes);
+    ~SharedMemory();  // gives back whole pages at once, the rest with the last that shares the region
+    SharedMemory(SharedMemory&& other) noexcept { *this = std::move(other); }
+    SharedMemory& operator=(SharedMemory&& other) noexcept;
+    SharedMemory(const SharedMemory&) = delete;
+    SharedMemory& operator=(const SharedMemory&) = delete;
+
+    char* data() const { return data_; }
+
+  private:
+    struct Region;
+    std::shared_ptr<Region> region_;
     char* data_ = nullptr;
     size_t size_ = 0;
 };

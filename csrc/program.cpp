@@ -188,9 +188,9 @@ void Program::submit(PendingStep& pending) {
     pending.program_ = this;
     pending.end_ = end_of(pending.result);
     pending.job_ = pool_->start(
-        [](void* pointer, Worker& worker) {
+        [](void* pointer, Worker& worker, size_t position) {
             PendingStep& step = *static_cast<PendingStep*>(pointer);
-            step.program_->run(step, worker);
+            step.program_->run(step, worker, position);
         },
         &pending);
     pending.pool_ = pool_;
@@ -202,20 +202,24 @@ void Program::PendingStep::wait() {
     if (!error_.empty()) throw std::runtime_error(error_);
 }
 
-void Program::run(PendingStep& pending, Worker& worker) {
+// Boundary 1 lies before the first record, and boundary i + 1 after i records.
+void Program::run(PendingStep& pending, Worker& worker, size_t position) {
     const auto start = Clock::now();
-    if (pending.changes_rows_ || pending.step.num_block_copies > 0 || !pending.inputs.empty()) {
-        if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
-        copy_blocks(pending.step, worker);
-        transfer(pending.inputs, false, pending.step, worker);
-        worker.barrier();
+    if (position == 0) {
+        if (pending.changes_rows_ || pending.step.num_block_copies > 0 || !pending.inputs.empty()) {
+            if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
+            copy_blocks(pending.step, worker);
+            transfer(pending.inputs, false, pending.step, worker);
+            pool_->boundary(worker, 1);
+        }
+        position = 1;
     }
     if (options_.checked)
-        walk_checked(pending, worker);
+        walk_checked(pending, worker, position - 1);
     else if (clocked_.empty())
-        walk(pending, worker);
+        walk(pending, worker, position - 1);
     else
-        walk_timed(pending, worker);
+        walk_timed(pending, worker, position - 1);
     transfer(pending.copies, true, pending.step, worker);
     if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -245,29 +249,32 @@ void Program::transfer(const std::vector<Transfer>& values, bool out, const Step
     }
 }
 
-void Program::walk(const PendingStep& pending, Worker& worker) {
-    for (size_t i = 0; i < pending.end_; ++i) {
+void Program::walk(const PendingStep& pending, Worker& worker, size_t first) {
+    for (size_t i = first; i < pending.end_; ++i) {
         Record& record = *records_[i];
         record.kernel->run(record.args, pending.step, worker);
-        worker.barrier();
+        pool_->boundary(worker, i + 2);
     }
     if (pending.finale) pending.finale(pending.finale_context, worker);
 }
 
-void Program::walk_timed(const PendingStep& pending, Worker& worker) {
+void Program::walk_timed(const PendingStep& pending, Worker& worker, size_t first) {
     std::vector<Clocked>& clocked = clocked_[worker.index];
     auto start = Clock::now();
     const auto timed = [&](size_t i, auto run) {
         run();
         const auto done = Clock::now();
-        worker.barrier();
+        if (i < pending.end_)
+            pool_->boundary(worker, i + 2);
+        else
+            worker.barrier();
         const auto all_done = Clock::now();
         clocked[i].calls += 1;
         clocked[i].nanoseconds += std::chrono::nanoseconds(all_done - start).count();
         clocked[i].busy_nanoseconds += std::chrono::nanoseconds(done - start).count();
         start = all_done;
     };
-    for (size_t i = 0; i < pending.end_; ++i) {
+    for (size_t i = first; i < pending.end_; ++i) {
         Record& record = *records_[i];
         timed(i, [&] { record.kernel->run(record.args, pending.step, worker); });
     }
@@ -275,18 +282,17 @@ void Program::walk_timed(const PendingStep& pending, Worker& worker) {
 }
 
 // Worker 0 poisons and looks; the others wait for it. The step ends with the first record that is wrong.
-void Program::walk_checked(PendingStep& pending, Worker& worker) {
-    for (size_t i = 0; i < pending.end_; ++i) {
+void Program::walk_checked(PendingStep& pending, Worker& worker, size_t first) {
+    for (size_t i = first; i < pending.end_ && pending.error_.empty(); ++i) {
         Record& record = *records_[i];
         if (worker.index == 0) poison(record);
         worker.barrier();
         record.kernel->run(record.args, pending.step, worker);
         worker.barrier();
         if (worker.index == 0) pending.error_ = check_finite(record);
-        worker.barrier();
-        if (!pending.error_.empty()) return;
+        pool_->boundary(worker, i + 2);
     }
-    if (pending.finale) pending.finale(pending.finale_context, worker);
+    if (pending.finale && pending.error_.empty()) pending.finale(pending.finale_context, worker);
 }
 
 // All bits set is NaN: an element that the kernel forgets to write is found by check_finite.

@@ -73,10 +73,10 @@ class Program {
     struct PendingStep {
         Step step{};
         int32_t result = -1;
-        ThreadPool::Job finale = nullptr;
+        void (*finale)(void* context, Worker& worker) = nullptr;
         void* finale_context = nullptr;
         std::vector<Transfer> inputs, copies;
-        double seconds = 0;  // on worker 0, from its start to its end; once `wait` has returned
+        double seconds = 0;  // from the start of the first worker to its end; once `wait` has returned
 
         // Returns when the step is done. Throws std::runtime_error for what checked mode found, or after a fork.
         void wait();
@@ -132,10 +132,10 @@ class Program {
     void bind(Record& record);
     void update_rows(const Step& step);
     size_t end_of(int32_t output) const;
-    void run(PendingStep& pending, Worker& worker);
-    void walk(const PendingStep& pending, Worker& worker);
-    void walk_timed(const PendingStep& pending, Worker& worker);
-    void walk_checked(PendingStep& pending, Worker& worker);
+    void run(PendingStep& pending, Worker& worker, size_t position);
+    void walk(const PendingStep& pending, Worker& worker, size_t first);
+    void walk_timed(const PendingStep& pending, Worker& worker, size_t first);
+    void walk_checked(PendingStep& pending, Worker& worker, size_t first);
     void copy_blocks(const Step& step, const Worker& worker);
     void transfer(const std::vector<Transfer>& values, bool out, const Step& step, const Worker& worker) const;
     void poison(const Record& record) const;

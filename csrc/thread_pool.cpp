@@ -73,11 +73,11 @@ ThreadPool::ThreadPool(const PoolOptions& options)
         worker.pool = this;
         worker.taken = &taken_;
         workers_[i].spin = Spin(options_.barrier_spin_us);
-        worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(w.index); };
+        worker.barrier_fn = [](Worker& w) { static_cast<ThreadPool*>(w.pool)->barrier(w.index, Place::inside); };
     }
     const BlockedSignals blocked;
     try {
-        for (int i = 0; i < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
+        for (int i = 0; i + 1 < options_.count; ++i) threads_.emplace_back(&ThreadPool::work, this, i);
     } catch (...) {
         stop();
         throw;
@@ -116,12 +116,27 @@ void ThreadPool::check_process() const {
             "load it in the process that uses it, or start processes with the spawn method");
 }
 
-uint32_t ThreadPool::start(Job job, void* context) {
+void ThreadPool::begin(Job job, void* context, int members, Waiter waiter) {
     check_process();
     job_ = job;
     context_ = context;
+    members_ = members;
+    position_ = 0;
+    waiter_.store(waiter, std::memory_order_release);
     advance(job_number_);
+}
+
+uint32_t ThreadPool::start(Job job, void* context) {
+    begin(job, context, std::max(options_.count - 1, 1), absent);
     return last_job();
+}
+
+void ThreadPool::run(Job job, void* context) {
+    begin(job, context, options_.count, admitted);
+    if (options_.tiles) load_tile_configuration();
+    take_part(options_.count - 1, 0);
+    if (options_.tiles) release_tiles();
+    wait(last_job());
 }
 
 bool ThreadPool::is_done(uint32_t number) const {
@@ -129,7 +144,15 @@ bool ThreadPool::is_done(uint32_t number) const {
 }
 
 void ThreadPool::wait(uint32_t number) {
-    // No spinning: if the workers have all processors, a caller that spins takes the time of one of them.
+    if (is_done(number)) return;
+    check_process();
+    uint32_t expected = absent;
+    if (waiter_.compare_exchange_strong(expected, asking, std::memory_order_seq_cst) && join()) {
+        if (options_.tiles) load_tile_configuration();
+        take_part(options_.count - 1, position_);
+        if (options_.tiles) release_tiles();
+    }
+    // No spinning: the workers need the processors.
     Spin none;
     for (;;) {
         const uint32_t finished = finished_.value.load(std::memory_order_acquire);
@@ -139,29 +162,58 @@ void ThreadPool::wait(uint32_t number) {
     }
 }
 
+// Waits for the next boundary of the job; false if the job ended before. A pool of one worker has nobody to wait for.
+bool ThreadPool::join() {
+    if (threads_.empty()) return true;
+    for (;;) {
+        const uint32_t generation = generation_.value.load(std::memory_order_acquire);
+        const uint32_t waiter = waiter_.load(std::memory_order_acquire);
+        if (waiter != asking) return waiter == admitted;
+        wait_for_change(generation_, generation, workers_[options_.count - 1].spin, false);
+    }
+}
+
 void ThreadPool::work(int index) {
     pthread_setname_np(pthread_self(), ("octavo-" + std::to_string(index)).c_str());
     if (options_.tiles) load_tile_configuration();
-    Spin idle(index == 0 ? options_.handover_spin_us : options_.idle_spin_us);
+    Spin idle(options_.idle_spin_us);
     for (uint32_t seen = 0;; ++seen) {
         wait_for_change(job_number_, seen, idle, options_.tiles);
         if (stopping_) break;
-        job_(context_, workers_[index].worker);
-        barrier(index);
-        if (index == 0) advance(finished_);
+        take_part(index, 0);
     }
     if (options_.tiles) release_tiles();
 }
 
-void ThreadPool::barrier(int index) {
+void ThreadPool::take_part(int index, size_t position) {
+    Worker& worker = workers_[index].worker;
+    worker.count = members_;
+    job_(context_, worker, position);
+    barrier(index, Place::end);
+}
+
+void ThreadPool::boundary(Worker& worker, size_t position) {
+    barrier(worker.index, Place::between, position);
+    worker.count = members_;
+}
+
+void ThreadPool::barrier(int index, Place place, size_t position) {
     const uint32_t generation = generation_.value.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == static_cast<uint32_t>(options_.count)) {
-        arrived_.store(0, std::memory_order_relaxed);
-        taken_ = 0;
-        advance(generation_);
-    } else {
+    const uint32_t members = static_cast<uint32_t>(members_);  // may change once all have arrived
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < members) {
         wait_for_change(generation_, generation, workers_[index].spin, false);
+        return;
     }
+    arrived_.store(0, std::memory_order_relaxed);
+    taken_ = 0;
+    if (place == Place::between && waiter_.load(std::memory_order_seq_cst) == asking) {
+        position_ = position;
+        members_ = options_.count;
+        waiter_.store(admitted, std::memory_order_release);
+    }
+    if (place == Place::end) waiter_.store(too_late, std::memory_order_seq_cst);
+    advance(generation_);
+    if (place == Place::end) advance(finished_);
 }
 
 void ThreadPool::advance(Signal& signal) {

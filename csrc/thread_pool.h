@@ -15,16 +15,19 @@
 namespace octavo {
 
 struct PoolOptions {
-    int count = 1;               // workers; the calling thread is none of them
-    int barrier_spin_us = 50;    // how long a worker spins inside a run before it sleeps
-    int idle_spin_us = 300;      // how long it spins between runs before it sleeps
-    int handover_spin_us = 300;  // the same for worker 0, which may have to share a processor with the caller
-    bool tiles = false;          // the kernels use AMX tiles
+    int count = 1;             // workers; the thread that waits for a job is the last of them
+    int barrier_spin_us = 50;  // how long a worker spins inside a job before it sleeps
+    int idle_spin_us = 300;    // how long it spins between jobs before it sleeps
+    bool tiles = false;        // the kernels use AMX tiles
 };
 
+// A job runs on `count` workers: threads of the pool, and the thread that waits for the job. The others start without
+// it, and it takes part from the next boundary of the job. So a thread that has other work first delays nobody, and no
+// processor is shared by two threads.
 class ThreadPool {
   public:
-    using Job = void (*)(void* context, Worker& worker);
+    // `position`: the boundary from which this worker takes part; 0 at the start.
+    using Job = void (*)(void* context, Worker& worker, size_t position);
 
     // Throws std::system_error if threads cannot be started.
     explicit ThreadPool(const PoolOptions& options);
@@ -34,23 +37,27 @@ class ThreadPool {
 
     int count() const { return options_.count; }
 
-    // Gives every worker private scratch of at least this size, aligned to 64 bytes. Not during a run.
+    // Gives every worker private scratch of at least this size, aligned to 64 bytes. Not during a job.
     void reserve_scratch(size_t bytes_per_worker);
 
-    // Starts job(context, worker) on all workers and returns its number at once. `context` must live until the job is
-    // done. One job at a time: the one before must be done. Throws std::runtime_error in a process that was forked
-    // after the pool was made: threads do not survive a fork.
+    // Starts a job and returns its number at once. `context` must live until the job is done. One job at a time: the
+    // one before must be done. A pool of one worker runs the job in `wait`. Throws std::runtime_error in a process that
+    // was forked after the pool was made: threads do not survive a fork.
     uint32_t start(Job job, void* context);
 
-    // Returns when the job of that number is done. Any thread may wait, for any job. Throws like `start` if the
-    // job was running when the process was forked.
+    // Takes part in the job of that number and returns when it is done. Any thread may wait, for any job; of several,
+    // one takes part. Throws like `start` if the job was running when the process was forked.
     void wait(uint32_t number);
 
     // True if `wait` would return at once.
     bool is_done(uint32_t number) const;
 
-    // Starts a job and waits for it.
-    void run(Job job, void* context) { wait(start(job, context)); }
+    // Runs a job on all workers from its start.
+    void run(Job job, void* context);
+
+    // A barrier between two parts of a job. All workers of the job call it with the same `position` > 0, the next part:
+    // the waiting thread may come in here, which changes `worker.count`.
+    void boundary(Worker& worker, size_t position);
 
     // The number of the job that was started last.
     uint32_t last_job() const { return job_number_.value.load(std::memory_order_relaxed); }
@@ -72,21 +79,33 @@ class ThreadPool {
         Memory scratch;
     };
 
+    // The thread that waits for the job: not there, wants to take part, takes part, or too late.
+    enum Waiter : uint32_t { absent, asking, admitted, too_late };
+    // Of a barrier: inside a part of the job, between two, or after the last.
+    enum class Place { inside, between, end };
+
     void check_process() const;
+    void begin(Job job, void* context, int members, Waiter waiter);
     void work(int index);
+    void take_part(int index, size_t position);
+    bool join();
     void stop();
-    void barrier(int index);
+    void barrier(int index, Place place, size_t position = 0);
     static void wait_for_change(Signal& signal, uint32_t old, Spin& spin, bool tiles);
     static void advance(Signal& signal);
 
     PoolOptions options_;
     int pid_;
+    // Of the job. The last worker that arrives at a barrier changes them.
     Job job_ = nullptr;
     void* context_ = nullptr;
+    int members_ = 0;      // workers that take part
+    size_t position_ = 0;  // of the boundary at which the waiting thread came in
     bool stopping_ = false;
     Signal job_number_;  // jobs started
     Signal finished_;    // jobs done
-    Signal generation_;
+    Signal generation_;  // barriers passed
+    alignas(64) std::atomic<uint32_t> waiter_{absent};
     alignas(64) std::atomic<uint32_t> arrived_{0};
     alignas(64) int64_t taken_ = 0;  // of Worker::take
     std::unique_ptr<PaddedWorker[]> workers_;

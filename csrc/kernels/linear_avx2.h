@@ -245,9 +245,8 @@ __attribute__((always_inline)) inline void multiply_unit(const Source& source, c
     }
 }
 
-// c [R][16] += a * weights over `units` units.
 template <int R, typename Source>
-void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+inline void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
     for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
         source.prefetch();

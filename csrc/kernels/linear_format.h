@@ -164,7 +164,7 @@ struct UnitCursor {
 
     UnitCursor(const Panel& panel, int first, int count)
         : header(panel.data + first / F::units * static_cast<int64_t>(F::block_bytes)),
-          unit(first % F::units),
+          unit(F::units == 1 ? 0 : first % F::units),
           left_(count) {
         load_header();
     }
@@ -191,7 +191,7 @@ struct UnitCursor {
     // After the last unit, `header` is that of the next one, if there is any.
     void next() {
         --left_;
-        if (++unit == F::units) {
+        if (F::units == 1 || ++unit == F::units) {
             unit = 0;
             header += F::block_bytes;
             if (left_ > 0) load_header();

@@ -43,7 +43,7 @@ __attribute__((noinline)) F32x16 unit_sums(const UnitTile<Form>& tile, const int
 }
 
 template <int R, typename Source>
-void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
+inline void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c) {
     using Form = typename Source::Form;
     for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
         const UnitFactors<Form> factors(source);

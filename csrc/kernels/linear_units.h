@@ -14,9 +14,11 @@ struct TileSource;
 template <typename Form>
 struct UnitTile;
 
-// c [R][16] += a * weights over `units` units.
+// c [R][16] += a * weights over `units` units. Inlined, as `multiply_rows`: a source that is an argument is copied
+// through memory, and the loads of the next panel would wait for that.
 template <int R, typename Source>
-void multiply_units(Source source, int units, const uint8_t* a, const int32_t* terms, float* c);
+inline __attribute__((always_inline)) void multiply_units(Source source, int units, const uint8_t* a,
+                                                          const int32_t* terms, float* c);
 
 template <typename F>
 struct PackedUnits : UnitCursor<F> {
@@ -60,7 +62,8 @@ struct UnitFactors {
 };
 
 template <int Most, typename Source>
-inline void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms, float* c) {
+inline __attribute__((always_inline)) void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms,
+                                                         float* c) {
     unroll<Most>([&](auto i) __attribute__((always_inline)) {
         constexpr int R = decltype(i)::value + 1;
         if (a.rows == R) multiply_units<R>(source, units, a.data, terms, c);

@@ -61,7 +61,7 @@ class NativeAttention:
         limits = (setup.max_tokens, 64, 1, setup.model_len, 1 << 30)
         self.output = len(inputs)
         self.program = _native.Program(
-            setup.isa, setup.threads, (50, 50, 50), limits, values, offset, checked=setup.checked
+            setup.isa, setup.threads, (50, 50), limits, values, offset, checked=setup.checked
         )
         op = self._operation(inputs, extras)
         operands = lower(op, self._format(extras))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import time
 
@@ -13,13 +14,14 @@ from octavo.backends.cpu import _native
 from octavo.batch import Batch
 
 ROWS, COLS = 1024, 2048
+OUTPUTS = 1  # the row symbol
 
 
 def add_program(num_adds: int, threads: int = 2) -> _native.Program:
     """Values 0 and 1 are added `num_adds` times into value 2; a hundred times take tens of milliseconds."""
     size = ROWS * COLS * 4
-    values = [(size * i, COLS, 2) for i in range(3)]
-    program = _native.Program("scalar", threads, (50, 300, 0), (ROWS, 1, ROWS, ROWS, 10), values, size * 3)
+    values = [(size * i, COLS, OUTPUTS) for i in range(3)]
+    program = _native.Program("scalar", threads, (50, 300), (ROWS, 1, ROWS, ROWS, 10), values, size * 3)
     for _ in range(num_adds):
         program.add_record("add", "add", 2, [("a", 0), ("b", 1)])
     program.finish()
@@ -52,6 +54,33 @@ def test_submit_returns_while_the_step_runs(big_batch):
     assert submitted - start < (done - start) / 4
     np.testing.assert_array_equal(copy, EXPECTED)
     step.wait()  # once more, at once
+
+
+def test_the_pool_ends_a_step_for_which_nobody_waits(big_batch):
+    program = add_program(20)
+    step, copy = submit(program, big_batch)
+    deadline = time.monotonic() + 20
+    while not np.array_equal(copy, EXPECTED):
+        assert time.monotonic() < deadline, "the step waits for the thread that will wait for it"
+        time.sleep(0.01)
+    step.wait()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_thread_that_waits_is_one_of_the_workers(big_batch, threads):
+    before = count_threads()
+    program = add_program(200, threads)
+    assert count_threads() - before == threads - 1
+    step, copy = submit(program, big_batch)
+    start = time.thread_time()
+    step.wait()
+    assert time.thread_time() - start > 0.001, "it slept instead of taking part"
+    np.testing.assert_array_equal(copy, EXPECTED)
+
+
+def count_threads() -> int:
+    """Threads of this process, native ones too."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def test_python_runs_while_a_step_is_waited_for(big_batch):
@@ -113,7 +142,7 @@ def test_close_waits_for_the_step_in_flight(big_batch):
 
 def test_wait_raises_what_checked_mode_finds(cpu_batch):
     values = [(4096 * i, 33, 0) for i in range(3)]
-    program = _native.Program("scalar", 2, (50, 300, 0), (8, 1, 1, 8, 10), values, 4096 * 3, checked=True)
+    program = _native.Program("scalar", 2, (50, 300), (8, 1, 1, 8, 10), values, 4096 * 3, checked=True)
     program.add_record("add", "first: add", 2, [("a", 0), ("b", 1)])
     program.finish()
     program.value(0, 8)[:] = 1

@@ -68,13 +68,7 @@ def test_spinning_is_short_under_a_quota_and_absent_with_too_many_threads(machin
     free = plan_threads(3, **machine(4)).spin_us
     fractional = plan_threads(**machine(4, cpu_dot_max="250000 100000")).spin_us
     assert all(a < b for a, b in zip(fractional, free, strict=True))
-    assert plan_threads(9, **machine(4)).spin_us == (0, 0, 0)
-
-
-def test_the_first_thread_leaves_its_cpu_to_the_caller_if_there_is_no_other(machine):
-    arguments = machine(4)
-    assert plan_threads(3, **arguments).spin_us == (50, 500, 500)
-    assert plan_threads(4, **arguments).spin_us == (50, 500, 0)
+    assert plan_threads(9, **machine(4)).spin_us == (0, 0)
 
 
 def test_what_the_user_asks_for_wins(machine, monkeypatch):

@@ -13,19 +13,23 @@ namespace {
 constexpr int PHASES = 5;
 
 struct Board {
+    octavo::ThreadPool* pool = nullptr;
     std::vector<long> slots;
-    long round = 0;
+    long round = 0, played = 0;
     std::vector<int> failures;
 };
 
-void play(void* context, octavo::Worker& worker) {
+// The thread that waits comes in at any of the boundaries.
+void play(void* context, octavo::Worker& worker, size_t position) {
     Board& board = *static_cast<Board*>(context);
-    for (int phase = 0; phase < PHASES; ++phase) {
-        board.slots[worker.index] = board.round * PHASES + phase;
+    for (long phase = static_cast<long>(position); phase < PHASES; ++phase) {
+        const long value = board.round * PHASES + phase;
+        board.slots[worker.index] = value;
         worker.barrier();
-        for (long slot : board.slots)
-            if (slot != board.round * PHASES + phase) ++board.failures[worker.index];
-        worker.barrier();
+        for (int i = 0; i < worker.count; ++i)
+            if (board.slots[i] != value) ++board.failures[worker.index];
+        if (worker.index == 0) ++board.played;
+        board.pool->boundary(worker, phase + 1);
     }
 }
 
@@ -34,22 +38,27 @@ int stress(int workers, int rounds, octavo::PoolOptions options) {
     octavo::ThreadPool pool(options);
     pool.reserve_scratch(1000);
     Board board;
+    board.pool = &pool;
     board.slots.assign(workers, -1);
     board.failures.assign(workers, 0);
     for (; board.round < rounds; ++board.round) {
         if (board.round % 50 == 0) usleep(3000);  // long enough for the workers to sleep
+        if (board.round % 7 == 0) {
+            pool.run(play, &board);
+            continue;
+        }
         const uint32_t job = pool.start(play, &board);
         if (board.round % 10 == 0) {  // two threads wait for the same job
             std::thread other([&pool, job] { pool.wait(job); });
             pool.wait(job);
             other.join();
         }
-        while (board.round % 3 == 0 && !pool.is_done(job)) usleep(1);
+        while (workers > 1 && board.round % 3 == 0 && !pool.is_done(job)) usleep(1);  // nobody else takes part
         pool.wait(job);
         if (board.round > 0) pool.wait(job - 1);  // long done
     }
-    pool.start([](void*, octavo::Worker&) { usleep(100); }, nullptr);  // the destructor waits for it
-    int failures = 0;
+    pool.start([](void*, octavo::Worker&, size_t) { usleep(100); }, nullptr);  // the destructor waits for it
+    int failures = board.played != static_cast<long>(rounds) * PHASES;
     for (int f : board.failures) failures += f;
     return failures;
 }
@@ -62,7 +71,7 @@ int main(int argc, char** argv) {
     for (int workers : {1, 2, 3, 7})
         for (const int spin_us : {0, 20}) {
             octavo::PoolOptions options;
-            options.barrier_spin_us = options.idle_spin_us = options.handover_spin_us = spin_us;
+            options.barrier_spin_us = options.idle_spin_us = spin_us;
             failures += stress(workers, rounds, options);
         }
     std::printf("%d failures\n", failures);

@@ -102,7 +102,7 @@ class Program:
         self,
         isa: str,
         num_threads: int,
-        spin_us: tuple[int, int, int],
+        spin_us: tuple[int, int],
         limits: tuple[int, int, int, int, int],
         values: list[tuple[int, int, int]],
         workspace_bytes: int,

@@ -22,12 +22,11 @@ _SPIN_UNDER_QUOTA_US = (5, 20)
 class ThreadPlan:
     """count: compute threads. reasons: explanations of the count, one line each.
 
-    spin_us: inside a step; between steps; between steps for the first thread, in microseconds. The first thread does
-    not spin if the threads take all CPUs, as the thread that prepares steps needs one.
+    spin_us: inside a step and between steps, in microseconds.
     """
 
     count: int
-    spin_us: tuple[int, int, int]
+    spin_us: tuple[int, int]
     reasons: tuple[str, ...]
 
 
@@ -58,13 +57,12 @@ def plan_threads(
     return ThreadPlan(count, _spin(count, len(cpus), quota), tuple(reasons))
 
 
-def _spin(count: int, cpus: int, quota: float | None) -> tuple[int, int, int]:
+def _spin(count: int, cpus: int, quota: float | None) -> tuple[int, int]:
     if count > cpus:
-        return (0, 0, 0)
+        return (0, 0)
     # A quota of as many CPUs as there are threads leaves nothing to anybody else in the group.
     is_scarce = quota is not None and quota < cpus and (quota != int(quota) or quota <= count)
-    inside, between = _SPIN_UNDER_QUOTA_US if is_scarce else _SPIN_US
-    return inside, between, between if count < cpus else 0
+    return _SPIN_UNDER_QUOTA_US if is_scarce else _SPIN_US
 
 
 def _physical_cores(cpus: list[int], topology: Path) -> int:
