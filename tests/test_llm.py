@@ -21,7 +21,7 @@ from octavo import (
     SamplingParams,
     UsageError,
 )
-from octavo.backends.memory import available_memory_bytes
+from octavo.backends.memory import host_memory
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_model import use_fake_model
 
@@ -300,7 +300,7 @@ def test_the_default_model_answers_and_gives_its_memory_back(smollm2_path: Path)
     gc.collect()
     assert rss_bytes() < first + 32 * 2**20, "memory grows from one model to the next"
     assert rss_bytes() < loaded
-    assert available_memory_bytes() > 0
+    assert host_memory().available_bytes > 0
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("imports", "src/octavo/graph/a.py", "def f():\n    import torch\n", "torch is imported outside"),
         ("imports", "src/octavo/graph/a.py", "from . import b\n", "relative import"),
         ("imports", "src/octavo/graph/a.py", "import pickle\n", "pickle is never imported"),
-        ("imports", "src/octavo/engine/a.py", "import octavo.backends.cpu.sizes\n", "octavo.backends.cpu.sizes is a"),
+        ("imports", "src/octavo/engine/a.py", "import octavo.backends.cpu.weights\n", "octavo.backends.cpu.weights is"),
         ("imports", "src/octavo/engine/a.py", "from octavo.backends import reference\n", "reference is a backend"),
         ("imports", "src/octavo/engine/scheduler.py", "import numpy as np\n", "pure Python"),
         ("calls", "src/octavo/graph/a.py", "import os\nx = os.environ\n", "only env.py"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.backends.memory import available_memory_bytes
+from octavo.backends.memory import host_memory
 
 GIB = 2**30
 
@@ -28,44 +28,44 @@ def write(folder: Path, **files: object) -> None:
 
 def test_without_a_limit_it_is_what_the_machine_has(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "0::/\n")
-    assert available_memory_bytes(proc, cgroups) == 8 * GIB
+    assert host_memory(proc, cgroups).available_bytes == 8 * GIB
     write(cgroups, memory__max="max", memory__current=GIB)
-    assert available_memory_bytes(proc, cgroups) == 8 * GIB
+    assert host_memory(proc, cgroups).available_bytes == 8 * GIB
 
 
 def test_the_tightest_of_the_enclosing_groups_counts(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "0::/pod/container\n")
     write(cgroups / "pod" / "container", memory__max=6 * GIB, memory__current=GIB)
-    assert available_memory_bytes(proc, cgroups) == 5 * GIB
+    assert host_memory(proc, cgroups).available_bytes == 5 * GIB
     write(cgroups / "pod", memory__max=4 * GIB, memory__current=2 * GIB)
-    assert available_memory_bytes(proc, cgroups) == 2 * GIB
+    assert host_memory(proc, cgroups).available_bytes == 2 * GIB
 
 
 def test_file_cache_of_the_group_is_available(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "0::/\n")
     write(cgroups, memory__max=4 * GIB, memory__current=3 * GIB, memory__stat=f"anon 5\ninactive_file {GIB}")
-    assert available_memory_bytes(proc, cgroups) == 2 * GIB
+    assert host_memory(proc, cgroups).available_bytes == 2 * GIB
 
 
 def test_the_first_version_of_control_groups(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "5:cpu,cpuacct:/x\n4:memory:/docker/abc\n")
     write(cgroups / "memory", memory__limit_in_bytes=2 * GIB, memory__usage_in_bytes=GIB)
-    assert available_memory_bytes(proc, cgroups) == GIB
+    assert host_memory(proc, cgroups).available_bytes == GIB
     write(cgroups / "memory", memory__limit_in_bytes=2**63 - 4096)
-    assert available_memory_bytes(proc, cgroups) == 8 * GIB
+    assert host_memory(proc, cgroups).available_bytes == 8 * GIB
 
 
 def test_a_group_that_uses_more_than_its_limit_leaves_nothing(tmp_path: Path) -> None:
     proc, cgroups = machine(tmp_path, "0::/\n")
     write(cgroups, memory__max=GIB, memory__current=2 * GIB)
-    assert available_memory_bytes(proc, cgroups) == 0
+    assert host_memory(proc, cgroups).available_bytes == 0
 
 
 @pytest.mark.parametrize("text", ["", "nonsense\n", "0::/../../..\n"])
 def test_strange_group_files_do_no_harm(tmp_path: Path, text: str) -> None:
     proc, cgroups = machine(tmp_path, text)
-    assert available_memory_bytes(proc, cgroups) == 8 * GIB
+    assert host_memory(proc, cgroups).available_bytes == 8 * GIB
 
 
 def test_this_machine() -> None:
-    assert available_memory_bytes() > 2**20
+    assert host_memory().available_bytes > 2**20

@@ -20,7 +20,7 @@ from octavo.engine.sizes import growth_notes, model_sizes
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
-from octavo.quantization.packed import DenseWeight, GroupedFormat, GroupedWeight, Weight
+from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
 from tests.support.gguf_writer import Tensor
 from tests.support.processes import octavo_here
 from tests.support.quantize import HALF_OFFSETS, random_weight
@@ -64,7 +64,7 @@ def test_every_type_takes_what_was_said(type_name: str, backend: str) -> None:
 
 def test_canonical_weights_without_a_kernel_are_counted_as_floats() -> None:
     codes, scales = np.zeros((48, 128), np.uint8), np.zeros((48, 2), np.float16)
-    graph, weights = one_matrix(GroupedWeight(GroupedFormat(4, 128, 8), codes, scales))
+    graph, weights = one_matrix(GroupedWeight(4, 128, codes, scales, 8))
     (grown,) = get_backend("cpu").sizes(graph, weights, LIMITS).grown
     assert (grown.type_name, grown.packed_as, grown.packed_bytes) == ("I4_128", "F16", 48 * 256 * 2)
     assert grown.factor == pytest.approx(2 / (0.5 + 2 / 128))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from octavo.backends import ExecutorLimits, reference
-from octavo.backends.cpu.sizes import estimate_workspace_bytes
+from octavo.backends.cpu.compile import estimate_workspace_bytes
 from octavo.batch import Batch
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph

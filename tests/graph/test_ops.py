@@ -245,10 +245,10 @@ OUT = Value(1, Rows.OUTPUTS, 8)
 HEADS = AttentionParams(0, 2, 1, 4, 0.5)
 WRONG = {
     "linear": (lambda: ops.Linear(X, Parameter("w", (4, 9))), r"x \[tokens, 8\] does not fit w \[4, 9\]"),
-    "bias": (lambda: ops.Linear(X, Parameter("w", (4, 8)), Parameter("b", (5,))), r"b \[5\] does not fit w \[4, 8\]"),
+    "bias": (lambda: ops.Linear(X, Parameter("w", (4, 8)), Parameter("b", (5,))), r"b is \[5\], not \[4\]"),
     "logits rows": (lambda: ops.Logits(X, Parameter("w", (4, 8))), "select_rows first"),
     "norm": (lambda: ops.RMSNorm(X, Parameter("n", (3,)), 1e-5), r"not a multiple of n \[3\]"),
-    "layer norm": (lambda: ops.LayerNorm(X, Parameter("n", (4,)), None, 1e-5), r"does not fit n \[4\]"),
+    "layer norm": (lambda: ops.LayerNorm(X, Parameter("n", (4,)), None, 1e-5), r"n is \[4\], not \[8\]"),
     "add": (lambda: ops.Add(X, OUT), r"\[tokens, 8\] and \[outputs, 8\]"),
     "activation": (lambda: ops.Activation(X, "swash"), "unknown activation 'swash'; known are silu"),
     "gate": (lambda: ops.GatedActivation(X, OUT, "silu"), "shapes differ"),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from octavo.backends import Executor, ExecutorLimits, get_backend
+from octavo.backends.cpu.compile import estimate_workspace_bytes
 from octavo.backends.cpu.lowering import PASSES
-from octavo.backends.cpu.sizes import estimate_workspace_bytes
 from octavo.batch import Batch
 from octavo.errors import GraphError, UsageError
 from octavo.graph.builder import Graph

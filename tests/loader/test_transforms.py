@@ -15,10 +15,10 @@ from octavo.backends import ExecutorLimits, reference
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.ops.attention import rotate
-from octavo.graph.rope import default
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.tensor_names import TensorName
 from octavo.models import build_graph, llama
+from octavo.models._rope import scaled
 from octavo.models._weights import Fold, Permute, Split, Stack, Transform, Transpose, WeightTable, halves_of_pairs
 from octavo.quantization.packed import GGMLWeight
 from tests.support.batches import Request, step
@@ -249,7 +249,7 @@ def test_stack_of_quantized_experts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     weight = open_checkpoint(path).weights[LAYER + "mlp.experts.gate_proj.weight"]
     assert isinstance(weight, GGMLWeight)
     assert weight.shape == (3, HIDDEN, WIDTH)
-    np.testing.assert_array_equal(weight.data, np.concatenate([blocks[e] for e in range(3)]))
+    np.testing.assert_array_equal(weight.data.reshape(-1), np.concatenate([blocks[e] for e in range(3)]))
 
 
 def test_fold_in_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_a_quantized_matrix_cannot_be_transposed(tmp_path: Path, monkeypatch: py
 def test_pairs_side_by_side_become_halves(rotary_dim: int) -> None:
     """Rotating neighbours and permuting is permuting and rotating halves."""
     rng = np.random.default_rng(0)
-    rope, positions = default(rotary_dim, 100.0), np.arange(7, dtype=np.int32)
+    rope, positions = scaled(rotary_dim, 100.0), np.arange(7, dtype=np.int32)
     stored = rng.normal(0, 1, (7, HEADS * HEAD_DIM))
     order = halves_of_pairs(HEADS, HEAD_DIM, rotary_dim)
     heads = stored.reshape(7, HEADS, HEAD_DIM)

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError, ModelLoadError
-from octavo.graph import rope
+from octavo.models import _rope as rope
 from octavo.models import build_graph, known_architectures, load_architecture
+from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 from tests.support.tiny_models import CONFIGS, tiny_graph
@@ -48,12 +49,12 @@ def from_gguf(architecture: str = "llama", shapes: dict[str, tuple[int, ...]] = 
     """changes: by key, with underscores doubled for dots; None leaves a key out."""
     values = {**GGUF, **{k.replace("__", "."): v for k, v in changes.items()}}
     metadata = {k if "weight" in k else f"{architecture}.{k}": v for k, v in values.items() if v is not None}
-    return load_architecture(architecture).Config.from_gguf(metadata, shapes)
+    return load_architecture(architecture).Config.from_gguf(ConfigReader(metadata, f"{architecture}."), shapes)
 
 
 def from_hf(architecture: str = "llama", **changes: Any) -> Any:
     config = {k: v for k, v in {**HF, **changes}.items() if v is not ...}
-    return load_architecture(architecture).Config.from_hf(config)
+    return load_architecture(architecture).Config.from_hf(ConfigReader(config))
 
 
 def test_architectures_are_found_by_file_and_alias() -> None:
@@ -71,7 +72,7 @@ def test_gguf() -> None:
     assert sizes == (100, 2, 64, 96)
     assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
     assert config.max_position_embeddings == 4096
-    np.testing.assert_allclose(config.rope.frequencies, rope.default(16, 5e5).frequencies)
+    np.testing.assert_allclose(config.rope.frequencies, rope.scaled(16, 5e5).frequencies)
 
 
 def test_both_formats_agree() -> None:
@@ -108,7 +109,7 @@ def test_gguf_with_values_of_another_width(kv_dtype: KVDtype) -> None:
 def test_gguf_rotary_factors() -> None:
     divisors = np.linspace(1, 8, 8, dtype=np.float32)
     config = from_gguf(**{"rope_freqs.weight": divisors})
-    plain = rope.default(16, 5e5).frequencies
+    plain = rope.scaled(16, 5e5).frequencies
     np.testing.assert_allclose(config.rope.frequencies, np.array(plain) / divisors, rtol=1e-6)
     factors = {"rope_factors_long.weight": divisors, "rope_factors_short.weight": np.ones(8, np.float32)}
     short = from_gguf(**factors)
@@ -120,13 +121,13 @@ def test_gguf_rotary_factors() -> None:
 
 def test_gguf_scalings() -> None:
     linear = from_gguf(rope__scaling__type="linear", rope__scaling__factor=4.0).rope
-    np.testing.assert_allclose(linear.frequencies, rope.linear(16, 5e5, 4.0).frequencies)
+    np.testing.assert_allclose(linear.frequencies, rope.scaled(16, 5e5, 4.0).frequencies)
     legacy = from_gguf(rope__scale_linear=4.0).rope
     assert legacy == linear
     yarn = from_gguf(
         rope__scaling__type="yarn", rope__scaling__factor=4.0, rope__scaling__original_context_length=1024
     ).rope
-    assert yarn.frequencies == rope.yarn(16, 5e5, rope.YarnParams(4.0, 1024)).frequencies
+    assert yarn.frequencies == rope.yarn(16, 5e5, 4.0, 1024).frequencies
     assert yarn.attention_factor == pytest.approx(0.1 * math.log(4) + 1)
 
 
@@ -146,7 +147,7 @@ def test_missing_head() -> None:
     """A checkpoint that is not tied and has no head is damaged."""
     graph, _ = tiny_graph("llama")
     shapes = {name: shape for name, shape in graph.weights.items() if "lm_head" not in name}
-    config = load_architecture("llama").Config.from_hf(CONFIGS["llama"]().to_dict())
+    config = load_architecture("llama").Config.from_hf(ConfigReader(CONFIGS["llama"]().to_dict()))
     with pytest.raises(GraphError, match=r"lm_head: logits: the checkpoint has no weight lm_head\.weight"):
         build_graph("llama", config, shapes)
 
@@ -163,9 +164,9 @@ def test_gemma3_pattern() -> None:
     assert gemma.windows == (512,) * 5 + (None, 512)
     hf = from_hf("gemma3", num_hidden_layers=7, sliding_window=512, head_dim=16)
     assert hf.windows == gemma.windows
-    nested = load_architecture("gemma3").Config.from_hf(
-        {"model_type": "gemma3", "text_config": {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 8}}
-    )
+    text = {"hidden_size": 64, "num_hidden_layers": 1, "intermediate_size": 8}
+    config = ConfigReader({"model_type": "gemma3", "text_config": text})
+    nested = load_architecture("gemma3").Config.from_hf(config)
     assert (nested.vocab_size, nested.head_dim, nested.num_kv_heads) == (262_208, 256, 4)
 
 

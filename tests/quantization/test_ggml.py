@@ -138,13 +138,13 @@ def test_the_bytes_must_fit_the_shape() -> None:
     with pytest.raises(ValueError, match="takes 36 bytes, got 18"):
         dequantize("Q4_0", np.zeros(18, dtype=np.uint8), (2, 32))
     with pytest.raises(ValueError, match="takes 36 bytes"):
-        GGMLWeight("Q4_0", np.zeros(18, dtype=np.uint8), (2, 32))
+        GGMLWeight.from_bytes("Q4_0", np.zeros(18, dtype=np.uint8), (2, 32))
 
 
 def test_a_weight_over_read_only_memory() -> None:
     data = random_blocks("Q6_K", 6, seed=3).ravel()
     data.setflags(write=False)
-    weight = GGMLWeight("Q6_K", data, (3, 512))
+    weight = GGMLWeight.from_bytes("Q6_K", data, (3, 512))
     assert isinstance(weight, Weight)
     assert weight.nbytes == 6 * 210
     assert weight.dequantize().shape == (3, 512)

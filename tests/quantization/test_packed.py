@@ -10,12 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from octavo.quantization.packed import (
-    CodebookFormat,
     CodebookWeight,
     DenseWeight,
-    Float8Format,
     Float8Weight,
-    GroupedFormat,
     GroupedWeight,
     Weight,
     concat,
@@ -51,9 +48,11 @@ def grouped(
     scales_shape = (*shape[:-1], IN // (group or IN))
     rng = np.random.default_rng(3)
     return GroupedWeight(
-        GroupedFormat(bits, group, zero=0 if offset else 1 << (bits - 1)),
+        bits,
+        group,
         packed_codes(random_codes(shape, bits), bits),
         random_floats(scales_shape, 1, np.float16),
+        0 if offset else 1 << (bits - 1),
         rng.integers(0, 1 << bits, scales_shape).astype(np.uint8) if offset == "zeros" else None,
         random_floats(scales_shape, 2) if offset == "minima" else None,
         rng.permuted(np.broadcast_to(np.arange(IN, dtype=np.int32), (*lead, IN)), axis=-1) if ordered else None,
@@ -62,7 +61,7 @@ def grouped(
 
 def codebook(lead: tuple[int, ...] = ()) -> CodebookWeight:
     codes = packed_codes(random_codes((*lead, OUT, IN), 4), 4)
-    return CodebookWeight(CodebookFormat("NF4", NF4, 64), codes, random_floats((*lead, OUT, IN // 64), 1))
+    return CodebookWeight("NF4", NF4, 64, codes, random_floats((*lead, OUT, IN // 64), 1))
 
 
 def float8(
@@ -72,7 +71,7 @@ def float8(
     data[data & 127 > 120] = 0  # neither NaN nor infinite
     shape = (*lead, -(-out // (rows or out)), -(-IN // (columns or IN)))
     assert kind in ("E4M3", "E5M2")
-    return Float8Weight(Float8Format(kind, rows, columns), data, random_floats(shape, 1))
+    return Float8Weight(kind, data, random_floats(shape, 1), rows, columns)
 
 
 @pytest.mark.parametrize("offset", ["", "zeros", "minima"])
@@ -134,7 +133,7 @@ def test_every_float8(kind: str) -> None:
     assert kind in ("E4M3", "E5M2")
     data = np.arange(256, dtype=np.uint8).reshape(1, 256)
     with np.errstate(invalid="ignore"):
-        values = Float8Weight(Float8Format(kind), data, np.ones((1, 1), np.float32)).dequantize()
+        values = Float8Weight(kind, data, np.ones((1, 1), np.float32)).dequantize()
     np.testing.assert_array_equal(values[0], [float8_value(kind, byte) for byte in range(256)])
 
 
@@ -232,28 +231,28 @@ def test_parts_that_are_not_alike() -> None:
         stack([codebook(), codebook().rows(slice(0, 8))])
     with pytest.raises(ValueError, match=r"rows of shapes \[24, 256\] and \[24, 128\] cannot be joined"):
         concat([float8(), float8().columns(0, 128)])
-    other = replace(grouped(), format=GroupedFormat(4, 32, zero=7))
-    with pytest.raises(ValueError, match=r"zero=8.* and .*zero=7.* cannot become one"):
+    other = replace(grouped(), zero=7)
+    with pytest.raises(ValueError, match="I4_32 weights of zero 8 and 7 cannot become one"):
         stack([grouped(), other])
     ordered = grouped(ordered=True)
     assert ordered.column_order is not None
     with pytest.raises(ValueError, match="different column orders"):
         concat([ordered, replace(ordered, column_order=ordered.column_order[::-1])])
-    table = replace(codebook(), format=CodebookFormat("NF4", NF4[::-1], 64))
-    with pytest.raises(ValueError, match="different tables NF4"):
+    table = replace(codebook(), table=NF4[::-1])
+    with pytest.raises(ValueError, match=r"NF4_64 weights of table .* cannot become one"):
         stack([codebook(), table])
 
 
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: GroupedFormat(9, 32), "codes have 9 bits"),
-        (lambda: GroupedFormat(4, 48), "groups have 48 columns; a power of two"),
+        (lambda: replace(grouped(), bits=9), "codes have 9 bits"),
+        (lambda: replace(grouped(), group=48), "groups have 48 columns; a power of two"),
         (lambda: replace(grouped(), scales=grouped().scales[:, 1:]), r"scales of I4_32 are \[24, 7\], not \[24, 8\]"),
-        (lambda: replace(grouped(), format=GroupedFormat(4, 512)), "not a whole number of groups of I4_512"),
+        (lambda: replace(grouped(), group=512), "not a whole number of groups of I4_512"),
         (lambda: replace(grouped(offset="zeros"), minima=grouped(offset="minima").minima), "zeros or minima, not both"),
         (lambda: replace(grouped(), column_order=np.arange(5, dtype=np.int32)), r"order is \[5\] for 256 columns"),
-        (lambda: CodebookFormat("NF4", NF4[:8], 64), "the table of NF4 has 8 entries"),
+        (lambda: replace(codebook(), table=NF4[:8]), "the table of NF4 has 8 entries"),
         (lambda: replace(codebook(), scales=codebook().scales[1:]), r"scales of NF4_64 are \[23, 4\]"),
         (lambda: replace(float8(), scales=np.ones((2, 1), np.float32)), r"of F8_E4M3 are \[2, 1\], not \[1, 1\]"),
         (lambda: replace(float8(), data=np.zeros(4, np.uint8)), "is not a matrix"),

@@ -60,7 +60,7 @@ def quantize(type_name: str, values: NDArray[np.floating]) -> Bytes:
 
 def quantized(type_name: str, values: NDArray[np.floating]) -> GGMLWeight:
     """`values` as a weight of `type_name`; its `dequantize()` is what a model then computes with."""
-    return GGMLWeight(type_name, quantize(type_name, values), tuple(values.shape))
+    return GGMLWeight.from_bytes(type_name, quantize(type_name, values), tuple(values.shape))
 
 
 def encodable_types() -> list[str]:
@@ -88,7 +88,7 @@ def random_blocks(type_name: str, count: int, seed: int) -> Bytes:
 def random_weight(type_name: str, shape: tuple[int, ...], seed: int) -> GGMLWeight:
     """A weight of any type made of random legal blocks."""
     count = int(np.prod(shape)) // BLOCK_SIZES[type_name][0]
-    return GGMLWeight(type_name, random_blocks(type_name, count, seed).ravel(), shape)
+    return GGMLWeight.from_bytes(type_name, random_blocks(type_name, count, seed).ravel(), shape)
 
 
 def _bytes(numbers: NDArray[np.generic]) -> Bytes:

@@ -26,6 +26,7 @@ from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import GGUF_STEMS, renamed
 from octavo.loader.transforms import transformed
 from octavo.models import build_graph, load_architecture, weight_table
+from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
 
 _SIZES = {
@@ -111,7 +112,7 @@ def tiny_graph(name: str, seed: int = 0) -> tuple[Graph, dict[str, Weight]]:
     """The model as our graph, not optimized, with its weights by name; nothing touches the disk."""
     model = tiny_model(name, seed)
     module = load_architecture(model.config.model_type)
-    config = module.Config.from_hf(model.config.to_dict())
+    config = module.Config.from_hf(ConfigReader(model.config.to_dict()))
     stored = {n.removeprefix("model."): _source(n, t.numpy()) for n, t in model.state_dict().items()}
     sources = transformed(stored, weight_table(module).transforms, config, "safetensors")
     weights = {name: source.make() for name, source in sources.items()}

@@ -31,13 +31,8 @@ class MemoryBudget:
         return MemoryBudget(self.available_bytes - num_bytes)
 
 
-def host_memory() -> MemoryBudget:
-    """The budget of a backend that uses the machine's main memory."""
-    return MemoryBudget(available_memory_bytes())
-
-
-def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """The minimum of the system's available memory and the rest of each enclosing control group.
+def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryBudget:
+    """The main memory: the minimum of what the system has available and the rest of each enclosing control group.
 
     File cache counts as available, in a group as on the machine. proc, cgroups: the mount points of these file
     systems. Raises OSError if there is no `meminfo`.
@@ -48,7 +43,7 @@ def available_memory_bytes(proc: Path = Path("/proc"), cgroups: Path = Path("/sy
         usage = _number(group, "memory.current", "memory.usage_in_bytes")
         if limit is not None and usage is not None and limit < _UNLIMITED:
             available = min(available, max(limit - usage + _reclaimable(group), 0))
-    return available
+    return MemoryBudget(available)
 
 
 def control_groups(controller: str, self_cgroup: Path, cgroups: Path) -> list[Path]:

@@ -11,20 +11,7 @@ import numpy as np
 
 from octavo.errors import GraphError
 from octavo.graph.values import Parameter
-from octavo.quantization.packed import Weight, arrays_of
-
-
-class WeightInfo(Protocol):
-    """Type and size of a weight, which need not exist yet."""
-
-    @property
-    def type_name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def nbytes(self) -> int: ...
+from octavo.quantization.packed import Weight, WeightInfo, arrays_of
 
 
 @runtime_checkable
@@ -85,8 +72,9 @@ def weight_of(weights: Mapping[str, Weight], parameter: Parameter) -> Weight:
 
 
 def fingerprint_of(weights: Mapping[str, Weight], parameter: Parameter) -> bytes:
-    """16 bytes that identify a weight, the transforms that make it, and the part of it."""
-    digest = hashlib.blake2b(repr(parameter.part).encode(), digest_size=16)
+    """16 bytes that identify a weight, its type, the transforms that make it, and the part of it."""
+    description = repr((parameter.part, parameter_info(weights, parameter)))
+    digest = hashlib.blake2b(description.encode(), digest_size=16)
     if isinstance(weights, StoredWeights):
         digest.update(weights.fingerprint(parameter.name))
     else:

@@ -59,7 +59,7 @@ class Graph:
     def __init__(self, weights: Mapping[str, tuple[int, ...]]) -> None:
         self.weights = weights
         self.nodes: list[Node] = []
-        self._outputs: tuple[Value, ...] = ()
+        self.outputs: tuple[Value, ...] = ()  # of a step; set once the model is complete
         self._cache_layout: CacheLayout | None = None
         self._layer = ""
 
@@ -84,33 +84,22 @@ class Graph:
         return graph
 
     @property
-    def outputs(self) -> tuple[Value, ...]:
-        """The outputs of a step; set once the model is complete."""
-        return self._outputs
-
-    @outputs.setter
-    def outputs(self, values: tuple[Value, ...]) -> None:
-        made = {node.output for node in self.nodes}
-        for value in values:
-            if value not in made:
-                raise GraphError(f"the output {value} belongs to another graph")
-        self._outputs = values
-
-    @property
     def output(self) -> Value:
         """The only output; for a whole model the logits [OUTPUTS, vocab]."""
-        if len(self._outputs) != 1:
+        if len(self.outputs) != 1:
             raise GraphError("the graph has no output yet, or several")
-        return self._outputs[0]
+        return self.outputs[0]
 
     @output.setter
     def output(self, value: Value) -> None:
+        if value.graph is not self:
+            raise GraphError(f"the output {value} belongs to another graph")
         self.outputs = (value,)
 
     @property
     def makes_logits(self) -> bool:
         """True if the only output has a row for each of `Batch.logits_indices`, unlike that of an inner segment."""
-        return len(self._outputs) == 1 and self._outputs[0].rows is Rows.OUTPUTS
+        return len(self.outputs) == 1 and self.outputs[0].rows is Rows.OUTPUTS
 
     @property
     def inputs(self) -> list[Value]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -87,12 +88,9 @@ class CacheLayout:
 
     def max_tokens(self, num_blocks: int, block_size: int, max_step_tokens: int, limit: int) -> int:
         """The longest sequence of up to `limit` tokens, rounded up to whole blocks, that so many blocks hold."""
-        low, high = 0, -(-limit // block_size) + 1
-        while low + 1 < high:
-            middle = (low + high) // 2
-            fits = self.max_blocks(middle * block_size, block_size, max_step_tokens) <= num_blocks
-            low, high = (middle, high) if fits else (low, middle)
-        return low * block_size
+        lengths = range(0, limit + block_size, block_size)
+        fitting = bisect_right(lengths, num_blocks, key=lambda n: self.max_blocks(n, block_size, max_step_tokens))
+        return lengths[fitting - 1]
 
 
 def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:

@@ -36,37 +36,27 @@ def plan(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> MemoryPl
     (`Op.in_place`), an output takes the place of an input that is not needed later: a kernel then reads an element
     before it writes it.
     """
-    buffers, buffer_of = _buffers(graph, rows, element_bytes)
-    total = _place(buffers)
-    return MemoryPlan({value: buffer_of[value].offset for value in buffer_of}, total)
-
-
-def _buffers(graph: Graph, rows: Mapping[Rows, int], element_bytes: int) -> tuple[list[_Buffer], dict[int, _Buffer]]:
     last_use = {node.output: index for index, node in enumerate(graph.nodes)}
     for index, node in enumerate(graph.nodes):
         last_use.update(dict.fromkeys(node.op.inputs, index))
     last_use.update(dict.fromkeys(graph.outputs, len(graph.nodes)))  # they outlive the step's last operation
 
     buffers: list[_Buffer] = []
-    buffer_of: dict[int, _Buffer] = {}
+    buffer_of: dict[Value, _Buffer] = {}
     for index, node in enumerate(graph.nodes):
         value = node.output
-        reused = _reusable(node.op.in_place, value, last_use, index)
+        shape = value.rows, value.cols
+        reused = next((v for v in node.op.in_place if (v.rows, v.cols) == shape and last_use[v] == index), None)
         if reused is not None:
-            buffer = buffer_of[reused.id]
+            buffer = buffer_of[reused]
             buffer.last = last_use[value]
         else:
             size = rows[value.rows] * value.cols * element_bytes
             buffer = _Buffer(-(-size // ALIGNMENT) * ALIGNMENT, index, last_use[value])
             buffers.append(buffer)
-        buffer_of[value.id] = buffer
-    return buffers, buffer_of
-
-
-def _reusable(candidates: tuple[Value, ...], output: Value, last_use: Mapping[Value, int], index: int) -> Value | None:
-    """An input of the same shape that is read for the last time by node `index`."""
-    shape = output.rows, output.cols
-    return next((v for v in candidates if (v.rows, v.cols) == shape and last_use[v] == index), None)
+        buffer_of[value] = buffer
+    total = _place(buffers)
+    return MemoryPlan({value.id: buffer.offset for value, buffer in buffer_of.items()}, total)
 
 
 def _place(buffers: list[_Buffer]) -> int:

@@ -20,6 +20,7 @@ from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
 from octavo.loader.transforms import transformed
 from octavo.models import Architecture, weight_table
 from octavo.models._decoder import ModelConfig
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import FileFormat, WeightTable
 from octavo.quantization.packed import DENSE_TYPES
 
@@ -122,7 +123,7 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
     # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
     rope = {tensor: file.weight(tensor).dequantize() for tensor in ROPE_FACTORS if tensor in file.tensors}
     with _errors_of(path):
-        config = module.Config.from_gguf({**file.metadata, **rope}, shapes)
+        config = module.Config.from_gguf(ConfigReader({**file.metadata, **rope}, f"{architecture}."), shapes)
         weights = Weights(transformed(stored, table.transforms, config, "gguf"), file)
     return Checkpoint(path, "gguf", architecture, config, weights, file)
 
@@ -146,7 +147,7 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     _check_quantization(config_path, config_json)
     table = weight_table(module)
     with _errors_of(config_path):
-        config = module.Config.from_hf(config_json)
+        config = module.Config.from_hf(ConfigReader(config_json))
     names = [tensor for tensor in file.tensors if not tensor.endswith("rotary_emb.inv_freq")]
     stored = {_checkpoint_name(tensor, table): file.source(tensor) for tensor in names}
     with _errors_of(path):

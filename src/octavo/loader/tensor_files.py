@@ -60,7 +60,7 @@ class TensorFiles:
                 data = data.copy()  # only files of careless writers: both formats ask for aligned data
             return DenseWeight.from_bytes(info.type_name, data, info.shape)
         if info.type_name in BLOCK_SIZES and info.type_name not in _NO_WEIGHTS:
-            return GGMLWeight(info.type_name, self.array(name), info.shape)
+            return GGMLWeight.from_bytes(info.type_name, self.array(name), info.shape)
         raise ModelLoadError(
             f"{info.file}: offset {info.offset}: tensor {name!r:.80} has type {info.type_name}, which is not a type "
             f"for weights; {', '.join(DENSE_TYPES)} and the block types of GGUF files are supported"

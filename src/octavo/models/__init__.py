@@ -18,18 +18,19 @@ from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import ModelConfig
+from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
 
 
 class ConfigType(Protocol):
     """The class `Config` of an architecture. Both functions raise ModelLoadError naming the key."""
 
-    def from_gguf(self, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
-        """metadata: the file's, with the values of its rotary tensors (`rope_freqs.weight`) under their names;
+    def from_gguf(self, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ModelConfig:
+        """reader: the file's metadata, with the values of its rotary tensors (`rope_freqs.weight`) under their names;
         shapes: those of all weights, by checkpoint name."""
 
-    def from_hf(self, config: Mapping[str, object]) -> ModelConfig:
-        """config: the content of config.json."""
+    def from_hf(self, reader: ConfigReader) -> ModelConfig:
+        """reader: config.json."""
 
 
 class Architecture(Protocol):

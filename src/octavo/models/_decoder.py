@@ -62,7 +62,7 @@ class DecoderConfig(ModelConfig):
         )
 
     @classmethod
-    def read_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
+    def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
         """reader: metadata with the architecture's prefix; shapes: of the stored tensors, by checkpoint name.
 
         Raises ModelLoadError naming the key.
@@ -96,17 +96,23 @@ class DecoderConfig(ModelConfig):
         )
 
     @classmethod
+    def from_hf(cls: type[ConfigT], reader: ConfigReader) -> ConfigT:
+        """reader: config.json. Raises ModelLoadError naming the key."""
+        return cls.read_hf(reader)
+
+    @classmethod
     def read_hf(
         cls: type[ConfigT],
         reader: ConfigReader,
         *,
-        rope: ConfigReader,
-        windows: tuple[int | None, ...] = (),
+        rope: ConfigReader | None = None,
+        windows: tuple[int | None, ...] | None = None,
         activation: tuple[str, ...] = ("silu", "swish"),
         theta: float = 10000.0,
     ) -> ConfigT:
-        """reader: config.json; rope: its part about the rotary embedding; windows: one per layer, or empty for none;
-        activation: the names of the MLP's activation; theta: the rotary base if config.json has none.
+        """reader: config.json; rope: its part about the rotary embedding, if it is not in the usual place; windows: one
+        per layer; None: as `use_sliding_window` says; activation: the names of the MLP's activation; theta: the rotary
+        base if config.json has none.
 
         Raises ModelLoadError naming the key.
         """
@@ -118,6 +124,7 @@ class DecoderConfig(ModelConfig):
         num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
         head_dim = _head_dim(reader, "head_dim", hidden_size, num_heads)
         max_positions = reader.integer("max_position_embeddings")
+        theta = reader.number("rope_theta", theta, low=1.0)
         return cls(
             vocab_size=reader.integer("vocab_size"),
             num_layers=num_layers,
@@ -130,26 +137,21 @@ class DecoderConfig(ModelConfig):
             max_position_embeddings=max_positions,
             rms_norm_eps=reader.number("rms_norm_eps", 1e-6, high=1.0),
             tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-            rope=rope_from_hf(rope, head_dim, reader.number("rope_theta", theta, low=1.0), max_positions),
-            windows=windows or (None,) * num_layers,
+            rope=rope_from_hf(rope or _hf_rope(reader), head_dim, theta, max_positions),
+            windows=_hf_windows(reader, num_layers) if windows is None else windows,
         )
 
 
-def hf_rope(reader: ConfigReader) -> ConfigReader:
+def _hf_rope(reader: ConfigReader) -> ConfigReader:
     """The section of config.json about the rotary embedding, in its newer or its older form."""
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     # Older files keep these two beside the section.
-    beside = {
-        section.prefix + key: reader.values[key]
-        for key in ("partial_rotary_factor", "original_max_position_embeddings")
-        if reader.has(key)
-    }
-    return ConfigReader({**beside, **section.values}, section.prefix)
+    beside = ("partial_rotary_factor", "original_max_position_embeddings")
+    return section.with_defaults({key: reader.values[key] for key in beside if reader.has(key)})
 
 
-def hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
+def _hf_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
     """Qwen's sliding windows, one per layer: off unless `use_sliding_window`, then from `max_window_layers` on."""
-    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     if not reader.flag("use_sliding_window", False):
         return (None,) * num_layers
     window = reader.integer("sliding_window", 4096)

@@ -21,6 +21,10 @@ class ConfigReader:
         self.values = values
         self.prefix = prefix
 
+    def with_defaults(self, defaults: Mapping[str, object]) -> ConfigReader:
+        """The same configuration with values for keys that it lacks, given without the prefix."""
+        return ConfigReader({**{self.prefix + k: v for k, v in defaults.items()}, **self.values}, self.prefix)
+
     def has(self, key: str) -> bool:
         """True if the key exists and is not null."""
         return self.values.get(self.prefix + key) is not None
@@ -64,9 +68,7 @@ class ConfigReader:
 
     def section(self, key: str) -> ConfigReader:
         """A nested object; empty if it is missing or null."""
-        value = self.values.get(self.prefix + key)
-        if value is None:
-            return ConfigReader({}, f"{self.prefix}{key}.")
+        value = self._get(key, {})
         if not isinstance(value, Mapping):
             raise self.error(key, value, "must be an object")
         name = f"{self.prefix}{key}."

@@ -1,12 +1,75 @@
-"""Rotary embeddings as config.json and GGUF metadata describe them."""
+"""Rotary embeddings of every scaling in use, as config.json and GGUF metadata describe them, reduced to `RopeParams`.
+
+rotary_dim: the number of columns of a head that rotate. theta: the base of the frequencies.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
-from octavo.graph import rope
+import numpy as np
+from numpy.typing import ArrayLike
+
+from octavo.batch import Float64
 from octavo.graph.ops import RopeParams
 from octavo.models._reading import ConfigReader
+
+
+def base_frequencies(rotary_dim: int, theta: float) -> Float64:
+    """theta^(-2 i / rotary_dim), [rotary_dim / 2]. Su et al., arXiv 2104.09864."""
+    return 1.0 / theta ** (np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+
+
+def scaled(rotary_dim: int, theta: float, divisors: ArrayLike = 1.0, attention_factor: float = 1.0) -> RopeParams:
+    """The frequencies divided by one number, which stretches positions (Chen et al., arXiv 2306.15595), or each by its
+    own: `rope_freqs.weight` of GGUF files, and the lists of long-rope."""
+    frequencies = base_frequencies(rotary_dim, theta) / np.asarray(divisors)
+    return RopeParams(tuple(frequencies.tolist()), attention_factor)
+
+
+def llama3(rotary_dim: int, theta: float, section: ConfigReader, original: int) -> RopeParams:
+    """Llama 3.1: long wavelengths are divided by `factor`, short ones kept, those between interpolated.
+
+    original: the context length of the training, in tokens. Meta's `apply_scaling` in the Llama 3.1 release.
+    """
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if high <= low:
+        raise section.error("high_freq_factor", high, f"must be more than low_freq_factor, {low}")
+    plain = base_frequencies(rotary_dim, theta)
+    turns = original * plain / (2 * math.pi)  # over the original context
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    frequencies = (1 - smooth) * plain / section.number("factor") + smooth * plain
+    return RopeParams(tuple(frequencies.tolist()))
+
+
+def yarn(
+    rotary_dim: int,
+    theta: float,
+    factor: float,
+    original: int,
+    *,
+    beta_fast: float = 32.0,
+    beta_slow: float = 1.0,
+    truncate: bool = True,
+) -> RopeParams:
+    """Frequencies with fewer than beta_slow turns over the original context are divided by `factor`, those with more
+    than beta_fast turns are kept, and those in between are interpolated over their index.
+
+    original: the context length of the training, in tokens. Peng et al., arXiv 2309.00071.
+    """
+
+    def index_of(turns: float) -> float:
+        return rotary_dim * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = index_of(beta_fast), index_of(beta_slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rotary_dim - 1)
+    ramp = np.clip((np.arange(rotary_dim // 2) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
+    plain = base_frequencies(rotary_dim, theta)
+    frequencies = plain / factor * ramp + plain * (1 - ramp)
+    return RopeParams(tuple(frequencies.tolist()), _mscale(factor, 1.0))
 
 
 def rope_from_hf(section: ConfigReader, head_dim: int, theta: float, max_positions: int) -> RopeParams:
@@ -22,24 +85,21 @@ def rope_from_hf(section: ConfigReader, head_dim: int, theta: float, max_positio
     if kind in ("default", "dynamic", "mrope"):
         # Dynamic scaling starts beyond max_position_embeddings, where no request may go; the three
         # sections of mrope get equal positions for text.
-        return rope.default(rotary_dim, theta)
+        return scaled(rotary_dim, theta)
     if kind == "linear":
-        return rope.linear(rotary_dim, theta, section.number("factor"))
+        return scaled(rotary_dim, theta, section.number("factor"))
     original = section.integer("original_max_position_embeddings", max_positions, low=2)
     if kind == "llama3":
-        low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
-        if high <= low:
-            raise section.error("high_freq_factor", high, f"must be more than low_freq_factor, {low}")
-        return rope.llama3(rotary_dim, theta, section.number("factor"), low, high, original)
+        return llama3(rotary_dim, theta, section, original)
     if kind == "yarn":
-        return rope.yarn(rotary_dim, theta, _yarn_from_hf(section, original, max_positions))
+        return _yarn_from_hf(section, rotary_dim, theta, original, section.number("factor", max_positions / original))
     if kind in ("longrope", "su"):
         factor = section.number("factor", max_positions / original)
         attention = section.optional_number("attention_factor")
-        if attention is None:
-            attention = rope.longrope_attention_factor(factor, original)
+        if attention is None:  # Ding et al., arXiv 2402.13753
+            attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
         divisors = section.numbers("long_factor" if max_positions > original else "short_factor", rotary_dim // 2)
-        return rope.scaled(rotary_dim, theta, divisors, attention)
+        return scaled(rotary_dim, theta, divisors, attention)
     raise section.error("rope_type", kind, "must be default, linear, dynamic, llama3, yarn or longrope")
 
 
@@ -54,39 +114,37 @@ def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int) -> R
     if tensors.has("rope_factors_long.weight"):
         name = "rope_factors_long.weight" if max_positions > original else "rope_factors_short.weight"
         attention = reader.number("rope.scaling.attn_factor", 1.0)
-        return rope.scaled(rotary_dim, theta, tensors.numbers(name, rotary_dim // 2), attention)
+        return scaled(rotary_dim, theta, tensors.numbers(name, rotary_dim // 2), attention)
     if tensors.has("rope_freqs.weight"):
-        return rope.scaled(rotary_dim, theta, tensors.numbers("rope_freqs.weight", rotary_dim // 2))
+        return scaled(rotary_dim, theta, tensors.numbers("rope_freqs.weight", rotary_dim // 2))
     legacy = reader.optional_number("rope.scale_linear")
     kind = reader.text("rope.scaling.type", "none" if legacy is None else "linear")
     if kind == "none":
-        return rope.default(rotary_dim, theta)
+        return scaled(rotary_dim, theta)
     # Some converters write a factor of 0 for none.
     factor = reader.number("rope.scaling.factor", legacy if legacy is not None else 1.0, low=-1.0) or 1.0
     if kind == "linear":
-        return rope.linear(rotary_dim, theta, factor)
+        return scaled(rotary_dim, theta, factor)
     if kind == "yarn":
+        fast = reader.number("rope.scaling.yarn_beta_fast", 32.0)
+        slow = reader.number("rope.scaling.yarn_beta_slow", 1.0)
+        params = yarn(rotary_dim, theta, factor, original, beta_fast=fast, beta_slow=slow)
         # The file's attn_factor multiplies what YaRN itself prescribes.
-        params = rope.YarnParams(
-            factor,
-            original,
-            reader.number("rope.scaling.yarn_beta_fast", 32.0),
-            reader.number("rope.scaling.yarn_beta_slow", 1.0),
-        )
-        scaled = rope.yarn(rotary_dim, theta, params)
-        attention = scaled.attention_factor * reader.number("rope.scaling.attn_factor", 1.0)
-        return replace(scaled, attention_factor=attention)
+        attention = params.attention_factor * reader.number("rope.scaling.attn_factor", 1.0)
+        return replace(params, attention_factor=attention)
     raise reader.error("rope.scaling.type", kind, "must be none, linear or yarn")
 
 
-def _yarn_from_hf(section: ConfigReader, original: int, max_positions: int) -> rope.YarnParams:
-    return rope.YarnParams(
-        section.number("factor", max_positions / original),
-        original,
-        section.number("beta_fast", 32.0),
-        section.number("beta_slow", 1.0),
-        section.optional_number("attention_factor"),
-        section.number("mscale", 0.0, low=-1.0),
-        section.number("mscale_all_dim", 0.0, low=-1.0),
-        section.flag("truncate", True),
-    )
+def _yarn_from_hf(section: ConfigReader, rotary_dim: int, theta: float, original: int, factor: float) -> RopeParams:
+    fast, slow = section.number("beta_fast", 32.0), section.number("beta_slow", 1.0)
+    truncate = section.flag("truncate", True)
+    params = yarn(rotary_dim, theta, factor, original, beta_fast=fast, beta_slow=slow, truncate=truncate)
+    attention = section.optional_number("attention_factor")
+    mscale, mscale_all_dim = (section.number(key, 0.0, low=-1.0) for key in ("mscale", "mscale_all_dim"))
+    if attention is None and mscale and mscale_all_dim:
+        attention = _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
+    return params if attention is None else replace(params, attention_factor=attention)
+
+
+def _mscale(factor: float, mscale: float) -> float:
+    return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0

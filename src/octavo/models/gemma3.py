@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.graph import rope
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, RopeParams
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig, windows_of_types
 from octavo.models._reading import MAX_LAYERS, ConfigReader
-from octavo.models._rope import rope_from_hf
+from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Fold, WeightTable
 
 ALIASES = ("gemma3_text",)
@@ -61,27 +60,24 @@ class Config(DecoderConfig):
         return replace(DecoderConfig.attention(self, layer), scale=self.attention_scale)
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        reader = ConfigReader({"gemma3.rope.freq_base": _GLOBAL_THETA, **metadata}, "gemma3.")
-        plain = cls.read_gguf(reader, shapes)
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        plain = super(Config, cls).from_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
         pattern = reader.integer("attention.sliding_window_pattern", _PATTERN)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
         # The file lacks the scale of the query; only in the 27B model (62 layers) it differs from head_dim.
         query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 62 else plain.head_dim
         return replace(
             plain,
-            windows=tuple(None if (layer + 1) % pattern == 0 else window for layer in range(plain.num_layers)),
-            local_rope=rope.default(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
+            windows=_windows(plain.num_layers, pattern, window),
+            local_rope=scaled(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
             attention_scale=query_dim**-0.5,
             logit_softcap=reader.optional_number("final_logit_softcapping"),
         )
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, object]) -> Config:
-        outer = ConfigReader(config)
-        reader = outer.section("text_config") if outer.has("text_config") else outer
-        defaults = {reader.prefix + key: value for key, value in _DEFAULTS.items()}
-        reader = ConfigReader({**defaults, **reader.values}, reader.prefix)
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        text = reader.section("text_config") if reader.has("text_config") else reader
+        reader = text.with_defaults(_DEFAULTS)
         if reader.flag("use_bidirectional_attention", False):
             raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
         if cap := reader.optional_number("attn_logit_softcapping"):
@@ -133,5 +129,8 @@ def _hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     window = reader.integer("sliding_window", 4096)
     if reader.has("layer_types"):
         return windows_of_types(reader, num_layers, window)
-    pattern = reader.integer("sliding_window_pattern", _PATTERN)
+    return _windows(num_layers, reader.integer("sliding_window_pattern", _PATTERN), window)
+
+
+def _windows(num_layers: int, pattern: int, window: int | None) -> tuple[int | None, ...]:
     return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, hf_rope
+from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._weights import Permute, WeightTable, halves_of_pairs
 
@@ -28,18 +27,12 @@ class Config(DecoderConfig):
     """The shared configuration; biases are used if the checkpoint has them."""
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(ConfigReader(metadata, "llama."), shapes)
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, object]) -> Config:
-        reader = ConfigReader(config)
-        windows: tuple[int | None, ...] = ()
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        window = None
         # The first Mistral had a window and left the key out; null means none.
-        if reader.text("model_type", "llama") == "mistral" and config.get("sliding_window", 4096) is not None:
-            num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
-            windows = (reader.integer("sliding_window", 4096),) * num_layers
-        return cls.read_hf(reader, rope=hf_rope(reader), windows=windows)
+        if reader.text("model_type", "llama") == "mistral" and reader.values.get("sliding_window", 4096) is not None:
+            window = reader.integer("sliding_window", 4096)
+        return cls.read_hf(reader, windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS))
 
 
 def build(g: Graph, cfg: DecoderConfig) -> Value:

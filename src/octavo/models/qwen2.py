@@ -1,26 +1,6 @@
-"""Qwen 2 and 2.5, dense: Llama with biases on q, k and v. Yang et al., arXiv 2407.10671."""
+"""Qwen 2 and 2.5, dense: Llama with biases on q, k and v, windows in upper layers. Yang et al., arXiv 2407.10671."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from octavo.models._decoder import DecoderConfig, hf_rope, hf_windows
-from octavo.models._reading import ConfigReader
+from octavo.models._decoder import DecoderConfig as Config
 from octavo.models.llama import build
 
 __all__ = ["Config", "build"]
-
-
-@dataclass(frozen=True, slots=True)
-class Config(DecoderConfig):
-    """Upper layers may have a sliding window."""
-
-    @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(ConfigReader(metadata, "qwen2."), shapes)
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, object]) -> Config:
-        reader = ConfigReader(config)
-        return cls.read_hf(reader, rope=hf_rope(reader), windows=hf_windows(reader))

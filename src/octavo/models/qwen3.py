@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from octavo.models._decoder import DecoderConfig, hf_rope, hf_windows
+from octavo.models._decoder import DecoderConfig
 from octavo.models._reading import ConfigReader
 from octavo.models.llama import build
 
@@ -19,10 +18,5 @@ class Config(DecoderConfig):
     head_norms: bool = True
 
     @classmethod
-    def from_gguf(cls, metadata: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return cls.read_gguf(ConfigReader(metadata, "qwen3."), shapes)
-
-    @classmethod
-    def from_hf(cls, config: Mapping[str, object]) -> Config:
-        reader = ConfigReader({"head_dim": 128, **config})
-        return cls.read_hf(reader, rope=hf_rope(reader), windows=hf_windows(reader))
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        return cls.read_hf(reader.with_defaults({"head_dim": 128}))

@@ -12,7 +12,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization import ggml_iq, ggml_k, ggml_simple, ggml_small_floats
+from octavo.quantization import ggml_blocks, ggml_iq
+from octavo.quantization.ggml_blocks import codes, five_bits, floats, half, nibbles
 
 BlockDecoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 """Turns raw blocks [n, bytes per block] into values [n, values per block]."""
@@ -20,20 +21,20 @@ BlockDecoder = Callable[[NDArray[np.uint8]], NDArray[np.float32]]
 # Name, id in a GGUF file, values and bytes of a block, decoder. Ids 4, 5 (Q4_2, Q4_3), 31 to 33 (Q4_0 interleaved by 4
 # and 8) and 36 to 38 (IQ4_NL interleaved) were removed from the format, and no reader accepts them any more.
 _TYPES: tuple[tuple[str, int, int, int, BlockDecoder], ...] = (
-    ("F32", 0, 1, 4, ggml_simple.numbers("<f4")),
-    ("F16", 1, 1, 2, ggml_simple.numbers("<f2")),
-    ("Q4_0", 2, 32, 18, ggml_simple.q4_0),
-    ("Q4_1", 3, 32, 20, ggml_simple.q4_1),
-    ("Q5_0", 6, 32, 22, ggml_simple.q5_0),
-    ("Q5_1", 7, 32, 24, ggml_simple.q5_1),
-    ("Q8_0", 8, 32, 34, ggml_simple.q8_0),
-    ("Q8_1", 9, 32, 36, ggml_simple.q8_1),
-    ("Q2_K", 10, 256, 84, ggml_k.q2_k),
-    ("Q3_K", 11, 256, 110, ggml_k.q3_k),
-    ("Q4_K", 12, 256, 144, ggml_k.q4_k),
-    ("Q5_K", 13, 256, 176, ggml_k.q5_k),
-    ("Q6_K", 14, 256, 210, ggml_k.q6_k),
-    ("Q8_K", 15, 256, 292, ggml_k.q8_k),
+    ("F32", 0, 1, 4, lambda b: floats(b, "<f4")),
+    ("F16", 1, 1, 2, lambda b: floats(b, "<f2")),
+    ("Q4_0", 2, 32, 18, lambda b: half(b, 0) * (nibbles(b[:, 2:]) - 8)),
+    ("Q4_1", 3, 32, 20, lambda b: half(b, 0) * nibbles(b[:, 4:]) + half(b, 2)),
+    ("Q5_0", 6, 32, 22, lambda b: half(b, 0) * (five_bits(b[:, 2:]) - 16)),
+    ("Q5_1", 7, 32, 24, lambda b: half(b, 0) * five_bits(b[:, 4:]) + half(b, 2)),
+    ("Q8_0", 8, 32, 34, lambda b: half(b, 0) * floats(b[:, 2:], "i1")),
+    ("Q8_1", 9, 32, 36, lambda b: half(b, 0) * floats(b[:, 4:], "i1")),  # with the sum of the block
+    ("Q2_K", 10, 256, 84, ggml_blocks.q2_k),
+    ("Q3_K", 11, 256, 110, ggml_blocks.q3_k),
+    ("Q4_K", 12, 256, 144, ggml_blocks.q4_k),
+    ("Q5_K", 13, 256, 176, ggml_blocks.q5_k),
+    ("Q6_K", 14, 256, 210, ggml_blocks.q6_k),
+    ("Q8_K", 15, 256, 292, lambda b: floats(b[:, :4], "<f4") * floats(b[:, 4:260], "i1")),  # with sums of 16 codes
     ("IQ2_XXS", 16, 256, 66, ggml_iq.iq2_xxs),
     ("IQ2_XS", 17, 256, 74, ggml_iq.iq2_xs),
     ("IQ3_XXS", 18, 256, 98, ggml_iq.iq3_xxs),
@@ -42,19 +43,19 @@ _TYPES: tuple[tuple[str, int, int, int, BlockDecoder], ...] = (
     ("IQ3_S", 21, 256, 110, ggml_iq.iq3_s),
     ("IQ2_S", 22, 256, 82, ggml_iq.iq2_s),
     ("IQ4_XS", 23, 256, 136, ggml_iq.iq4_xs),
-    ("I8", 24, 1, 1, ggml_simple.numbers("i1")),
-    ("I16", 25, 1, 2, ggml_simple.numbers("<i2")),
-    ("I32", 26, 1, 4, ggml_simple.numbers("<i4")),
-    ("I64", 27, 1, 8, ggml_simple.numbers("<i8")),
-    ("F64", 28, 1, 8, ggml_simple.numbers("<f8")),
+    ("I8", 24, 1, 1, lambda b: floats(b, "i1")),
+    ("I16", 25, 1, 2, lambda b: floats(b, "<i2")),
+    ("I32", 26, 1, 4, lambda b: floats(b, "<i4")),
+    ("I64", 27, 1, 8, lambda b: floats(b, "<i8")),
+    ("F64", 28, 1, 8, lambda b: floats(b, "<f8")),
     ("IQ1_M", 29, 256, 56, ggml_iq.iq1_m),
-    ("BF16", 30, 1, 2, ggml_simple.bf16),
-    ("TQ1_0", 34, 256, 54, ggml_small_floats.tq1_0),
-    ("TQ2_0", 35, 256, 66, ggml_small_floats.tq2_0),
-    ("MXFP4", 39, 32, 17, ggml_small_floats.mxfp4),
-    ("NVFP4", 40, 64, 36, ggml_small_floats.nvfp4),
-    ("Q1_0", 41, 128, 18, ggml_simple.q1_0),
-    ("Q2_0", 42, 64, 18, ggml_simple.q2_0),
+    ("BF16", 30, 1, 2, ggml_blocks.bf16),
+    ("TQ1_0", 34, 256, 54, ggml_blocks.tq1_0),
+    ("TQ2_0", 35, 256, 66, ggml_blocks.tq2_0),
+    ("MXFP4", 39, 32, 17, ggml_blocks.mxfp4),
+    ("NVFP4", 40, 64, 36, ggml_blocks.nvfp4),
+    ("Q1_0", 41, 128, 18, lambda b: half(b, 0) * (codes(b[:, 2:], 1) * 2 - 1)),
+    ("Q2_0", 42, 64, 18, lambda b: half(b, 0) * (codes(b[:, 2:], 2) - 1)),
 )
 
 GGML_TYPES: Mapping[int, str] = MappingProxyType({type_id: name for name, type_id, *_ in _TYPES})

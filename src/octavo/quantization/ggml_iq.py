@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.ggml_bits import Bytes, Floats, fields, half, planes, view_as
+from octavo.quantization.ggml_blocks import Bytes, Floats, codes, fields, half, planes, view_as
 
 _GRIDS = Path(__file__).with_name("iq_grids.npz")
 
@@ -31,8 +31,7 @@ def _grid(name: str) -> Floats:
 
 def _sign_factors(bits: Bytes) -> Floats:
     """-1 for every set bit and 1 for every other, lowest first: [..., k] bytes -> [..., k, 8]."""
-    factors: Floats = 1 - 2 * fields(bits[..., None], 1).astype(np.float32)
-    return factors
+    return 1 - 2 * codes(bits[..., None], 1)
 
 
 def _scaled(scale: Floats, values: Floats) -> Floats:
@@ -64,15 +63,15 @@ def iq2_xxs(blocks: Bytes) -> Floats:
 
 
 def iq2_xs(blocks: Bytes) -> Floats:
-    codes = view_as(blocks[:, 2:66], "<u2")
-    scale = half(blocks, 0) * (np.float32(0.5) + fields(blocks[:, 66:], 4).astype(np.float32)) * np.float32(0.25)
-    values = _grid("iq2_xs")[codes & 511] * _sign_factors(_even_signs()[codes >> 9])
+    words = view_as(blocks[:, 2:66], "<u2")
+    scale = half(blocks, 0) * (np.float32(0.5) + codes(blocks[:, 66:], 4)) * np.float32(0.25)
+    values = _grid("iq2_xs")[words & 511] * _sign_factors(_even_signs()[words >> 9])
     return _scaled(scale, values)
 
 
 def iq2_s(blocks: Bytes) -> Floats:
     index = blocks[:, 2:34].astype(np.uint16) | (fields(blocks[:, 66:74], 2).astype(np.uint16) << 8)
-    scale = half(blocks, 0) * (np.float32(0.5) + fields(blocks[:, 74:], 4).astype(np.float32)) * np.float32(0.25)
+    scale = half(blocks, 0) * (np.float32(0.5) + codes(blocks[:, 74:], 4)) * np.float32(0.25)
     values = _grid("iq2_s")[index] * _sign_factors(blocks[:, 34:66])
     return _scaled(scale, values)
 
@@ -86,7 +85,7 @@ def iq3_xxs(blocks: Bytes) -> Floats:
 
 def iq3_s(blocks: Bytes) -> Floats:
     index = blocks[:, 2:66].astype(np.uint16) | (fields(blocks[:, 66:74], 1).astype(np.uint16) << 8)
-    scale = half(blocks, 0) * (fields(blocks[:, 106:], 4).astype(np.float32) * 2 + 1)
+    scale = half(blocks, 0) * (codes(blocks[:, 106:], 4) * 2 + 1)
     values = _grid("iq3_s")[index].reshape(-1, 32, 8) * _sign_factors(blocks[:, 74:106])
     return _scaled(scale, values)
 
@@ -123,5 +122,4 @@ def iq4_xs(blocks: Bytes) -> Floats:
     high = fields(blocks[:, 2:4], 2)
     low = fields(blocks[:, 4:8], 4)
     scale = half(blocks, 0) * ((low | (high << 4)).astype(np.float32) - 32)
-    codes = planes(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 8, 32)
-    return _scaled(scale, _CURVE[codes])
+    return _scaled(scale, _CURVE[planes(blocks[:, 8:].reshape(-1, 8, 16), 4).reshape(-1, 8, 32)])

@@ -20,6 +20,7 @@ from octavo.backends.cpu.compile import compile as compile_graph
 from octavo.config import KVDtype
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.models import build_graph, load_architecture
+from octavo.models._reading import ConfigReader
 from octavo.outputs import RequestOutput
 from octavo.quantization.packed import DenseWeight, Weight
 from octavo.sampling_params import RequestOutputKind, SamplingParams
@@ -99,7 +100,7 @@ class Machine:
 
 
 def make_engine(machine: Machine, *, num_blocks: int, max_num_batched_tokens: int, max_num_seqs: int) -> Engine:
-    config = load_architecture("llama").Config.from_hf(CONFIG)
+    config = load_architecture("llama").Config.from_hf(ConfigReader(CONFIG))
     graph = build_graph("llama", config, shapes())
     limits = ExecutorLimits(max_num_batched_tokens, max_num_seqs, max_num_seqs, MAX_MODEL_LEN)
     executor = compile_graph(

@@ -8,7 +8,7 @@ import pytest
 
 from octavo.backends import ExecutorLimits, cpu, reference
 from octavo.backends.cpu import CompileOptions, CpuExecutor, choose_isa
-from octavo.backends.cpu.sizes import cache_sizes
+from octavo.backends.cpu.compile import cache_sizes
 from octavo.batch import Batch, SamplingBatch, greedy_rows
 from octavo.config import KV_DTYPES, KVDtype
 from octavo.errors import GraphError, UsageError
@@ -191,7 +191,7 @@ def test_types_without_a_kernel_run_as_floats(type_name, largest, isa):
         data = rng.integers(-127, 128, (VOCAB, k)).astype(np.int8).view(np.uint8)
     else:
         data = (rng.standard_normal((VOCAB, k)) * largest).view(np.uint8)
-    weight = GGMLWeight(type_name, data.reshape(-1), (VOCAB, k))
+    weight = GGMLWeight.from_bytes(type_name, data.reshape(-1), (VOCAB, k))
     g = Graph({"embed.weight": (VOCAB, k)})
     g.output = g.logits(g.select_rows(g.embedding("embed")), "embed")
     executor = cpu.compile(g, {"embed.weight": weight}, LIMITS, options=CompileOptions(isa=isa))

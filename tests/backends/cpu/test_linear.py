@@ -33,7 +33,7 @@ def product(weight: GGMLWeight, x: np.ndarray, isa: str, threads: int = 1) -> np
     """x @ weight.T by the kernel alone, into a poisoned output."""
     n, k = weight.shape
     out = np.full((len(x), n), np.nan, np.float32)
-    packed = _native.pack_weight(weight.type_name, weight.data, n, k)
+    packed = _native.pack_weight(weight.type_name, weight.data.reshape(-1), n, k)
     _native.KernelRun("linear", isa, threads)([x], [packed, None], [], [], out)
     return out
 
@@ -118,7 +118,7 @@ def test_integer_sums_are_exact_up_to_the_largest_codes_and_activations(type_nam
         kept = [at + i for at in HALF_OFFSETS.get(type_name, [0]) for i in (0, 1)]
         codes = [i for i in range(blocks.shape[1]) if i not in kept]
         blocks[:, codes] = fill
-    weight = GGMLWeight(type_name, blocks.ravel(), (19, k))
+    weight = GGMLWeight.from_bytes(type_name, blocks.ravel(), (19, k))
     x = integer_rows(k)
     for rows in (1, 7, 9):
         expected = exact(weight, x[:rows])
@@ -137,7 +137,7 @@ def test_any_bytes_are_survived(type_name, isa):
         rng.integers(0, 256, 33 * k // per_block * size, dtype=np.uint8),
         np.full(33 * k // per_block * size, 255, np.uint8),
     ):
-        weight = GGMLWeight(type_name, data, (33, k))
+        weight = GGMLWeight.from_bytes(type_name, data, (33, k))
         for rows in (1, 6):
             product(weight, gaussian(rows, k), isa)
 
@@ -179,7 +179,7 @@ def test_linear_with_bias_within_a_program(type_name, isa, run_op, numpy_op):
 @pytest.mark.parametrize("type_name", TYPES)
 def test_packing_adds_at_most_five_percent(type_name):
     weight = random_weight(type_name, (64, 1536), 11)
-    packed = _native.pack_weight(type_name, weight.data, 64, 1536)
+    packed = _native.pack_weight(type_name, weight.data.reshape(-1), 64, 1536)
     assert packed.shape == (64, 1536)
     assert packed.type_name == type_name
     assert packed.nbytes <= 1.05 * weight.nbytes

@@ -82,7 +82,7 @@ def test_the_fused_operation_gives_the_bits_of_the_separate_ones(rows, isa, run_
 
 def test_the_residual_may_be_the_output(isa):
     weight = WEIGHTS["q"]
-    packed = _native.pack_weight("Q4_K", weight.data, 48, K)
+    packed = _native.pack_weight("Q4_K", weight.data.reshape(-1), 48, K)
     x, residual = gaussian(11, K), gaussian(11, 48)
     run, fused = _native.KernelRun("fused_linear", isa, 2), ([None, packed, None], [0], [0.0])
     apart = np.empty_like(residual)

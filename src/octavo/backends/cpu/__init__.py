@@ -3,9 +3,13 @@
 from octavo import env
 from octavo.backends import BackendDescription
 from octavo.backends.cpu import _native
-from octavo.backends.cpu.compile import CompileOptions, choose_isa, compile  # noqa: A004 - the backend protocol's name
+from octavo.backends.cpu.compile import (
+    CompileOptions,
+    choose_isa,
+    compile,  # noqa: A004 - the backend protocol's name
+    sizes,
+)
 from octavo.backends.cpu.executor import CpuExecutor
-from octavo.backends.cpu.sizes import sizes
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.memory import host_memory as memory
 from octavo.errors import OctavoError

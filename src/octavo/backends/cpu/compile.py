@@ -1,8 +1,12 @@
-"""Turns a graph into a native program: values into places in the workspace, operations into records."""
+"""Turns a graph into a native program: values into places in the workspace, operations into records.
+
+The memory that the program will take is known before it is compiled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,24 +16,32 @@ from octavo import env
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
-from octavo.backends.cpu.sizes import ELEMENT_BYTES, cache_sizes, kv_formats
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
-from octavo.backends.cpu.weights import load_matrices, plain_weight
-from octavo.backends.sizes import Sizes
+from octavo.backends.cpu.weights import load_matrices, packed_types, plain_weight
+from octavo.backends.parameters import parameter_info
+from octavo.backends.sizes import PackedType, Sizes, sum_types
 from octavo.errors import GraphError, UsageError
-from octavo.graph.builder import Graph, Node
-from octavo.graph.layer_formats import LayerFormat
+from octavo.graph.cache import CacheSizes
+from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
 from octavo.graph.ops import Input
-from octavo.graph.passes import optimize
+from octavo.graph.passes import Pass, optimize
 from octavo.graph.values import Parameter, Rows
 
 if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits, PackCacheOptions
     from octavo.config import KVDtype, LoadProgress
+    from octavo.graph.builder import Graph
+    from octavo.graph.cache import KVCache
+    from octavo.graph.layer_formats import LayerFormat
     from octavo.quantization.packed import Weight
 
+_ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
 _ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1}
+
+_PADDED_TO = 16  # dimensions of a value in the cache
+_KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
+_SCALE_BYTES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,27 +71,20 @@ def compile(  # noqa: A001 - the backend protocol's name
 ) -> CpuExecutor:
     """See `octavo.backends.Backend.compile`. Raises GraphError naming an operation without a native kernel."""
     isa = choose_isa(options.isa)
-    if isinstance(graph, Sizes):
-        formats, graph = graph.kv_formats, graph.graph
-    else:
-        graph = optimize(graph, PASSES) if options.optimized else graph
-        formats = kv_formats(graph, weights, kv_dtype)
-    _check_kernels(graph)
+    _check_kernels(graph.graph if isinstance(graph, Sizes) else graph)
+    if not isinstance(graph, Sizes):
+        passes = PASSES if options.optimized else ()
+        graph = sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype, passes=passes)
+    planned, graph = graph, graph.graph
     threads = plan_threads(num_threads)
     program = _make_program(graph, limits, isa, threads, checked=options.checked)
-    # The step itself fills the values of inputs.
-    computed = [node for node in graph.nodes if not isinstance(node.op, Input)]
-    matrices = [p for node in computed for p in node.op.parameters if len(p.shape) > 1]
+    matrices = [p for p in graph.parameters if len(p.shape) > 1]
     packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
-    recorder = _Recorder(program, graph, weights, formats, packed)
-    for node in computed:
-        recorder.add(node)
+    _add_records(program, planned, weights, packed)
     program.finish()
-    weight_bytes = {p: 4 * p.shape[0] for p in graph.parameters if len(p.shape) == 1}
-    weight_bytes |= {p: weight.nbytes for p, weight in packed.items()}
+    weight_bytes = {p: packed[p].nbytes if p in packed else 4 * p.shape[0] for p in graph.parameters}
     mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
-    sizes = cache_sizes(graph, formats)
-    return CpuExecutor(program, graph, weight_bytes, mapped_bytes, sizes, isa, threads.count)
+    return CpuExecutor(program, graph, weight_bytes, mapped_bytes, planned.cache, isa, threads.count)
 
 
 def choose_isa(isa: str | None = None) -> str:
@@ -94,6 +99,69 @@ def choose_isa(isa: str | None = None) -> str:
     return min(cap, _native.detected_isa(), key=known.index)
 
 
+def sizes(
+    graph: Graph,
+    weights: Mapping[str, Weight],
+    limits: ExecutorLimits,
+    *,
+    num_threads: int = 0,
+    kv_dtype: KVDtype = "float16",
+    passes: Sequence[Pass] = PASSES,
+) -> Sizes:
+    """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
+    graph = optimize(graph, passes)
+    formats = layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
+    matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if len(p.shape) > 1}
+    vectors = {p: 4 * p.shape[0] for p in graph.parameters if len(p.shape) == 1}
+    return Sizes(
+        graph=graph,
+        weights=vectors | {parameter: matrix.packed_bytes for parameter, matrix in matrices.items()},
+        types=sum_types(matrices.values()),
+        workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(num_threads).count),
+        cache=cache_sizes(graph, formats),
+        kv_formats=formats,
+    )
+
+
+def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> PackedType:
+    info = parameter_info(weights, parameter)
+    packed_as = packed_types(info.type_name)[0]
+    num_bytes = _native.packed_nbytes(packed_as, math.prod(parameter.shape[:-1]), parameter.shape[-1])
+    return PackedType(info.type_name, packed_as, info.nbytes, num_bytes)
+
+
+def cache_sizes(graph: Graph, formats: Mapping[int, LayerFormat]) -> CacheSizes:
+    """The layers of a block's slot share memory: it is as large as the largest of them needs."""
+    layout = graph.cache_layout
+    layers = {cache.layer: layer_bytes_per_token(cache, formats[cache.layer].kv_dtype) for cache in graph.kv_caches}
+    slots = [0] * layout.slots
+    for layer, num_bytes in layers.items():
+        slot, _ = layout.place(layer)
+        slots[slot] = max(slots[slot], num_bytes)
+    return CacheSizes(layout, sum(layers.values()), sum(slots))
+
+
+def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
+    """Bytes of a token in one layer: keys, padded values, and their scales (csrc/kv_cache.h)."""
+    elements = cache.key_dim + -(-cache.value_dim // _PADDED_TO) * _PADDED_TO
+    if kv_dtype == "int8":
+        scales = -(-cache.key_dim // _KEY_SCALE_DIMS) + 1
+        return cache.num_kv_heads * (elements + scales * _SCALE_BYTES)
+    return cache.num_kv_heads * elements * 2
+
+
+def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: int) -> int:
+    """Bytes of an optimized graph's values and states and of the sampler's scratch, a few percent too low.
+
+    The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). The scratch of
+    products and attention depends on the instruction set and is not included.
+    """
+    values = plan(graph, limits.rows, _ELEMENT_BYTES).total_bytes
+    states = limits.max_num_seqs * graph.state_elements_per_sequence * _ELEMENT_BYTES
+    vocab_size = graph.output.cols if graph.makes_logits else 0
+    return values + states + num_threads * vocab_size * 7 * 4
+
+
 def _check_kernels(graph: Graph) -> None:
     known = set(_native.kernel_names())
     for node in graph.nodes:
@@ -105,7 +173,7 @@ def _make_program(
     graph: Graph, limits: ExecutorLimits, isa: str, threads: ThreadPlan, *, checked: bool
 ) -> _native.Program:
     """A program without operations, with the values of the graph in the order of its nodes."""
-    memory = plan(graph, limits.rows, ELEMENT_BYTES)
+    memory = plan(graph, limits.rows, _ELEMENT_BYTES)
     values = [node.output for node in graph.nodes]
     # The limit of token ids in a batch: the rows of the embedding.
     tables = [p.shape[0] for node in graph.nodes if node.op.name == "embedding" for p in node.op.parameters]
@@ -126,46 +194,38 @@ def _make_program(
     )
 
 
-class _Recorder:
-    """Adds operations to a program, with the program's index of each value and weight."""
+def _add_records(
+    program: _native.Program,
+    planned: Sizes,
+    weights: Mapping[str, Weight],
+    packed: Mapping[Parameter, _native.PackedWeight],
+) -> None:
+    """Adds the operations to a program that has their values."""
+    layout, nodes = planned.graph.cache_layout, planned.graph.nodes
+    values = {node.output: index for index, node in enumerate(nodes)}
+    indices: dict[WeightOperand, int] = {p: program.add_packed_weight(weight) for p, weight in packed.items()}
+    indices[None] = -1
 
-    def __init__(
-        self,
-        program: _native.Program,
-        graph: Graph,
-        weights: Mapping[str, Weight],
-        formats: Mapping[int, LayerFormat],
-        packed: Mapping[Parameter, _native.PackedWeight],
-    ) -> None:
-        self._program = program
-        self._weights = weights
-        self._formats = formats
-        self._layout = graph.cache_layout
-        self._values = {node.output: index for index, node in enumerate(graph.nodes)}
-        self._indices: dict[WeightOperand, int] = {p: program.add_packed_weight(weight) for p, weight in packed.items()}
-        self._indices[None] = -1
+    def index_of(operand: WeightOperand) -> int:
+        """The index of a packed matrix, or of a vector, which is added when it is first used."""
+        if operand not in indices:
+            array = plain_weight(weights, operand) if isinstance(operand, Parameter) else np.array(operand, np.float32)
+            indices[operand] = program.add_plain_weight(array)
+        return indices[operand]
 
-    def add(self, node: Node) -> None:
+    for node in nodes:
+        if isinstance(node.op, Input):  # the step itself fills its value
+            continue
         cache = node.op.cache
-        operands = lower(node.op, None if cache is None else self._formats[cache.layer])
-        self._program.add_record(
+        operands = lower(node.op, None if cache is None else planned.kv_formats[cache.layer])
+        program.add_record(
             node.op.name,
             f"{node.layer}: {node.op.name}",
-            self._values[node.output],
-            [(name, -1 if value is None else self._values[value]) for name, value in operands.inputs],
-            [(name, self._weight(operand)) for name, operand in operands.weights],
+            values[node.output],
+            [(name, -1 if value is None else values[value]) for name, value in operands.inputs],
+            [(name, index_of(operand)) for name, operand in operands.weights],
             operands.ints,
             operands.floats,
-            [(name, [self._weight(operand) for operand in elements]) for name, elements in operands.tuples],
-            (-1, 0) if cache is None else self._layout.place(cache.layer),
+            [(name, [index_of(operand) for operand in elements]) for name, elements in operands.tuples],
+            (-1, 0) if cache is None else layout.place(cache.layer),
         )
-
-    def _weight(self, operand: WeightOperand) -> int:
-        """The index of a packed matrix, or of a vector, which is added when it is first used."""
-        if operand not in self._indices:
-            if isinstance(operand, Parameter):
-                array = plain_weight(self._weights, operand)
-            else:
-                array = np.array(operand, np.float32)
-            self._indices[operand] = self._program.add_plain_weight(array)
-        return self._indices[operand]

@@ -35,31 +35,31 @@ from pathlib import Path
 import numpy as np
 
 from octavo import env
+from octavo.backends import PackCacheOptions
 from octavo.backends.cpu import _native
 
 logger = logging.getLogger(__name__)
 
-_MAGIC = b"octavo packed 1\n"
-_KEY_BYTES = 32
+_MAGIC = b"octavo packed 2\n"
 _ENTRY = struct.Struct("<QQ")  # index of the packed type, checksum of the packed bytes
 _SUFFIX = ".packed"
 _ALIGNMENT = 4096
+
+Packed = Iterator[_native.PackedWeight]
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix [n, k] of a model before packing.
 
-    packed_types: its possible types after packing. nbytes: its size in the model. fingerprint: identifies its content
-    and the way it is made of stored tensors.
+    packed_types: its possible types after packing. fingerprint: identifies its type, its content and the way it is made
+    of stored tensors.
     """
 
     name: str
-    type_name: str
     packed_types: tuple[str, ...]
     n: int
     k: int
-    nbytes: int
     fingerprint: bytes
 
 
@@ -70,30 +70,40 @@ class _WrongFileError(Exception):
 class PackCache:
     """The file of one model's packed weights. Problems with it are logged and never prevent a start."""
 
-    def __init__(self, identity: str, limit_bytes: int, matrices: Sequence[Matrix]) -> None:
-        """identity: that of the model's files. limit_bytes: limit of the folder, this model included."""
-        self._limit_bytes = limit_bytes
+    def __init__(self, options: PackCacheOptions, matrices: Sequence[Matrix]) -> None:
+        self._limit_bytes = options.limit_bytes
         self._matrices = matrices
-        self._key = _key(identity, matrices)
-        self._stem = self._key.hex()[:32]
+        self._key = _key(options.identity, matrices)
+        self._header_bytes = len(self._key) + len(matrices) * _ENTRY.size
+        self._stem = self._key[len(_MAGIC) :].hex()[:32]
         self._name = self._stem + _SUFFIX
         self.path = env.pack_cache_dir() / self._name
 
-    def load(self, num_threads: int, on_checked: Callable[[int], None]) -> list[_native.PackedWeight] | None:
+    def load(self, num_threads: int, reported: Callable[[Packed], Packed]) -> list[_native.PackedWeight] | None:
         """The mapped packed weights in the model's order; None if they are missing or damaged.
 
-        on_checked: called with the size of each matrix in the model, from several threads.
+        reported: passes them on, one after another, as they are checked.
         """
+        flags = os.O_RDONLY | os.O_NONBLOCK
         try:
-            with _open_folder(self.path.parent) as folder:
-                return self._load(folder, num_threads, on_checked)
+            with _open_folder(self.path.parent) as folder, _opened(self._name, flags, folder) as file:
+                try:
+                    packed = self._map(file, num_threads, reported)
+                except _WrongFileError as reason:
+                    logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
+                    with contextlib.suppress(OSError):
+                        os.unlink(self._name, dir_fd=folder)
+                    return None
+                with contextlib.suppress(OSError):  # a read-only folder keeps no order of use
+                    os.utime(file)
+                return packed
         except FileNotFoundError:
             return None
         except OSError as error:
             logger.warning("%s: %s; the weights are packed anew", self.path, error.strerror or error)
             return None
 
-    def store(self, packed: Iterator[_native.PackedWeight]) -> bool:
+    def store(self, packed: Packed) -> bool:
         """Makes room for the file and writes it, completely or not at all. False: it could not be kept.
 
         packed: the matrices in the model's order. Each is taken after the one before is written; none is taken if the
@@ -107,27 +117,12 @@ class PackCache:
             logger.warning("%s: the packed weights cannot be kept: %s", self.path, error.strerror or error)
             return False
 
-    def _load(
-        self, folder: int, num_threads: int, on_checked: Callable[[int], None]
-    ) -> list[_native.PackedWeight] | None:
-        with _opened(self._name, os.O_RDONLY | os.O_NONBLOCK, folder) as file:
-            try:
-                packed = self._map(file, num_threads, on_checked)
-            except _WrongFileError as reason:
-                logger.warning("%s: %s; it is removed and the weights are packed anew", self.path, reason)
-                with contextlib.suppress(OSError):
-                    os.unlink(self._name, dir_fd=folder)
-                return None
-            with contextlib.suppress(OSError):  # a read-only folder keeps no order of use
-                os.utime(file)
-            return packed
-
-    def _map(self, file: int, num_threads: int, on_checked: Callable[[int], None]) -> list[_native.PackedWeight]:
+    def _map(self, file: int, num_threads: int, reported: Callable[[Packed], Packed]) -> list[_native.PackedWeight]:
         status = os.fstat(file)
         _check_private(status)
         if not stat.S_ISREG(status.st_mode):
             raise _WrongFileError("not a regular file")
-        entries = self._read_header(os.pread(file, self._header_bytes(), 0))
+        entries = self._read_header(os.pread(file, self._header_bytes, 0))
         offsets, size = self._places([type_name for type_name, _ in entries])
         if status.st_size != size:
             raise _WrongFileError(f"it has {status.st_size} bytes, must have {size}")
@@ -138,13 +133,12 @@ class PackCache:
             panels = mapped[begin : begin + _native.packed_nbytes(type_name, matrix.n, matrix.k)]
             if _native.checksum(panels) != checksum:
                 raise _WrongFileError(f"the bytes of {matrix.name} are damaged")
-            on_checked(matrix.nbytes)
             return _native.view_packed(type_name, panels, matrix.n, matrix.k)
 
         with ThreadPoolExecutor(num_threads, "octavo-check") as executor:
-            return list(executor.map(view, range(len(entries))))
+            return list(reported(executor.map(view, range(len(entries)))))
 
-    def _store(self, folder: int, packed: Iterator[_native.PackedWeight]) -> bool:
+    def _store(self, folder: int, packed: Packed) -> bool:
         _, size = self._places([matrix.packed_types[0] for matrix in self._matrices])
         if size > self._limit_bytes:
             logger.warning(
@@ -172,40 +166,32 @@ class PackCache:
         logger.info("%s: packed weights kept for the next start, %d MB", self.path, size // 10**6)
         return True
 
-    def _write(self, file: int, packed: Iterator[_native.PackedWeight]) -> int:
+    def _write(self, file: int, packed: Packed) -> int:
         """Writes one matrix after another, then the header. Returns the size of the file."""
         types, entries = _native.packable_types(), []
         with open(file, "wb", closefd=False) as out:
-            out.seek(_padded(self._header_bytes()))
+            out.seek(_padded(self._header_bytes))
             for weight in packed:
                 out.write(weight.panels.data)
                 entries.append(_ENTRY.pack(types.index(weight.type_name), _native.checksum(weight.panels)))
                 out.seek(_padded(out.tell()))
             end = out.tell()
-            header = b"".join([_MAGIC, self._key, *entries])
             out.seek(0)
-            out.write(header + _checksum(header))
+            out.write(b"".join([self._key, *entries]))
         # A matrix whose numbers need its wider type makes the file longer than was thought.
         os.ftruncate(file, end)
         if end > self._limit_bytes:
             raise OSError(errno.EFBIG, f"they take {end // 10**6} MB, more than pack_cache_size allows")
         return end
 
-    def _header_bytes(self) -> int:
-        return len(_MAGIC) + _KEY_BYTES + len(self._matrices) * _ENTRY.size + 8
-
     def _read_header(self, header: bytes) -> list[tuple[str, int]]:
         """Packed type and checksum of each matrix."""
-        if len(header) != self._header_bytes() or not header.startswith(_MAGIC):
-            raise _WrongFileError("not a file of packed weights, or truncated")
-        if _checksum(header[:-8]) != header[-8:]:
-            raise _WrongFileError("its header is damaged")
-        start = len(_MAGIC) + _KEY_BYTES
-        if header[len(_MAGIC) : start] != self._key:
-            raise _WrongFileError("it belongs to another model")
+        if len(header) != self._header_bytes or not header.startswith(self._key):
+            raise _WrongFileError("not the packed weights of this model, or damaged")
         types = _native.packable_types()
         entries = []
-        for matrix, (kind, checksum) in zip(self._matrices, _ENTRY.iter_unpack(header[start:-8]), strict=True):
+        stored = _ENTRY.iter_unpack(header[len(self._key) :])
+        for matrix, (kind, checksum) in zip(self._matrices, stored, strict=True):
             if kind >= len(types) or types[kind] not in matrix.packed_types:
                 raise _WrongFileError(f"{matrix.name} has a type that it cannot have")
             entries.append((types[kind], checksum))
@@ -213,7 +199,7 @@ class PackCache:
 
     def _places(self, packed_types: Sequence[str]) -> tuple[list[int], int]:
         """The offset of each matrix, on pages of its own, and the size of the file."""
-        offsets, end = [], _padded(self._header_bytes())
+        offsets, end = [], _padded(self._header_bytes)
         for type_name, matrix in zip(packed_types, self._matrices, strict=True):
             offsets.append(end)
             end += _padded(_native.packed_nbytes(type_name, matrix.n, matrix.k))
@@ -221,16 +207,11 @@ class PackCache:
 
 
 def _key(identity: str, matrices: Sequence[Matrix]) -> bytes:
-    digest = hashlib.blake2b(digest_size=_KEY_BYTES)
-    digest.update(f"{_native.PACK_LAYOUT_VERSION} {sys.byteorder} {identity}\n".encode())
+    """The first bytes of a file of these matrices."""
+    digest = hashlib.blake2b(f"{_native.PACK_LAYOUT_VERSION} {sys.byteorder} {identity}\n".encode(), digest_size=32)
     for matrix in matrices:
-        digest.update(f"{matrix.name!r} {matrix.type_name} {matrix.n} {matrix.k} {matrix.nbytes}\n".encode())
-        digest.update(matrix.fingerprint)
-    return digest.digest()
-
-
-def _checksum(header: bytes) -> bytes:
-    return hashlib.blake2b(header, digest_size=8).digest()
+        digest.update(f"{matrix}\n".encode())
+    return _MAGIC + digest.digest()
 
 
 def _padded(nbytes: int) -> int:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -28,22 +27,6 @@ _CHUNK_VALUES = 1 << 20  # numbers that are converted at a time
 _AHEAD = 4  # matrices, for each thread, that may be packed before the ones before them are written
 
 
-class _Meter:
-    """Reports the finished bytes of all threads to `progress`, one call at a time."""
-
-    def __init__(self, total: int, progress: LoadProgress | None) -> None:
-        self._total = total
-        self._progress = progress
-        self._done = 0
-        self._lock = threading.Lock()
-
-    def add(self, nbytes: int) -> None:
-        with self._lock:
-            self._done += nbytes
-            if self._progress is not None:
-                self._progress(self._done, self._total)
-
-
 def load_matrices(
     weights: Mapping[str, Weight],
     matrices: Iterable[Parameter],
@@ -54,29 +37,35 @@ def load_matrices(
     """Packs each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
 
     Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, so that
-    only a few are in memory. progress: called with (bytes done, bytes in all) from the working threads, one call at a
-    time.
+    only a few are in memory. progress: called with (bytes done, bytes in all) after each matrix, largest first.
     """
-    parameters = sorted(set(matrices), key=lambda p: (-parameter_info(weights, p).nbytes, p.label))
-    total = sum(parameter_info(weights, p).nbytes for p in parameters)
+    nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
+    parameters = sorted(nbytes, key=lambda p: (-nbytes[p], p.label))
+
+    def reported(packed: Iterable[_native.PackedWeight]) -> Iterator[_native.PackedWeight]:
+        done = 0
+        for parameter, weight in zip(parameters, packed, strict=True):
+            done += nbytes[parameter]
+            if progress is not None:
+                progress(done, sum(nbytes.values()))
+            yield weight
+
     if pack_cache is not None:
-        described = [_describe(weights, p) for p in parameters]
-        cache = PackCache(pack_cache.identity, pack_cache.limit_bytes, described)
-        kept = cache.load(num_threads, _Meter(total, progress).add)
+        cache = PackCache(pack_cache, [_describe(weights, p) for p in parameters])
+        kept = cache.load(num_threads, reported)
         if kept is None:
-            meter = _Meter(total, progress)
-            with closing(_packed(weights, parameters, num_threads, meter, _AHEAD * num_threads)) as packed:
-                is_stored = cache.store(packed)
+            with closing(_packed(weights, parameters, num_threads, _AHEAD * num_threads)) as packed:
+                is_stored = cache.store(reported(packed))
             # Map the written file, so that this start has the same memory as the next one and shares it.
-            kept = cache.load(num_threads, _Meter(0, None).add) if is_stored else None
+            kept = cache.load(num_threads, iter) if is_stored else None
         if kept is not None:
             return dict(zip(parameters, kept, strict=True))
-    meter = _Meter(total, progress)
-    return dict(zip(parameters, _packed(weights, parameters, num_threads, meter, len(parameters)), strict=True))
+    packed = _packed(weights, parameters, num_threads, len(parameters))
+    return dict(zip(parameters, reported(packed), strict=True))
 
 
 def _packed(
-    weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, meter: _Meter, ahead: int
+    weights: Mapping[str, Weight], parameters: Sequence[Parameter], num_threads: int, ahead: int
 ) -> Generator[_native.PackedWeight, None, None]:
     """Packs in the given order, largest first, so that the threads end together. Releases source pages.
 
@@ -86,7 +75,6 @@ def _packed(
     def pack(parameter: Parameter) -> _native.PackedWeight:
         packed = _pack(weight_of(weights, parameter))
         release(weights, parameter)
-        meter.add(parameter_info(weights, parameter).nbytes)
         return packed
 
     waiting: deque[Future[_native.PackedWeight]] = deque()
@@ -137,13 +125,6 @@ def _narrowed(weight: Weight) -> DenseWeight:
 
 def _describe(weights: Mapping[str, Weight], parameter: Parameter) -> Matrix:
     """The description of a matrix before packing, for the pack cache."""
-    info = parameter_info(weights, parameter)
-    return Matrix(
-        parameter.label,
-        info.type_name,
-        packed_types(info.type_name),
-        n=math.prod(parameter.shape[:-1]),
-        k=parameter.shape[-1],
-        nbytes=info.nbytes,
-        fingerprint=fingerprint_of(weights, parameter),
-    )
+    types = packed_types(parameter_info(weights, parameter).type_name)
+    n, k = math.prod(parameter.shape[:-1]), parameter.shape[-1]
+    return Matrix(parameter.label, types, n, k, fingerprint_of(weights, parameter))

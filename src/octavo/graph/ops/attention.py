@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.batch import Array
 from octavo.graph.cache import KVCache
-from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.elementwise import softcap
 from octavo.graph.ops.norm import rms_norm
 from octavo.graph.values import Parameter, Rows, Value
@@ -150,9 +150,8 @@ class FusedAttention(Op):
         require(
             self.qkv.rows is Rows.TOKENS and self.qkv.cols == cols, f"qkv {describe(self.qkv)} is not [tokens, {cols}]"
         )
-        for norm in (self.q_norm, self.k_norm):
-            if norm is not None:
-                require(norm.shape == (p.head_dim,), f"{norm.name} {list(norm.shape)} is not [{p.head_dim}]")
+        require_parameter(self.q_norm, p.head_dim)
+        require_parameter(self.k_norm, p.head_dim)
         return Rows.TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
@@ -199,8 +198,7 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
     require(p.softcap is None or p.softcap > 0, f"softcap {p.softcap} is not positive")
     slopes = p.alibi_slopes
     require(slopes is None or len(slopes) == p.num_heads, f"not one ALiBi slope for each of {p.num_heads} heads")
-    if sinks is not None:
-        require(sinks.shape == (p.num_heads,), f"{sinks.name} {list(sinks.shape)} is not [{p.num_heads}]")
+    require_parameter(sinks, p.num_heads)
 
 
 def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:

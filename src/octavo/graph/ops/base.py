@@ -96,10 +96,11 @@ class Op(ABC):
 
     Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything
     else is a static attribute. A backend may walk the fields in order instead of knowing each operation.
-    row_wise: each output row depends only on the same row of the inputs.
+    row_wise: each output row depends only on the same row of the inputs. element_flops: FLOPs of an output element.
     """
 
     row_wise: ClassVar[bool] = False
+    element_flops: ClassVar[int] = 0
 
     @property
     def name(self) -> str:
@@ -118,9 +119,10 @@ class Op(ABC):
     def infer_shape(self) -> tuple[Rows, int]:
         """Rows and columns of the output. Raises GraphError with the shapes that do not fit."""
 
-    def flops(self, sizes: StepSizes) -> int:  # noqa: ARG002
+    def flops(self, sizes: StepSizes) -> int:
         """Floating point operations of a step; a multiply-add counts two, a transcendental function one."""
-        return 0
+        rows, cols = self.infer_shape()
+        return self.element_flops * sizes.rows(rows) * cols
 
     @abstractmethod
     def evaluate(self, step: Evaluation) -> Array:
@@ -167,6 +169,12 @@ def require(condition: bool, message: str) -> None:
     """Raises GraphError(message) unless `condition`; the builder adds operation and layer."""
     if not condition:
         raise GraphError(message)
+
+
+def require_parameter(parameter: Parameter | None, *shape: int) -> None:
+    """Raises GraphError unless the parameter has this shape, or is None."""
+    if parameter is not None:
+        require(parameter.shape == shape, f"{parameter.name} is {list(parameter.shape)}, not {list(shape)}")
 
 
 def describe(value: Value) -> str:

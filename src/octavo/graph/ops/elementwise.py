@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from octavo.batch import Array
-from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.base import Evaluation, Op, describe, require
 from octavo.graph.values import Rows, Value
 
 _erf = np.frompyfunc(math.erf, 1, 1)
@@ -72,10 +72,6 @@ class Elementwise(Op):
 
     def check_attributes(self) -> None:
         """Raises GraphError for an invalid attribute."""
-
-    def flops(self, sizes: StepSizes) -> int:
-        first = self.inputs[0]
-        return self.element_flops * sizes.rows(first.rows) * first.cols
 
     @property
     def in_place(self) -> tuple[Value, ...]:

@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from octavo.batch import Array
-from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.elementwise import ACTIVATIONS, require_activation, sigmoid, softcap
 from octavo.graph.ops.norm import rms_norm
 from octavo.graph.values import Parameter, Rows, Value
@@ -136,9 +136,9 @@ class MoE(Op):
         experts, intermediate, hidden = self.gate.shape
         require(1 <= self.top_k <= experts, f"top_k {self.top_k} of {experts} experts")
         require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
-        wanted = {self.router: (experts, hidden), self.up: self.gate.shape, self.down: (experts, hidden, intermediate)}
-        for parameter, shape in wanted.items():
-            require(parameter.shape == shape, f"{parameter.name} is {list(parameter.shape)}, not {list(shape)}")
+        require_parameter(self.router, experts, hidden)
+        require_parameter(self.up, *self.gate.shape)
+        require_parameter(self.down, experts, hidden, intermediate)
         return self.x.rows, hidden
 
     def flops(self, sizes: StepSizes) -> int:
@@ -196,11 +196,7 @@ class FusedLinear(Op):
     def infer_shape(self) -> tuple[Rows, int]:
         require(len(self.weights) == len(self.biases) > 0, f"{len(self.weights)} weights, {len(self.biases)} biases")
         sizes = [require_linear(self.x, w, b) for w, b in zip(self.weights, self.biases, strict=True)]
-        if self.norm is not None:
-            require(
-                self.norm.shape == (self.x.cols,),
-                f"x {describe(self.x)} does not fit {self.norm.name} {list(self.norm.shape)}",
-            )
+        require_parameter(self.norm, self.x.cols)
         cols = sum(sizes)
         if self.kind is not None:
             require_activation(self.kind)
@@ -241,11 +237,7 @@ def require_linear(x: Value, weight: Parameter, bias: Parameter | None) -> int:
         len(weight.shape) == 2 and weight.shape[1] == x.cols,
         f"x {describe(x)} does not fit {weight.name} {list(weight.shape)}",
     )
-    if bias is not None:
-        require(
-            bias.shape == weight.shape[:1],
-            f"{bias.name} {list(bias.shape)} does not fit {weight.name} {list(weight.shape)}",
-        )
+    require_parameter(bias, weight.shape[0])
     return weight.shape[0]
 
 

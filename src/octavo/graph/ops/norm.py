@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from octavo.batch import Array
-from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
+from octavo.graph.ops.base import Evaluation, Op, describe, require, require_parameter
 from octavo.graph.values import Parameter, Rows, Value
 
 
@@ -20,6 +20,7 @@ class RMSNorm(Op):
     """
 
     row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 4
 
     x: Value
     weight: Parameter  # [group]; group divides x.cols
@@ -32,9 +33,6 @@ class RMSNorm(Op):
         )
         return self.x.rows, self.x.cols
 
-    def flops(self, sizes: StepSizes) -> int:
-        return 4 * sizes.rows(self.x.rows) * self.x.cols
-
     def evaluate(self, step: Evaluation) -> Array:
         return rms_norm(step.values[self.x], step.weights[self.weight], self.eps)
 
@@ -44,6 +42,7 @@ class LayerNorm(Op):
     """(x - mean) / sqrt(variance + eps) * weight + bias. Ba et al., arXiv 1607.06450."""
 
     row_wise: ClassVar[bool] = True
+    element_flops: ClassVar[int] = 7
 
     x: Value
     weight: Parameter
@@ -52,14 +51,8 @@ class LayerNorm(Op):
 
     def infer_shape(self) -> tuple[Rows, int]:
         for parameter in self.parameters:
-            require(
-                parameter.shape == (self.x.cols,),
-                f"x {describe(self.x)} does not fit {parameter.name} {list(parameter.shape)}",
-            )
+            require_parameter(parameter, self.x.cols)
         return self.x.rows, self.x.cols
-
-    def flops(self, sizes: StepSizes) -> int:
-        return 7 * sizes.rows(self.x.rows) * self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]

@@ -4,25 +4,14 @@ A format file turns its own packing into one of these and knows nothing about de
 a backend packs these for its kernels and knows nothing about formats.
 """
 
-from octavo.quantization.packed.base import Weight, arrays_of, concat, stack
-from octavo.quantization.packed.codebook import CodebookFormat, CodebookWeight
-from octavo.quantization.packed.dense import DENSE_TYPES, DenseWeight
-from octavo.quantization.packed.float8 import Float8Format, Float8Weight
-from octavo.quantization.packed.ggml import GGMLWeight
-from octavo.quantization.packed.grouped import GroupedFormat, GroupedWeight
-
-__all__ = [
-    "DENSE_TYPES",
-    "CodebookFormat",
-    "CodebookWeight",
-    "DenseWeight",
-    "Float8Format",
-    "Float8Weight",
-    "GGMLWeight",
-    "GroupedFormat",
-    "GroupedWeight",
-    "Weight",
-    "arrays_of",
-    "concat",
-    "stack",
-]
+from octavo.quantization.packed.base import Weight as Weight
+from octavo.quantization.packed.base import WeightInfo as WeightInfo
+from octavo.quantization.packed.base import arrays_of as arrays_of
+from octavo.quantization.packed.base import concat as concat
+from octavo.quantization.packed.base import stack as stack
+from octavo.quantization.packed.codebook import CodebookWeight as CodebookWeight
+from octavo.quantization.packed.dense import DENSE_TYPES as DENSE_TYPES
+from octavo.quantization.packed.dense import DenseWeight as DenseWeight
+from octavo.quantization.packed.float8 import Float8Weight as Float8Weight
+from octavo.quantization.packed.ggml import GGMLWeight as GGMLWeight
+from octavo.quantization.packed.grouped import GroupedWeight as GroupedWeight

@@ -15,23 +15,33 @@ RowIndex = slice | NDArray[np.intp]
 W = TypeVar("W", bound="Weight")
 
 
-@runtime_checkable
-class Weight(Protocol):
-    """A weight as stored: a description and its component arrays, with its numpy meaning.
-
-    The methods here suit a dataclass whose arrays follow the rows and columns of the matrix in equal steps. An array
-    with a dimension less has no rows. Another type of weight has methods of its own.
-    """
+class WeightInfo(Protocol):
+    """Type and size of a weight, which need not exist yet."""
 
     __slots__ = ()
+
+    @property
+    def type_name(self) -> str:
+        """The type as the field writes it: `F32`, `BF16`, `Q4_K`, ..."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Logical shape: [out_features, in_features], [experts, out, in] or [features]."""
 
     @property
-    def type_name(self) -> str:
-        """The type as the field writes it: `F32`, `BF16`, `Q4_K`, ..."""
+    def nbytes(self) -> int:
+        """Bytes as stored."""
+
+
+@runtime_checkable
+class Weight(WeightInfo, Protocol):
+    """A weight as stored: a dataclass of attributes and component arrays, with its numpy meaning.
+
+    The methods here suit arrays that follow the rows and columns of the matrix in equal steps. An array with a
+    dimension less has no rows. Another type of weight has methods of its own.
+    """
+
+    __slots__ = ()
 
     @property
     def column_step(self) -> int:
@@ -42,7 +52,6 @@ class Weight(Protocol):
 
     @property
     def nbytes(self) -> int:
-        """Bytes as stored."""
         return sum(array.nbytes for array in arrays_of(self).values())
 
     def rows(self: W, index: RowIndex) -> W:
@@ -94,9 +103,12 @@ def check_columns(weight: Weight, begin: int, end: int) -> None:
 
 def arrays_of(weight: Weight) -> dict[str, Any]:
     """The component arrays of a weight by name; optional ones that it lacks are left out."""
+    return {name: value for name, value in _fields_of(weight).items() if isinstance(value, np.ndarray)}
+
+
+def _fields_of(weight: Weight) -> dict[str, Any]:
     assert dataclasses.is_dataclass(weight)
-    values = {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
-    return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+    return {field.name: getattr(weight, field.name) for field in dataclasses.fields(weight)}
 
 
 def stack(parts: Sequence[Weight]) -> Weight:
@@ -127,3 +139,6 @@ def _check_alike(parts: Sequence[Weight], shapes: Sequence[tuple[int, ...]], err
             raise ValueError(f"weights of types {first.type_name} and {part.type_name} cannot become one")
         if shape != shapes[0]:
             raise ValueError(error.format(list(first.shape), list(part.shape)))
+        for (name, value), other in zip(_fields_of(first).items(), _fields_of(part).values(), strict=True):
+            if not isinstance(value, np.ndarray) and value != other:
+                raise ValueError(f"{first.type_name} weights of {name} {value} and {other} cannot become one")

@@ -17,28 +17,23 @@ from octavo.quantization.packed.base import RowIndex, Weight, check_columns
 
 
 @dataclass(frozen=True, slots=True)
-class Float8Format:
-    """block_rows, block_columns: rows and columns with one scale; None: all of them."""
+class Float8Weight(Weight):
+    """data * scale in float32. The last block of rows or columns may be shorter than the others.
+
+    block_rows, block_columns: rows and columns with one scale; None: all of them.
+    """
 
     kind: Literal["E4M3", "E5M2"]
-    block_rows: int | None = None
-    block_columns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Float8Weight(Weight):
-    """data * scale in float32. The last block of rows or columns may be shorter than the others."""
-
-    format: Float8Format
     data: NDArray[np.uint8]  # [*, out, in], the bits of the numbers
     scales: NDArray[np.float32]  # [*, blocks of rows, blocks of columns]
+    block_rows: int | None = None
+    block_columns: int | None = None
 
     def __post_init__(self) -> None:
         if self.data.ndim < 2:
             raise ValueError(f"{self.type_name} data of shape {list(self.data.shape)} is not a matrix")
         *lead, rows, columns = self.data.shape
-        f = self.format
-        wanted = (*lead, -(-rows // (f.block_rows or rows)), -(-columns // (f.block_columns or columns)))
+        wanted = (*lead, -(-rows // (self.block_rows or rows)), -(-columns // (self.block_columns or columns)))
         if self.scales.shape != wanted:
             raise ValueError(f"scales of {self.type_name} are {list(self.scales.shape)}, not {list(wanted)}")
 
@@ -49,27 +44,25 @@ class Float8Weight(Weight):
     @property
     def type_name(self) -> str:
         """`F8_E4M3`, one scale in all; `F8_E4M3_ROW`; `F8_E4M3_128X128`."""
-        blocks = (self.format.block_rows, self.format.block_columns)
+        blocks = (self.block_rows, self.block_columns)
         if blocks == (None, None):
-            return f"F8_{self.format.kind}"
-        return f"F8_{self.format.kind}_" + ("ROW" if blocks == (1, None) else "X".join(str(b or "ALL") for b in blocks))
+            return f"F8_{self.kind}"
+        return f"F8_{self.kind}_" + ("ROW" if blocks == (1, None) else "X".join(str(b or "ALL") for b in blocks))
 
     @property
     def column_step(self) -> int:
-        return self.format.block_columns or 1
+        return self.block_columns or 1
 
     def dequantize(self) -> NDArray[np.float32]:
-        values = _values(self.format.kind)[self.data]
-        rows, columns = self.data.shape[-2:]
-        scales = np.repeat(self.scales, self.format.block_rows or rows, axis=-2)[..., :rows, :]
-        step = self.format.block_columns or columns
-        for block, begin in enumerate(range(0, columns, step)):
+        values, scales = _values(self.kind)[self.data], self._with_row_scales().scales
+        step = self.block_columns or self.shape[-1]
+        for block, begin in enumerate(range(0, self.shape[-1], step)):
             values[..., begin : begin + step] *= scales[..., block, None]
         return values
 
     def rows(self, index: RowIndex) -> Float8Weight:
         """As every weight's. A cut through blocks of rows gives each row the scale of its block."""
-        step = self.format.block_rows
+        step = self.block_rows
         if step is None:
             return replace(self, data=self.data[..., index, :])
         if isinstance(index, slice):
@@ -82,20 +75,20 @@ class Float8Weight(Weight):
 
     def columns(self, begin: int, end: int) -> Float8Weight:
         check_columns(self, begin, end)
-        step = self.format.block_columns
+        step = self.block_columns
         blocks = slice(None) if step is None else slice(begin // step, -(-end // step))
         return replace(self, data=self.data[..., begin:end], scales=self.scales[..., blocks])
 
     def joined(self, parts: Sequence[Float8Weight], axis: int | None) -> Float8Weight:
-        step = self.format.block_rows
+        step = self.block_rows
         if axis is not None and (step is None or any(part.shape[-2] % step for part in parts[:-1])):
             parts = [part._with_row_scales() for part in parts]
         return Weight.joined(parts[0], parts, axis)
 
     def _with_row_scales(self) -> Float8Weight:
         rows = self.shape[-2]
-        scales = np.repeat(self.scales, self.format.block_rows or rows, axis=-2)[..., :rows, :]
-        return Float8Weight(replace(self.format, block_rows=1), self.data, scales)
+        scales = np.repeat(self.scales, self.block_rows or rows, axis=-2)[..., :rows, :]
+        return replace(self, scales=scales, block_rows=1)
 
 
 @cache

@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.quantization.ggml import BLOCK_SIZES, dequantize, stored_bytes
-from octavo.quantization.packed.base import RowIndex, check_columns
+from octavo.quantization.packed.base import Weight
 
 
 @dataclass(frozen=True, slots=True)
-class GGMLWeight:
+class GGMLWeight(Weight):
     """A tensor of a GGUF file in its own blocks, row after row, as ggml lays them out."""
 
-    type_name: str
-    data: NDArray[np.uint8]  # [nbytes], contiguous; may be a read-only view of a mapped file
-    shape: tuple[int, ...]
+    type_name: str = field()  # without `field()` the base's property would become the default
+    data: NDArray[np.uint8]  # [*rows, bytes of a row]; may be a read-only view of a mapped file
 
-    def __post_init__(self) -> None:
-        expected = stored_bytes(self.type_name, self.shape)
-        if self.data.shape != (expected,):
-            raise ValueError(f"{self.type_name} of shape {self.shape} takes {expected} bytes, got {self.data.shape}")
+    @classmethod
+    def from_bytes(cls, type_name: str, data: NDArray[np.uint8], shape: tuple[int, ...]) -> GGMLWeight:
+        """The tensor of this shape over its bytes, not copied."""
+        expected = stored_bytes(type_name, shape)
+        if data.size != expected:
+            raise ValueError(f"{type_name} of shape {shape} takes {expected} bytes, got {data.size}")
+        return cls(type_name, data.reshape(*shape[:-1], stored_bytes(type_name, shape[-1:])))
 
     @property
-    def nbytes(self) -> int:
-        return self.data.nbytes
+    def shape(self) -> tuple[int, ...]:
+        values, size = BLOCK_SIZES[self.type_name]
+        return (*self.data.shape[:-1], self.data.shape[-1] // size * values)
 
     @property
     def column_step(self) -> int:
@@ -35,24 +37,3 @@ class GGMLWeight:
 
     def dequantize(self) -> NDArray[np.float32]:
         return dequantize(self.type_name, self.data, self.shape)
-
-    def rows(self, index: RowIndex) -> GGMLWeight:
-        return self._of_blocks(self.blocks()[..., index, :, :])
-
-    def columns(self, begin: int, end: int) -> GGMLWeight:
-        check_columns(self, begin, end)
-        step = self.column_step
-        return self._of_blocks(self.blocks()[..., begin // step : end // step, :])
-
-    def joined(self, parts: Sequence[GGMLWeight], axis: int | None) -> GGMLWeight:
-        blocks = [part.blocks() for part in parts]
-        return self._of_blocks(np.stack(blocks) if axis is None else np.concatenate(blocks, axis))
-
-    def blocks(self) -> NDArray[np.uint8]:
-        """[*shape but the last, blocks a row, bytes a block]"""
-        values, size = BLOCK_SIZES[self.type_name]
-        return self.data.reshape(*self.shape[:-1], self.shape[-1] // values, size)
-
-    def _of_blocks(self, blocks: NDArray[np.uint8]) -> GGMLWeight:
-        shape = (*blocks.shape[:-2], blocks.shape[-2] * self.column_step)
-        return GGMLWeight(self.type_name, np.ascontiguousarray(blocks).reshape(-1), shape)

@@ -2,59 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.quantization.ggml_bits import fields
+from octavo.quantization.ggml_blocks import fields
 from octavo.quantization.packed.base import Weight
 
 Scales = NDArray[np.float16] | NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class GroupedFormat:
-    """bits: of a code, 2 to 8. group: columns with one scale, a power of two; None: the whole row.
+class GroupedWeight(Weight):
+    """scale * (code - zero), or with minima scale * code + minimum, in float32.
 
-    zero: the code of the number zero, where it is the same for all groups.
+    bits: of a code, 2 to 8. group: columns with one scale, a power of two; None: the whole row. zero: the code of the
+    number zero, where it is the same for all groups. Codes of a row follow each other without gaps, from the lowest
+    bits up. Column j of the codes is column column_order[j] of the weight.
     """
 
     bits: int
     group: int | None
+    codes: NDArray[np.uint8]  # [*, out, in * bits / 8]
+    scales: Scales  # [*, out, groups]
     zero: int = 0
+    zeros: NDArray[np.uint8] | None = None  # [*, out, groups], in place of `zero`
+    minima: Scales | None = None  # [*, out, groups], in place of zeros
+    column_order: NDArray[np.int32] | None = None  # [*, in]
 
     def __post_init__(self) -> None:
         if not 2 <= self.bits <= 8:
             raise ValueError(f"codes have {self.bits} bits; 2 to 8 are possible")
         if self.group is not None and (self.group < 1 or self.group & (self.group - 1)):
             raise ValueError(f"groups have {self.group} columns; a power of two is needed")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupedWeight(Weight):
-    """scale * (code - zero), or with minima scale * code + minimum, in float32.
-
-    Codes of a row follow each other without gaps, from the lowest bits up. Column j of the codes is column
-    column_order[j] of the weight.
-    """
-
-    format: GroupedFormat
-    codes: NDArray[np.uint8]  # [*, out, in * bits / 8]
-    scales: Scales  # [*, out, groups]
-    zeros: NDArray[np.uint8] | None = None  # [*, out, groups], in place of the format's zero
-    minima: Scales | None = None  # [*, out, groups], in place of zeros
-    column_order: NDArray[np.int32] | None = None  # [*, in]
-
-    def __post_init__(self) -> None:
         width = self.shape[-1]
-        if self.codes.shape[-1] * 8 != width * self.format.bits or width % (self.format.group or width):
+        if self.codes.shape[-1] * 8 != width * self.bits or width % (self.group or width):
             raise ValueError(
                 f"a row of {self.codes.shape[-1]} bytes is not a whole number of groups of {self.type_name}"
             )
-        wanted = (*self.codes.shape[:-1], width // (self.format.group or width))
+        wanted = (*self.codes.shape[:-1], width // (self.group or width))
         for name, array in (("scales", self.scales), ("zeros", self.zeros), ("minima", self.minima)):
             if array is not None and array.shape != wanted:
                 raise ValueError(f"{name} of {self.type_name} are {list(array.shape)}, not {list(wanted)}")
@@ -66,26 +54,26 @@ class GroupedWeight(Weight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (*self.codes.shape[:-1], self.codes.shape[-1] * 8 // self.format.bits)
+        return (*self.codes.shape[:-1], self.codes.shape[-1] * 8 // self.bits)
 
     @property
     def type_name(self) -> str:
         """`I4_128`, `I8_ROW`; with `_Z` for zeros, `_M` for minima, `_ORDER` for a column order."""
         marks = {"Z": self.zeros, "M": self.minima, "ORDER": self.column_order}
-        names = [f"I{self.format.bits}", str(self.format.group or "ROW")]
+        names = [f"I{self.bits}", str(self.group or "ROW")]
         return "_".join(names + [mark for mark, array in marks.items() if array is not None])
 
     @property
     def column_step(self) -> int:
         if self.column_order is not None:
             return self.shape[-1]
-        return lcm(self.format.group or 1, 8 // gcd(8, self.format.bits))
+        return lcm(self.group or 1, 8 // gcd(8, self.bits))
 
     def dequantize(self) -> NDArray[np.float32]:
-        values = _unpacked(self.codes, self.format.bits)
+        values = _unpacked(self.codes, self.bits)
         grouped = values.reshape(*self.scales.shape, -1).astype(np.float32)
         if self.minima is None:
-            grouped -= np.float32(self.format.zero) if self.zeros is None else self.zeros[..., None].astype(np.float32)
+            grouped -= np.float32(self.zero) if self.zeros is None else self.zeros[..., None].astype(np.float32)
         grouped *= self.scales[..., None].astype(np.float32)
         if self.minima is not None:
             grouped += self.minima[..., None].astype(np.float32)
@@ -95,11 +83,6 @@ class GroupedWeight(Weight):
         ordered = np.empty_like(out)
         np.put_along_axis(ordered, np.broadcast_to(self.column_order[..., None, :], out.shape), out, -1)
         return ordered
-
-    def joined(self, parts: Sequence[GroupedWeight], axis: int | None) -> GroupedWeight:
-        if any(part.format != self.format for part in parts):
-            raise ValueError(f"weights of {' and '.join(str(part.format) for part in parts)} cannot become one")
-        return Weight.joined(self, parts, axis)
 
 
 def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:

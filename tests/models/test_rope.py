@@ -9,10 +9,9 @@ import pytest
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from octavo.graph import rope
 from octavo.graph.ops import RopeParams
 from octavo.models._reading import ConfigReader
-from octavo.models._rope import rope_from_hf
+from octavo.models._rope import rope_from_hf, scaled
 
 LONG = {"short_factor": [1.0 + 0.01 * i for i in range(32)], "long_factor": [1.0 + 0.5 * i for i in range(32)]}
 CASES: dict[str, dict[str, Any]] = {
@@ -48,12 +47,12 @@ def test_scalings(case: str) -> None:
 
 def test_longrope_within_the_original_context() -> None:
     result = ours({"rope_type": "longrope", "original_max_position_embeddings": 8192, **LONG}, 1e4, 8192)
-    np.testing.assert_allclose(result.frequencies, rope.scaled(64, 1e4, LONG["short_factor"]).frequencies)
+    np.testing.assert_allclose(result.frequencies, scaled(64, 1e4, LONG["short_factor"]).frequencies)
     assert result.attention_factor == 1.0
 
 
 def test_default_and_partial() -> None:
-    np.testing.assert_allclose(rope.default(8, 1e4).frequencies, [1.0, 0.1, 0.01, 0.001])
+    np.testing.assert_allclose(scaled(8, 1e4).frequencies, [1.0, 0.1, 0.01, 0.001])
     half = ours({"partial_rotary_factor": 0.5}, 1e4, 4096)
-    assert half == rope.default(32, 1e4)
-    assert ours({"rope_type": "dynamic", "factor": 2.0}, 1e4, 4096) == rope.default(64, 1e4)
+    assert half == scaled(32, 1e4)
+    assert ours({"rope_type": "dynamic", "factor": 2.0}, 1e4, 4096) == scaled(64, 1e4)

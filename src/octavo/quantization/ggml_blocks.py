@@ -1,0 +1,156 @@
+"""The packed fields of ggml blocks, and the decoders that take more than one formula.
+
+Every decoder takes raw blocks uint8 [n, bytes per block] and gives float32 [n, values per block].
+Sources: the block structures of `ggml-common.h`; OCP Microscaling Formats 1.0 for E2M1 and E8M0. Each expression rounds
+where ggml's own rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Bytes = NDArray[np.uint8]
+Floats = NDArray[np.float32]
+
+# E2M1 doubled, so that every value is whole; the scales below are halved in return.
+_E2M1_DOUBLED = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=np.float32)
+
+
+def view_as(raw: Bytes, dtype: str) -> NDArray[Any]:
+    """Bytes [blocks, k] as the numbers of a numpy type, `<u2` for example: [blocks, k / its size]."""
+    return np.ascontiguousarray(raw).view(dtype)
+
+
+def floats(raw: Bytes, dtype: str) -> Floats:
+    """The same numbers as float32."""
+    return view_as(raw, dtype).astype(np.float32)
+
+
+def half(blocks: Bytes, at: int) -> Floats:
+    """The float16 at byte `at` of every block: float32 [blocks, 1]."""
+    return floats(blocks[:, at : at + 2], "<f2")
+
+
+def planes(raw: Bytes, bits: int) -> Bytes:
+    """Splits [..., k] bytes into [..., 8 / bits, k]: the lowest `bits` of every byte first, then the next."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)[:, None]
+    parts: Bytes = (raw[..., None, :] >> shifts) & np.uint8((1 << bits) - 1)
+    return parts
+
+
+def fields(raw: Bytes, bits: int) -> Bytes:
+    """Splits [..., k] bytes into [..., k * 8 / bits]: all of one byte, lowest first, before the next byte."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts: Bytes = (raw[..., None] >> shifts) & np.uint8((1 << bits) - 1)
+    return parts.reshape(*raw.shape[:-1], -1)
+
+
+def codes(raw: Bytes, bits: int) -> Floats:
+    """`fields` as float32."""
+    return fields(raw, bits).astype(np.float32)
+
+
+def nibbles(raw: Bytes) -> Floats:
+    """16 bytes -> 32 codes: value i is the low half of byte i, value 16 + i its high half."""
+    return planes(raw, 4).reshape(len(raw), 32).astype(np.float32)
+
+
+def five_bits(raw: Bytes) -> Floats:
+    """32 codes from 4 bytes of top bits and 16 bytes of nibbles."""
+    return nibbles(raw[:, 4:]) + codes(raw[:, :4], 1) * 16
+
+
+def bf16(blocks: Bytes) -> Floats:
+    bits: NDArray[np.uint32] = view_as(blocks, "<u2").astype(np.uint32) << np.uint32(16)
+    return bits.view(np.float32)
+
+
+def _affine(blocks: Bytes, fifth_bits: Bytes | int, low: Bytes) -> Floats:
+    """Q4_K and Q5_K: eight 6-bit scales and eight 6-bit minima in 12 bytes, and codes of 32 values each.
+
+    Bytes 0-3 hold scales 0-3 and bytes 4-7 minima 0-3 in their low six bits; bytes 8-11 hold
+    the low four bits of scales 4-7 (low half) and of minima 4-7 (high half), whose top two
+    bits are the top two bits of bytes 0-3 and 4-7.
+    """
+    first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
+    scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
+    minima = np.concatenate([second & 63, (third >> 4) | ((second >> 6) << 4)], axis=1)
+    scale = half(blocks, 0) * scales.astype(np.float32)
+    minimum = half(blocks, 2) * minima.astype(np.float32)
+    values = planes(low.reshape(-1, 4, 32), 4).reshape(-1, 8, 32) | fifth_bits
+    return (scale[..., None] * values.astype(np.float32) - minimum[..., None]).reshape(-1, 256)
+
+
+def q4_k(blocks: Bytes) -> Floats:
+    return _affine(blocks, 0, blocks[:, 16:])
+
+
+def q5_k(blocks: Bytes) -> Floats:
+    return _affine(blocks, planes(blocks[:, 16:48], 1) << np.uint8(4), blocks[:, 48:])
+
+
+def q2_k(blocks: Bytes) -> Floats:
+    packed = blocks[:, :16]
+    scale = half(blocks, 80) * (packed & 15).astype(np.float32)
+    minimum = half(blocks, 82) * (packed >> 4).astype(np.float32)
+    values = planes(blocks[:, 16:80].reshape(-1, 2, 32), 2).reshape(-1, 16, 16).astype(np.float32)
+    return (scale[..., None] * values - minimum[..., None]).reshape(-1, 256)
+
+
+def q3_k(blocks: Bytes) -> Floats:
+    low = planes(blocks[:, 96:104], 4).reshape(-1, 16)
+    high = planes(blocks[:, 104:108], 2).reshape(-1, 16)
+    scale = half(blocks, 108) * ((low | (high << 4)).astype(np.float32) - 32)
+    top_bit = planes(blocks[:, :32], 1).reshape(-1, 16, 16)
+    values = planes(blocks[:, 32:96].reshape(-1, 2, 32), 2).reshape(-1, 16, 16) | (top_bit << 2)
+    return (scale[..., None] * (values.astype(np.float32) - 4)).reshape(-1, 256)
+
+
+def q6_k(blocks: Bytes) -> Floats:
+    low = planes(blocks[:, :128].reshape(-1, 2, 64), 4).reshape(-1, 256)
+    high = planes(blocks[:, 128:192].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    values = ((low | (high << 4)).astype(np.float32) - 32).reshape(-1, 16, 16)
+    scale = half(blocks, 208) * floats(blocks[:, 192:208], "i1")
+    return (scale[..., None] * values).reshape(-1, 256)
+
+
+def _trits(raw: Bytes, count: int) -> Floats:
+    """`count` values -1, 0, 1 of every byte [n, k], as [n, count * k]: the leading base-3 digit of all bytes first.
+
+    A byte holds the fraction digits / 3^5 scaled to 256: three times the byte carries the next digit into bit 8.
+    """
+    powers = np.array([1, 3, 9, 27, 81], dtype=np.uint8)[:count, None]
+    shifted = (raw[:, None, :] * powers).astype(np.uint16)
+    return ((shifted * 3) >> 8).reshape(len(raw), -1).astype(np.float32) - 1
+
+
+def tq1_0(blocks: Bytes) -> Floats:
+    parts = [_trits(blocks[:, :32], 5), _trits(blocks[:, 32:48], 5), _trits(blocks[:, 48:52], 4)]
+    return half(blocks, 52) * np.concatenate(parts, axis=1)
+
+
+def tq2_0(blocks: Bytes) -> Floats:
+    values = planes(blocks[:, :64].reshape(-1, 2, 32), 2).reshape(-1, 256)
+    return half(blocks, 64) * (values.astype(np.float32) - 1)
+
+
+def mxfp4(blocks: Bytes) -> Floats:
+    """The scale is a power of two (E8M0), halved; its two smallest codes are float32 denormals."""
+    exponent = blocks[:, :1].astype(np.uint32)
+    normal = (np.maximum(exponent, 1) - 1) << np.uint32(23)
+    denormal = np.uint32(1 << 21) << np.minimum(exponent, 1)
+    bits: NDArray[np.uint32] = np.where(exponent < 2, denormal, normal)
+    return bits.view(np.float32) * _E2M1_DOUBLED[planes(blocks[:, 1:], 4).reshape(-1, 32)]
+
+
+def nvfp4(blocks: Bytes) -> Floats:
+    """The scales are unsigned E4M3 numbers of seven bits, halved; 127 (a NaN) counts as zero, as in ggml."""
+    bits = blocks[:, :4] & np.uint8(0x7F)
+    exponent, mantissa = (bits >> 3).astype(np.int32), (bits & 7).astype(np.float32)
+    scale: Floats = np.where(exponent == 0, np.ldexp(mantissa, -10), np.ldexp(1 + mantissa / 8, exponent - 8))
+    scale[blocks[:, :4] == 0x7F] = 0
+    values = planes(blocks[:, 4:].reshape(-1, 4, 8), 4).reshape(-1, 4, 16)
+    return (scale[..., None] * _E2M1_DOUBLED[values]).reshape(-1, 64)
