@@ -14,8 +14,8 @@ struct TileSource;
 template <typename Form>
 struct UnitTile;
 
-// c [R][16] += a * weights over `units` units. Inlined, as `multiply_rows`: a source that is an argument is copied
-// through memory, and the loads of the next panel would wait for that.
+// c [R][16] += a * weights over `units` units. Inlined: a source that is an argument is copied through memory, and the
+// loads of the next panel would wait for that.
 template <int R, typename Source>
 inline __attribute__((always_inline)) void multiply_units(Source source, int units, const uint8_t* a,
                                                           const int32_t* terms, float* c);
@@ -61,20 +61,15 @@ struct UnitFactors {
     }
 };
 
-template <int Most, typename Source>
-inline __attribute__((always_inline)) void multiply_rows(Source source, int units, ImageGroup a, const int32_t* terms,
-                                                         float* c) {
-    unroll<Most>([&](auto i) __attribute__((always_inline)) {
-        constexpr int R = decltype(i)::value + 1;
-        if (a.rows == R) multiply_units<R>(source, units, a.data, terms, c);
-    });
-}
-
 // c [rows][16] += a * panel
 template <typename F>
 void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t* terms, float* c) {
     constexpr int MOST = PACKED_ROWS < ROW_GROUP ? PACKED_ROWS : ROW_GROUP;
-    multiply_rows<MOST>(PackedSource<F>(panel, 0, units), units, a, terms, c);
+    const PackedSource<F> source(panel, 0, units);
+    unroll<MOST>([&](auto i) __attribute__((always_inline)) {
+        constexpr int R = decltype(i)::value + 1;
+        if (a.rows == R) multiply_units<R>(source, units, a.data, terms, c);
+    });
 }
 
 #if !defined(OCTAVO_ISA_amx)
@@ -88,10 +83,20 @@ struct alignas(64) UnitTile {
     HalfScale half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
 };
 
+// A function of its own for each number of rows: in one for all of them the registers are shared out worse.
+template <int R, typename Form>
+__attribute__((noinline)) void multiply_tile_units(const UnitTile<Form>* tiles, int units, const uint8_t* a,
+                                                   const int32_t* terms, float* c) {
+    multiply_units<R>(TileSource<Form>{tiles}, units, a, terms, c);
+}
+
 // c [rows][16] += a * tiles
 template <typename Form>
 void multiply_tiles(const UnitTile<Form>* tiles, int units, ImageGroup a, const int32_t* terms, float* c) {
-    multiply_rows<ROW_GROUP>(TileSource<Form>{tiles}, units, a, terms, c);
+    unroll<ROW_GROUP>([&](auto i) __attribute__((always_inline)) {
+        constexpr int R = decltype(i)::value + 1;
+        if (a.rows == R) multiply_tile_units<R>(tiles, units, a.data, terms, c);
+    });
 }
 
 #endif
