@@ -23,8 +23,7 @@ from octavo.server.generation.events import (
     ToolCallDelta,
     Usage,
 )
-from octavo.server.generation.run import start_chat, start_text
-from octavo.server.generation.running import Generation
+from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, NamedTool, TextSpec
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.state import ServerState
@@ -76,9 +75,7 @@ class Harness:
         return list(self.run(work))
 
     async def start(self, state: ServerState, spec: ChatSpec | TextSpec, request_id: str = "r") -> Generation:
-        if isinstance(spec, ChatSpec):
-            return await start_chat(state, self.model, spec, request_id)
-        return await start_text(state, self.model, spec, request_id)
+        return await start_generation(state, self.model, spec, request_id)
 
 
 def choices_of(events: Sequence[Event]) -> list[Choice]:

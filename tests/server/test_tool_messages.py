@@ -43,7 +43,7 @@ def test_arguments_become_objects() -> None:
 
 @pytest.mark.parametrize("arguments", ["{", "[1]", "3", '"x"', "{'a': 1}"])
 def test_what_is_no_object_stays_text(arguments: str) -> None:
-    messages = for_tool_template([assistant(("1", "f", arguments))], None)
+    messages = for_tool_template([assistant(("1", "f", arguments))], tool_formats()["hermes"])
     assert messages[0]["tool_calls"][0]["function"]["arguments"] == arguments
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, TextPart, tool_formats
+from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, tool_formats
 from tests.support.tool_outputs import CASES, TOOLS, Case
 
 Folded = tuple[str, tuple[tuple[str, str], ...]]
@@ -25,8 +25,8 @@ def parse(format_name: str, pieces: list[str]) -> list[ParsedPart]:
 def fold(parts: list[ParsedPart]) -> Folded:
     content, calls = "", []
     for part in parts:
-        if isinstance(part, TextPart):
-            content += part.text
+        if isinstance(part, str):
+            content += part
         elif isinstance(part, CallStart):
             calls.append([part.name, ""])
         else:
@@ -39,7 +39,8 @@ def in_order(parts: list[ParsedPart]) -> list[object]:
     joined: list[object] = []
     for kind, group in itertools.groupby(parts, key=type):
         members = list(group)
-        joined += members if kind is CallStart else ["".join(member.text for member in members)]
+        texts = [part if isinstance(part, str) else part.text for part in members if not isinstance(part, CallStart)]
+        joined += members if kind is CallStart else ["".join(texts)]
     return joined
 
 

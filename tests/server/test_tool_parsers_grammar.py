@@ -16,7 +16,7 @@ from octavo.errors import UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server.generation.json_schema import check_tools
-from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, Tool, tool_formats
+from octavo.server.tool_parsers import CallArguments, CallStart, Tool, tool_formats
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.tool_outputs import TOOLS, realistic_tools, tool
@@ -87,8 +87,8 @@ def parse(format_name: str, tools: list[Tool], text: str) -> tuple[str, list[tup
     parser = tool_formats()[format_name].create_parser(tools)
     content, calls = "", []
     for part in [*parser.push(text), *parser.finish()]:
-        if isinstance(part, TextPart):
-            content += part.text
+        if isinstance(part, str):
+            content += part
         elif isinstance(part, CallStart):
             calls.append((part.name, ""))
         elif isinstance(part, CallArguments):

@@ -17,7 +17,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.generation.chat_plan import AnswerFormat, mark_token_ids, plan_chat
 from octavo.server.generation.spec import ChatSpec
-from octavo.server.tool_parsers import CallArguments, CallStart, TextPart, tool_formats
+from octavo.server.tool_parsers import CallArguments, CallStart, tool_formats
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
@@ -109,8 +109,8 @@ def read(tokenizer: Tokenizer, made: Plan, token_ids: list[int]) -> tuple[str, l
     parts = [part for token_id in token_ids for part in parser.push(detokenizer.push([token_id]))]
     content, calls = "", []
     for part in [*parts, *parser.push(detokenizer.flush()), *parser.finish()]:
-        if isinstance(part, TextPart):
-            content += part.text
+        if isinstance(part, str):
+            content += part
         elif isinstance(part, CallStart):
             calls.append((part.name, ""))
         elif isinstance(part, CallArguments):

@@ -17,7 +17,7 @@ from octavo.batch import Float32
 from octavo.server.admission import Ticket
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_inputs
-from octavo.server.generation.run import embed, separated
+from octavo.server.generation.running import embed, separated
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
 from octavo.server.http.disconnect import run_unless_gone

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyio.to_thread import run_sync
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -9,7 +10,7 @@ from starlette.requests import Request
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
 from octavo.server.errors import refuse
-from octavo.server.generation.prompt import encode_conversation, in_thread
+from octavo.server.generation.prompt import encode_conversation
 from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, JsonRoute, Text, quote
@@ -61,7 +62,7 @@ async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     async with state_of(request).models.use(body.model) as model:
         if body.messages is None:
             prompt, adds = body.prompt or "", body.add_special_tokens is not False
-            work = in_thread(lambda: model.tokenizer.encode(prompt, add_special_tokens=adds, parse_special=True))
+            work = run_sync(lambda: model.tokenizer.encode(prompt, add_special_tokens=adds, parse_special=True))
         else:
             work = encode_conversation(model, _chat_spec(body))
         tokens = await run_unless_gone(request, work)
@@ -83,7 +84,7 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
             message = f"tokens[{wrong}] is {quote(body.tokens[wrong])}; this model has ids 0 to {vocab_size - 1}"
             raise UsageError(message, param="tokens", code="token_out_of_range")
         tokens = body.tokens
-        text = in_thread(lambda: model.tokenizer.decode(tokens, skip_special_tokens=False))
+        text = run_sync(lambda: model.tokenizer.decode(tokens, skip_special_tokens=False))
         return DetokenizeResponse(prompt=await run_unless_gone(request, text))
 
 

@@ -10,8 +10,9 @@ from typing import Any
 
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
+from octavo.server.errors import refuse
 from octavo.server.generation.choice import ChoiceReader
-from octavo.server.generation.reasoning import ReasoningFormat, find_reasoning_format
+from octavo.server.generation.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
 from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
 from octavo.server.models.served_model import ServedModel
@@ -31,19 +32,18 @@ class AnswerFormat:
     create_tool_parser: None if the answer has no calls. reasoning: None if reasoning stays in the text.
     """
 
-    create_tool_parser: Callable[[], ToolParser] | None
-    reasoning: ReasoningFormat | None
+    create_tool_parser: Callable[[], ToolParser] | None = None
+    reasoning: ReasoningFormat | None = None
+    parallel_tool_calls: bool = True
 
-    def create_reader(
-        self, index: int, spec: ChatSpec, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]
-    ) -> ChoiceReader:
+    def create_reader(self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ChoiceReader:
         """A reader for choice `index` of the answer to this prompt."""
         tools = None if self.create_tool_parser is None else self.create_tool_parser()
         reasoning = None
         if self.reasoning is not None:
             end = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-            reasoning = self.reasoning.create_parser(end)
-        return ChoiceReader(index, tools, reasoning, parallel_tool_calls=spec.parallel_tool_calls)
+            reasoning = ReasoningParser(self.reasoning, end)
+        return ChoiceReader(index, tools, reasoning, parallel_tool_calls=self.parallel_tool_calls)
 
 
 def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerFormat]:
@@ -67,7 +67,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     params = spec.params
     create_tool_parser = None
     if tools:
-        params = _with_tools(params, spec, tools, tool_format, model.tokenizer)
+        params = _with_tools(spec, tools, tool_format, model.tokenizer)
         create_tool_parser = partial(tool_format.create_parser, tools)
     reasoning = find_reasoning_format(template) if spec.separates_reasoning else None
     if reasoning is not None:
@@ -77,8 +77,15 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
             reasoning = None
         elif is_control_token:
             params = dataclasses.replace(params, skip_special_tokens=False)
-    adapted = dataclasses.replace(spec, messages=messages, template_arguments=arguments, params=params)
-    return adapted, AnswerFormat(create_tool_parser, reasoning)
+    adapted = dataclasses.replace(
+        spec,
+        messages=messages,
+        template_arguments=arguments,
+        params=params,
+        # With tools the only constraint is the one that makes the model call them.
+        constraint_field="tools" if tools else spec.constraint_field,
+    )
+    return adapted, AnswerFormat(create_tool_parser, reasoning, spec.parallel_tool_calls)
 
 
 def _without_strict(tool: Tool) -> Tool:
@@ -88,21 +95,18 @@ def _without_strict(tool: Tool) -> Tool:
 
 
 def _with_tools(
-    params: SamplingParams | BeamSearchParams,
-    spec: ChatSpec,
-    tools: list[Tool],
-    tool_format: ToolFormat,
-    tokenizer: Tokenizer,
+    spec: ChatSpec, tools: list[Tool], tool_format: ToolFormat, tokenizer: Tokenizer
 ) -> SamplingParams | BeamSearchParams:
-    token_ids = mark_token_ids(tokenizer, tool_format)
+    """The parameters of the request with the constraints of its tools."""
+    token_ids, params = mark_token_ids(tokenizer, tool_format), spec.params
     if not tokenizer.special_token_ids.isdisjoint(token_ids.values()):
         params = dataclasses.replace(params, skip_special_tokens=False)
     if params.structured_outputs is not None:
-        message = (
-            "tools cannot be combined with a format of the answer; send tool_choice none, or leave one of them out"
+        raise refuse(
+            "tools", "cannot be combined with a format of the answer; send tool_choice none, or leave one of them out"
         )
-        raise UsageError(message, param="tools", code="unsupported_value")
     sampling = None if isinstance(params, BeamSearchParams) else params
+    write, may_be_many = tool_format.grammar, spec.parallel_tool_calls
     if spec.tool_choice == "auto":
         strict = [i for i, tool in enumerate(tools) if tool["function"].get("strict")]
         if not strict:
@@ -111,18 +115,15 @@ def _with_tools(
             what = "beam search" if sampling is None else "this model's format of tool calls"
             message = f"{what} cannot hold arguments to their schema with tool_choice auto; leave strict out"
             raise UsageError(message, param=f"tools[{strict[0]}].function.strict", code="unsupported_value")
-        grammar = tool_format.optional_grammar(tools, spec.parallel_tool_calls, token_ids)
-        return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
-    if sampling is None:
+        write = tool_format.optional_grammar
+    elif sampling is None:
         message = "beam search cannot be made to call a tool; use tool_choice auto, or leave use_beam_search out"
         raise UsageError(message, param="tool_choice", code="unsupported_value")
-    may_be_many = spec.parallel_tool_calls
-    if isinstance(spec.tool_choice, NamedTool):
-        name = spec.tool_choice.name
+    elif isinstance(spec.tool_choice, NamedTool):
+        name, may_be_many = spec.tool_choice.name, False
         tools = [tool for tool in tools if tool["function"]["name"] == name]
-        may_be_many = False
-    grammar = tool_format.grammar(tools, may_be_many, token_ids)
-    return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
+    grammar = StructuredOutputsParams(grammar=write(tools, may_be_many, token_ids))
+    return dataclasses.replace(sampling, structured_outputs=grammar)
 
 
 def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:

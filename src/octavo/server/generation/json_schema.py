@@ -8,17 +8,18 @@ name the place and the remedy; llguidance makes the final check, without a token
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import unquote
 
+import msgspec
 from llguidance import LLMatcher, LLParserLimits
+from msgspec import Meta
 
 from octavo.engine.deep_stack import run_on_deep_stack
-from octavo.errors import UsageError
+from octavo.server.errors import refuse
 from octavo.server.generation.schema_circles import escaped, find_circle, find_endless
 from octavo.server.generation.spec import NamedTool, ToolChoice
 
@@ -43,6 +44,35 @@ FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4",
 # In the drafts before 6, `const` does not exist and would be ignored.
 _DRAFTS = re.compile(r"https?://json-schema\.org/(draft-0[67]/schema|draft/(2019-09|2020-12)/schema)#?")
 _BEFORE_2020 = re.compile(r".*(draft-0[67]|2019-09)")
+
+# The keywords that are enforced, with the type of their value.
+_MANY = Annotated[list[Any], Meta(min_length=1)]
+_SCHEMA_LISTS = dict.fromkeys(("prefixItems", "allOf", "anyOf", "oneOf"), _MANY)
+_SCHEMA_MAPS: dict[str, Any] = {
+    **dict.fromkeys(("patternProperties", "$defs", "definitions"), dict[str, Any]),
+    "properties": Annotated[dict[str, Any], Meta(max_length=MAX_PROPERTIES_OF_ONE)],
+}
+_SCHEMAS = {
+    **dict.fromkeys(("additionalProperties", "additionalItems"), dict[str, Any] | bool),
+    "items": dict[str, Any] | bool | _MANY,
+}
+_NUMBERS = {
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), float),
+    "multipleOf": Annotated[float, Meta(gt=0)],
+    "const": Any,
+}
+_KEYWORDS: dict[str, Any] = {
+    **_SCHEMA_LISTS,
+    **_SCHEMA_MAPS,
+    **_SCHEMAS,
+    **_NUMBERS,
+    "type": str | _MANY,
+    "enum": _MANY,
+    "required": list[str],
+    **dict.fromkeys(("$ref", "$schema", "pattern", "format"), str),
+    **dict.fromkeys(("minLength", "minItems", "minProperties"), Annotated[int, Meta(ge=0, le=MAX_MINIMUM)]),
+    **dict.fromkeys(("maxLength", "maxItems", "maxProperties"), Annotated[int, Meta(ge=0, le=MAX_MAXIMUM)]),
+}
 
 # Keywords that say nothing about which values are right: JSON schema's annotations, then OpenAPI's and editors'.
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment"}
@@ -85,9 +115,7 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
         if is_enforced:
             _compile(schema)
     except _SchemaError as error:
-        raise UsageError(
-            f"{param} is not a usable JSON schema: {error}", param=param, code="invalid_json_schema"
-        ) from None
+        raise refuse(param, f"is not a usable JSON schema: {error}", "invalid_json_schema") from None
 
 
 def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> None:
@@ -100,38 +128,33 @@ def check_tools(tools: Sequence[Mapping[str, Any]], param: str = "tools") -> Non
     or hyphens, and for parameters that are not a schema of an object, with param such as `tools[0].function.name`.
     """
     if len(tools) > MAX_TOOLS:
-        message = f"{param} has {len(tools):,} entries; at most {MAX_TOOLS} are allowed"
-        raise UsageError(message, param=param, code="array_above_max_length")
+        raise refuse(param, f"has {len(tools):,} entries; at most {MAX_TOOLS} are allowed", "array_above_max_length")
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         function = tool["function"]
         name, place = function["name"], f"{param}[{index}].function"
         if not _TOOL_NAME.fullmatch(name):
-            message = f"{place}.name is {_shown(name)}; it must be 1 to 64 letters, digits, underscores or hyphens"
-            raise UsageError(message, param=f"{place}.name", code="invalid_value")
+            reason = f"is {_shown(name)}; it must be 1 to 64 letters, digits, underscores or hyphens"
+            raise refuse(f"{place}.name", reason, "invalid_value")
         if name in seen:
-            message = f"{place}.name is {_shown(name)}, as is that of a tool before it; names must differ"
-            raise UsageError(message, param=f"{place}.name", code="invalid_value")
+            reason = f"is {_shown(name)}, as is that of a tool before it; names must differ"
+            raise refuse(f"{place}.name", reason, "invalid_value")
         seen.add(name)
         if (parameters := function.get("parameters")) is not None:
-            _check_parameters(parameters, f"{place}.parameters", is_strict=bool(function.get("strict")))
-
-
-def _check_parameters(parameters: object, param: str, *, is_strict: bool) -> None:
-    check_schema(parameters, param, is_enforced=is_strict)
-    if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
-        message = f'{param} must be the schema of an object, so "type" must be "object": arguments have names'
-        raise UsageError(message, param=param, code="invalid_json_schema")
+            check_schema(parameters, f"{place}.parameters", is_enforced=bool(function.get("strict")))
+            if not isinstance(parameters, dict) or parameters.get("type", "object") != "object":
+                reason = 'must be the schema of an object, so "type" must be "object": arguments have names'
+                raise refuse(f"{place}.parameters", reason, "invalid_json_schema")
 
 
 def check_tool_choice(tool_choice: ToolChoice, tools: Sequence[Mapping[str, Any]], param: str = "tool_choice") -> None:
     """Raises UsageError if a tool must be called and the request has none, or none of that name."""
     if tool_choice == "required" and not tools:
-        message = f"{param} is required, but the request has no tools: add tools or leave {param} out"
-        raise UsageError(message, param=param, code="invalid_value")
+        reason = f"is required, but the request has no tools: add tools or leave {param} out"
+        raise refuse(param, reason, "invalid_value")
     if isinstance(tool_choice, NamedTool) and all(tool["function"]["name"] != tool_choice.name for tool in tools):
-        message = f"{param} names {_shown(tool_choice.name)}, which is none of the request's {len(tools)} tools"
-        raise UsageError(message, param=param, code="invalid_value")
+        reason = f"names {_shown(tool_choice.name)}, which is none of the request's {len(tools)} tools"
+        raise refuse(param, reason, "invalid_value")
 
 
 class _SchemaError(Exception):
@@ -147,17 +170,19 @@ class _Checker:
     def __init__(self, root: object, is_enforced: bool) -> None:
         self._root = root
         self._is_enforced = is_enforced
-        self._num_properties = 0
         self._is_before_2020 = isinstance(root, dict) and bool(_BEFORE_2020.match(str(root.get("$schema", ""))))
 
     def check(self) -> None:
         stack: list[SchemaNode] = [(self._root, "")]
-        schemas: dict[str, object] = {}
+        schemas: dict[str, Any] = {}
         while stack:
             schema, pointer = stack.pop()
             if pointer not in schemas:
                 schemas[pointer] = schema
                 stack += self._check_node(schema, pointer)
+        objects = [schema for schema in schemas.values() if isinstance(schema, dict)]
+        if sum(len(schema.get("properties", ())) for schema in objects) > MAX_PROPERTIES:
+            raise _SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
         if (circle := find_circle(schemas)) is not None:
             raise _SchemaError(circle, "refers to itself in a circle without end")
         if (endless := find_endless(schemas)) is not None:
@@ -167,55 +192,40 @@ class _Checker:
         """The schemas within this one and the one it refers to, after checking its own keywords."""
         if isinstance(schema, bool):
             return
-        _demand(isinstance(schema, dict), pointer, "an object or a boolean", schema)
+        if not isinstance(schema, dict):
+            raise _SchemaError(pointer, f"must be an object or a boolean, not {_shown(schema)}")
         for keyword, value in schema.items():
             place = f"{pointer}/{escaped(keyword)}"
-            if keyword in _SUBSCHEMAS:
-                yield from _subschemas(keyword, value, place)
-                if keyword == "properties":
-                    self._count_properties(len(value), place)
-            elif keyword == "$ref":
+            _check_value(keyword, value, place)
+            if keyword == "$ref":
                 yield self._referred(value, place)
-            elif keyword in _CHECKS:
-                _CHECKS[keyword](value, place)
-            elif keyword not in _ANNOTATIONS and not (keyword.startswith("x-") and keyword != "x-guidance"):
-                self._refuse_keyword(keyword, place)
-            self._check_meaning(keyword, value, place, schema)
+            elif keyword in _SCHEMA_MAPS:
+                yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
+            elif keyword in _SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
+                yield from ((item, f"{place}/{index}") for index, item in enumerate(value))
+            elif keyword in _SCHEMAS:
+                yield value, place
+            if keyword in ("pattern", "patternProperties"):
+                for pattern in [value] if keyword == "pattern" else value:
+                    _check_pattern(pattern, place, self._is_enforced)
+            if self._is_enforced:
+                self._check_enforceable(keyword, value, place, schema)
 
-    def _check_meaning(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> None:
-        """Checks that depend on more than the keyword's own value."""
-        if keyword in ("pattern", "patternProperties"):
-            for pattern in [value] if keyword == "pattern" else value:
-                _check_pattern(pattern, place, self._is_enforced)
-        elif not self._is_enforced:
-            return
-        elif keyword == "format" and schema.get("type", "string") not in ("number", "integer", "boolean"):
+    def _check_enforceable(self, keyword: str, value: Any, place: str, schema: dict[str, Any]) -> None:
+        if keyword == "format" and schema.get("type", "string") not in ("number", "integer", "boolean"):
             if value not in FORMATS:
                 raise _SchemaError(place, f"is {_shown(value)}; supported are {', '.join(FORMATS[:-1])}")
         elif keyword == "prefixItems" and (self._is_before_2020 or "additionalItems" in schema):
             raise _SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
         elif keyword in ("$id", "id") and place.count("/") > 1:
             raise _SchemaError(place, "within a schema would change what its references mean; leave it out")
+        elif keyword in _REMEDIES:
+            raise _SchemaError(place, f"is not supported: {_REMEDIES[keyword]}")
+        elif keyword not in _KEYWORDS and keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
+            raise _SchemaError(place, "is not a keyword that can be enforced; leave it out")
 
-    def _count_properties(self, count: int, place: str) -> None:
-        if count > MAX_PROPERTIES_OF_ONE:
-            raise _SchemaError(place, f"has {count:,} properties; the limit is {MAX_PROPERTIES_OF_ONE:,}")
-        self._num_properties += count
-        if self._num_properties > MAX_PROPERTIES:
-            raise _SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
-
-    def _refuse_keyword(self, keyword: str, place: str) -> None:
-        if keyword == "x-guidance":
-            raise _SchemaError(place, "is not for requests; leave it out")
-        if not self._is_enforced:
-            return
-        remedy = _REMEDIES.get(keyword)
-        known = f"is not supported: {remedy}" if remedy else "is not a keyword that can be enforced; leave it out"
-        raise _SchemaError(place, known)
-
-    def _referred(self, reference: Any, place: str) -> SchemaNode:
+    def _referred(self, reference: str, place: str) -> SchemaNode:
         """The schema that `$ref` names."""
-        _check_string(reference, place)
         if reference != "#" and not reference.startswith("#/"):
             raise _SchemaError(place, f"is {_shown(reference)}; only references within the schema (#/...) are followed")
         pointer = unquote(reference[1:])
@@ -243,97 +253,32 @@ def _check_size(schema: object) -> None:
         raise _SchemaError("", f"has {num_chars:,} characters; the limit is {MAX_SCHEMA_CHARS:,}")
 
 
-def _subschemas(keyword: str, value: Any, place: str) -> Iterator[SchemaNode]:
-    kind = _SUBSCHEMAS[keyword]
-    if kind == "one" and not (keyword == "items" and isinstance(value, list)):
-        yield value, place
-    elif kind == "map":
-        _demand(isinstance(value, dict), place, "an object of schemas", value)
-        yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
-    else:
-        _demand(isinstance(value, list) and bool(value), place, "a list with at least one schema", value)
-        yield from ((item, f"{place}/{index}") for index, item in enumerate(value))
-
-
-def _demand(is_right: bool, place: str, wanted: str, value: object) -> None:
-    if not is_right:
-        raise _SchemaError(place, f"must be {wanted}, not {_shown(value)}")
-
-
-def _is_number(value: object, kinds: type | tuple[type, ...] = (int, float)) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-def _check_type(value: object, place: str) -> None:
-    names = value if isinstance(value, list) else [value]
-    for name in names:
-        if name not in _TYPES:
-            raise _SchemaError(place, f"is {_shown(name)}; types are {', '.join(_TYPES)}")
-    if not names:
-        raise _SchemaError(place, "is an empty list, so no value could be right")
-
-
-def _check_count(value: Any, place: str) -> None:
-    largest = MAX_MINIMUM if "/min" in place[place.rindex("/") :] else MAX_MAXIMUM
-    _demand(_is_number(value, int) and value >= 0, place, "an integer of at least 0", value)
-    if value > largest:
-        raise _SchemaError(place, f"is {_shown(value)}; the limit is {largest:,}")
-
-
-def _check_number(value: object, place: str) -> None:
-    _demand(_is_number(value), place, "a number", value)
-    _check_exact(value, place)
-
-
-def _check_multiple(value: Any, place: str) -> None:
-    _check_number(value, place)
-    _demand(value > 0, place, "above 0", value)
-
-
-def _check_enum(value: Any, place: str) -> None:
-    _demand(isinstance(value, list) and bool(value), place, "a list with at least one value", value)
-    for index, item in enumerate(value):
-        _check_exact(item, f"{place}/{index}")
+def _check_value(keyword: str, value: Any, place: str) -> None:
+    """Checks that a keyword's value is well-formed, whatever else the schema has."""
+    if keyword == "x-guidance":
+        raise _SchemaError(place, "is not for requests; leave it out")
+    if keyword in _NUMBERS:
+        _check_exact(value, place)
+    try:
+        msgspec.convert(value, _KEYWORDS.get(keyword, Any))
+    except msgspec.ValidationError as error:
+        expected = str(error).replace("Expected", "expected", 1)
+        raise _SchemaError(place, f"is {_shown(value)}; {expected}") from None
+    if keyword == "enum":
+        for index, item in enumerate(value):
+            _check_exact(item, f"{place}/{index}")
+    elif keyword == "type":
+        for name in value if isinstance(value, list) else [value]:
+            if name not in _TYPES:
+                raise _SchemaError(place, f"is {_shown(name)}; types are {', '.join(_TYPES)}")
+    elif keyword == "$schema" and not _DRAFTS.fullmatch(value):
+        raise _SchemaError(place, f"is {_shown(value)}; supported are JSON schema's drafts 6, 7, 2019-09 and 2020-12")
 
 
 def _check_exact(value: object, place: str) -> None:
     """Refuses integers that a double would round, because numbers are compared as doubles."""
-    if isinstance(value, float) and not math.isfinite(value):
-        raise _SchemaError(place, "is not a finite number")
     if isinstance(value, int) and abs(value) > MAX_EXACT_NUMBER:
         raise _SchemaError(place, f"is {_shown(value)}; integers beyond 2^53 cannot be distinguished")
-
-
-def _check_strings(value: object, place: str) -> None:
-    is_right = isinstance(value, list) and all(isinstance(item, str) for item in value)
-    _demand(is_right, place, "a list of strings", value)
-
-
-def _check_string(value: object, place: str) -> None:
-    _demand(isinstance(value, str), place, "a string", value)
-
-
-def _check_draft(value: object, place: str) -> None:
-    if not isinstance(value, str) or not _DRAFTS.fullmatch(value):
-        raise _SchemaError(place, f"is {_shown(value)}; supported are JSON schema's drafts 6, 7, 2019-09 and 2020-12")
-
-
-_SUBSCHEMAS = {
-    **dict.fromkeys(("properties", "patternProperties", "$defs", "definitions"), "map"),
-    **dict.fromkeys(("additionalProperties", "items", "additionalItems"), "one"),
-    **dict.fromkeys(("prefixItems", "allOf", "anyOf", "oneOf"), "list"),
-}
-_CHECKS: dict[str, Callable[[Any, str], None]] = {
-    "type": _check_type,
-    "enum": _check_enum,
-    "const": _check_exact,
-    "required": _check_strings,
-    "$schema": _check_draft,
-    "multipleOf": _check_multiple,
-    **dict.fromkeys(("pattern", "format"), _check_string),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _check_number),
-    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _check_count),
-}
 
 
 def _check_pattern(pattern: str, place: str, is_enforced: bool) -> None:

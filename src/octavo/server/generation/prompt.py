@@ -1,12 +1,15 @@
-"""Turns the prompt of a request into token ids that fit the context."""
+"""Turns the prompt of a request into token ids that fit the context.
+
+Tokenizing a book takes a while and other requests must go on, so it runs in a thread.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TypeAlias, TypeVar
+from collections.abc import Sequence
+from typing import TypeAlias
 
-import anyio.to_thread
+from anyio.to_thread import run_sync
 
 from octavo.errors import ModelLoadError, UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -17,39 +20,55 @@ from octavo.server.models.served_model import ServedModel
 
 MAX_PROMPTS = 128  # of one request
 
-T = TypeVar("T")
 Prepared: TypeAlias = tuple[list[list[int]], int]
 """Prompts, or texts to embed, each of which fits the context, and how many tokens were cut off them."""
 
 
-async def prepare_chat(model: ServedModel, spec: ChatSpec) -> Prepared:
-    """The prompt of a conversation that `plan_chat` has adapted.
+async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prepared:
+    """The prompts of a request; a conversation, which `plan_chat` has adapted, is one.
 
-    Raises the errors of `encode_conversation`, and UsageError if it does not fit the context.
+    Raises UsageError naming `messages` or `prompt` if one is invalid or does not fit the context.
     """
-    return _fit_answered(model, spec, [await _encode(model, spec)], "messages")
-
-
-async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
-    """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` if the template does
-    not accept it."""
-    return await _encode(model, plan_chat(model, spec)[0])
-
-
-async def prepare_texts(model: ServedModel, spec: TextSpec) -> Prepared:
-    """Tokenizes the prompts. Raises UsageError naming `prompt` if one is empty or has invalid token ids."""
-    token_ids = await in_thread(lambda: [_encode_text(model, prompt) for prompt in spec.prompts])
-    return _fit_answered(model, spec, token_ids, "prompt")
+    limit, room = model.info.max_model_len, spec.truncate_prompt_tokens
+    if room == -1:  # the context without an answer of max_tokens, or three quarters of it
+        wanted = None if spec.max_tokens_may_shrink else spec.params.max_tokens
+        room = max(limit - (limit // 4 if wanted is None else wanted), 1)
+    if isinstance(spec, ChatSpec):
+        prompts, param = [await _encode_chat(model, spec)], "messages"
+    else:
+        prompts, param = await _encode_texts(model, spec.prompts), "prompt"
+    prompts, num_truncated = _truncated(prompts, room, spec.truncation_side)
+    if (longest := max(map(len, prompts))) >= limit:
+        message = (
+            f"the prompt has {longest} tokens, and the context of this model has {limit} for prompt and answer; "
+            f"at most {limit - 1} leave room for one token: shorten it"
+        )
+        remedy = ", or ask for truncate_prompt_tokens" if spec.offers_truncation else ""
+        raise UsageError(message + remedy, param=param, code="context_length_exceeded")
+    return prompts, num_truncated
 
 
 async def prepare_inputs(model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None) -> Prepared:
     """Tokenizes texts to embed, which may fill the context because no answer follows.
 
-    truncate_to: see `Common.truncate_prompt_tokens`. Raises the errors of `prepare_texts`.
+    truncate_to: see `Common.truncate_prompt_tokens`. Raises the errors of `prepare_prompts`.
     """
-    token_ids = await in_thread(lambda: [_encode_text(model, text) for text in texts])
     limit = model.info.max_model_len
-    return _fit(token_ids, limit, room=limit if truncate_to == -1 else truncate_to, num_answer_tokens=0)
+    room = limit if truncate_to == -1 else truncate_to
+    prompts, num_truncated = _truncated(await _encode_texts(model, texts), room, "left")
+    if (longest := max(map(len, prompts))) > limit:
+        message = (
+            f"the prompt has {longest} tokens, and the context of this model has {limit}: "
+            "shorten it, or ask for truncate_prompt_tokens"
+        )
+        raise UsageError(message, param="prompt", code="context_length_exceeded")
+    return prompts, num_truncated
+
+
+async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
+    """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` if the template does
+    not accept it."""
+    return await _encode_chat(model, plan_chat(model, spec)[0])
 
 
 def fit_max_tokens(
@@ -70,26 +89,23 @@ def fit_max_tokens(
     return dataclasses.replace(spec.params, max_tokens=limit - longest)
 
 
-async def in_thread(work: Callable[[], T]) -> T:
-    """Runs `work` in a thread, because tokenizing a book takes a while and other requests must go on."""
-    return await anyio.to_thread.run_sync(work)
-
-
-async def _encode(model: ServedModel, adapted: ChatSpec) -> list[int]:
-    token_ids = await in_thread(lambda: _render(model, adapted))
-    if not token_ids:
-        raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
-    return token_ids
-
-
-def _render(model: ServedModel, adapted: ChatSpec) -> list[int]:
+async def _encode_chat(model: ServedModel, adapted: ChatSpec) -> list[int]:
     try:
-        return model.prompts.encode_chat(adapted.messages, None, **adapted.template_arguments)
+        token_ids = await run_sync(
+            lambda: model.prompts.encode_chat(adapted.messages, None, **adapted.template_arguments)
+        )
     except UsageError as error:
         raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
     except ModelLoadError as error:
         # The model's template is at fault, not the request.
         raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
+    if not token_ids:
+        raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
+    return token_ids
+
+
+async def _encode_texts(model: ServedModel, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+    return await run_sync(lambda: [_encode_text(model, text) for text in texts])
 
 
 def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
@@ -110,45 +126,14 @@ def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
     return list(prompt)
 
 
-def _fit_answered(model: ServedModel, spec: Common, prompts: list[list[int]], param: str) -> Prepared:
-    limit = model.info.max_model_len
-    room = spec.truncate_prompt_tokens
-    if room == -1:  # the context without an answer of max_tokens, or three quarters of it
-        wanted = None if spec.max_tokens_may_shrink else spec.params.max_tokens
-        room = max(limit - (limit // 4 if wanted is None else wanted), 1)
-    remedy = "shorten it, or ask for truncate_prompt_tokens" if spec.offers_truncation else "shorten it"
-    return _fit(prompts, limit, room=room, side=spec.truncation_side, num_answer_tokens=1, param=param, remedy=remedy)
-
-
-def _fit(
-    prompts: list[list[int]],
-    limit: int,
-    *,
-    room: int | None,
-    num_answer_tokens: int,
-    side: str = "left",
-    param: str = "prompt",
-    remedy: str = "shorten it, or ask for truncate_prompt_tokens",
-) -> Prepared:
-    """The prompts fitted to a context of `limit` tokens, and truncated to `room` tokens if that is given.
-
-    num_answer_tokens: tokens that must fit after each prompt: 1, or 0 for texts to embed.
-    """
-    num_before = sum(map(len, prompts))
-    if room is not None:
-        prompts = [_truncate(ids, room, side) for ids in prompts]
-    longest = max(map(len, prompts))
-    if longest + num_answer_tokens > limit:
-        of_answer = f" for prompt and answer; at most {limit - 1} leave room for one token" if num_answer_tokens else ""
-        message = f"the prompt has {longest} tokens, and the context of this model has {limit}{of_answer}: {remedy}"
-        raise UsageError(message, param=param, code="context_length_exceeded")
-    return prompts, num_before - sum(map(len, prompts))
+def _truncated(prompts: list[list[int]], room: int | None, side: str) -> Prepared:
+    """The prompts cut to `room` tokens each, if that is given, and how many tokens were cut off."""
+    kept = prompts if room is None else [_truncate(token_ids, room, side) for token_ids in prompts]
+    return kept, sum(map(len, prompts)) - sum(map(len, kept))
 
 
 def _truncate(token_ids: list[int], room: int, side: str) -> list[int]:
     if len(token_ids) <= room:
         return token_ids
-    if side == "left":
-        return token_ids[len(token_ids) - room :]
-    head = (room + 1) // 2
+    head = 0 if side == "left" else (room + 1) // 2
     return token_ids[:head] + token_ids[len(token_ids) - (room - head) :]

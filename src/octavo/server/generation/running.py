@@ -1,21 +1,30 @@
-"""A running request: the outputs of its prompts as events, in the order of their arrival."""
+"""A running request: its start in the engine, and the outputs of its prompts as events, in the order of arrival."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from octavo.batch import Float32
 from octavo.core.client import AnswerStream
 from octavo.errors import EngineDeadError
-from octavo.outputs import RequestMetrics, RequestOutput
+from octavo.generation_request import GenerationRequest, Pooling, PoolingParams, RequestOptions
+from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.server.admission import Ticket
+from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
 from octavo.server.generation.choice import ChoiceReader
 from octavo.server.generation.events import Event, Usage
+from octavo.server.generation.prompt import fit_max_tokens, prepare_prompts
+from octavo.server.generation.spec import ChatSpec, TextSpec, constraint_named
+from octavo.server.models.served_model import ServedModel
 
 if TYPE_CHECKING:
-    from octavo.server.admission import Ticket
+    from octavo.server.state import ServerState
 
 # Outputs that wait here for a slow reader; the engine's client merges what comes beyond that.
 _MAX_WAITING_OUTPUTS = 4
@@ -64,11 +73,10 @@ class Generation:
             if self._is_over:
                 raise StopAsyncIteration
             prompt, output = await self._outputs.get()
-            if isinstance(output, Exception):
-                await self.aclose()
-                raise output
-            self._ticket.started()
             try:
+                if isinstance(output, Exception):
+                    raise output
+                self._ticket.started()
                 self._read(prompt, output)
             except Exception:
                 await self.aclose()
@@ -118,14 +126,85 @@ class Generation:
             self._num_running -= 1
 
     def _usage(self) -> Usage:
-        prompts = self.prompt_token_ids
         return Usage(
-            num_prompt_tokens=sum(map(len, prompts)),
+            num_prompt_tokens=sum(map(len, self.prompt_token_ids)),
             num_cached_tokens=sum(metrics.num_cached_tokens for metrics in self._metrics),
             num_completion_tokens=sum(reader.num_tokens for reader in self._readers),
             num_reasoning_tokens=sum(reader.num_reasoning_tokens for reader in self._readers),
             metrics=_combine(self._metrics),
         )
+
+
+async def start_generation(
+    state: ServerState, model: ServedModel, spec: ChatSpec | TextSpec, request_id: str
+) -> Generation:
+    """Starts to answer a request; returns when the engine has accepted it.
+
+    Raises UsageError (with param and code) if the request is invalid, OverloadedError if there is no capacity.
+    """
+    num_prompts = 1 if isinstance(spec, ChatSpec) else len(spec.prompts)
+    ticket = state.admission.admit(
+        model,
+        request_id,
+        num_sequences=spec.params.num_choices * num_prompts,
+        num_prompts=num_prompts,
+        tenant=spec.tenant,
+        priority=spec.options.priority,
+    )
+    streams: list[AnswerStream] = []
+    try:
+        answer_format = AnswerFormat()
+        if isinstance(spec, ChatSpec):
+            spec, answer_format = plan_chat(model, spec)
+        prompts, num_truncated = await ticket.wait(lambda: prepare_prompts(model, spec))
+        params = fit_max_tokens(model, spec, prompts)
+        ticket.add_prompt_tokens(sum(map(len, prompts)))
+        options = separated(spec.options, spec.tenant)
+
+        async def submit() -> None:
+            for token_ids in prompts:
+                request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
+                streams.append(await model.client.generate(request))
+
+        with constraint_named(spec.constraint_field):
+            await ticket.wait(submit)
+        numbers = range(num_prompts * params.num_choices)
+        readers = [answer_format.create_reader(index, model.tokenizer, prompts[0]) for index in numbers]
+        return Generation(ticket, prompts, num_truncated, streams, readers)
+    except BaseException:
+        ticket.release()
+        for stream in streams:
+            await stream.aclose()
+        raise
+
+
+async def embed(
+    model: ServedModel, prompts: Sequence[Sequence[int]], pooling: Pooling, options: RequestOptions
+) -> list[Float32]:
+    """The vectors of prompts, [hidden_size] each, computed side by side. Raises the errors of `start_generation`."""
+    params = PoolingParams(pooling=pooling)
+
+    async def embed_one(token_ids: Sequence[int]) -> Float32:
+        request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
+        async with aclosing(await model.client.generate(request)) as stream:
+            output = await anext(stream)
+        assert isinstance(output, PoolingOutput)
+        return output.vector
+
+    tasks = [asyncio.create_task(embed_one(token_ids)) for token_ids in prompts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def separated(options: RequestOptions, tenant: str) -> RequestOptions:
+    """The options with a salt of bounded length that no other tenant has."""
+    if not tenant and not options.cache_salt:
+        return options
+    salt = hashlib.sha256(f"{len(tenant)}:{tenant}{options.cache_salt}".encode()).hexdigest()
+    return replace(options, cache_salt=salt)
 
 
 def _combine(metrics: Sequence[RequestMetrics]) -> RequestMetrics:

@@ -14,8 +14,7 @@ from starlette.responses import Response
 
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
-from octavo.server.generation.run import start_chat, start_text
-from octavo.server.generation.running import Generation
+from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
 from octavo.server.http.disconnect import run_unless_gone
@@ -129,10 +128,7 @@ async def answer(
         model = await resources.enter_async_context(state.models.use(body.model))
         record.model = model.name
         spec = ask(model)
-        if isinstance(spec, ChatSpec):
-            generation = await start_chat(state, model, spec, record.request_id)
-        else:
-            generation = await start_text(state, model, spec, record.request_id)
+        generation = await start_generation(state, model, spec, record.request_id)
         resources.push_async_callback(generation.aclose)
         return writer_class(body, spec, model, generation)
 

@@ -8,67 +8,47 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, TypeAlias
 
+from octavo.server.tool_parsers._answer import (
+    CallArguments,
+    CallStart,
+    ParsedPart,
+    Reading,
+    TextReader,
+    Tool,
+    join_neighbours,
+    marks_pattern,
+)
+from octavo.server.tool_parsers._grammar import WriteGrammar
+from octavo.server.tool_parsers._markup import Markup, ToolParser
 
-@dataclass(frozen=True, slots=True)
-class TextPart:
-    """Text outside tool calls."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallStart:
-    """The start of a tool call. Its name is complete."""
-
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """A piece of the JSON text of the last call's arguments."""
-
-    text: str
-
-
-ParsedPart: TypeAlias = "TextPart | CallStart | CallArguments"
-
-
-class ToolParser(Protocol):
-    """Parses one answer in time linear in its length. Broken syntax comes out as text. Nothing is evaluated."""
-
-    def push(self, text: str) -> list[ParsedPart]:
-        """Adds text and returns the parts that are certain. Characters that may still become markup are held back."""
-
-    def finish(self) -> list[ParsedPart]:
-        """Ends the answer and returns what was held back. A call that was cut off keeps the arguments it has."""
-
-
-Tool: TypeAlias = "dict[str, Any]"
-"""A tool as a request gives it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
-
-
-TokenIds: TypeAlias = "Mapping[str, int]"
-"""The marks of a format that a vocabulary has as one token each."""
-
-WriteGrammar: TypeAlias = "Callable[[Sequence[Tool], bool, TokenIds], str]"
-"""Writes a grammar of one call to these tools, or of several if they may be `parallel`. A mark that is a token is that
-token in the grammar, because control tokens are never spelled out; other marks are plain text."""
+__all__ = [
+    "CallArguments",
+    "CallStart",
+    "ParsedPart",
+    "Reading",
+    "TextReader",
+    "Tool",
+    "ToolFormat",
+    "ToolParser",
+    "find_tool_format",
+    "join_neighbours",
+    "marks_pattern",
+    "tool_formats",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """One way of writing tool calls.
 
-    matches: whether a chat template makes the model write calls like this.
-    create_parser: a parser for one answer. tools: those of the request.
-    grammar: a Lark grammar (llguidance's dialect) of an answer that is one call or, with `parallel`, several. Each call
-        names one of the tools and has arguments that follow its schema. Enforces `tool_choice: required` and a named
-        tool.
+    matches: true for a chat template that makes the model write calls like this.
+    markup: the marks at which the parser finds calls.
+    grammar: a grammar of an answer that is one call or, with `parallel`, several. Each call names one of the tools and
+        has arguments that follow its schema. Enforces `tool_choice: required` and a named tool.
     optional_grammar: the same for an answer that may be text, a call or both. Enforces `strict` where calls are
         optional. None: there is no such grammar, because the beginning of a call could begin any text.
     marks: markup that a vocabulary may have as tokens. Control tokens among them must stay in the text.
@@ -80,7 +60,7 @@ class ToolFormat:
 
     name: str
     matches: Callable[[str], bool]
-    create_parser: Callable[[Sequence[Tool]], ToolParser]
+    markup: Markup
     grammar: WriteGrammar
     optional_grammar: WriteGrammar | None = None
     marks: tuple[str, ...] = ()
@@ -88,6 +68,10 @@ class ToolFormat:
     write_call: Callable[[str, str], str] | None = None
     arguments_as_text: bool = False
     num_call_id_chars: int | None = None
+
+    def create_parser(self, tools: Sequence[Tool]) -> ToolParser:
+        """A parser for one answer to a request with these tools."""
+        return ToolParser(self.markup, tools)
 
 
 @cache

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias, TypeVar
-
-from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, TextPart, Tool
+from typing import Any, TypeAlias, TypeVar
 
 T = TypeVar("T")
 Reading: TypeAlias = Generator[None, None, T]
-"""A generator that reads an answer. It yields where it needs more text, and returns its result."""
+"""A generator that reads a text. It yields where it needs more text, and returns its result."""
+Tool: TypeAlias = "dict[str, Any]"
+"""A tool as a request gives it: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 WHITESPACE = " \t\r\n"
 # "<" and ">" appear in JSON only inside strings; elsewhere they are markup.
@@ -20,27 +21,51 @@ _STRING_END = re.compile(r'["\\]')
 _SCALAR_END = re.compile(r"[,}\]\s<>]")
 
 
-class Answer:
-    """The text of one answer and the parts found in it.
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """The start of a tool call. Its name is complete."""
 
-    Readers of calls are generators that take text from here. Everything that a reader takes is held back until it calls
-    `start`, because it may turn out to be text for the user. `parameters`: the schema of each tool's arguments.
-    """
+    name: str
 
-    def __init__(self, tools: Sequence[Tool]) -> None:
-        functions = [tool["function"] for tool in tools]
-        self.parameters = {function["name"]: function.get("parameters") or {} for function in functions}
+
+@dataclass(frozen=True, slots=True)
+class CallArguments:
+    """A piece of the JSON text of the last call's arguments."""
+
+    text: str
+
+
+ParsedPart: TypeAlias = "str | CallStart | CallArguments"
+"""A part of an answer; a string is text outside tool calls."""
+
+
+def join_neighbours(parts: Iterable[Any]) -> list[Any]:
+    """The parts, with strings and `text` of one kind that follow each other in one part."""
+    joined: list[Any] = []
+    for kind, group in groupby(parts, type):
+        members = list(group)
+        if kind is str:
+            joined.append("".join(members))
+        else:
+            joined += members if kind is CallStart else [kind("".join(part.text for part in members))]
+    return joined
+
+
+def marks_pattern(marks: Collection[str]) -> re.Pattern[str]:
+    """One of these marks, or what may become one at the end of the text."""
+    beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
+    cut = "|".join(map(re.escape, sorted(beginnings, key=len, reverse=True)))
+    whole = "|".join(map(re.escape, marks))
+    return re.compile(rf"{whole}|(?:{cut})\Z" if cut else whole)
+
+
+class TextReader:
+    """A text that comes in pieces. Its readers are generators."""
+
+    def __init__(self) -> None:
         self.is_over = False
-        self.num_calls = 0
-        self._parts: list[ParsedPart] = []
-        self.joiner = TextJoiner(self._parts)
         self._text = ""
         self._position = 0
-        self._held: list[str] = []
-        self._is_holding = False
-        self._early_arguments: list[str] = []  # of a call whose name comes later
-
-    # Input
 
     def feed(self, text: str) -> None:
         """Adds text behind the text that has not been taken."""
@@ -51,12 +76,10 @@ class Answer:
         """Takes the next characters."""
         piece = self._text[self._position : self._position + length]
         self._position += length
-        if self._is_holding:
-            self._held.append(piece)
         return piece
 
     def peek(self) -> Reading[str]:
-        """The next character; empty at the end of the answer."""
+        """The next character; empty at the end of the text."""
         while self._position == len(self._text) and not self.is_over:
             yield
         return self._text[self._position : self._position + 1]
@@ -109,7 +132,7 @@ class Answer:
                 yield
 
     def ends_with(self, text: str) -> bool:
-        """True if the answer has ended and only this text is left of it."""
+        """True if the text has ended and only this is left of it."""
         return self.is_over and self._position + len(text) == len(self._text)
 
     # JSON: only brackets and strings are followed, and the text comes out as the model wrote it.
@@ -140,93 +163,87 @@ class Answer:
             if depth == 0 and not is_string:
                 return True
 
-    # Output
+
+class Answer(TextReader):
+    """The text of one answer and the parts found in it.
+
+    Everything that the reader of a call takes is held back until it calls `start`, because it may turn out to be text
+    for the user. `parameters`: the schema of each tool's arguments.
+
+    White space around calls is held back until the next text or call comes. Between a call and the beginning or end of
+    the answer it is dropped. Between two texts with calls in between, the white space before the calls is kept, or else
+    that behind them, so that words do not run together. An answer without calls passes unchanged.
+    """
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__()
+        functions = [tool["function"] for tool in tools]
+        self.parameters = {function["name"]: function.get("parameters") or {} for function in functions}
+        self.num_calls = 0
+        self.follows_call = False  # nothing but white space has come since the last call
+        self._parts: list[ParsedPart] = []
+        self._held: list[str] | None = None  # what may be a call
+        self._early_arguments: list[str] = []  # of a call whose name comes later
+        self._spaces: list[str] = []  # white space since the last text or call
+        self._gap = ""  # white space between the text before the calls and the text after them
+        self._has_text = False
+
+    def take(self, length: int) -> str:
+        """Takes the next characters, and holds them back within a call."""
+        piece = super().take(length)
+        if self._held is not None:
+            self._held.append(piece)
+        return piece
 
     def text(self, text: str) -> None:
         """Text for the user."""
-        self.joiner.text(text)
+        body = text.rstrip(WHITESPACE)
+        if not body:
+            self._spaces.append(text)
+            return
+        if self.follows_call:
+            stripped = body.lstrip(WHITESPACE)
+            leading = "".join(self._spaces) + body[: len(body) - len(stripped)]
+            shown = ((self._gap or leading) if self._has_text else "") + stripped
+        else:
+            shown = "".join(self._spaces) + body
+        self._spaces, self._gap = [text[len(body) :]], ""
+        self._has_text, self.follows_call = True, False
+        self._parts.append(shown)
 
     def hold(self) -> None:
         """Holds back the text taken from here on."""
-        self._held, self._is_holding = [], True
-        self._early_arguments = []
+        self._held, self._early_arguments = [], []
 
     def release(self) -> None:
         """Turns the held-back text into text for the user."""
-        self.text("".join(self._held))
+        self.text("".join(self._held or ()))
         self.drop()
 
     def drop(self) -> None:
         """Drops the held-back text, which is markup."""
-        self._held, self._is_holding = [], False
+        self._held = None
 
     def start(self, name: str) -> None:
         """Starts a call of this tool with the held-back text."""
         self.drop()
         self.num_calls += 1
-        self.joiner.call()
+        self._gap = self._gap or "".join(self._spaces)
+        self._spaces, self.follows_call = [], True
         self._parts.append(CallStart(name))
         self.arguments("".join(self._early_arguments))
 
     def arguments(self, text: str) -> None:
         """Adds to the arguments of the call that is being read."""
-        if self._is_holding:
+        if self._held is not None:
             self._early_arguments.append(text)
         elif text:
             self._parts.append(CallArguments(text))
 
     def take_parts(self) -> list[ParsedPart]:
         """The parts since the last time. Neighbours of one kind are joined."""
-        if self.is_over:
-            self.joiner.finish()
-        merged: list[ParsedPart] = []
-        for kind, group in groupby(self._parts, type):
-            if kind is CallStart:
-                merged += group
-            else:
-                text = "".join(part.text for part in group if not isinstance(part, CallStart))
-                merged.append(TextPart(text) if kind is TextPart else CallArguments(text))
-        self._parts.clear()
-        return merged
-
-
-class TextJoiner:
-    """Passes text on, except white space around calls.
-
-    White space is held back until the next text or call comes. Between a call and the beginning or end of the answer it
-    is dropped. Between two texts with calls in between, the white space before the calls is kept, or else that behind
-    them, so that words do not run together. An answer without calls passes unchanged.
-    """
-
-    def __init__(self, parts: list[ParsedPart]) -> None:
-        self._parts = parts
-        self._held: list[str] = []  # white space since the last text or call
-        self._gap = ""  # white space between the text before the calls and the text after them
-        self._has_text = False
-        self.follows_call = False  # nothing but white space has come since the last call
-
-    def text(self, text: str) -> None:
-        body = text.rstrip(WHITESPACE)
-        if not body:
-            self._held.append(text)
-            return
-        if self.follows_call:
-            stripped = body.lstrip(WHITESPACE)
-            leading = "".join(self._held) + body[: len(body) - len(stripped)]
-            shown = ((self._gap or leading) if self._has_text else "") + stripped
-        else:
-            shown = "".join(self._held) + body
-        self._held, self._gap = [text[len(body) :]], ""
-        self._has_text, self.follows_call = True, False
-        self._parts.append(TextPart(shown))
-
-    def call(self) -> None:
-        """Marks the place of a call."""
-        self._gap = self._gap or "".join(self._held)
-        self._held, self.follows_call = [], True
-
-    def finish(self) -> None:
-        """Ends the answer."""
-        if (held := "".join(self._held)) and not self.follows_call:
-            self._parts.append(TextPart(held))
-        self._held = []
+        if self.is_over and not self.follows_call and (spaces := "".join(self._spaces)):
+            self._parts.append(spaces)
+            self._spaces = []
+        parts, self._parts = self._parts, []
+        return join_neighbours(parts)

@@ -5,21 +5,42 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from llguidance import LLMatcher
 
 from octavo.engine.deep_stack import run_on_deep_stack
-from octavo.server.tool_parsers import TokenIds, Tool
+from octavo.server.tool_parsers._answer import Tool
+
+TokenIds: TypeAlias = "Mapping[str, int]"
+"""The marks of a format that a vocabulary has as one token each."""
+
+WriteGrammar: TypeAlias = "Callable[[Sequence[Tool], bool, TokenIds], str]"
+"""Writes a grammar of one call to these tools, or of several if they may be `parallel`. A mark that is a token is that
+token in the grammar, because control tokens are never spelled out; other marks are plain text."""
 
 # A model that has lost the thread fills JSON with white space up to the token limit. This much is allowed in a row.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
 _TIMEOUT_S = 2.0
 
-
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
 _ANY_ARGUMENTS = {"type": "object"}
+
+
+def forced_calls(call: str, separator: str = "\n") -> WriteGrammar:
+    """Writes the grammar of an answer of calls with this text in between. call: see `calls_grammar`."""
+    return lambda tools, parallel, token_ids: calls_grammar(tools, sequence(separator, parallel), call, token_ids)
+
+
+def free_calls(call: str, mark: str) -> WriteGrammar:
+    """Writes the grammar of a text in which every mark begins a call. call: see `calls_grammar`; it has the mark."""
+
+    def write(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
+        calls = calls_grammar(tools, around_calls(parallel), call.removeprefix(mark), token_ids)
+        return calls + free_text(mark, token_ids)
+
+    return write
 
 
 def arguments_value(tool: Tool) -> str:
@@ -58,28 +79,39 @@ def literal(text: str) -> str:
 
 
 def spelled(text: str, token_ids: TokenIds) -> str:
-    """Exactly this text, with the marks in it as their tokens."""
-    if not token_ids:
-        return literal(text)
-    pieces = re.split(f"({'|'.join(map(re.escape, token_ids))})", text)
+    """Exactly this text, with the marks in it as their tokens; empty for an empty text."""
+    pieces = re.split(f"({'|'.join(map(re.escape, token_ids))})", text) if token_ids else [text]
     return " ".join(f"<[{token_ids[piece]}]>" if piece in token_ids else literal(piece) for piece in pieces if piece)
+
+
+def around_arguments(call: str, name: str) -> tuple[str, str]:
+    """The text of a call before and behind its arguments. call: see `calls_grammar`."""
+    before, after = call.split("ARGUMENTS")
+    return before.replace("NAME", json.dumps(name)[1:-1]), after
+
+
+def write_call(call: str, name: str, arguments: str) -> str:
+    """A call with this name and these arguments. call: see `calls_grammar`."""
+    before, after = around_arguments(call, name)
+    return f"{before}{arguments}{after}"
 
 
 def calls_grammar(
     tools: Sequence[Tool],
     start: str,
-    before: Callable[[str], str],
-    after: str,
+    call: str,
+    token_ids: TokenIds,
     arguments: Callable[[Tool], str] = arguments_value,
 ) -> str:
     """A grammar of calls.
 
-    start: the rule for the whole answer in terms of `call`. before: the right-hand side for the text before the
-    arguments of the tool with this name; after: that for the text behind them; arguments: that for a tool's arguments.
+    start: the rule for the whole answer in terms of `call`. call: a call as a model writes it, with NAME and ARGUMENTS
+    in their places. arguments: the right-hand side of the rule for a tool's arguments.
     """
     rules = [f"start: {start}", "call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
-        rules.append(f"call_{index}: {before(tool['function']['name'])} arguments_{index} {after}".rstrip())
+        before, after = (spelled(text, token_ids) for text in around_arguments(call, tool["function"]["name"]))
+        rules.append(f"call_{index}: {before} arguments_{index} {after}".rstrip())
         rules.append(f"arguments_{index}: {arguments(tool)}")
     return "\n".join(rules) + "\n"
 
@@ -100,6 +132,6 @@ def free_text(mark: str, token_ids: TokenIds, before: str = "") -> str:
     return "\n".join(rules) + "\n"
 
 
-def around_calls(parallel: bool) -> str:
+def around_calls(parallel: bool, call: str = "call") -> str:
     """A start of text in which every mark begins a call."""
-    return "(lead call)* tail" if parallel else "(lead call)? tail"
+    return f"(lead {call})* tail" if parallel else f"(lead {call})? tail"

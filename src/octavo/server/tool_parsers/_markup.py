@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TypeAlias
 
-from octavo.server.tool_parsers import ParsedPart, Tool
-from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
+from octavo.server.tool_parsers._answer import WHITESPACE, Answer, ParsedPart, Reading, Tool, marks_pattern
 from octavo.server.tool_parsers._calls import json_call
 
 ReadCall: TypeAlias = "Callable[[Answer], Reading[object]]"
@@ -33,36 +32,32 @@ class Markup:
     after_call: str = ""
     is_list: bool = False
 
-    def create_parser(self, tools: Sequence[Tool]) -> MarkupParser:
-        """A parser for one answer to a request with these tools."""
-        return MarkupParser(self, tools)
-
     @cached_property
     def pattern(self) -> re.Pattern[str]:
-        """A mark, or what may become one at the end of the text."""
-        marks = [*self.tags, *self.openings]
-        beginnings = {mark[:length] for mark in marks for length in range(1, len(mark))}
-        cut = "|".join(map(re.escape, sorted(beginnings, key=len, reverse=True)))
-        whole = "|".join(map(re.escape, marks))
-        return re.compile(rf"{whole}|(?:{cut})\Z" if cut else whole)
+        """See `marks_pattern`."""
+        return marks_pattern([*self.tags, *self.openings])
 
 
-class MarkupParser:
-    """Parses one answer; see `ToolParser`. What only looks like a call comes out as text without its tags."""
+class ToolParser:
+    """Parses one answer in time linear in its length. Nothing is evaluated.
+
+    Broken syntax, and what only looks like a call, comes out as text without its tags.
+    """
 
     def __init__(self, markup: Markup, tools: Sequence[Tool]) -> None:
+        """tools: those of the request."""
         self._markup = markup
         self._answer = Answer(tools)
         self._reading = self._read()
 
     def push(self, text: str) -> list[ParsedPart]:
-        """See `ToolParser`."""
+        """Adds text and returns the parts that are certain. Characters that may still become markup are held back."""
         self._answer.feed(text)
         next(self._reading, None)
         return self._answer.take_parts()
 
     def finish(self) -> list[ParsedPart]:
-        """See `ToolParser`."""
+        """Ends the answer and returns what was held back. A call that was cut off keeps the arguments it has."""
         self._answer.is_over = True
         next(self._reading, None)
         return self._answer.take_parts()
@@ -81,7 +76,7 @@ class MarkupParser:
                     yield from self._read_calls(read)
             elif not answer.is_over:  # the beginning of a mark
                 yield
-            elif answer.joiner.follows_call:  # a mark that was cut off
+            elif answer.follows_call:  # a mark that was cut off
                 answer.take(len(mark))
             else:
                 answer.text(answer.take(len(mark)))

@@ -9,14 +9,15 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers import Tool, ToolFormat
 from octavo.server.tool_parsers._answer import Answer, Reading
 from octavo.server.tool_parsers._calls import Header, named_call
-from octavo.server.tool_parsers._grammar import calls_grammar, literal, sequence
+from octavo.server.tool_parsers._grammar import TokenIds, calls_grammar, forced_calls, literal
 from octavo.server.tool_parsers._markup import Markup
 
 _MARK = ">>>"
 _EVERYBODY = "all\n"
+_CALL = "NAME\nARGUMENTS"
 _HEADER = Header(re.compile(r"(?P<name>[\w.-]+)\n\s*"), re.compile(r"[\w.\s-]"))
 
 
@@ -33,18 +34,10 @@ def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
         yield from named_call(answer, _HEADER, tool_names=None if mark else answer.parameters)
 
 
-_MARKUP = Markup(openings={_MARK: partial(_read_addressed, mark=_MARK)}, at_start=partial(_read_addressed, mark=""))
-
-
-def _grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
-    start = sequence(_MARK, parallel)
-    return calls_grammar(tools, start, _before, after="")
-
-
-def _optional_grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenIds) -> str:
+def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     """Only the mark with the name of a tool begins a call, because text may contain the mark as Python's prompt."""
     several, one = ("later* tail", "later* tail") if parallel else ("later? tail", "tail")
-    rules = [calls_grammar(tools, f"{literal(_EVERYBODY)} {several} | call {one}", _before, after="")]
+    rules = [calls_grammar(tools, f"{literal(_EVERYBODY)} {several} | call {one}", _CALL, token_ids)]
     rules.append("later: " + " | ".join(f"later_{index} arguments_{index}" for index in range(len(tools))) + "\n")
     for index, tool in enumerate(tools):
         mark = f"{_MARK}{tool['function']['name']}\n"
@@ -52,15 +45,11 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, _token_ids: TokenId
     return "".join(rules) + "tail: TEXT\nTEXT: /(.|\\n)*/\n"
 
 
-def _before(name: str) -> str:
-    return literal(f"{name}\n")
-
-
 FORMAT = ToolFormat(
     name="functionary_recipients",
     matches=lambda template: f"{_MARK}all" in template,
-    create_parser=_MARKUP.create_parser,
-    grammar=_grammar,
+    markup=Markup(openings={_MARK: partial(_read_addressed, mark=_MARK)}, at_start=partial(_read_addressed, mark="")),
+    grammar=forced_calls(_CALL, separator=_MARK),
     optional_grammar=_optional_grammar,
     arguments_as_text=True,
 )

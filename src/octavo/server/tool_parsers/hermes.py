@@ -10,9 +10,9 @@ import json
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers import Tool, ToolFormat
 from octavo.server.tool_parsers._calls import FENCE, fenced_call, json_call
-from octavo.server.tool_parsers._grammar import around_calls, calls_grammar, free_text, literal, sequence, spelled
+from octavo.server.tool_parsers._grammar import forced_calls, free_calls, write_call
 from octavo.server.tool_parsers._markup import Markup
 
 _OPEN = "<tool_call>"
@@ -28,47 +28,24 @@ To call a function, write its name and its arguments as a JSON object between th
 {{"name": "the function's name", "arguments": {{"an argument's name": "its value"}}}}
 </tool_call>
 Results come back between <tool_response> and </tool_response>. If no function is needed, simply answer."""
-
-
-_MARKUP = Markup(
-    tags={_OPEN: partial(json_call, is_marked=True), _CLOSE: None},
-    openings={FENCE: fenced_call, "{": json_call},
-    after_call="}",  # models write one too many
-)
-
-
-def _before(name: str) -> str:
-    """The text between the tag and the arguments."""
-    return f'\n{{"name": "{name}", "arguments": '
-
-
-def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    start = sequence("\n", parallel)
-    after = spelled(f"}}\n{_CLOSE}", token_ids)
-    return calls_grammar(tools, start, lambda name: spelled(_OPEN + _before(name), token_ids), after)
-
-
-def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    after = spelled(f"}}\n{_CLOSE}", token_ids)
-    calls = calls_grammar(tools, around_calls(parallel), lambda name: literal(_before(name)), after)
-    return calls + free_text(_OPEN, token_ids)
+_CALL = f'{_OPEN}\n{{"name": "NAME", "arguments": ARGUMENTS}}\n{_CLOSE}'
 
 
 def _system_prompt(tools: Sequence[Tool]) -> str:
     return _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
 
 
-def _write_call(name: str, arguments: str) -> str:
-    return f'{_OPEN}\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n{_CLOSE}'
-
-
 FORMAT = ToolFormat(
     name="hermes",
     matches=lambda template: _OPEN in template and not any(other in template for other in ("<function=", "<arg_key>")),
-    create_parser=_MARKUP.create_parser,
-    grammar=_grammar,
-    optional_grammar=_optional_grammar,
+    markup=Markup(
+        tags={_OPEN: partial(json_call, is_marked=True), _CLOSE: None},
+        openings={FENCE: fenced_call, "{": json_call},
+        after_call="}",  # models write one too many
+    ),
+    grammar=forced_calls(_CALL),
+    optional_grammar=free_calls(_CALL, _OPEN),
     marks=(_OPEN, _CLOSE),
     system_prompt=_system_prompt,
-    write_call=_write_call,
+    write_call=partial(write_call, _CALL),
 )

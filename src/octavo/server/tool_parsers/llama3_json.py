@@ -9,31 +9,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers import Tool, ToolFormat
 from octavo.server.tool_parsers._calls import json_call
-from octavo.server.tool_parsers._grammar import calls_grammar, literal, sequence
+from octavo.server.tool_parsers._grammar import TokenIds, calls_grammar, sequence
 from octavo.server.tool_parsers._markup import Markup
 
 _TAG = "<|python_tag|>"
-
-
-_MARKUP = Markup(
-    tags={_TAG: partial(json_call, is_marked=True)}, openings={"{": json_call}, after_call=";", is_list=True
-)
-
-
-def _before(name: str) -> str:
-    return literal(f'{{"name": "{name}", "parameters": ')
+_CALL = '{"name": "NAME", "parameters": ARGUMENTS}'
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    return calls_grammar(tools, _calls(parallel, token_ids), _before, after='"}"')
+    return calls_grammar(tools, _calls(parallel, token_ids), _CALL, token_ids)
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     """These models write either calls or text. An answer that begins with a brace or the tag is calls."""
     text = r"TEXT: /([^{\s<](.|\n)*|<([^|](.|\n)*)?)?/"
-    return calls_grammar(tools, f"{_calls(parallel, token_ids)} | TEXT", _before, after='"}"') + text + "\n"
+    return calls_grammar(tools, f"{_calls(parallel, token_ids)} | TEXT", _CALL, token_ids) + text + "\n"
 
 
 def _calls(parallel: bool, token_ids: TokenIds) -> str:
@@ -45,7 +37,9 @@ def _calls(parallel: bool, token_ids: TokenIds) -> str:
 FORMAT = ToolFormat(
     name="llama3_json",
     matches=lambda template: "dictionary of argument name and its value" in template,
-    create_parser=_MARKUP.create_parser,
+    markup=Markup(
+        tags={_TAG: partial(json_call, is_marked=True)}, openings={"{": json_call}, after_call=";", is_list=True
+    ),
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(_TAG,),

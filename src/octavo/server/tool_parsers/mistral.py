@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import TokenIds, Tool, ToolFormat
+from octavo.server.tool_parsers import Tool, ToolFormat
 from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
 from octavo.server.tool_parsers._calls import Header, json_call, named_call
-from octavo.server.tool_parsers._grammar import calls_grammar, free_text, literal, sequence, spelled
+from octavo.server.tool_parsers._grammar import TokenIds, calls_grammar, free_text, sequence, spelled
 from octavo.server.tool_parsers._markup import Markup
 
 MARK = "[TOOL_CALLS]"
+ARGUMENTS_MARK = "[ARGS]"
+_CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
 _HEADER = Header(re.compile(r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*"), re.compile(r"[\w.\[\]\s-]"))
 
 
@@ -30,17 +32,13 @@ def _read_call(answer: Answer) -> Reading[None]:
         yield from named_call(answer, _HEADER)
 
 
-MARKUP = Markup(tags={MARK: _read_call}, after_call=",]", is_list=True)
-
-
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    return calls_grammar(tools, f"{spelled(MARK, token_ids)} {_list(parallel)}", _before, after='"}"')
+    return calls_grammar(tools, f"{spelled(MARK, token_ids)} {_list(parallel)}", _CALL, token_ids)
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     """Nothing may follow the list, because another object there would be a call too."""
-    calls = calls_grammar(tools, f"lead {_list(parallel)} | tail", _before, after='"}"')
-    return calls + free_text(MARK, token_ids)
+    return calls_grammar(tools, f"lead {_list(parallel)} | tail", _CALL, token_ids) + free_text(MARK, token_ids)
 
 
 def _list(parallel: bool) -> str:
@@ -49,16 +47,12 @@ def _list(parallel: bool) -> str:
     return f'(" ")? "[" {calls} "]"'
 
 
-def _before(name: str) -> str:
-    return literal(f'{{"name": "{name}", "arguments": ')
-
-
 FORMAT = ToolFormat(
     name="mistral",
-    matches=lambda template: MARK in template and "[ARGS]" not in template,
-    create_parser=MARKUP.create_parser,
+    matches=lambda template: MARK in template and ARGUMENTS_MARK not in template,
+    markup=Markup(tags={MARK: _read_call}, after_call=",]", is_list=True),
     grammar=_grammar,
     optional_grammar=_optional_grammar,
-    marks=(MARK, "[ARGS]", "[CALL_ID]"),
+    marks=(MARK, ARGUMENTS_MARK, "[CALL_ID]"),
     num_call_id_chars=9,
 )
