@@ -42,7 +42,7 @@ CALLS = {
 
 def with_marks(path: Path, *, are_control: bool) -> Tokenizer:
     """SmolLM2's vocabulary with the marks in the places of tokens that no conversation uses."""
-    metadata: dict[str, Any] = dict(open_checkpoint(path).metadata)
+    metadata: dict[str, Any] = dict(open_checkpoint(path).file.metadata)
     tokens = list(metadata["tokenizer.ggml.tokens"])
     types = list(metadata["tokenizer.ggml.token_type"])
     for token_id, mark in enumerate(MARKS, start=3):
