@@ -215,7 +215,7 @@ def test_draining_lets_nobody_in_and_waits_for_those_inside(model: ServedModel) 
     async def test() -> None:
         admission = Admission(ServerConfig())
         tickets = [admit(admission, model, f"r{i}") for i in range(3)]
-        admission.start_draining()
+        admission.is_draining = True
         with pytest.raises(OverloadedError) as error:
             admit(admission, model, "late")
         assert error.value.code == "server_shutting_down"

@@ -120,7 +120,7 @@ def test_a_server_that_is_full_and_one_that_drains(model: ServedModel) -> None:
         assert await health(client) == (200, 503, "server_overloaded")
         tickets[0].release()
         assert await health(client) == (200, 200, None)
-        state.admission.start_draining()
+        state.admission.is_draining = True
         assert await health(client) == (200, 503, "server_shutting_down")
         answer = await client.post(CHAT, json=BODY)
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "server_shutting_down")

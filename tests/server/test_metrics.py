@@ -20,6 +20,7 @@ from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, NumericalError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.sampling_params import SamplingParams
+from octavo.server.observability.exposition import export
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -114,7 +115,7 @@ def engine_numbers(*, preemptions: int, steps: list[int]) -> EngineMetrics:
 def samples(metrics: ServerMetrics) -> dict[str, float]:
     """By name and labels beside model and engine, such as `vllm:request_success_total{stop}`."""
     found = {}
-    for family in text_string_to_metric_families(metrics.export("")[0].decode()):
+    for family in text_string_to_metric_families(export(metrics, "")[0].decode()):
         for sample in family.samples:
             others = [value for name, value in sample.labels.items() if name not in ("model_name", "engine")]
             found[sample.name + (f"{{{','.join(others)}}}" if others else "")] = sample.value

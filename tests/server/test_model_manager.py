@@ -13,8 +13,8 @@ from octavo.config import EngineConfig
 from octavo.core.client import EngineState
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
-from octavo.server.models.model_manager import ModelManager, ModelSpec
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ModelSpec, ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 
@@ -22,7 +22,7 @@ SIZE = 100
 
 
 class CountingLoader:
-    """Implements `Loader`. Checks at every moment that no model is loaded twice and none is used after its end."""
+    """A `ModelLoader` that checks at every moment that no model is loaded twice and none is used after its end."""
 
     def __init__(self, tokenizer: Tokenizer, limit: int | None = None, delay_s: float = 0.0) -> None:
         self.tokenizer = tokenizer
@@ -74,7 +74,7 @@ def run(smollm2_tokenizer: Tokenizer) -> Callable[..., None]:
 
 
 def states(manager: ModelManager) -> str:
-    return " ".join(f"{status.name}:{status.state}" for status in manager.statuses())
+    return " ".join(f"{entry.name}:{entry.state}" for entry in manager.entries)
 
 
 def test_the_longest_unused_model_makes_room(run: Callable[..., None]) -> None:
@@ -85,7 +85,7 @@ def test_the_longest_unused_model_makes_room(run: Callable[..., None]) -> None:
         assert sorted(loader.loaded) == ["a", "c"]
         assert states(manager) == "a:loaded b:unloaded c:loaded d:unloaded"
         assert loader.num_loads == 3
-        assert manager.status("b").info is not None  # what is known of it stays known
+        assert manager.entry("b").info is not None  # what is known of it stays known
 
     run(test)
 
@@ -165,7 +165,7 @@ def test_many_switches_under_load(run: Callable[..., None], seed: int) -> None:
         answers = await asyncio.gather(*users)
         assert sum(answers) > 200
         assert len(loader.loaded) <= 2
-        assert all(status.num_users == 0 for status in manager.statuses())
+        assert not any(entry.residency.num_users for entry in manager.entries if entry.residency is not None)
 
     run(test, delay_s=0.001, max_waiting=1000)
 
@@ -193,7 +193,7 @@ def test_a_broken_model_says_why_and_keeps_nobody_waiting(run: Callable[..., Non
         assert [str(result) for result in results] == ["b.gguf: offset 12: broken"] * 5
         with pytest.raises(ModelLoadError):
             await _name_of(manager, "b")
-        assert str(manager.status("b").last_error) == "b.gguf: offset 12: broken"
+        assert str(manager.entry("b").last_error) == "b.gguf: offset 12: broken"
         loader.error = None
         await manager.load("b")  # asked for by name, it is tried again
         assert await _name_of(manager, "b") == "b"
@@ -234,7 +234,7 @@ def test_requests_before_the_first_model_is_there(smollm2_tokenizer: Tokenizer) 
         with pytest.raises(OverloadedError) as caught:
             await _name_of(manager, None)  # type: ignore[arg-type]
         assert caught.value.code == "model_loading"
-        assert manager.status(None).state == "loading"
+        assert manager.entry(None).state == "loading"
         await loading
         assert await _name_of(manager, "a") == "a"
         await manager.close()
@@ -246,7 +246,7 @@ def test_unloading_by_hand_and_an_engine_that_died(run: Callable[..., None]) -> 
     async def test(manager: ModelManager, loader: CountingLoader) -> None:
         await manager.unload("a")
         assert loader.loaded == []
-        assert manager.status("a").state == "unloaded"
+        assert manager.entry("a").state == "unloaded"
         await manager.unload("a")  # nothing to do
         async with manager.use("a") as model:
             model.client.state = EngineState.DEAD  # type: ignore[attr-defined]

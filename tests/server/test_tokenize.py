@@ -14,7 +14,7 @@ HI = [{"role": "user", "content": "Hi there"}]
 
 @pytest.fixture(scope="module")
 def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "tokenize", "version") as running:
+    with scripted_server(smollm2_tokenizer, "tokenize", "server") as running:
         yield running
 
 

@@ -14,14 +14,14 @@ from octavo.config import EngineConfig
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
-from octavo.server.models.model_manager import ModelManager, ModelSpec
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ModelSpec, ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.state import ServerState
 
 
 class ReadyLoader:
-    """Loads models that are there already. Implements `octavo.server.models.model_manager.Loader`."""
+    """Loads models that are there already. Stands for a `ModelLoader`."""
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.name: model for model in models}

@@ -21,7 +21,8 @@ from octavo.core.client import EngineClient
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
-from octavo.server.models.model_manager import ModelManager, ModelSpec
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ModelSpec
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.observability.tracing import start_tracer

@@ -6,13 +6,14 @@ with scripted_server(tokenizer, "tgi") as server:
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import importlib
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -23,8 +24,8 @@ from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
-from octavo.server.models.model_manager import ModelManager, ModelSpec
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ModelSpec, ServedModel
 from octavo.server.state import ServerState
 from octavo.server.tool_parsers import find_tool_format
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -32,7 +33,7 @@ from tests.support.fake_client import FakeClient, Script, fake_model
 
 
 class ReadyLoader:
-    """Loads the one model that is there already. Implements `octavo.server.models.model_manager.Loader`."""
+    """Loads the one model that is there already. Stands for a `ModelLoader`."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -45,13 +46,6 @@ class ReadyLoader:
 
     async def unload(self, model: ServedModel) -> None:
         await model.client.close()
-
-
-@asynccontextmanager
-async def _loaded(manager: ModelManager) -> AsyncIterator[None]:
-    await manager.load(None)
-    yield
-    await manager.close()
 
 
 @dataclass
@@ -95,11 +89,16 @@ def scripted_server(
         config, [importlib.import_module(f"octavo.server.endpoints.{name}") for name in modules], lambda *_: None
     )
     app.state.server = ServerState(config=config, models=manager, admission=Admission(config))
-    app.router.lifespan_context = lambda _: _loaded(manager)
     with socket.socket(proto=socket.IPPROTO_TCP) as listener:  # without it asyncio leaves Nagle on: 40 ms an answer
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, lifespan="off"))
+
+        async def serve() -> None:
+            await manager.load(None)
+            await server.serve(sockets=[listener])
+            await manager.close()
+
+        thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)
         thread.start()
         end = time.monotonic() + 20
         while not server.started and time.monotonic() < end and thread.is_alive():

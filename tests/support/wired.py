@@ -31,8 +31,8 @@ from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
-from octavo.server.models.model_manager import ModelManager, ModelSpec
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ModelSpec, ServedModel
 from octavo.server.state import ServerState
 from tests.support.fake_client import read_tokenizer
 from tests.support.scripted_server import ReadyLoader

@@ -18,8 +18,7 @@ from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from octavo.server.models.model_manager import ModelSpec
-    from octavo.server.models.served_model import ServedModel
+    from octavo.server.models.served_model import ModelSpec, ServedModel
 
 
 @click.command()
@@ -68,7 +67,7 @@ def _end_at_once_on_signals() -> None:
 
 
 class _Report:
-    """Implements `octavo.server.startup.StartReport`: lines on standard error."""
+    """Implements `octavo.server.models.model_loader.LoadReport`: lines on standard error."""
 
     def __init__(self, url: str, progress: ProgressBar, began: float) -> None:
         self._url = url
@@ -104,7 +103,7 @@ def _say(line: str) -> None:
 
 def _specs(words: list[str], engine_options: Options) -> list[ModelSpec]:
     """The models by name. Raises UsageError."""
-    from octavo.server.models.model_manager import ModelSpec
+    from octavo.server.models.served_model import ModelSpec
 
     specs: dict[str, ModelSpec] = {}
     for word in words:

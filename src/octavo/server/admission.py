@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
@@ -31,6 +32,7 @@ _SMOOTHING = 0.1  # weight of the latest request in the means
 _CONTEXTS_QUEUED = 8  # prompt tokens that wait, in contexts, unless max_queued_tokens says otherwise
 
 
+@dataclass(eq=False, kw_only=True, slots=True)
 class Ticket:
     """One admitted request. It must be released at its end in any case.
 
@@ -38,29 +40,19 @@ class Ticket:
     GenerationTimeoutError if it ran too long, ApiError if it was cancelled.
     """
 
-    def __init__(
-        self,
-        lane: _Lane,
-        request_id: str,
-        *,
-        num_sequences: int,
-        num_prompts: int,
-        tenant: str,
-        priority: int,
-    ) -> None:
-        self.request_id = request_id
-        self.num_sequences = num_sequences
-        self.num_prompts = num_prompts
-        self.num_prompt_tokens = 0
-        self.tenant = tenant
-        self.priority = priority
-        self.admitted_at = asyncio.get_running_loop().time()
-        self.has_started = False
-        self.released = asyncio.Event()
-        self._lane = lane
-        self._error: Exception | None = None
-        self._scopes: set[anyio.CancelScope] = set()
-        self._timers: list[asyncio.TimerHandle] = []
+    lane: _Lane
+    request_id: str
+    num_sequences: int
+    num_prompts: int
+    tenant: str
+    priority: int
+    num_prompt_tokens: int = 0
+    has_started: bool = False
+    admitted_at: float = field(default_factory=lambda: asyncio.get_running_loop().time())
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    timers: Sequence[asyncio.TimerHandle] = ()
+    _error: Exception | None = None
+    _scopes: set[anyio.CancelScope] = field(default_factory=set)
 
     async def wait(self, call: Callable[[], Awaitable[T]]) -> T:
         """The result of `call()`, unless the request is ended meanwhile. Every wait for the engine goes through it."""
@@ -76,19 +68,15 @@ class Ticket:
 
     def add_prompt_tokens(self, count: int) -> None:
         """Adds the tokens of all prompts once they are known. Raises OverloadedError if too many are waiting."""
-        self._lane.check_tokens(count, self.num_sequences)
+        self.lane.check_tokens(count, self.num_sequences)
         self.num_prompt_tokens += count
-        self._lane.num_waiting_tokens += count
+        self.lane.num_waiting_tokens += count
 
     def started(self) -> None:
         """Marks the request as started by the engine, at its first output. May be called again."""
         if not self.has_started:
             self.has_started = True
-            self._lane.num_waiting_tokens -= self.num_prompt_tokens
-
-    def call_after(self, seconds: float, call: Callable[[], None]) -> None:
-        """Calls after this time, unless the request is released before."""
-        self._timers.append(asyncio.get_running_loop().call_later(seconds, call))
+            self.lane.num_waiting_tokens -= self.num_prompt_tokens
 
     def end(self, error: Exception) -> None:
         """Makes `wait` raise this error. Later errors are ignored."""
@@ -100,10 +88,10 @@ class Ticket:
     def release(self) -> None:
         """Ends the request's admission. May be called twice."""
         if not self.released.is_set():
-            for timer in self._timers:
+            for timer in self.timers:
                 timer.cancel()
             self.released.set()
-            self._lane.remove(self)
+            self.lane.remove(self)
 
 
 class _Lane:
@@ -183,7 +171,7 @@ class Admission:
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
         self._lanes: dict[str, _Lane] = {}
-        self.is_draining = False  # the server is shutting down
+        self.is_draining = False  # the server is shutting down: it refuses all further requests
 
     @property
     def num_requests(self) -> int:
@@ -217,8 +205,8 @@ class Admission:
         lane = self._lane(model)
         lane.check_sequences(num_sequences)
         ticket = Ticket(
-            lane,
-            request_id,
+            lane=lane,
+            request_id=request_id,
             num_sequences=num_sequences,
             num_prompts=num_prompts,
             tenant=tenant,
@@ -242,16 +230,10 @@ class Admission:
                 return True
         return False
 
-    def start_draining(self) -> None:
-        """Refuses all further requests."""
-        self.is_draining = True
-
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
-        while self.num_requests:
-            for lane in self._lanes.values():
-                for ticket in list(lane.tickets.values()):
-                    await ticket.released.wait()
+        while tickets := [ticket for lane in self._lanes.values() for ticket in lane.tickets.values()]:
+            await tickets[0].released.wait()
 
     def _lane(self, model: ServedModel) -> _Lane:
         lane = self._lanes.get(model.name)
@@ -273,5 +255,5 @@ class Admission:
         def end_running() -> None:
             ticket.end(GenerationTimeoutError(f"the request ran {request_timeout:g} s, the limit"))
 
-        ticket.call_after(queue_timeout, end_waiting)
-        ticket.call_after(request_timeout, end_running)
+        later = asyncio.get_running_loop().call_later
+        ticket.timers = (later(queue_timeout, end_waiting), later(request_timeout, end_running))

@@ -19,11 +19,11 @@ from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.http.api_keys import ApiKeys, configured_keys
-from octavo.server.http.guard import HEALTH_PATHS, Guard, RequestCounter
-from octavo.server.http.openapi import describe, render_page
+from octavo.server.http.guard import Guard, RequestCounter
 from octavo.server.http.route_table import RouteTable
 from octavo.server.http.validation import to_bad_request
-from octavo.server.observability.tracing import TraceContext
+from octavo.server.observability.tracing import trace_context
+from octavo.server.openapi import describe, render_page
 
 if TYPE_CHECKING:
     from octavo.server.state import ServerState
@@ -33,7 +33,7 @@ def create_app(state: ServerState) -> FastAPI:
     """The application that serves `state`, with the routes of every module in `server/endpoints`."""
     app = build_app(state.config, endpoint_modules(), state.metrics.http_request)
     if state.metrics.tracer is not None:
-        app.add_middleware(TraceContext)
+        app.add_middleware(trace_context)
     app.state.server = state
     return app
 
@@ -43,14 +43,14 @@ def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: Reques
     app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive
     app.state.open_requests = set()
-    public: set[str] = set() if config.protect_health else set(HEALTH_PATHS)
+    public: set[str] = set() if config.protect_health else {"/health", "/health/live", "/health/ready"}
     for module in modules:
         # One flat list: the guard must know every route that there is.
         app.router.routes.extend(module.router.routes)
         public.update(getattr(module, "PUBLIC_PATHS", ()))
     _add_documentation(app)
-    for kind, handler in ((RequestValidationError, _on_invalid), (HTTPException, _on_http_exception)):
-        app.add_exception_handler(kind, handler)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    app.add_exception_handler(HTTPException, _on_http_exception)
     routes = app.state.routes = RouteTable(app.routes, public)
     app.add_middleware(Guard, config=config, keys=ApiKeys(configured_keys(config)), routes=routes, count=count)
     return app
@@ -82,14 +82,12 @@ def _add_documentation(app: FastAPI) -> None:
 
 
 async def _on_invalid(_request: Request, error: Exception) -> NoReturn:
-    if not isinstance(error, RequestValidationError):
-        raise error
+    assert isinstance(error, RequestValidationError)
     raise to_bad_request(error.errors(), error.body) from None
 
 
 async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
-    if not isinstance(error, HTTPException):
-        raise error
+    assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 405:
         message = f"{request.method} is not supported here; use {headers.get('Allow')}"

@@ -18,9 +18,23 @@ from octavo.errors import (
     UsageError,
 )
 
-INVALID_REQUEST = "invalid_request_error"
-RATE_LIMIT = "rate_limit_error"
-SERVER = "server_error"
+# Every operation can answer with every one of them.
+STATUSES = {
+    400: "The request is wrong",
+    401: "No API key, or a wrong one",
+    403: "This host or page may not call the server",
+    404: "There is no such model or path",
+    405: "The path has other methods",
+    408: "The request did not arrive in time",
+    413: "The body is too large",
+    415: "The body is not plain JSON",
+    429: "Too many requests of one caller",
+    431: "The headers are too large",
+    499: "The request was cancelled through /v1/requests",
+    500: "A fault of the server",
+    503: "No room now; try again after Retry-After seconds",
+    504: "The request ran for too long",
+}
 
 
 class ApiError(Exception):
@@ -33,7 +47,6 @@ class ApiError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        error_type: str | None = None,
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
@@ -41,12 +54,12 @@ class ApiError(Exception):
         self.message = message
         self.param = param
         self.code = code
-        self.type = error_type or (SERVER if status >= 500 else RATE_LIMIT if status == 429 else INVALID_REQUEST)
         self.headers = headers or {}
 
     def body(self) -> dict[str, dict[str, str | None]]:
         """The envelope."""
-        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:

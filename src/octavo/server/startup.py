@@ -10,7 +10,6 @@ import stat
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
 
 import anyio
 
@@ -25,8 +24,8 @@ from octavo.server.http.api_keys import configured_keys
 from octavo.server.http.listener import serve
 from octavo.server.http.origins import is_loopback
 from octavo.server.models.model_loader import LoadReport, ModelLoader
-from octavo.server.models.model_manager import ModelManager, ModelSpec
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ModelSpec
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
 from octavo.server.state import ServerState
@@ -34,13 +33,6 @@ from octavo.server.state import ServerState
 logger = logging.getLogger(__name__)
 
 _WATCH_S = 0.25
-
-
-class StartReport(LoadReport, Protocol):
-    """A listener to the phases of a server's start."""
-
-    def ready(self, model: ServedModel) -> None:
-        """The default model is loaded."""
 
 
 class MemoryLimitError(OctavoError):
@@ -57,18 +49,17 @@ class RestartLimitError(OctavoError):
 
 def check_exposure(config: ServerConfig) -> None:
     """Raises UsageError if the server would be open to the network without a key; warns of keys that others can see."""
-    has_keys = bool(configured_keys(config))
-    if config.api_key_file is not None and Path(config.api_key_file).stat().st_mode & stat.S_IROTH:
-        path = config.api_key_file
+    has_keys, path = bool(configured_keys(config)), config.api_key_file
+    if path is not None and Path(path).stat().st_mode & stat.S_IROTH:
         logger.warning("--api-key-file %s can be read by every user of this machine; chmod 600 %s", path, path)
     if is_loopback(config.host):
         return
-    if not has_keys and not config.allow_unauthenticated:
-        raise UsageError(
-            f"--host {config.host} can be reached from other machines, and there is no key, so anyone there could use "
-            "the model; give --api-key, --api-key-file or --allow-unauthenticated"
-        )
     if not has_keys:
+        if not config.allow_unauthenticated:
+            raise UsageError(
+                f"--host {config.host} can be reached from other machines, and there is no key, so anyone there could "
+                "use the model; give --api-key, --api-key-file or --allow-unauthenticated"
+            )
         logger.warning("%s can be reached from other machines, and no key is asked for", config.host)
     if config.ssl_certfile is None:
         logger.warning(
@@ -94,9 +85,7 @@ def build_state(config: ServerConfig, specs: Sequence[ModelSpec], report: LoadRe
     return ServerState(config=config, models=models, admission=Admission(config), metrics=metrics)
 
 
-async def run_server(
-    config: ServerConfig, specs: Sequence[ModelSpec], sock: socket.socket, report: StartReport
-) -> None:
+async def run_server(config: ServerConfig, specs: Sequence[ModelSpec], sock: socket.socket, report: LoadReport) -> None:
     """Serves until a signal stops it. HTTP is answered from the start, while the first model loads.
 
     Raises KeyboardInterrupt if SIGINT came before it was ready, the error that prevented the first model from loading,
@@ -134,7 +123,7 @@ class _Lifetime:
         self._is_loaded = False
         self.was_interrupted = False
 
-    async def live(self, report: StartReport) -> None:
+    async def live(self, report: LoadReport) -> None:
         """Loads the first model and watches its engine. Never returns; raises the error that ends the server."""
         models = self._state.models
         await models.load(None)
@@ -143,26 +132,25 @@ class _Lifetime:
             report.ready(model)
         while True:
             await asyncio.sleep(_WATCH_S)
-            statuses = models.statuses()
-            if len(statuses) == 1 and statuses[0].model is not None:
-                engine = statuses[0].model.client.status()
-                if engine.state is EngineState.DEAD and statuses[0].state == "loaded":
-                    raise RestartLimitError(f"the engine of {statuses[0].name} has ended: {engine.reason}")
+            [only, *others] = models.entries
+            if not others and only.model is not None and only.state == "loaded":
+                engine = only.model.client.status()
+                if engine.state is EngineState.DEAD:
+                    raise RestartLimitError(f"the engine of {only.name} has ended: {engine.reason}")
 
     async def drain(self, number: signal.Signals) -> None:
         """Refuses new requests and waits for the admitted ones."""
-        self._state.admission.start_draining()
+        admission, seconds = self._state.admission, self._state.config.drain
+        admission.is_draining = True
         if not self._is_loaded:
             self.was_interrupted = number is signal.SIGINT
             return
-        num_requests = self._state.admission.num_requests
-        if num_requests:
+        if admission.num_requests:
             text = "%s: shutting down; %d running requests have %g s to finish, a second signal ends them at once"
-            logger.info(text, number.name, num_requests, self._state.config.drain)
+            logger.info(text, number.name, admission.num_requests, seconds)
         else:
             logger.info("%s: shutting down", number.name)
-        with anyio.move_on_after(self._state.config.drain) as limit:
-            await self._state.admission.wait_idle()
+        with anyio.move_on_after(seconds) as limit:
+            await admission.wait_idle()
         if limit.cancelled_caught:
-            num_requests = self._state.admission.num_requests
-            logger.warning("%d requests were not finished within %g s", num_requests, self._state.config.drain)
+            logger.warning("%d requests were not finished within %g s", admission.num_requests, seconds)

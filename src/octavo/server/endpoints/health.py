@@ -7,18 +7,24 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import APIRouter, Request
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
-from octavo.core.client import EngineState, EngineStatus
+from octavo.core.client import EngineState
 from octavo.server.errors import ApiError
-from octavo.server.state import ServerState, state_of
+from octavo.server.models.served_model import ServedModel
+from octavo.server.state import state_of
 
 router = APIRouter(tags=["health"])
+
+# Code, and seconds until the next check is useful.
+_PROBLEMS = {
+    EngineState.RESTARTING: ("engine_restarting", 2),
+    EngineState.STALLED: ("engine_stalled", 5),
+    EngineState.DEAD: ("engine_dead", 10),
+}
 
 
 class HealthStatus(BaseModel):
@@ -27,80 +33,54 @@ class HealthStatus(BaseModel):
     status: str
 
 
-@router.get("/health/live", response_model=HealthStatus)
-async def live(request: Request) -> JSONResponse:
+@router.get("/health/live")
+async def live(request: Request) -> HealthStatus:
     """200 as long as the engines live and make progress, also while models are loaded; else 503."""
-    return _answer(liveness(state_of(request)))
+    state = state_of(request)
+    for entry in state.models.entries:
+        if entry.model is not None and entry.state == "loaded":
+            _check_engine(entry.model)
+    return HealthStatus(status="draining" if state.admission.is_draining else "alive")
 
 
-@router.get("/health/ready", response_model=HealthStatus)
-async def ready(request: Request) -> JSONResponse:
-    """200 if a request would be served now; 503 while the server loads, drains, is full or has lost its engine."""
-    return _answer(readiness(state_of(request)))
+@router.get("/health/ready")
+async def ready(request: Request) -> HealthStatus:
+    """200 if a request that names no model would be served now.
 
-
-@router.get("/health", response_model=HealthStatus)
-async def health(request: Request) -> JSONResponse:
-    """The same as `/health/ready`."""
-    return _answer(readiness(state_of(request)))
-
-
-def _answer(health: Health) -> JSONResponse:
-    """The answer to a probe. It is not raised as an error, because the probe itself has not failed."""
-    if health.is_ok:
-        return JSONResponse({"status": health.state})
-    error = ApiError(503, f"{health.state}: {health.reason}", code=health.code)
-    return JSONResponse(error.body(), status_code=503, headers={"Retry-After": str(health.retry_after_s)})
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """code, reason: the problem, if there is one. retry_after_s: seconds until the next check is useful."""
-
-    is_ok: bool
-    state: str
-    code: str | None = None
-    reason: str | None = None
-    retry_after_s: int = 1
-
-
-def liveness(state: ServerState) -> Health:
-    """Liveness: every engine is alive and makes progress. A loading or draining server is alive."""
-    for model in state.models.statuses():
-        if model.model is not None and model.state == "loaded":
-            health = _engine_health(model.name, model.model.client.status())
-            if not health.is_ok:
-                return health
-    return Health(True, "draining" if state.admission.is_draining else "alive")
-
-
-def readiness(state: ServerState) -> Health:
-    """Readiness: a request that names no model would be served now."""
+    503 while the server loads, drains, is full or has lost its engine.
+    """
+    state = state_of(request)
     if state.admission.is_draining:
-        return Health(False, "draining", "server_shutting_down", "the server is shutting down", 5)
-    default = state.models.status(None)
+        raise _problem("draining", "the server is shutting down", "server_shutting_down", 5)
+    default = state.models.entry(None)
     if default.state == "loading" or not state.models.has_begun:
-        return Health(False, "loading", "model_loading", f"{default.name} is being loaded", 2)
-    if default.model is None or default.state == "unloading":
-        # Several models: this one made room for another, and is loaded again when it is asked for.
-        return Health(True, "ready")
-    health = _engine_health(default.name, default.model.client.status())
-    if health.is_ok and state.admission.is_full(default.model):
-        return Health(False, "full", "server_overloaded", "the queue is full")
-    return Health(True, "ready") if health.is_ok else health
+        raise _problem("loading", f"{default.name} is being loaded", "model_loading", 2)
+    # One of several models may have made room for another; it is loaded again when it is asked for.
+    if default.model is not None and default.state == "loaded":
+        _check_engine(default.model)
+        if state.admission.is_full(default.model):
+            raise _problem("full", "the queue is full", "server_overloaded", 1)
+    return HealthStatus(status="ready")
 
 
-def _engine_health(name: str, engine: EngineStatus) -> Health:
-    reason = f"{name}: {engine.reason or 'unknown reason'}"
-    if engine.state is EngineState.RESTARTING:
-        return Health(False, "restarting", "engine_restarting", reason, 2)
-    if engine.state is EngineState.STALLED:
-        return Health(False, "stalled", "engine_stalled", reason, 5)
-    if engine.state is EngineState.DEAD:
-        return Health(False, "dead", "engine_dead", reason, 10)
+@router.get("/health")
+async def health(request: Request) -> HealthStatus:
+    """The same as `/health/ready`."""
+    return await ready(request)
+
+
+def _check_engine(model: ServedModel) -> None:
+    """Raises ApiError if the engine is not alive or makes no progress."""
+    engine = model.client.status()
+    if engine.state in _PROBLEMS:
+        reason = f"{model.name}: {engine.reason or 'unknown reason'}"
+        raise _problem(engine.state.value, reason, *_PROBLEMS[engine.state])
     if engine.pid is not None and engine.pid != os.getpid() and _is_gone(engine.pid):
-        return Health(False, "dead", "engine_restarting", f"{name}: its process {engine.pid} has exited", 2)
-    return Health(True, "alive")
+        raise _problem("dead", f"{model.name}: its process {engine.pid} has exited", "engine_restarting", 2)
+
+
+def _problem(state: str, reason: str, code: str, retry_after_s: int) -> ApiError:
+    return ApiError(503, f"{state}: {reason}", code=code, headers={"Retry-After": str(retry_after_s)})
 
 
 def _is_gone(pid: int) -> bool:

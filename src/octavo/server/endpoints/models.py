@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
 from octavo.sampling_params import SamplingParams
-from octavo.server.models.model_manager import ModelState, ModelStatus
+from octavo.server.models.model_manager import ModelEntry, ModelState
 from octavo.server.state import state_of
 
 router = APIRouter(tags=["models"])
@@ -70,13 +70,13 @@ class ModelList(BaseModel):
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """All models, loaded or not."""
-    return ModelList(data=[_card(status) for status in state_of(request).models.statuses()])
+    return ModelList(data=[_card(entry) for entry in state_of(request).models.entries])
 
 
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> ModelCard:
     """One model."""
-    return _card(state_of(request).models.status(model_id))
+    return _card(state_of(request).models.entry(model_id))
 
 
 @router.post("/v1/models/{model_id:path}/load")
@@ -84,7 +84,7 @@ async def load_model(request: Request, model_id: str) -> ModelCard:
     """Loads a model, after unloading others if there is no room; answers when it is ready."""
     models = state_of(request).models
     await models.load(model_id)
-    return _card(models.status(model_id))
+    return _card(models.entry(model_id))
 
 
 @router.post("/v1/models/{model_id:path}/unload")
@@ -92,22 +92,22 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
     """Unloads a model after its running requests; the next request for it loads it again."""
     models = state_of(request).models
     await models.unload(model_id)
-    return _card(models.status(model_id))
+    return _card(models.entry(model_id))
 
 
-def _card(status: ModelStatus) -> ModelCard:
-    info, model = status.info, status.model
+def _card(entry: ModelEntry) -> ModelCard:
+    info, model = entry.info, entry.model
     return ModelCard(
-        id=status.name,
-        created=status.created,
-        root=status.spec.engine.model,
+        id=entry.name,
+        created=entry.created,
+        root=entry.spec.engine.model,
         max_model_len=info.max_model_len if info is not None else None,
         default_sampling_params=SamplingDefaults.model_validate(SamplingParams(), from_attributes=True),
-        state=status.state,
-        reason=str(status.last_error) if status.last_error is not None else None,
+        state=entry.state,
+        reason=str(entry.last_error) if entry.last_error is not None else None,
         architecture=info.architecture if info is not None else None,
         memory=Memory.model_validate(info, from_attributes=True) if info is not None else None,
-        max_num_seqs=status.spec.engine.max_num_seqs,
+        max_num_seqs=entry.spec.engine.max_num_seqs,
         has_chat_template=model.tokenizer.chat_template is not None if model is not None else None,
         tool_format=model.tool_format.name if model is not None and model.tool_format is not None else None,
     )

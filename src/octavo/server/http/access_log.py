@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 
@@ -43,14 +44,9 @@ class AccessRecord:
         """Writes the line. Lines of probes, which come every few seconds, are written only at debug level."""
         is_routine = self.path in _QUIET_PATHS and (self.status < 400 or self.status == 503)
         level = logging.DEBUG if is_routine else logging.INFO
-        if logger.isEnabledFor(level):
-            fields = self.fields()
-            words = (str(value) if name in _UNNAMED else f"{name}={value}" for name, value in fields.items())
-            logger.log(level, "%s", " ".join(words), extra={"fields": fields})
-
-    def fields(self) -> dict[str, str | int | float]:
-        """The known facts by their names in the log."""
-        fields: dict[str, str | int | float | None] = {
+        if not logger.isEnabledFor(level):
+            return
+        known: dict[str, str | int | float | None] = {
             "id": self.request_id,
             "method": printable(self.method),
             "path": printable(self.path),
@@ -64,15 +60,21 @@ class AccessRecord:
             "error": self.error_code,
             "abandoned": "true" if self.is_abandoned else None,
             "client": self.client or None,
-            "client_id": printable(self.client_request_id) if self.client_request_id else None,
+            "client_id": printable(self.client_request_id) or None,
         }
-        return {name: value for name, value in fields.items() if value is not None}
+        fields = {name: value for name, value in known.items() if value is not None}
+        words = (str(value) if name in _UNNAMED else f"{name}={value}" for name, value in fields.items())
+        logger.log(level, "%s", " ".join(words), extra={"fields": fields})
+
+
+def new_request_id() -> str:
+    """An id for the answer's header and the log."""
+    return f"req-{secrets.token_hex(12)}"
 
 
 def record_of(request: Request) -> AccessRecord:
-    """The record of a request behind the guard; without a guard, a record that is never logged."""
-    record: AccessRecord | None = getattr(request.state, "access", None)
-    return AccessRecord("", request.method, request.url.path) if record is None else record
+    """The record of a request behind the guard."""
+    return cast(AccessRecord, request.state.access)
 
 
 def printable(text: str) -> str:
@@ -116,12 +118,8 @@ class JsonFormatter(logging.Formatter):
             "time": f"{when}.{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
+            **getattr(record, "fields", {"message": record.getMessage()}),
         }
-        fields = getattr(record, "fields", None)
-        if fields is None:
-            line["message"] = record.getMessage()
-        else:
-            line.update(fields)
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.types import Receive
 
 from octavo.server.errors import ApiError
 
 T = TypeVar("T")
-EndRequest: TypeAlias = Callable[[ApiError], None]
 
 
 class ClientGoneError(Exception):
@@ -26,24 +24,16 @@ def shutting_down() -> ApiError:
     return ApiError(503, message, code="server_shutting_down", headers={"Retry-After": "10"})
 
 
-def open_requests_of(request: Request) -> set[EndRequest]:
-    """The callbacks that end the application's open requests early. A test's application may have none."""
-    found: set[EndRequest] = getattr(request.app.state, "open_requests", set())
-    return found
-
-
 async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. It is cancelled as soon as the client disconnects, which raises ClientGoneError."""
+    """The result of `work`. It is cancelled as soon as the client disconnects, which raises ClientGoneError.
+
+    The server ends it early by an error that it sets as the result of a future in `app.state.open_requests`.
+    """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(wait_until_gone(request.receive))
+    gone = asyncio.ensure_future(_wait_until_gone(request))
     ended: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
-
-    def end(error: ApiError) -> None:
-        if not ended.done():
-            ended.set_result(error)
-
-    open_requests = open_requests_of(request)
-    open_requests.add(end)
+    open_requests: set[asyncio.Future[ApiError]] = request.app.state.open_requests
+    open_requests.add(ended)
     waits: list[asyncio.Future[Any]] = [task, gone, ended]
     try:
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -53,7 +43,7 @@ async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
             raise ended.result()
         raise ClientGoneError
     finally:
-        open_requests.discard(end)
+        open_requests.discard(ended)
         ended.cancel()
         gone.cancel()
         if not task.done():
@@ -62,7 +52,7 @@ async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
                 await task
 
 
-async def wait_until_gone(receive: Receive) -> None:
+async def _wait_until_gone(request: Request) -> None:
     """Returns when the client has disconnected or has its whole answer."""
-    while (await receive())["type"] != "http.disconnect":
+    while (await request.receive())["type"] != "http.disconnect":
         pass

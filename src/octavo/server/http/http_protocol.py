@@ -7,9 +7,7 @@ connections, and support for clients that close only their sending half (RFC 911
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import secrets
 import socket
 import time
 from typing import Any
@@ -19,7 +17,8 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, bad_request
-from octavo.server.http.route_table import Dialect, RouteTable
+from octavo.server.http.access_log import new_request_id
+from octavo.server.http.route_table import RouteTable
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 << 10  # names and values of one request, and its target
@@ -114,8 +113,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _make_room(self) -> None:
         """Closes the connection that has been idle for the longest time, if any is idle."""
         before = self.loop.time() - 1.0
-        idle = [c for c in self.connections if isinstance(c, BoundedProtocol) and c._is_idle_since(before)]
-        if idle:
+        if idle := [c for c in self.connections if isinstance(c, BoundedProtocol) and c._is_idle_since(before)]:
             oldest = min(idle, key=lambda connection: connection._last_data_s)
             self.connections.discard(oldest)
             oldest.transport.close()
@@ -224,12 +222,16 @@ class BoundedProtocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
             return
         if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
-            self.transport.write(_response(error, self._dialect()))
+            self._write_error(error)
         self._close()
 
-    def _dialect(self) -> Dialect:
-        """By the target as far as it has been seen."""
-        return self._routes.dialect(self._target.partition(b"?")[0].decode("latin-1"))
+    def _write_error(self, error: ApiError) -> None:
+        """Answers in the format of the target, as far as it has been seen."""
+        dialect, request_id = self._routes.dialect(self._target.partition(b"?")[0].decode("latin-1")), new_request_id()
+        headers, body = dialect.error_answer(error, request_id)
+        headers += [(b"connection", b"close"), *dialect.id_headers(request_id)]
+        lines = [STATUS_LINE[error.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body]
+        self.transport.write(b"".join(lines))
 
     # Times
 
@@ -323,13 +325,3 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_INFO_CLOSED:
             self.transport.abort()
-
-
-def _response(error: ApiError, dialect: Dialect) -> bytes:
-    request_id = f"req-{secrets.token_hex(12)}"
-    body = json.dumps(dialect.error_body(error, request_id)).encode()
-    lines = [STATUS_LINE[error.status], b"content-type: application/json\r\nconnection: close\r\n"]
-    headers = [(b"content-length", b"%d" % len(body)), *dialect.id_headers(request_id)]
-    headers += [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
-    lines += [b"%b: %b\r\n" % header for header in headers]
-    return b"".join(lines) + b"\r\n" + body

@@ -25,7 +25,6 @@ MAX_DEPTH = 128
 # The fields with a caller's JSON schemas. Nesting that is too deep there is an error of the schema.
 _SCHEMA_FIELDS = frozenset({"response_format", "tools", "structured_outputs", "guided_json", "text"})
 
-_NOT_FINITE = "not_finite"
 _STRUCTURE = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}:]', re.DOTALL)
 
 Path: TypeAlias = "tuple[str | int, ...]"
@@ -33,22 +32,16 @@ Path: TypeAlias = "tuple[str | int, ...]"
 
 def _whole_number(value: object) -> object:
     """Converts 1.0 to 1: JSON has one type of numbers, and JSON Schema calls 1.0 an integer."""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise PydanticCustomError(_NOT_FINITE, "the number is too large")
-        if value.is_integer():
-            return int(value)
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _finite_number(value: object) -> object:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
+    """Raises pydantic's error for an integer beyond float64."""
+    if isinstance(value, int):
         try:
-            if math.isfinite(value):
-                return value
-        except OverflowError:  # an integer beyond float64
-            pass
-        raise PydanticCustomError(_NOT_FINITE, "the number is too large")
+            float(value)
+        except OverflowError:
+            raise PydanticCustomError("not_finite", "the number is too large") from None
     return value
 
 
@@ -76,7 +69,7 @@ class JsonRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             strict = _ParsedRequest(request.scope, request.receive)
-            strict.parsed = parse_object(await request.body())
+            strict.parsed = parse_object(request.state.body)
             return await handler(strict)
 
         return handle
@@ -101,41 +94,25 @@ def parse_object(body: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         message = f"the body is not UTF-8: byte {error.object[error.start]:#04x} at offset {error.start}"
         raise bad_request(message, code="invalid_encoding") from None
-    value, has_infinity = _parse(text)
+    value, is_finite = _parse(text)
     if not isinstance(value, dict):
         raise bad_request(f"the body must be a JSON object, not {_json_type(value)}", code="invalid_type")
     if text.count("[") + text.count("{") > MAX_DEPTH:
         _check_depth(text)
-    if has_infinity or "\\ud" in text or "\\uD" in text:
+    if not is_finite or "\\ud" in text or "\\uD" in text:
         _check_leaves(value)
     return value
 
 
 def _parse(text: str) -> tuple[Any, bool]:
-    """The value, and True if a number in it is beyond float64 or has more digits than Python reads. It is inf then."""
-    infinities: list[str] = []
-
-    def parse_float(digits: str) -> float:
-        number = float(digits)
-        if math.isinf(number):
-            infinities.append(digits[:20])
-        return number
-
-    def parse_long_int(digits: str) -> int | float:
-        return int(digits) if len(digits) < 1000 else parse_float("1e999")
-
-    options: dict[str, Any] = {
-        "object_pairs_hook": _object,
-        "parse_constant": _refuse_constant,
-        "parse_float": parse_float,
-    }
+    """The value, and False if a number in it is beyond float64 or has more digits than Python reads. It is inf then."""
     try:
         try:
-            value = json.JSONDecoder(**options).decode(text)
+            return _DECODER.decode(text), True
         except json.JSONDecodeError:
             raise
-        except ValueError:  # an integer with more digits than sys.get_int_max_str_digits()
-            value = json.JSONDecoder(**options, parse_int=parse_long_int).decode(text)
+        except ValueError:
+            return _LENIENT_DECODER.decode(text), False
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         problem = f"not valid JSON: {error.msg} at" if text.strip() else "empty:"
@@ -143,7 +120,12 @@ def _parse(text: str) -> tuple[Any, bool]:
     except RecursionError:
         _check_depth(text)
         raise
-    return value, bool(infinities)
+
+
+def _finite_float(digits: str) -> float:
+    if math.isinf(number := float(digits)):
+        raise ValueError("beyond float64")
+    return number
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -157,6 +139,11 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
     raise bad_request(f"{name} is not a JSON value; leave the field out", code="invalid_json")
+
+
+# Python itself raises ValueError for an integer with more digits than sys.get_int_max_str_digits().
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float)
+_LENIENT_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_int=float)
 
 
 def _check_depth(text: str) -> None:

@@ -232,8 +232,9 @@ async def _first_of(task: asyncio.Future[None], signals: asyncio.Queue[signal.Si
 
 
 async def _end_requests(app: FastAPI, server: WebServer) -> None:
-    for end in tuple(app.state.open_requests):
-        end(shutting_down())  # as the status of the answer, or as the last event of its stream
+    for ended in app.state.open_requests:
+        if not ended.done():
+            ended.set_result(shutting_down())  # the status of the answer, or the last event of its stream
     time = asyncio.get_running_loop().time
     until = time() + _END_S
     while server.server_state.tasks and time() < until:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.server.errors import ApiError, bad_request
 from octavo.server.http.json_body import quote
+from octavo.server.http.route_table import Headers
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://" + _HOST.pattern, re.IGNORECASE)
@@ -37,7 +37,7 @@ class OriginRules:
     has_keys: bool
     cors_origins: tuple[str, ...] = ()
 
-    def check(self, headers: Sequence[tuple[bytes, bytes]], http_version: str) -> None:
+    def check(self, headers: Headers, http_version: str) -> None:
         """Raises ApiError 400 for a broken Host header and 403 for a page that must not call."""
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
@@ -63,7 +63,7 @@ class OriginRules:
         """True if `--cors-origin` names this origin."""
         return "*" in self.cors_origins or origin in self.cors_origins
 
-    def cors_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    def cors_headers(self, headers: Headers) -> Headers:
         """The headers that let a browser's page read the answer; none unless configured."""
         if not self.cors_origins:
             return []
@@ -76,7 +76,7 @@ class OriginRules:
             (b"access-control-expose-headers", b"x-request-id, retry-after"),
         ]
 
-    def preflight_headers(self, headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str] | None:
+    def preflight_headers(self, headers: Headers) -> Headers | None:
         """The answer to a browser's preflight request, besides `cors_headers`; None if this is not one."""
         names = {name for name, _ in headers}
         if b"access-control-request-method" not in names or len(self.cors_headers(headers)) < 2:
@@ -84,11 +84,11 @@ class OriginRules:
         asked = next((value for name, value in headers if name == b"access-control-request-headers"), b"")
         if not re.fullmatch(rb"[A-Za-z0-9_, -]{0,1024}", asked):
             return None
-        return {
-            "access-control-allow-methods": "GET, POST, DELETE",
-            "access-control-allow-headers": asked.decode() or "authorization, content-type",
-            "access-control-max-age": "600",
-        }
+        return [
+            (b"access-control-allow-methods", b"GET, POST, DELETE"),
+            (b"access-control-allow-headers", asked or b"authorization, content-type"),
+            (b"access-control-max-age", b"600"),
+        ]
 
 
 def _forbidden(message: str) -> ApiError:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from starlette.routing import BaseRoute, Route
 
 from octavo.server.errors import ApiError
 
-REQUEST_ID_HEADER = b"x-request-id"
+Headers: TypeAlias = "list[tuple[bytes, bytes]]"
 
 
 def openai_body(error: ApiError, _request_id: str) -> dict[str, Any]:
@@ -26,10 +26,16 @@ class Dialect:
     error_body: Callable[[ApiError, str], dict[str, Any]] = openai_body
     id_header: bytes | None = None
 
-    def id_headers(self, request_id: str) -> list[tuple[bytes, bytes]]:
+    def id_headers(self, request_id: str) -> Headers:
         """The headers that tell a client the id."""
-        names = [REQUEST_ID_HEADER] if self.id_header is None else [REQUEST_ID_HEADER, self.id_header]
+        names = [b"x-request-id"] if self.id_header is None else [b"x-request-id", self.id_header]
         return [(name, request_id.encode()) for name in names]
+
+    def error_answer(self, error: ApiError, request_id: str) -> tuple[Headers, bytes]:
+        """(headers, body) of the answer to a request that failed, without `id_headers`."""
+        body = json.dumps(self.error_body(error, request_id)).encode()
+        headers = [(name.lower().encode(), value.encode("latin-1")) for name, value in error.headers.items()]
+        return [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *headers], body
 
 
 OPENAI = Dialect()
@@ -43,14 +49,15 @@ class RouteTable:
 
     def __init__(self, routes: Iterable[BaseRoute], public: Iterable[str] = ()) -> None:
         self._fixed: set[str] = set()
-        self._patterns: list[tuple[re.Pattern[str], str]] = []
+        self._patterns: list[Route] = []
         self._dialects: dict[str, Dialect] = {}
         self._public = frozenset(public)
+        self._public_folders = tuple(path for path in self._public if path.endswith("/") and path != "/")
         for route in routes:
             if not isinstance(route, Route):
                 raise TypeError(f"{route!r} is not a plain route, so its access rules are unknown")
-            if "{" in route.path:
-                self._patterns.append((route.path_regex, route.path))
+            if route.param_convertors:
+                self._patterns.append(route)
             else:
                 self._fixed.add(route.path)
             if isinstance(dialect := getattr(route, "dialect", None), Dialect):
@@ -60,18 +67,17 @@ class RouteTable:
         """The route's path, such as `/v1/models/{name}`. path: decoded; raw_path: as the client sent it."""
         if path in self._fixed:
             return path if raw_path == path.encode() else None
-        for pattern, template in self._patterns:
+        for route in self._patterns:
             # The part before the first parameter must be spelled out: an encoded slash is not a separator.
-            prefix = template.partition("{")[0].encode()
-            if raw_path.startswith(prefix) and pattern.match(path):
-                return template
+            prefix = route.path.partition("{")[0].encode()
+            if raw_path.startswith(prefix) and route.path_regex.match(path):
+                return route.path
         return None
 
     def is_public(self, method: str, route: str | None) -> bool:
         """True if the route needs no key. Only reading is free: TGI's `POST /` beside the page at `/` is not."""
-        if route is None or method not in ("GET", "HEAD"):
-            return False
-        return route in self._public or any(p != "/" and p.endswith("/") and route.startswith(p) for p in self._public)
+        is_listed = route is not None and (route in self._public or route.startswith(self._public_folders))
+        return is_listed and method in ("GET", "HEAD")
 
     def dialect(self, path: str) -> Dialect:
         """The dialect of a path, known or not. A path below one that has its own dialect speaks the same."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -13,9 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from octavo.server.errors import ApiError, log_failure, to_api_error
 from octavo.server.http.access_log import record_of
-from octavo.server.http.disconnect import open_requests_of, wait_until_gone
-
-DEFAULT_KEEP_ALIVE_S = 5.0
+from octavo.server.http.disconnect import ClientGoneError, run_unless_gone
 
 _COMMENT = b": keep-alive\n\n"
 
@@ -36,8 +34,7 @@ class EventStream(Response):
     held: closed together with `chunks`: at the end, when the client disconnects or does not read for too long, and when
     the server exits. Comments fill the silence between chunks, so that no proxy considers the stream dead.
 
-    The server's flow control holds chunks back while the client does not read. A stream has two tasks, and no task per
-    event: one produces and writes the chunks, the other waits for the client to disconnect.
+    The server's flow control holds chunks back while the client does not read. There is no task per event.
     """
 
     media_type = "text/event-stream"
@@ -53,87 +50,50 @@ class EventStream(Response):
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
+        self._request = request
         self._chunks = chunks
         self._on_error = on_error
         self._last = last
         self._held = held or AsyncExitStack()
         self._held.push_async_callback(chunks.aclose)
-        self._keep_alive_s = getattr(request.app.state, "keep_alive_s", DEFAULT_KEEP_ALIVE_S)
-        self._record = record_of(request)
-        self._open_requests = open_requests_of(request)
-        self._lock = asyncio.Lock()  # a comment never comes after the end of the body
+        self._lock = asyncio.Lock()  # held while something is written, which takes long if the client does not read
         self._last_write = 0.0
-        self._complete = False
-        self._end: ApiError | None = None
-        self._writer: asyncio.Task[None] | None = None
 
-    def end(self, error: ApiError) -> None:
-        """Ends the stream from outside with this error as its last event."""
-        if self._writer is not None and self._end is None and not self._complete:
-            self._end = error
-            self._writer.cancel()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope.setdefault("state", {})["is_event_stream"] = True  # the connection may put comments between the chunks
-        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        scope["state"]["is_event_stream"] = True  # the connection may put comments between the chunks
+        record, end = record_of(self._request), self._last
         async with self._held:
-            await send(start)
-            self._last_write = asyncio.get_running_loop().time()
-            self._writer = asyncio.create_task(self._write_all(send))
-            gone = asyncio.create_task(wait_until_gone(receive))
-            self._open_requests.add(self.end)
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
             try:
-                await self._keep_alive(self._writer, gone, send)
-            finally:
-                self._open_requests.discard(self.end)
-                gone.cancel()
-                self._writer.cancel()
-                with suppress(asyncio.CancelledError):
-                    await self._writer
-
-    async def _keep_alive(self, writer: asyncio.Task[None], gone: asyncio.Task[None], send: Send) -> None:
-        """Writes comments during silence; returns when the stream is complete or the client has disconnected."""
-        time = asyncio.get_running_loop().time
-        while True:
-            silence = time() - self._last_write
-            done, _ = await asyncio.wait(
-                {writer, gone}, timeout=max(self._keep_alive_s - silence, 0.01), return_when=asyncio.FIRST_COMPLETED
-            )
-            if done:
-                self._record.is_abandoned = writer not in done
+                await run_unless_gone(self._request, self._write_chunks(send))
+            except ClientGoneError:
+                record.is_abandoned = True
                 return
-            # The lock is held while the client does not read. It has bytes enough.
-            if time() - self._last_write >= self._keep_alive_s and not self._lock.locked():
-                async with self._lock:
-                    if not self._complete:
-                        await self._write(send, _COMMENT)
+            except Exception as error:
+                api_error = to_api_error(error, record.request_id)
+                if api_error.status == 500:
+                    log_failure(logger, record.request_id, error)
+                record.error_code = api_error.code
+                end = self._on_error(api_error) + self._last
+            await send({"type": "http.response.body", "body": end, "more_body": False})
 
-    async def _write_all(self, send: Send) -> None:
+    async def _write_chunks(self, send: Send) -> None:
+        comments = asyncio.create_task(self._fill_silence(send))
         try:
             async for chunk in self._chunks:
-                async with self._lock:
-                    await self._write(send, chunk)
-        except asyncio.CancelledError:
-            if self._end is None:  # the client left
-                raise
-            await self._fail(send, self._end)
-        except Exception as error:
-            api_error = to_api_error(error, self._record.request_id)
-            if api_error.status == 500:
-                log_failure(logger, self._record.request_id, error)
-            await self._fail(send, api_error)
-        else:
-            await self._finish(send, self._last)
+                await self._write(send, chunk)
+        finally:
+            comments.cancel()
+
+    async def _fill_silence(self, send: Send) -> None:
+        time, period = asyncio.get_running_loop().time, self._request.app.state.keep_alive_s
+        self._last_write = time()
+        while True:
+            await asyncio.sleep(max(self._last_write + period - time(), 0.01))
+            if time() - self._last_write >= period and not self._lock.locked():
+                await self._write(send, _COMMENT)
 
     async def _write(self, send: Send, chunk: bytes) -> None:
-        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-        self._last_write = asyncio.get_running_loop().time()
-
-    async def _fail(self, send: Send, error: ApiError) -> None:
-        self._record.error_code = error.code
-        await self._finish(send, self._on_error(error) + self._last)
-
-    async def _finish(self, send: Send, chunk: bytes) -> None:
         async with self._lock:
-            self._complete = True
-            await send({"type": "http.response.body", "body": chunk, "more_body": False})
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self._last_write = asyncio.get_running_loop().time()

@@ -24,8 +24,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
-from octavo.server.models.model_manager import ModelSpec
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.served_model import ModelSpec, ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.tool_parsers import find_tool_format
@@ -39,7 +38,7 @@ PROCESS_BYTES = 128 << 20  # an engine's process without its model
 
 
 class LoadReport(Protocol):
-    """A listener to the progress of loading. It is called from any thread."""
+    """A listener to the start of a server. It is called from any thread."""
 
     def progress(self, what: str, done: int, total: int) -> None:
         """done, total: bytes of a download or a load."""
@@ -47,9 +46,12 @@ class LoadReport(Protocol):
     def phase(self, name: str, seconds: float) -> None:
         """A phase is over."""
 
+    def ready(self, model: ServedModel) -> None:
+        """The default model is loaded."""
+
 
 class ModelLoader:
-    """Implements `octavo.server.models.model_manager.Loader`.
+    """Starts and ends the engines of models.
 
     memory_bytes: limit of all models, shared by num_models; None: a single model, which takes the free memory.
     """
@@ -71,6 +73,7 @@ class ModelLoader:
         self._cache_bytes: dict[str, int] = {}  # of each model that was planned
 
     async def estimate_bytes(self, spec: ModelSpec) -> int:
+        """The bytes that the model will take: weights, workspace and KV cache; 0 for the only model."""
         if self._memory_bytes is None:
             return 0
         path = await self._resolve(spec)
@@ -80,11 +83,15 @@ class ModelLoader:
         return num_bytes
 
     async def load(self, spec: ModelSpec) -> ServedModel:
+        """Loads the model and returns it ready for requests. Raises the error that prevented it."""
         began = time.monotonic()
         path = await self._resolve(spec)
         self._report.phase("find", time.monotonic() - began)
+        config = dataclasses.replace(spec.engine, model=str(path))
+        if spec.name in self._cache_bytes:
+            config = dataclasses.replace(config, kv_cache_memory=self._cache_bytes[spec.name])
         client: EngineClient = start_client(
-            self._engine_config(spec, path),
+            config,
             in_process=self._config.in_process,
             stall_timeout_s=self._config.stall_timeout,
             on_progress=lambda done, total: self._report.progress(f"loading {spec.name}", done, total),
@@ -108,13 +115,9 @@ class ModelLoader:
         return ServedModel(name=spec.name, client=observed, prompts=prompts, tool_format=tool_format)
 
     async def unload(self, model: ServedModel) -> None:
+        """Ends the model's engine; its memory is free afterwards."""
         model.prompts.close()
         await model.client.close()
-
-    def _engine_config(self, spec: ModelSpec, path: Path) -> EngineConfig:
-        config = dataclasses.replace(spec.engine, model=str(path))
-        cache_bytes = self._cache_bytes.get(spec.name)
-        return config if cache_bytes is None else dataclasses.replace(config, kv_cache_memory=cache_bytes)
 
     async def _resolve(self, spec: ModelSpec) -> Path:
         def progress(file: str, done: int, total: int) -> None:

@@ -6,43 +6,22 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
-from octavo.config import EngineConfig
 from octavo.core.client import EngineState, ModelInfo
 from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
-from octavo.server.models.served_model import ServedModel
+from octavo.server.models.model_loader import ModelLoader
+from octavo.server.models.served_model import ModelSpec, ServedModel
 
 logger = logging.getLogger(__name__)
 
 _RETRY_LOAD_S = 10.0
 
 ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A model and the name that requests use for it."""
-
-    name: str
-    engine: EngineConfig
-
-
-class Loader(Protocol):
-    """Starts and ends engines; see `model_loader`. Tests have their own."""
-
-    async def estimate_bytes(self, spec: ModelSpec) -> int:
-        """The bytes that the model will take: weights, workspace and KV cache."""
-
-    async def load(self, spec: ModelSpec) -> ServedModel:
-        """Loads the model and returns it ready for requests. Raises the error that prevented it."""
-
-    async def unload(self, model: ServedModel) -> None:
-        """Ends the model's engine; its memory is free afterwards."""
 
 
 class _NotWantedError(OctavoError):
@@ -52,7 +31,7 @@ class _NotWantedError(OctavoError):
 class _Residency:
     """One period of a model in memory, from the first request for it until it is unloaded."""
 
-    def __init__(self) -> None:
+    def __init__(self, load: Callable[[_Residency], Coroutine[Any, Any, None]]) -> None:
         self.model: ServedModel | None = None
         self.num_bytes = 0
         self.num_users = 0  # requests that use it or wait for it
@@ -60,7 +39,9 @@ class _Residency:
         self.is_leaving = False  # takes no more users
         self.idle = asyncio.Event()
         self.idle.set()
-        self.task: asyncio.Task[None] | None = None  # loads it
+        self.task = asyncio.create_task(load(self))
+        # Waiting requests get the error; asyncio need not report that nothing has retrieved it.
+        self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @contextmanager
     def used(self, turn: int) -> Iterator[None]:
@@ -76,10 +57,11 @@ class _Residency:
                 self.idle.set()
 
 
-class _Entry:
+class ModelEntry:
     """A model of the server, in memory or not."""
 
     def __init__(self, spec: ModelSpec) -> None:
+        self.name = spec.name
         self.spec = spec
         self.created = int(time.time())
         self.residency: _Residency | None = None  # the latest
@@ -87,19 +69,19 @@ class _Entry:
         self.last_error: OctavoError | None = None  # of the last attempt to load it
         self.failed_at = 0.0
 
+    @property
+    def model(self) -> ServedModel | None:
+        """The model if it is in memory, perhaps to be unloaded soon."""
+        return self.residency.model if self.residency is not None else None
 
-@dataclass(frozen=True, slots=True)
-class ModelStatus:
-    """The state of a model for `/v1/models`. info: None until it was loaded for the first time."""
-
-    name: str
-    spec: ModelSpec
-    state: ModelState
-    created: int
-    num_users: int
-    info: ModelInfo | None
-    model: ServedModel | None
-    last_error: OctavoError | None
+    @property
+    def state(self) -> ModelState:
+        """The state for `/v1/models`."""
+        if self.residency is None:
+            return "unloaded"
+        if self.residency.model is None:
+            return "loading"
+        return "unloading" if self.residency.is_leaving else "loaded"
 
 
 class ModelManager:
@@ -112,13 +94,13 @@ class ModelManager:
     def __init__(
         self,
         specs: Sequence[ModelSpec],
-        loader: Loader,
+        loader: ModelLoader,
         *,
         memory_bytes: int | None = None,
         wait_s: float = 60.0,
         max_waiting: int = 128,
     ) -> None:
-        self._entries = {spec.name: _Entry(spec) for spec in specs}
+        self._entries = {spec.name: ModelEntry(spec) for spec in specs}
         self._loader = loader
         self._memory_bytes = memory_bytes
         self._wait_s = wait_s
@@ -127,7 +109,7 @@ class ModelManager:
         self._turns = itertools.count(1)
         self._resident: set[_Residency] = set()  # loaded
         self._unloading: set[asyncio.Task[None]] = set()
-        self._has_begun = False  # the first model was loaded once
+        self.has_begun = False  # the first model was loaded once
 
     @property
     def default_name(self) -> str:
@@ -135,9 +117,17 @@ class ModelManager:
         return next(iter(self._entries))
 
     @property
-    def has_begun(self) -> bool:
-        """True if a model was loaded since the start of the server."""
-        return self._has_begun
+    def entries(self) -> list[ModelEntry]:
+        """All models, in their order."""
+        return list(self._entries.values())
+
+    def entry(self, name: str | None) -> ModelEntry:
+        """One model; None: the first one. Raises ApiError (404 model_not_found)."""
+        entry = self._entries.get(self.default_name if name is None else name)
+        if entry is None:
+            message = f"there is no model {name!r:.100}; there is {', '.join(self._entries)}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+        return entry
 
     @asynccontextmanager
     async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
@@ -149,15 +139,15 @@ class ModelManager:
         if name is None and len(self._entries) > 1:
             message = f"the request names no model; there is {', '.join(self._entries)}"
             raise UsageError(message, param="model", code="missing_required_parameter")
-        entry = self._entry(name)
-        if not self._has_begun:
+        entry = self.entry(name)
+        if not self.has_begun:
             raise OverloadedError("the model is being loaded", code="model_loading", retry_after_s=2.0)
         if entry.last_error is not None and time.monotonic() - entry.failed_at < _RETRY_LOAD_S:
             raise entry.last_error  # a model that is broken must not keep all others waiting
         residency = self._residency(entry)
         if residency.model is None and residency.num_users >= self._max_waiting:
             raise OverloadedError(
-                f"{residency.num_users} requests wait for {entry.spec.name} to be loaded, the limit",
+                f"{residency.num_users} requests wait for {entry.name} to be loaded, the limit",
                 code="model_loading",
                 retry_after_s=10.0,
             )
@@ -166,51 +156,26 @@ class ModelManager:
 
     async def load(self, name: str | None) -> None:
         """Loads a model if it is not loaded, without a time limit. Raises the errors of `use`."""
-        entry = self._entry(name)
+        entry = self.entry(name)
         residency = self._residency(entry)
         with residency.used(next(self._turns)):
             await self._loaded(entry, residency)
-            self._has_begun = True
+            self.has_begun = True
 
     async def unload(self, name: str | None) -> None:
         """Unloads a model once its requests are finished; a later request loads it again."""
-        entry = self._entry(name)
+        entry = self.entry(name)
         residency = entry.residency
         if residency is None:
             return
         residency.is_leaving = True
-        if residency.task is not None:
-            await asyncio.wait({residency.task})
+        await asyncio.wait({residency.task})
         async with self._switching:
             await self._remove(residency)
 
-    def statuses(self) -> list[ModelStatus]:
-        """All models, in their order."""
-        return [self.status(name) for name in self._entries]
-
-    def status(self, name: str | None) -> ModelStatus:
-        """One model. Raises ApiError (404 model_not_found)."""
-        entry = self._entry(name)
-        residency = entry.residency
-        model = residency.model if residency is not None else None
-        state: ModelState = "unloaded" if residency is None else "loading"
-        if residency is not None and model is not None:
-            state = "unloading" if residency.is_leaving else "loaded"
-        return ModelStatus(
-            name=entry.spec.name,
-            spec=entry.spec,
-            state=state,
-            created=entry.created,
-            num_users=residency.num_users if residency is not None else 0,
-            info=entry.info,
-            model=model,
-            last_error=entry.last_error,
-        )
-
     async def close(self) -> None:
         """Ends all engines, even those in use. May be called twice."""
-        residencies = [entry.residency for entry in self._entries.values() if entry.residency is not None]
-        tasks = [residency.task for residency in residencies if residency.task is not None]
+        tasks = [entry.residency.task for entry in self.entries if entry.residency is not None]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -220,45 +185,33 @@ class ModelManager:
                 await self._loader.unload(residency.model)
         if self._unloading:
             await asyncio.wait(self._unloading)
-        for entry in self._entries.values():
+        for entry in self.entries:
             entry.residency = None
 
-    def _entry(self, name: str | None) -> _Entry:
-        entry = self._entries.get(self.default_name if name is None else name)
-        if entry is None:
-            known = ", ".join(self._entries)
-            raise ApiError(
-                404, f"there is no model {name!r:.100}; there is {known}", param="model", code="model_not_found"
-            )
-        return entry
-
-    def _residency(self, entry: _Entry) -> _Residency:
+    def _residency(self, entry: ModelEntry) -> _Residency:
         """The residency that a new request joins; starts a new one if there is none or the last one is ending."""
         residency = entry.residency
         if residency is not None and residency.model is not None and not residency.is_leaving:
             # An engine that was given up is unloaded like an idle one.
             residency.is_leaving = residency.model.client.status().state is EngineState.DEAD
         if residency is None or residency.is_leaving:
-            residency = entry.residency = _Residency()
-            residency.task = asyncio.create_task(self._bring_in(entry, residency), name=f"load {entry.spec.name}")
-            # Waiting requests get the error; asyncio need not report that nothing has retrieved it.
-            residency.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            residency = entry.residency = _Residency(partial(self._bring_in, entry))
         return residency
 
-    async def _loaded(self, entry: _Entry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
+    async def _loaded(self, entry: ModelEntry, residency: _Residency, wait_s: float | None = None) -> ServedModel:
         """Waits until the model is loaded. wait_s: None is no limit. Raises the error that prevented loading."""
         task = residency.task
-        if residency.model is None and task is not None:
+        if residency.model is None:
             await asyncio.wait({task}, timeout=wait_s)
             if task.cancelled():
                 raise OverloadedError("the server is shutting down", code="server_shutting_down", retry_after_s=5.0)
             if task.done():
                 task.result()  # raises
         if residency.model is None:
-            raise OverloadedError(f"{entry.spec.name} is still being loaded", code="model_loading", retry_after_s=10.0)
+            raise OverloadedError(f"{entry.name} is still being loaded", code="model_loading", retry_after_s=10.0)
         return residency.model
 
-    async def _bring_in(self, entry: _Entry, residency: _Residency) -> None:
+    async def _bring_in(self, entry: ModelEntry, residency: _Residency) -> None:
         """Loads the model of a new residency, after unloading others if there is no room."""
         try:
             async with self._switching:
@@ -268,7 +221,7 @@ class ModelManager:
                 await self._make_room(residency, entry.spec)
                 began = time.monotonic()
                 residency.model = await self._loader.load(entry.spec)
-                logger.info("loaded %s in %.2f s", entry.spec.name, time.monotonic() - began)
+                logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - began)
                 self._resident.add(residency)
                 entry.info = residency.model.info
                 entry.last_error = None
@@ -278,8 +231,8 @@ class ModelManager:
                 entry.residency = None
             if isinstance(error, OctavoError) and not isinstance(error, _NotWantedError):
                 entry.last_error, entry.failed_at = error, time.monotonic()
-                if self._has_begun:  # until then the start of the server reports it
-                    logger.warning("%s cannot be loaded: %s", entry.spec.name, error)
+                if self.has_begun:  # until then the start of the server reports it
+                    logger.warning("%s cannot be loaded: %s", entry.name, error)
             raise
 
     async def _make_room(self, newcomer: _Residency, spec: ModelSpec) -> None:
@@ -312,6 +265,6 @@ class ModelManager:
             unloading.add_done_callback(self._unloading.discard)
             await asyncio.shield(unloading)  # the request that needs the memory may give up; the engine must end anyway
             logger.info("unloaded %s", model.name)
-        for entry in self._entries.values():
+        for entry in self.entries:
             if entry.residency is residency:
                 entry.residency = None

@@ -1,50 +1,125 @@
-"""The metrics of a server, for Prometheus and for its own dashboard, under the names that vLLM's dashboards expect.
+"""The figures of a server: counts of requests, and the latest figures of its engines.
 
 Every figure has one source. Requests, tokens and finish reasons are counted when answers leave the server
-(`ObservedClient`). Times, sizes and states are measured once, by the engine, and read from it; a restart does not lower
-its counts.
+(`ObservedClient`). Times, sizes and states are measured once, by the engine, and read from it. `exposition` shows them
+to Prometheus, and `/dashboard/data` to the server's own page.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 import anyio
-from prometheus_client import CollectorRegistry, Metric, ProcessCollector
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
-from prometheus_client.openmetrics import exposition as openmetrics
 
-from octavo.core.client import EngineClient
+from octavo.core.client import EngineClient, EngineStatus, ModelInfo
+from octavo.engine.metrics import EngineMetrics
 from octavo.errors import OctavoError, UsageError
-from octavo.server.observability import metric_families
-from octavo.server.observability.metric_values import (
-    METHODS,
-    REJECTED_REASONS,
-    UNKNOWN,
-    EngineFigures,
-    ModelStats,
-    resident_bytes,
-)
 from octavo.server.observability.tracing import RequestTracer
 
 # An engine in a long step answers late; a scrape then shows its earlier figures.
 ENGINE_ANSWER_TIMEOUT_S = 0.5
-_NO_ESCAPING = "allow-utf-8"
+CancelPhase: TypeAlias = Literal["prefill", "decode"]
+CANCEL_PHASES: tuple[CancelPhase, ...] = ("prefill", "decode")  # prefill: before the first token, in the queue or not
+FINISHED_REASONS = ("stop", "length", "abort", "error")
+UNKNOWN = "other"
+REJECTED_REASONS = (
+    "server_overloaded",
+    "queue_timeout",
+    "server_shutting_down",
+    "engine_restarting",
+    "engine_stalled",
+    "model_loading",
+    "invalid_request",
+    UNKNOWN,
+)
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 
-class ServerMetrics:
-    """All counts of a server. Belongs to its event loop.
+@dataclass(slots=True)
+class ModelFigures:
+    """The figures of one served model. Its counts never fall, even if its engine is restarted or it is loaded again."""
 
-    `ObservedClient` calls `served` and `ended`; the guard calls `http_request` once per response; readers of the
-    figures call `refresh` first.
+    client: EngineClient | None = None  # None: it is unloaded
+    # Counted when answers leave the server.
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_corrupted: int = 0  # ended because the model computed a value that is not a number
+    finished: Counter[str] = field(default_factory=Counter)  # by FINISHED_REASONS, one a choice
+    cancelled: Counter[str] = field(default_factory=Counter)  # by CANCEL_PHASES, one a request
+    # The latest of the engine.
+    status: EngineStatus | None = None  # None: unloaded, or not refreshed yet
+    info: ModelInfo | None = None  # None: it was never ready
+    num_restarts: int = 0
+    current: EngineMetrics = field(default_factory=EngineMetrics)  # of its process
+    totals: EngineMetrics = field(default_factory=EngineMetrics)  # with the counts of the processes before
+    _ended: EngineMetrics = field(default_factory=EngineMetrics)  # of the processes before
+    _process: tuple[int | None, int] | None = None  # process id and number of restarts; None: none yet
+
+    @property
+    def num_running(self) -> int:
+        """The number of sequences and texts being computed."""
+        return self.current.num_running + self.current.num_embedding
+
+    @property
+    def num_waiting(self) -> int:
+        """The number of sequences and texts that wait."""
+        return self.current.num_waiting + self.current.num_embedding_waiting
+
+    @property
+    def resident_bytes(self) -> int:
+        """Physical memory of the engine's process (Linux, proc(5)); 0 if it is gone or unknown."""
+        try:
+            pages = int(Path(f"/proc/{self.status and self.status.pid}/statm").read_text().split()[1])
+        except (OSError, ValueError, IndexError):
+            return 0
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def serve(self, client: EngineClient | None) -> None:
+        """Notes that the model is served by this client from now on, or unloaded: its gauges are removed."""
+        self.client, self.status, self._process = client, None, None
+
+    def refresh(self) -> None:
+        """Takes the figures that are known without asking the engine, at most a quarter of a second old."""
+        if self.client is not None:
+            status = self.client.status()
+            self._update(status, status.metrics)
+            with suppress(OctavoError):  # it was never ready
+                self.info = self.client.info
+
+    async def ask(self) -> None:
+        """Gets the engine's current figures, within ENGINE_ANSWER_TIMEOUT_S in any case."""
+        if self.client is not None:
+            with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state tells the reason
+                self._update(self.client.status(), await self.client.metrics())
+
+    def _update(self, status: EngineStatus, metrics: EngineMetrics) -> None:
+        """metrics: those of the status, or newer ones."""
+        process = (status.pid, status.num_restarts)
+        if process != self._process:
+            self._process, self._ended, self.current = process, self.totals, EngineMetrics()
+        if metrics.num_steps_total >= self.current.num_steps_total:  # else it was on its way for longer
+            self.current, self.totals = metrics, metrics.after(self._ended)
+        self.num_restarts += max(status.num_restarts - (self.status.num_restarts if self.status else 0), 0)
+        self.status = status
+
+
+class ServerMetrics:
+    """All figures of a server. Belongs to its event loop.
+
+    `ObservedClient` counts requests in `models`; the guard calls `http_request` once per response; readers of the
+    figures call `refresh` or `refresh_statuses` first.
     """
 
     def __init__(self, prefix: str = "vllm", *, tracer: RequestTracer | None = None) -> None:
-        """tracer: traces every request; see `start_tracer`."""
+        """prefix: of the names in the exposition. tracer: traces every request; see `start_tracer`."""
         if not _PREFIX.fullmatch(prefix):
             raise UsageError(
                 f"metrics_prefix is {prefix!r}; it must be letters, digits and _ and not begin with a digit",
@@ -52,30 +127,9 @@ class ServerMetrics:
             )
         self.prefix = prefix
         self.tracer = tracer
-        self.models: dict[str, ModelStats] = {}  # by served name; stays when a model is unloaded
-        self.engines: dict[str, EngineFigures] = {}
+        self.models: dict[str, ModelFigures] = {}  # by served name; stays when a model is unloaded
         self.rejected: Counter[str] = Counter()
         self.http: Counter[tuple[str, str, int]] = Counter()  # (route, method, status)
-        self._clients: dict[str, EngineClient] = {}
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-
-    def served(self, model_name: str, client: EngineClient) -> ModelStats:
-        """Notes that this model is served from now on. Called with each client of the name, also after a reload."""
-        self._clients[model_name] = client
-        if model_name in self.engines:
-            self.engines[model_name].left()
-        return self.models.setdefault(model_name, ModelStats())
-
-    def ended(self, model_name: str, client: EngineClient) -> None:
-        """Notes that this client no longer serves the model: its counters stay, and its gauges are removed."""
-        if self._clients.get(model_name) is not client:
-            return  # another one has taken over
-        del self._clients[model_name]
-        figures = self.engines.get(model_name)
-        if figures is not None:
-            figures.left()
 
     def http_request(self, route: str | None, method: str, status: int, error_code: str | None = None) -> None:
         """Counts a response.
@@ -93,35 +147,13 @@ class ServerMetrics:
             self.rejected[reason] += 1
 
     async def refresh(self) -> None:
-        """Gets the figures of every engine, within ENGINE_ANSWER_TIMEOUT_S in any case."""
+        """Gets the current figures of every engine."""
         self.refresh_statuses()
         async with anyio.create_task_group() as group:
-            for model_name, client in list(self._clients.items()):
-                group.start_soon(_ask_engine, client, self.engines[model_name])
+            for figures in self.models.values():
+                group.start_soon(figures.ask)
 
     def refresh_statuses(self) -> None:
-        """Updates the figures that are known without asking the engine, at most a quarter of a second old."""
-        for model_name, client in self._clients.items():
-            status = client.status()
-            figures = self.engines.setdefault(model_name, EngineFigures())
-            figures.saw(status, status.metrics)
-            figures.resident_bytes = resident_bytes(status.pid)
-            with suppress(OctavoError):  # it was never ready
-                figures.info = client.info
-
-    def export(self, accept: str) -> tuple[bytes, str]:
-        """(body, content type) of the exposition that fits the Accept header: OpenMetrics or Prometheus's own text."""
-        # Our names are valid; the escaping of these libraries would replace the colon of the prefix.
-        if "application/openmetrics-text" in accept:
-            body: bytes = openmetrics.generate_latest(self._registry, escaping=_NO_ESCAPING)  # type: ignore[no-untyped-call]
-            return body, openmetrics.CONTENT_TYPE_LATEST
-        return generate_latest(self._registry, escaping=_NO_ESCAPING), CONTENT_TYPE_PLAIN_0_0_4
-
-    def collect(self) -> Iterable[Metric]:
-        """The metrics for the registry; the interface of a collector."""
-        return metric_families.collect(self.prefix, self.models, self.engines, self.rejected, self.http)
-
-
-async def _ask_engine(client: EngineClient, figures: EngineFigures) -> None:
-    with suppress(OctavoError), anyio.move_on_after(ENGINE_ANSWER_TIMEOUT_S):  # its state, which is shown, says why
-        figures.saw(client.status(), await client.metrics())
+        """Updates the figures that are known without asking an engine."""
+        for figures in self.models.values():
+            figures.refresh()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from octavo.core.client import AnswerStream, EngineClient, EngineStatus, ModelInfo
-from octavo.engine.metrics import EngineMetrics
+from octavo.core.client import AnswerStream, EngineClient, ModelInfo
 from octavo.errors import NumericalError, OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
-from octavo.server.observability.metric_values import FINISHED_REASONS, CancelPhase, ModelStats
-from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.observability.metrics import FINISHED_REASONS, CancelPhase, ModelFigures, ServerMetrics
 from octavo.server.observability.tracing import RequestSpan
 
 
@@ -23,24 +21,22 @@ class ObservedClient:
 
     def __init__(self, client: EngineClient, metrics: ServerMetrics, model_name: str) -> None:
         self._client = client
-        self._metrics = metrics
+        self._tracer = metrics.tracer
         self._model_name = model_name
-        self._stats = metrics.served(model_name, client)
+        self._figures = metrics.models.setdefault(model_name, ModelFigures())
+        self._figures.serve(client)
+        self.status = client.status
+        self.wait_ready = client.wait_ready
+        self.metrics = client.metrics
 
     @property
     def info(self) -> ModelInfo:
         return self._client.info
 
-    def status(self) -> EngineStatus:
-        return self._client.status()
-
-    async def wait_ready(self) -> None:
-        await self._client.wait_ready()
-
     async def generate(self, request: GenerationRequest) -> AnswerStream:
-        tracer, is_answered = self._metrics.tracer, request.params.is_answered
-        span = tracer.begin(self._model_name, request) if tracer is not None and is_answered else None
-        answer = ObservedStream(self._stats, span, is_answered=is_answered)
+        is_answered = request.params.is_answered
+        span = self._tracer.begin(self._model_name, request) if self._tracer is not None and is_answered else None
+        answer = ObservedStream(self._figures, span, is_answered=is_answered)
         try:
             answer.stream = await self._client.generate(request)
         except BaseException as error:
@@ -51,11 +47,9 @@ class ObservedClient:
             raise
         return answer
 
-    async def metrics(self) -> EngineMetrics:
-        return await self._client.metrics()
-
     async def close(self) -> None:
-        self._metrics.ended(self._model_name, self._client)
+        if self._figures.client is self._client:  # else another one has taken over
+            self._figures.serve(None)
         await self._client.close()
 
 
@@ -64,9 +58,9 @@ class ObservedStream:
 
     stream: AnswerStream
 
-    def __init__(self, stats: ModelStats, span: RequestSpan | None, *, is_answered: bool) -> None:
+    def __init__(self, figures: ModelFigures, span: RequestSpan | None, *, is_answered: bool) -> None:
         """is_answered: False for a text to embed, which counts as running only while the engine has it."""
-        self._stats = stats
+        self._figures = figures
         self._span = span
         self._is_answered = is_answered
         self._reasons: dict[int, str] = {}  # by choice
@@ -86,8 +80,8 @@ class ObservedStream:
             output = await self.stream.__anext__()
         except OctavoError as error:
             if self._is_answered and not self._has_ended:
-                self._stats.finished["error"] += 1
-                self._stats.num_corrupted += isinstance(error, NumericalError)
+                self._figures.finished["error"] += 1
+                self._figures.num_corrupted += isinstance(error, NumericalError)
             self.end(type(error).__name__)
             raise
         if isinstance(output, RequestOutput):
@@ -104,27 +98,24 @@ class ObservedStream:
     def count_cancelled(self) -> None:
         """Counts a cancellation: the client disconnected, the request was cancelled, or its time limit expired."""
         if self._is_answered and not self._has_ended:
-            self._stats.cancelled[self._phase] += 1
-            self._stats.finished["abort"] += 1
+            self._figures.cancelled[self._phase] += 1
+            self._figures.finished["abort"] += 1
 
     def end(self, error: str | None = None) -> None:
         """Ends the counting. error: the reason why the answer is incomplete. May be called twice."""
-        if self._has_ended:
-            return
-        self._has_ended = True
-        if self._span is not None:
+        if not self._has_ended and self._span is not None:
             self._span.end(self._metrics, [self._reasons[index] for index in sorted(self._reasons)], error)
+        self._has_ended = True
 
     def _count(self, output: RequestOutput) -> None:
-        stats, metrics = self._stats, output.metrics
-        self._metrics = metrics
+        figures, self._metrics = self._figures, output.metrics
         num_new = sum(len(choice.token_ids) for choice in output.outputs)
         if num_new and self._phase == "prefill":
             self._phase = "decode"
-            stats.num_prompt_tokens += metrics.num_prompt_tokens
-            stats.num_cached_tokens += metrics.num_cached_tokens
-        stats.num_generated_tokens += num_new
+            figures.num_prompt_tokens += self._metrics.num_prompt_tokens
+            figures.num_cached_tokens += self._metrics.num_cached_tokens
+        figures.num_generated_tokens += num_new
         self._reasons |= {choice.index: choice.finish_reason for choice in output.outputs if choice.finish_reason}
         if output.finished and not self._has_ended:
             for reason in self._reasons.values():
-                stats.finished[reason if reason in FINISHED_REASONS else "stop"] += 1
+                figures.finished[reason if reason in FINISHED_REASONS else "stop"] += 1

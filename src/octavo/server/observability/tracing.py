@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -32,18 +33,14 @@ _NS = 1_000_000_000
 _http_request: ContextVar[Scope | None] = ContextVar("http_request", default=None)
 
 
-class TraceContext:
-    """ASGI middleware that stores the caller's trace context for the spans of a request."""
+def trace_context(app: ASGIApp) -> ASGIApp:
+    """ASGI middleware that stores the caller's trace context for the spans of a request, which is a task of its own."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+    async def call(scope: Scope, receive: Receive, send: Send) -> None:
+        _http_request.set(scope)
+        await app(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        token = _http_request.set(scope)
-        try:
-            await self._app(scope, receive, send)
-        finally:
-            _http_request.reset(token)
+    return call
 
 
 def start_tracer(endpoint: str | None) -> RequestTracer | None:
@@ -89,7 +86,8 @@ class RequestTracer:
         from opentelemetry.trace import SpanKind
 
         http_request = _http_request.get() or {"headers": (), "state": {}}  # empty without a server
-        route = str(getattr(http_request["state"].get("access"), "route", None) or "")
+        access = http_request["state"].get("access")
+        route = str(getattr(access, "route", None) or "")
         operation = "chat" if route in _CHAT_ROUTES else "text_completion"
         params = request.params.sampling
         attributes: dict[str, str | int | float] = {
@@ -106,7 +104,7 @@ class RequestTracer:
             attributes["gen_ai.request.max_tokens"] = params.max_tokens
         if route:
             attributes["http.route"] = route
-            attributes["octavo.request_id"] = http_request["state"]["request_id"]
+            attributes["octavo.request_id"] = access.request_id
         start_ns = time.time_ns()
         span = self._tracer.start_span(
             f"{operation} {model_name}",
@@ -122,20 +120,19 @@ class RequestTracer:
         await anyio.to_thread.run_sync(self._provider.shutdown)
 
 
+@dataclass(frozen=True, slots=True)
 class RequestSpan:
     """The span of a running request."""
 
-    def __init__(self, tracer: Tracer, span: Span, start_ns: int) -> None:
-        self._tracer = tracer
-        self._span = span
-        self._start_ns = start_ns
+    tracer: Tracer
+    span: Span
+    start_ns: int
 
     def end(self, metrics: RequestMetrics, finish_reasons: Sequence[str], error: str | None = None) -> None:
         """Ends the span. metrics: the latest known. error: reason of an incomplete answer."""
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
 
-        now_ns = time.time_ns()
-        span = self._span
+        now_ns, span = time.time_ns(), self.span
         span.set_attribute("gen_ai.usage.input_tokens", metrics.num_prompt_tokens)
         span.set_attribute("gen_ai.usage.output_tokens", metrics.num_generated_tokens)
         span.set_attribute("gen_ai.usage.cache_read.input_tokens", metrics.num_cached_tokens)
@@ -143,11 +140,11 @@ class RequestSpan:
             span.set_attribute("gen_ai.response.finish_reasons", list(finish_reasons))
         if metrics.time_to_first_token_s is not None:
             span.set_attribute("gen_ai.latency.time_to_first_token", metrics.time_to_first_token_s)
-            prefill_ns = self._start_ns + round(metrics.queue_s * _NS)
+            prefill_ns = self.start_ns + round(metrics.queue_s * _NS)
             decode_ns = prefill_ns + round(metrics.prefill_s * _NS)
-            times = (self._start_ns, prefill_ns, decode_ns, now_ns)
+            times = (self.start_ns, prefill_ns, decode_ns, now_ns)
             for name, (begin_ns, end_ns) in zip(("queue", "prefill", "decode"), pairwise(times), strict=True):
-                phase = self._tracer.start_span(name, context=set_span_in_context(span), start_time=begin_ns)
+                phase = self.tracer.start_span(name, context=set_span_in_context(span), start_time=begin_ns)
                 phase.end(end_time=max(begin_ns, end_ns))
         if error is not None:
             span.set_attribute("error.type", error)

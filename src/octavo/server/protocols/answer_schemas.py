@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter
 
-from octavo.server.http.openapi import ERRORS
+from octavo.server.errors import STATUSES
 
 Schema: TypeAlias = "dict[str, Any]"
 
@@ -151,6 +151,9 @@ INFO = _schema(
     | _counts("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens", "max_total_tokens")
 )
 
+_CLOSED = {"additionalProperties": False}
+_ERROR = _schema({**_texts("message", "type"), "param": str | None, "code": str | None}) | _CLOSED
+OPENAI_ERROR = {"type": "object", "required": ["error"], "properties": {"error": _ERROR}} | _CLOSED
 ANTHROPIC_ERROR = _schema({"type": "error", "error": _texts("type", "message"), "request_id?": str})
 TGI_ERROR = _schema({"error": str, "error_type": ("validation", "overloaded", "generation")})
 
@@ -167,6 +170,6 @@ def streamed_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
 
 
 def errors(schema: Schema) -> dict[int | str, dict[str, Any]]:
-    """The OpenAPI responses of a route whose errors all have this schema."""
+    """The OpenAPI responses of a route whose errors all have this schema, by status."""
     content = {"application/json": {"schema": schema}}
-    return {int(status): {"description": text, "content": content} for status, text in ERRORS.items()}
+    return {status: {"description": text, "content": content} for status, text in STATUSES.items()}

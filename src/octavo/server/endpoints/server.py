@@ -1,7 +1,4 @@
-"""`/dashboard/data`: the figures of the dashboard, without a question to an engine.
-
-All counters are totals. The page takes the difference of two answers, so the server keeps no history.
-"""
+"""The server about itself: `/version`, `/metrics` for Prometheus, and `/dashboard/data` for its own page."""
 
 from __future__ import annotations
 
@@ -9,28 +6,49 @@ import time
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.responses import JSONResponse, Response
 
 from octavo import __version__
 from octavo.engine.metrics import Histogram
-from octavo.server.models.model_manager import ModelStatus
-from octavo.server.observability.metric_values import EngineFigures, ModelStats
+from octavo.server.models.model_manager import ModelEntry
+from octavo.server.observability.exposition import export
+from octavo.server.observability.metrics import ModelFigures
 from octavo.server.state import state_of
 
-router = APIRouter(include_in_schema=False)
+router = APIRouter(tags=["server"])
 
 
-@router.get("/dashboard/data")
+class Version(BaseModel):
+    version: str
+
+
+@router.get("/version")
+async def get_version() -> Version:
+    """The version of the server."""
+    return Version(version=__version__)
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+async def get_metrics(request: Request) -> Response:
+    """All metrics, in OpenMetrics's format if the Accept header names it and in Prometheus's own otherwise."""
+    metrics = state_of(request).metrics
+    await metrics.refresh()
+    body, content_type = export(metrics, request.headers.get("accept", ""))
+    return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
+
+
+@router.get("/dashboard/data", include_in_schema=False)
 async def get_dashboard_data(request: Request) -> JSONResponse:
-    """The figures of the dashboard."""
+    """The figures of the dashboard, without a question to an engine.
+
+    All counters are totals. The page takes the difference of two answers, so the server keeps no history.
+    """
     state = state_of(request)
     metrics = state.metrics
     metrics.refresh_statuses()
     now = time.monotonic()
-    models = [
-        _model(status, metrics.models.get(status.name, ModelStats()), metrics.engines.get(status.name, EngineFigures()))
-        for status in state.models.statuses()
-    ]
+    models = [_model(entry, metrics.models.get(entry.name, ModelFigures())) for entry in state.models.entries]
     data = {
         "version": __version__,
         "time_s": now,  # of a clock that only runs forward
@@ -42,7 +60,7 @@ async def get_dashboard_data(request: Request) -> JSONResponse:
     return JSONResponse(data)
 
 
-def _model(model: ModelStatus, stats: ModelStats, figures: EngineFigures) -> dict[str, Any]:
+def _model(model: ModelEntry, figures: ModelFigures) -> dict[str, Any]:
     """`state` is that of the engine if it is loaded, else that of the model."""
     status, info = figures.status, model.info
     return {
@@ -57,11 +75,11 @@ def _model(model: ModelStatus, stats: ModelStats, figures: EngineFigures) -> dic
         "num_cache_tokens": info.num_cache_tokens if info is not None else 0,
         "num_restarts": figures.num_restarts,
         "resident_bytes": figures.resident_bytes,
-        "num_prompt_tokens": stats.num_prompt_tokens,
-        "num_cached_tokens": stats.num_cached_tokens,
-        "num_generated_tokens": stats.num_generated_tokens,
-        "finished": stats.finished,
-        "cancelled": stats.cancelled,
+        "num_prompt_tokens": figures.num_prompt_tokens,
+        "num_cached_tokens": figures.num_cached_tokens,
+        "num_generated_tokens": figures.num_generated_tokens,
+        "finished": figures.finished,
+        "cancelled": figures.cancelled,
         "time_to_first_token": _histogram(figures.totals.time_to_first_token_s),
         "inter_token_latency": _histogram(figures.totals.inter_token_s),
         "e2e_latency": _histogram(figures.totals.e2e_s),

@@ -1,0 +1,197 @@
+"""The exposition: every metric's name, meaning and labels in one table (Prometheus text format, OpenMetrics).
+
+Names, labels and units are those of vLLM if it has the same metric, so that its dashboards and autoscalers work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
+from typing import TypeAlias
+
+from prometheus_client import Metric, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.registry import Collector
+
+from octavo.core.client import EngineState, ModelInfo
+from octavo.engine.metrics import EngineMetrics, Histogram
+from octavo.server.observability.metrics import (
+    CANCEL_PHASES,
+    FINISHED_REASONS,
+    REJECTED_REASONS,
+    ModelFigures,
+    ServerMetrics,
+)
+
+_NO_ESCAPING = "allow-utf-8"
+_PROCESS = ProcessCollector(registry=None)
+_MODEL_LABELS = ("model_name", "engine")
+_ENGINE = "0"  # vLLM numbers the replicas of a model; there is one here
+
+_Models: TypeAlias = Mapping[str, ModelFigures]
+_Values: TypeAlias = Mapping[tuple[str, ...], float]
+# Name, meaning, labels, and the value; or with labels, the values by those labels.
+_Row: TypeAlias = tuple[str, str, tuple[str, ...], Callable[[ModelFigures], float | _Values]]
+
+
+def _by(names: Sequence[str], counts: Mapping[str, int]) -> _Values:
+    return {(name,): counts[name] for name in names}
+
+
+def _kv_usage(figures: ModelFigures) -> float:
+    return figures.current.num_used_blocks / max(figures.current.num_blocks, 1)
+
+
+def _cache_layout(info: ModelInfo) -> tuple[str, ...]:
+    sizes = (info.block_size, info.num_blocks, info.kv_dtype, info.kv_bytes_per_token)
+    return tuple(map(str, (*sizes, info.max_model_len, info.max_num_seqs)))
+
+
+_COUNTERS: tuple[_Row, ...] = (
+    ("prompt_tokens", "Prompt tokens of requests that got their first token.", (), lambda f: f.num_prompt_tokens),
+    ("prompt_tokens_cached", "Of these, tokens found in the prefix cache.", (), lambda f: f.num_cached_tokens),
+    ("generation_tokens", "Generated tokens.", (), lambda f: f.num_generated_tokens),
+    ("prefix_cache_queries", "Tokens looked up in the prefix cache.", (), lambda f: f.num_prompt_tokens),
+    ("prefix_cache_hits", "Tokens found in the prefix cache.", (), lambda f: f.num_cached_tokens),
+    ("corrupted_requests", "Requests that ended because of a NaN or infinity.", (), lambda f: f.num_corrupted),
+    (
+        "prompt_tokens_by_source",
+        "Prompt tokens by where they came from: computed, or in the cache of the same engine.",
+        ("source",),
+        lambda f: {
+            ("local_compute",): f.num_prompt_tokens - f.num_cached_tokens,
+            ("local_cache_hit",): f.num_cached_tokens,
+            ("external_kv_transfer",): 0,
+        },
+    ),
+    ("request_success", "Finished choices.", ("finished_reason",), lambda f: _by(FINISHED_REASONS, f.finished)),
+    ("requests_cancelled", "Requests that were cancelled.", ("phase",), lambda f: _by(CANCEL_PHASES, f.cancelled)),
+    ("num_preemptions", "Sequences that gave their KV blocks to others.", (), lambda f: f.totals.num_preemptions_total),
+    ("kv_block_evictions", "Cached KV blocks that were overwritten.", (), lambda f: f.totals.num_evictions_total),
+    ("engine_steps", "Steps of the engine.", (), lambda f: f.totals.num_steps_total),
+    ("engine_restarts", "Times that the engine's process was started again.", (), lambda f: f.num_restarts),
+)
+# Of loaded models.
+_GAUGES: tuple[_Row, ...] = (
+    ("kv_cache_usage_perc", "KV cache blocks in use, 0 to 1.", (), _kv_usage),
+    ("gpu_cache_usage_perc", "The older name of kv_cache_usage_perc, for dashboards that use it.", (), _kv_usage),
+    (
+        "engine_load_progress",
+        "How much of the model is loaded, 0 to 1.",
+        (),
+        lambda f: f.status.load_progress if f.status is not None else 0.0,
+    ),
+    ("num_requests_running", "Sequences and texts to embed that are being computed.", (), lambda f: f.num_running),
+    ("num_requests_waiting", "Sequences and texts to embed that wait for a place.", (), lambda f: f.num_waiting),
+    (
+        "num_requests_waiting_by_reason",
+        "Why sequences wait; only a lack of seats or blocks makes them wait here.",
+        ("reason",),
+        lambda f: {("capacity",): f.num_waiting, ("deferred",): 0},
+    ),
+    ("engine_resident_memory_bytes", "Physical memory of the engine's process.", (), lambda f: f.resident_bytes),
+    ("grammar_cache_bytes", "Memory of compiled grammars.", (), lambda f: f.current.grammar_cache_bytes),
+    (
+        "engine_state",
+        "1 for the state that the engine is in.",
+        ("state",),
+        lambda f: {(state.value,): f.status is not None and f.status.state is state for state in EngineState},
+    ),
+    (
+        "cache_config_info",
+        "Always 1; the labels say the KV cache's layout.",
+        ("block_size", "num_gpu_blocks", "cache_dtype", "kv_bytes_per_token", "max_model_len", "max_num_seqs"),
+        lambda f: {_cache_layout(f.info): 1} if f.info is not None else {},
+    ),
+)
+_HISTOGRAMS: tuple[tuple[str, str, Callable[[EngineMetrics], Histogram]], ...] = (
+    ("time_to_first_token_seconds", "From the request to its first token.", lambda m: m.time_to_first_token_s),
+    ("inter_token_latency_seconds", "Between two tokens of one choice.", lambda m: m.inter_token_s),
+    (
+        "time_per_output_token_seconds",
+        "The older name of inter_token_latency_seconds, for dashboards that use it.",
+        lambda m: m.inter_token_s,
+    ),
+    (
+        "request_time_per_output_token_seconds",
+        "A request's mean time per token after the first.",
+        lambda m: m.time_per_output_token_s,
+    ),
+    ("e2e_request_latency_seconds", "From the request to its last token.", lambda m: m.e2e_s),
+    ("request_queue_time_seconds", "Waiting for the engine to begin.", lambda m: m.queue_s),
+    ("request_prefill_time_seconds", "Computing the prompt.", lambda m: m.prefill_s),
+    ("request_decode_time_seconds", "From the first token to the last.", lambda m: m.decode_s),
+    ("request_inference_time_seconds", "Prefill and decode together.", lambda m: m.inference_s),
+    ("request_prompt_tokens", "Prompt tokens of a finished request.", lambda m: m.prompt_tokens),
+    (
+        "request_prefill_kv_computed_tokens",
+        "Prompt tokens of a finished request that were not in the prefix cache.",
+        lambda m: m.computed_tokens,
+    ),
+    ("request_num_preemptions", "Times that a finished request gave its KV blocks to others.", lambda m: m.preemptions),
+    ("request_generation_tokens", "Generated tokens of a finished request, all choices.", lambda m: m.generated_tokens),
+    ("request_max_num_generation_tokens", "Tokens of a request's longest choice.", lambda m: m.longest_choice),
+    ("request_params_n", "The parameter n.", lambda m: m.params_n),
+    ("request_params_max_tokens", "The parameter max_tokens.", lambda m: m.params_max_tokens),
+    ("iteration_tokens_total", "Tokens computed in one step of the engine.", lambda m: m.batched_tokens),
+)
+
+
+def export(metrics: ServerMetrics, accept: str) -> tuple[bytes, str]:
+    """(body, content type) of the format that fits the Accept header: OpenMetrics or Prometheus's own text."""
+    # Our names are valid; the escaping of these libraries would replace the colon of the prefix.
+    if "application/openmetrics-text" in accept:
+        body: bytes = openmetrics.generate_latest(_Exposition(metrics), escaping=_NO_ESCAPING)  # type: ignore[no-untyped-call]
+        return body, openmetrics.CONTENT_TYPE_LATEST
+    return generate_latest(_Exposition(metrics), escaping=_NO_ESCAPING), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Exposition(Collector):
+    """All metrics of a server and its process, one family after the other."""
+
+    def __init__(self, metrics: ServerMetrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterator[Metric]:
+        prefix, models = self._metrics.prefix, self._metrics.models
+        loaded = {name: figures for name, figures in models.items() if figures.status is not None}
+        yield from _families(CounterMetricFamily, prefix, _COUNTERS, models)
+        yield from _families(GaugeMetricFamily, prefix, _GAUGES, loaded)
+        for name, meaning, of_metrics in _HISTOGRAMS:
+            histograms = HistogramMetricFamily(f"{prefix}:{name}", meaning, labels=_MODEL_LABELS)
+            for model_name, figures in models.items():
+                seen = of_metrics(figures.totals)
+                histograms.add_metric([model_name, _ENGINE], _buckets(seen), seen.total)
+            yield histograms
+        meaning = "Requests answered with an error instead of a result."
+        rejections = CounterMetricFamily(f"{prefix}:requests_rejected", meaning, labels=["reason"])
+        for reason in REJECTED_REASONS:
+            rejections.add_metric([reason], self._metrics.rejected[reason])
+        yield rejections
+        labels = ["route", "method", "status"]
+        responses = CounterMetricFamily(f"{prefix}:http_requests", "HTTP responses by route template.", labels=labels)
+        for values, count in self._metrics.http.items():
+            responses.add_metric([str(value) for value in values], count)
+        yield responses
+        yield from _PROCESS.collect()
+
+
+def _families(
+    kind: type[CounterMetricFamily | GaugeMetricFamily], prefix: str, rows: Sequence[_Row], models: _Models
+) -> Iterator[Metric]:
+    """One family a row, with the values of each model by its name."""
+    for name, meaning, labels, values_of in rows:
+        family = kind(f"{prefix}:{name}", meaning, labels=[*_MODEL_LABELS, *labels])
+        for model_name, figures in models.items():
+            values = values_of(figures)
+            for own, value in values.items() if isinstance(values, Mapping) else [((), values)]:
+                family.add_metric([model_name, _ENGINE, *own], value)
+        yield family
+
+
+def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
+    """The cumulative counts by their upper bounds, for the exposition."""
+    uppers = [*(repr(float(bound)) for bound in histogram.bounds), "+Inf"]
+    return [(upper, float(total)) for upper, total in zip(uppers, accumulate(histogram.counts), strict=True)]
