@@ -45,10 +45,7 @@ async def live(request: Request) -> HealthStatus:
 
 @router.get("/health/ready")
 async def ready(request: Request) -> HealthStatus:
-    """200 if a request that names no model would be served now.
-
-    503 while the server loads, drains, is full or has lost its engine.
-    """
+    """200 if a request would be served now; 503 while the server loads, drains, is full or has lost its engine."""
     state = state_of(request)
     if state.admission.is_draining:
         raise _problem("draining", "the server is shutting down", "server_shutting_down", 5)
