@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,14 @@ def greedy_rows(num_rows: int) -> SamplingRows:
     for name in ("target", "num_logprobs"):
         rows[name] = -1
     return rows
+
+
+def token_mask(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.uint32]:
+    """A mask [ceil(vocab_size / 32)] that allows these tokens; bit i of word w is token 32 w + i."""
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[list(token_ids)] = 1
+    mask: NDArray[np.uint32] = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+    return mask
 
 
 @dataclass(slots=True)

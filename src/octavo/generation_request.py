@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from octavo.errors import UsageError
-from octavo.sampling_params import MAX_CACHE_SALT_CHARS, BeamSearchParams, RequestOutputKind, SamplingParams
+from octavo.sampling_params import (
+    MAX_CACHE_SALT_CHARS,
+    BeamSearchParams,
+    RequestOutputKind,
+    SamplingParams,
+    check_fields,
+)
 
 Pooling: TypeAlias = Literal["mean", "last"]
 
@@ -53,8 +58,7 @@ class RequestOptions:
     cache_salt: str = field(default="", metadata={"min_length": 1, "max_length": MAX_CACHE_SALT_CHARS})
 
     def __post_init__(self) -> None:
-        _check_priority(self.priority)
-        _check_cache_salt(self.cache_salt)
+        check_fields(self)
 
     @classmethod
     def take(cls, given: dict[str, Any]) -> RequestOptions:
@@ -75,33 +79,3 @@ class GenerationRequest:
     prompt: str | None = None
     options: RequestOptions = field(default_factory=RequestOptions)
     is_measured: bool = True
-
-
-def _check_priority(priority: object) -> None:
-    if isinstance(priority, bool) or not isinstance(priority, int):
-        code = "invalid_type"
-    elif -(2**31) <= priority < 2**31:
-        return
-    else:
-        code = "integer_above_max_value" if priority > 0 else "integer_below_min_value"
-    shown = "too large to show" if isinstance(priority, int) and priority.bit_length() > 256 else repr(priority)
-    raise UsageError(
-        f"priority is {shown:.80}; it must be a 32-bit integer; lower runs first", param="priority", code=code
-    )
-
-
-def _check_cache_salt(salt: object) -> None:
-    if not isinstance(salt, str):
-        raise UsageError(f"cache_salt must be a string, not {salt!r:.80}", param="cache_salt", code="invalid_type")
-    if len(salt) > MAX_CACHE_SALT_CHARS:
-        raise UsageError(
-            f"cache_salt has {len(salt)} characters; at most {MAX_CACHE_SALT_CHARS} are allowed",
-            param="cache_salt",
-            code="string_above_max_length",
-        )
-    if any("\ud800" <= char <= "\udfff" for char in salt):
-        raise UsageError(
-            f"cache_salt holds half of a surrogate pair, which is not a character: {salt!r:.80}",
-            param="cache_salt",
-            code="invalid_encoding",
-        )

@@ -15,10 +15,10 @@ import enum
 import json
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
 from octavo.errors import UsageError
 
@@ -37,13 +37,22 @@ GREEDY_TEMPERATURE = 1e-5
 
 _INT32_MAX = 2**31 - 1
 
-T = TypeVar("T")
+
+def limited(default: Any, **limits: float) -> Any:
+    """A field that `check_fields` checks. limits: in pydantic's words: ge, gt, le; min_length and max_length."""
+    return field(default=default, metadata=limits)
 
 
-def _bounded(default: T, **bounds: float) -> T:
-    """A number's default, and its bounds in the words of JSON Schema: for its check, and for requests that have it."""
-    bounded: T = field(default=default, metadata=bounds)
-    return bounded
+def check_fields(params: Any, prefix: str = "") -> None:
+    """Checks the booleans and the limited fields of a dataclass; numbers become Python's, and lists become tuples.
+
+    Raises UsageError with the field's name, after prefix, and its code: one word for what is wrong.
+    """
+    for item in fields(params):
+        kind, value = str(item.type), getattr(params, item.name)
+        check = _CHECKS.get(kind.removesuffix(" | None")) if item.metadata or kind == "bool" else None
+        if check is not None and (value is not None or not kind.endswith(" | None")):
+            object.__setattr__(params, item.name, check(prefix + item.name, value, **item.metadata))
 
 
 class RequestOutputKind(enum.Enum):
@@ -65,29 +74,21 @@ class StructuredOutputsParams:
     """
 
     json: str | Mapping[str, object] | None = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
+    regex: str | None = limited(None, max_length=MAX_REGEX_CHARS)
+    choice: Sequence[str] | None = limited(None, min_length=1, max_length=MAX_LIST_ITEMS)
+    grammar: str | None = limited(None, max_length=MAX_GRAMMAR_CHARS)
     json_object: bool = False
 
     def __post_init__(self) -> None:
-        _boolean("structured_outputs.json_object", self.json_object)
-        given = [name for name in ("json", "regex", "choice", "grammar") if getattr(self, name) is not None]
-        given += ["json_object"] * self.json_object
+        check_fields(self, "structured_outputs.")
+        given = [item.name for item in fields(self) if getattr(self, item.name) not in (None, False)]
         if len(given) != 1:
             named = " and ".join(given) if given else "none"
             raise _refusal("structured_outputs", f"takes exactly one constraint, not {named}", "invalid_value")
         if self.json is not None:
             object.__setattr__(self, "json", _schema_text(self.json))
-        if self.choice is not None:
-            choices = _strings("structured_outputs.choice", self.choice, MAX_LIST_ITEMS)
-            if not choices:
-                raise _refusal("structured_outputs.choice", "is empty, so no answer could be given", "empty_array")
-            object.__setattr__(self, "choice", choices)
-        for name, limit in (("regex", MAX_REGEX_CHARS), ("grammar", MAX_GRAMMAR_CHARS)):
-            source = getattr(self, name)
-            if source is not None and not _string(f"structured_outputs.{name}", source, limit):
-                raise _refusal(f"structured_outputs.{name}", "is empty", "invalid_grammar")
+        if "" in (self.regex, self.grammar):
+            raise _refusal(f"structured_outputs.{given[0]}", "is empty", "invalid_grammar")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,27 +111,27 @@ class SamplingParams:
     detokenize: False leaves `text` empty. skip_special_tokens: special tokens do not appear in `text`.
     """
 
-    n: int = _bounded(1, minimum=1, maximum=MAX_CHOICES)
-    temperature: float = _bounded(1.0, minimum=0, maximum=2)
-    top_p: float = _bounded(1.0, exclusiveMinimum=0, maximum=1)
-    top_k: int = _bounded(0, minimum=-1)
-    min_p: float = _bounded(0.0, minimum=0, maximum=1)
-    typical_p: float = _bounded(1.0, exclusiveMinimum=0, maximum=1)
-    repetition_penalty: float = _bounded(1.0, exclusiveMinimum=0, maximum=10)
-    presence_penalty: float = _bounded(0.0, minimum=-2, maximum=2)
-    frequency_penalty: float = _bounded(0.0, minimum=-2, maximum=2)
-    logit_bias: Mapping[int, float] | None = None
-    allowed_token_ids: Sequence[int] | None = None
-    bad_words: Sequence[str] = ()
-    seed: int | None = _bounded(None, minimum=-(2**63), maximum=2**64 - 1)
-    stop: str | Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
+    n: int = limited(1, ge=1, le=MAX_CHOICES)
+    temperature: float = limited(1.0, ge=0, le=2)
+    top_p: float = limited(1.0, gt=0, le=1)
+    top_k: int = limited(0, ge=-1)
+    min_p: float = limited(0.0, ge=0, le=1)
+    typical_p: float = limited(1.0, gt=0, le=1)
+    repetition_penalty: float = limited(1.0, gt=0, le=10)
+    presence_penalty: float = limited(0.0, ge=-2, le=2)
+    frequency_penalty: float = limited(0.0, ge=-2, le=2)
+    logit_bias: Mapping[int, float] | None = limited(None, max_length=MAX_LOGIT_BIAS)
+    allowed_token_ids: Sequence[int] | None = limited(None, min_length=1)
+    bad_words: Sequence[str] = limited((), max_length=MAX_LIST_ITEMS)
+    seed: int | None = limited(None, ge=-(2**63), le=2**64 - 1)
+    stop: str | Sequence[str] = limited((), max_length=MAX_STOP_STRINGS)
+    stop_token_ids: Sequence[int] = limited((), max_length=MAX_LIST_ITEMS)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
-    min_tokens: int = _bounded(0, minimum=0, maximum=_INT32_MAX)
-    max_tokens: int | None = _bounded(16, minimum=1, maximum=_INT32_MAX)
-    logprobs: int | None = _bounded(None, minimum=0, maximum=MAX_LOGPROBS)
-    prompt_logprobs: int | None = _bounded(None, minimum=0, maximum=MAX_LOGPROBS)
+    min_tokens: int = limited(0, ge=0, le=_INT32_MAX)
+    max_tokens: int | None = limited(16, ge=1, le=_INT32_MAX)
+    logprobs: int | None = limited(None, ge=0, le=MAX_LOGPROBS)
+    prompt_logprobs: int | None = limited(None, ge=0, le=MAX_LOGPROBS)
     detokenize: bool = True
     skip_special_tokens: bool = True
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
@@ -140,50 +141,19 @@ class SamplingParams:
     num_seats: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _check_fields(self)
-        self._check_tokens()
-        self._check_strings()
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop or ())
+        object.__setattr__(self, "bad_words", self.bad_words or ())
+        check_fields(self)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _refusal(
-                "min_tokens",
-                f"is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it",
-                "integer_above_max_value",
-            )
-        if not isinstance(self.output_kind, RequestOutputKind):
-            raise _refusal("output_kind", f"must be a RequestOutputKind, not {self.output_kind!r}", "invalid_type")
-        outputs = self.structured_outputs
-        if outputs is not None and not isinstance(outputs, StructuredOutputsParams):
-            raise _refusal(
-                "structured_outputs", f"must be a StructuredOutputsParams, not {outputs!r:.80}", "invalid_type"
-            )
-
-    def _check_tokens(self) -> None:
-        if self.logit_bias is not None:
-            self._set("logit_bias", _logit_bias(self.logit_bias))
-        if self.allowed_token_ids is not None:
-            ids = _token_ids("allowed_token_ids", self.allowed_token_ids, limit=None)
-            if not ids:
-                raise _refusal(
-                    "allowed_token_ids",
-                    "is empty, so no token could be chosen; leave it out to allow all",
-                    "empty_array",
-                )
-            self._set("allowed_token_ids", ids)
-        self._set("stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids, MAX_LIST_ITEMS))
-
-    def _check_strings(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self._set("stop", _strings("stop", () if stop is None else stop, MAX_STOP_STRINGS))
-        if isinstance(self.bad_words, str):
-            raise _refusal("bad_words", f"must be a list of strings, not the string {self.bad_words!r}", "invalid_type")
-        self._set("bad_words", _strings("bad_words", self.bad_words or (), MAX_LIST_ITEMS))
+            problem = f"is {self.min_tokens}, more than max_tokens {self.max_tokens}; lower it"
+            raise _refusal("min_tokens", problem, "integer_above_max_value")
         if self.stop and not self.detokenize:
-            raise _refusal(
-                "stop", "needs text to look at: leave detokenize=True, or use stop_token_ids", "invalid_value"
-            )
-
-    def _set(self, name: str, value: object) -> None:
-        object.__setattr__(self, name, value)
+            problem = "needs text to look at: leave detokenize=True, or use stop_token_ids"
+            raise _refusal("stop", problem, "invalid_value")
+        for name, kind in (("output_kind", RequestOutputKind), ("structured_outputs", StructuredOutputsParams)):
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or name == "output_kind"):
+                raise _refusal(name, f"must be a {kind.__name__}, not {value!r:.80}", "invalid_type")
 
     @property
     def num_choices(self) -> int:
@@ -229,9 +199,9 @@ class BeamSearchParams:
     n: number of finished sequences to return; None: all beam_width.
     """
 
-    beam_width: int = field(metadata={"minimum": 1, "maximum": MAX_CHOICES})
-    max_tokens: int = _bounded(16, minimum=1, maximum=_INT32_MAX)
-    length_penalty: float = _bounded(1.0, minimum=-10, maximum=10)
+    beam_width: int = field(metadata={"ge": 1, "le": MAX_CHOICES})
+    max_tokens: int = limited(16, ge=1, le=_INT32_MAX)
+    length_penalty: float = limited(1.0, ge=-10, le=10)
     early_stopping: bool | Literal["never"] = False
     ignore_eos: bool = False
     n: int | None = None
@@ -243,11 +213,11 @@ class BeamSearchParams:
     prompt_logprobs: ClassVar[None] = None
 
     def __post_init__(self) -> None:
-        _check_fields(self)
+        check_fields(self)
         if self.early_stopping != "never":
             _boolean("early_stopping", self.early_stopping)
         if self.n is not None:
-            object.__setattr__(self, "n", _integer("n", self.n, 1, self.beam_width))
+            object.__setattr__(self, "n", _integer("n", self.n, ge=1, le=self.beam_width))
 
     @property
     def num_choices(self) -> int:
@@ -285,7 +255,7 @@ def _schema_text(schema: object) -> str:
     if len(schema) > MAX_SCHEMA_CHARS:
         limit = f"has {len(schema)} characters; at most {MAX_SCHEMA_CHARS} are allowed"
         raise _refusal(name, limit, "invalid_json_schema")
-    return _string(name, schema, MAX_SCHEMA_CHARS)
+    return _string(name, schema, max_length=MAX_SCHEMA_CHARS)
 
 
 def _refusal(name: str, problem: str, code: str) -> UsageError:
@@ -293,27 +263,18 @@ def _refusal(name: str, problem: str, code: str) -> UsageError:
     return UsageError(f"{name} {problem}", param=name.partition("[")[0], code=code)
 
 
-def _check_fields(params: SamplingParams | BeamSearchParams) -> None:
-    """Checks the flags and the numbers that have bounds, and stores integers as int and all other numbers as float."""
-    for item in fields(params):
-        name, value, bounds, kind = item.name, getattr(params, item.name), item.metadata, str(item.type)
-        if kind == "bool":
-            _boolean(name, value)
-        elif bounds and not (value is None and "None" in kind):
-            above = "exclusiveMinimum" in bounds
-            low, high = bounds["exclusiveMinimum" if above else "minimum"], bounds.get("maximum", math.inf)
-            number = _number(name, value, low, high, above) if kind == "float" else _integer(name, value, low, high)
-            object.__setattr__(params, name, number)
-
-
-def _integer(name: str, value: object, low: int, high: float) -> int:
+def _integral(name: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise _refusal(name, f"must be an integer, not {value!r:.80}", "invalid_type")
-    number = int(value)
-    if number < low:
-        raise _refusal(name, f"is {_shown(number)}; the smallest value is {low}", "integer_below_min_value")
-    if number > high:
-        raise _refusal(name, f"is {_shown(number)}; the largest value is {high}", "integer_above_max_value")
+    return int(value)
+
+
+def _integer(name: str, value: object, *, ge: int, le: int | None = None) -> int:
+    number = _integral(name, value)
+    if number < ge:
+        raise _refusal(name, f"is {_shown(number)}; the smallest value is {ge}", "integer_below_min_value")
+    if le is not None and number > le:
+        raise _refusal(name, f"is {_shown(number)}; the largest value is {le}", "integer_above_max_value")
     return number
 
 
@@ -323,8 +284,7 @@ def _shown(number: int) -> str:
     return str(number) if bits <= 256 else f"a number of {bits} bits"
 
 
-def _number(name: str, value: object, low: float, high: float, above: bool = False) -> float:
-    """The value as a float within [low, high], or within (low, high] if `above`."""
+def _number(name: str, value: object, *, le: float, ge: float = -math.inf, gt: float = -math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise _refusal(name, f"must be a number, not {value!r:.80}", "invalid_type")
     try:
@@ -333,75 +293,82 @@ def _number(name: str, value: object, low: float, high: float, above: bool = Fal
         number = math.inf
     if not math.isfinite(number):
         raise _refusal(name, f"is {number}; it must be a finite number", "invalid_value")
-    if number < low or number > high or (above and number == low):
-        interval = f"above {low:g}" if above else f"at least {low:g}"
-        code = "decimal_above_max_value" if number > high else "decimal_below_min_value"
-        raise _refusal(name, f"is {number:g}; it must be {interval} and at most {high:g}", code)
+    if number > le or number < ge or number <= gt:
+        interval = f"at least {ge:g}" if gt == -math.inf else f"above {gt:g}"
+        code = "decimal_above_max_value" if number > le else "decimal_below_min_value"
+        raise _refusal(name, f"is {number:g}; it must be {interval} and at most {le:g}", code)
     return number
 
 
-def _boolean(name: str, value: object) -> None:
+def _boolean(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise _refusal(name, f"must be True or False, not {value!r:.80}", "invalid_type")
+    return value
 
 
-def _items(name: str, values: object, limit: int | None) -> list[object]:
+def _items(name: str, values: object, min_length: int = 0, max_length: int | None = None) -> list[object]:
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise _refusal(name, f"must be a list, not {values!r:.80}", "invalid_type")
     items = list(values)
-    if limit is not None and len(items) > limit:
-        raise _refusal(name, f"has {len(items)} items; at most {limit} are allowed", "array_above_max_length")
+    if len(items) < min_length:
+        raise _refusal(name, "is empty, which would leave no answer; leave it out to allow all", "empty_array")
+    if max_length is not None and len(items) > max_length:
+        raise _refusal(name, f"has {len(items)} items; at most {max_length} are allowed", "array_above_max_length")
     return items
 
 
-def _token_ids(name: str, values: object, limit: int | None) -> tuple[int, ...]:
-    return tuple(_token_id(f"{name}[{i}]", item) for i, item in enumerate(_items(name, values, limit)))
+def _token_ids(name: str, values: object, **lengths: int) -> tuple[int, ...]:
+    return tuple(_token_id(f"{name}[{i}]", item) for i, item in enumerate(_items(name, values, **lengths)))
 
 
 def _token_id(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _refusal(name, f"must be an integer, not {value!r:.80}", "invalid_type")
-    number = int(value)
+    number = _integral(name, value)
     if not 0 <= number <= _INT32_MAX:
         raise _refusal(name, f"is {_shown(number)}, which is not a token id of any model", "token_out_of_range")
     return number
 
 
-def _string(name: str, value: object, limit: int) -> str:
+def _string(name: str, value: object, *, max_length: int, min_length: int = 0) -> str:  # noqa: ARG001
+    """A string; an empty one stands for none."""
     if not isinstance(value, str):
         raise _refusal(name, f"must be a string, not {value!r:.80}", "invalid_type")
-    if len(value) > limit:
-        raise _refusal(name, f"has {len(value)} characters; at most {limit} are allowed", "string_above_max_length")
+    if len(value) > max_length:
+        problem = f"has {len(value)} characters; at most {max_length} are allowed"
+        raise _refusal(name, problem, "string_above_max_length")
     if any("\ud800" <= char <= "\udfff" for char in value):
-        raise _refusal(
-            name, f"holds half of a surrogate pair, which is not a character: {value!r:.80}", "invalid_encoding"
-        )
+        problem = f"holds half of a surrogate pair, which is not a character: {value!r:.80}"
+        raise _refusal(name, problem, "invalid_encoding")
     return value
 
 
-def _strings(name: str, values: object, limit: int) -> tuple[str, ...]:
+def _strings(name: str, values: object, **lengths: int) -> tuple[str, ...]:
     strings = []
-    for i, item in enumerate(_items(name, values, limit)):
-        text = _string(f"{name}[{i}]", item, MAX_STRING_CHARS)
-        if not text:
+    for i, item in enumerate(_items(name, values, **lengths)):
+        strings.append(_string(f"{name}[{i}]", item, max_length=MAX_STRING_CHARS))
+        if not item:
             raise _refusal(f"{name}[{i}]", "is empty, which would match everywhere; leave it out", "invalid_value")
-        strings.append(text)
     return tuple(strings)
 
 
-def _logit_bias(bias: object) -> dict[int, float]:
+def _logit_bias(name: str, bias: object, *, max_length: int) -> dict[int, float]:
     if not isinstance(bias, Mapping):
-        raise _refusal("logit_bias", f"must map token ids to numbers, not {bias!r:.80}", "invalid_type")
-    if len(bias) > MAX_LOGIT_BIAS:
-        raise _refusal(
-            "logit_bias", f"has {len(bias)} entries; at most {MAX_LOGIT_BIAS} are allowed", "array_above_max_length"
-        )
-    wrong = [key for key in bias if isinstance(key, bool) or not isinstance(key, numbers.Integral)]
-    if wrong:
-        names = ", ".join(f"{key!r:.80}" for key in wrong)
-        raise _refusal("logit_bias", f"keys must be token ids, not {names}", "invalid_type")
-    beyond = [int(key) for key in bias if not 0 <= key <= _INT32_MAX]
-    if beyond:
-        names = ", ".join(_shown(key) for key in beyond)
-        raise _refusal("logit_bias", f"keys must be token ids, not {names}", "token_out_of_range")
-    return {int(key): _number(f"logit_bias[{key}]", value, -100.0, 100.0) for key, value in bias.items()}
+        raise _refusal(name, f"must map token ids to numbers, not {bias!r:.80}", "invalid_type")
+    if len(bias) > max_length:
+        raise _refusal(name, f"has {len(bias)} entries; at most {max_length} are allowed", "array_above_max_length")
+    return {
+        _token_id(f"{name}[key]", key): _number(f"{name}[{key}]", value, ge=-100.0, le=100.0)
+        for key, value in bias.items()
+    }
+
+
+# By the type of a field, without None.
+_CHECKS: dict[str, Callable[..., object]] = {
+    "bool": _boolean,
+    "int": _integer,
+    "float": _number,
+    "str": _string,
+    "Sequence[int]": _token_ids,
+    "Sequence[str]": _strings,
+    "str | Sequence[str]": _strings,
+    "Mapping[int, float]": _logit_bias,
+}

@@ -10,13 +10,14 @@ import torch
 from transformers import PreTrainedModel
 
 from octavo.backends import ExecutorLimits, reference
-from octavo.engine.beam_search import BeamSearch, Candidate
+from octavo.batch import StepOutput
 from octavo.engine.engine import Engine, EngineLimits
-from octavo.engine.request import FinishReason
+from octavo.engine.request import FinishReason, RowUse, Sequence, SequenceGroup
 from octavo.outputs import RequestOutput
 from octavo.quantization.packed import DenseWeight
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from tests.support.fake_executor import FakeTokenizer, create_request, fake_engine
+from tests.support.integrity import check_integrity
 from tests.support.tiny_models import tiny_graph, tiny_model
 
 EOS_ID = 2
@@ -43,7 +44,7 @@ def search(engine: Engine, prompt: list[int], params: BeamSearchParams) -> Reque
     engine.add_request(create_request(engine, "beams", prompt, params))
     while engine.has_work:
         outputs = engine.step()
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     (output,) = outputs
     assert isinstance(output, RequestOutput)
     return output
@@ -152,7 +153,7 @@ def test_preempted_beams_go_on_where_they_were() -> None:
     while engine.has_work:
         for output in engine.step():
             found = output if output.request_id == "beams" else found
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     assert request.num_preemptions == 1
     assert isinstance(found, RequestOutput)
     assert found.outputs == expected.outputs
@@ -164,7 +165,7 @@ def test_an_aborted_search_gives_everything_back() -> None:
     for _ in range(4):
         engine.step()
     output = engine.abort("beams")
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     assert output is not None
     assert [(choice.index, choice.finish_reason) for choice in output.outputs] == [(0, "abort"), (1, "abort")]
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
@@ -177,12 +178,42 @@ def test_beams_of_the_text_have_no_end_token_in_it() -> None:
     assert choice.text == "".join(f"t{token}" for token in choice.token_ids if token != EOS_ID)
 
 
+class FinishNotes:
+    """A scheduler that only notes what a search tells it."""
+
+    def __init__(self) -> None:
+        self.beams: list[Sequence] = []
+        self.is_finished = False
+
+    def replace_members(self, group: SequenceGroup, members: list[tuple[Sequence, Sequence]]) -> None:
+        self.beams = [child for _, child in members]
+        group.adopt(self.beams)
+
+    def finish(self, group: SequenceGroup) -> None:  # noqa: ARG002
+        self.is_finished = True
+
+
+def advance(group: SequenceGroup, scheduler: FinishNotes, *tops: dict[int, float]) -> None:
+    """One step: the most likely tokens after each beam, with their log-probabilities."""
+    (consumer,), beams = group.consumers, group.members
+    ids = np.array([list(top) for top in tops], np.int32)
+    logprobs = np.array([list(top.values()) for top in tops], np.float32)
+    none = np.zeros(len(tops), np.float32)
+    output = StepOutput(ids[:, 0], none, ids[:, 0], ids, logprobs)
+    uses = [(RowUse(consumer, beam, 0, 1), row) for row, beam in enumerate(beams)]
+    assert consumer.consume(uses, output, scheduler) == len(beams)  # type: ignore[arg-type]
+
+
 def test_the_best_candidates_go_on_and_finished_ones_do_not() -> None:
-    state = BeamSearch(BeamSearchParams(beam_width=2, max_tokens=5), 5, frozenset({0}))
-    running = state.advance([[]], [Candidate(0, 0, -0.1), Candidate(0, 7, -1.0), Candidate(0, 8, -2.0)])
-    assert [candidate.token_id for candidate in running] == [7, 8]
-    assert [hypothesis.output_token_ids for hypothesis in state.hypotheses] == [[0]]
-    assert state.hypotheses[0].finish_reason is FinishReason.STOP
-    assert not state.is_finished
-    state.advance([[7], [8]], [Candidate(0, 0, -1.2), Candidate(0, 9, -9.0), Candidate(1, 5, -9.5)])
-    assert state.is_finished  # two are finished, and -9 / 2 cannot win
+    engine = fake_engine()
+    request = create_request(engine, "r", [5, 6], BeamSearchParams(beam_width=2, max_tokens=5))
+    (group,), notes = request.groups, FinishNotes()
+    end = min(request.eos_token_ids)
+    advance(group, notes, {end: -0.1, 7: -1.0, 8: -2.0})
+    assert [beam.output_token_ids for beam in notes.beams] == [[7], [8]]
+    assert not notes.is_finished
+    advance(group, notes, {end: -0.2, 9: -8.0, 10: -8.5}, {11: -7.5, 12: -8.0, 13: -9.0})
+    assert notes.is_finished  # two are finished, and -9 / 2 cannot win
+    assert [result.output_token_ids for result in request.sequences] == [[end], [7, end]]
+    assert [result.index for result in request.sequences] == [0, 1]
+    assert {result.finish_reason for result in request.sequences} == {FinishReason.STOP}

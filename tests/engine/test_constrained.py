@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.constrained import GrammarCompiler, _Cache
+from octavo.engine.constrained import GrammarCompiler, GrammarSource, _Cache, make_source
 from octavo.engine.engine import Engine, EngineLimits, RequestFailure
-from octavo.engine.grammar_source import GrammarSource, make_source
 from octavo.errors import UsageError
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support import fake_executor
 from tests.support.fake_executor import FakeExecutor, FakeTokenizer, create_request, fake_logits
+from tests.support.integrity import check_integrity
 
 NUM_TOKENS, NUM_COLUMNS = 259, 263
 SCHEMA = {
@@ -68,7 +68,7 @@ def run_all(engine: Engine) -> dict[str, RequestOutput | RequestFailure]:
     seen: dict[str, RequestOutput | RequestFailure] = {}
     while engine.has_work:
         seen.update({item.request_id: item for item in engine.step()})
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     return seen
 
 
@@ -300,7 +300,7 @@ def test_large_and_odd_grammars_are_accepted(compiler: GrammarCompiler, field: s
     if isinstance(source, dict) and "$defs" in source:
         source = {**source, "$ref": "#/$defs/a0"}
     start = time.process_time()
-    state = compiler.compile(StructuredOutputsParams(**{field: source})).start()
+    state = compiler.compile(StructuredOutputsParams(**{field: source})).copy()
     assert time.process_time() - start < 4
     assert not state.is_complete
     assert state.error is None
@@ -338,15 +338,15 @@ def test_a_grammar_is_compiled_once() -> None:
     first = compiler.compile(params)
     size = compiler.cached_bytes
     assert size > 0
-    assert compiler.compile(StructuredOutputsParams(json=json.dumps(SCHEMA)))._matcher is first._matcher
-    assert compiler.compile(StructuredOutputsParams(json={**SCHEMA, "title": "x"}))._matcher is not first._matcher
+    assert compiler.compile(StructuredOutputsParams(json=json.dumps(SCHEMA))).matcher is first.matcher
+    assert compiler.compile(StructuredOutputsParams(json={**SCHEMA, "title": "x"})).matcher is not first.matcher
     assert compiler.cached_bytes > size
 
 
 def test_the_cache_keeps_the_last_used_within_its_bytes() -> None:
     cache = _Cache(5 * 2**17)
     sources = [GrammarSource("regex", f"a{i}") for i in range(50)]
-    matcher = GrammarCompiler(TOKENIZER, NUM_COLUMNS).compile(StructuredOutputsParams(regex="a"))._matcher
+    matcher = GrammarCompiler(TOKENIZER, NUM_COLUMNS).compile(StructuredOutputsParams(regex="a")).matcher
     for source in sources:
         cache.put(source, matcher)
         cache.get(sources[0])

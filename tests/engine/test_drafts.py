@@ -11,6 +11,7 @@ from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
+from tests.support.integrity import check_integrity
 
 PROMPT = [5, 6, 7, 8, 9, 10]
 PARAMS = SamplingParams(max_tokens=40, ignore_eos=True, seed=4, frequency_penalty=1.0, logprobs=2, bad_words=["a"])
@@ -26,7 +27,7 @@ def answer(engine: Engine, drafts: list[int] | None = None, seed: int = 0, param
         for output in engine.step():
             assert isinstance(output, RequestOutput)
             last = output if output.request_id == "r" else last
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     assert last is not None
     return last.outputs[0]
 

@@ -25,6 +25,7 @@ from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, StructuredOutputsParams
 from tests.support.drafting import DraftingSampler
 from tests.support.fake_executor import FakeExecutor, create_request, fake_engine
+from tests.support.integrity import check_integrity
 
 MAX_MODEL_LEN = 40
 Spec = tuple[tuple[int, ...], str, int, int, int]  # prompt, kind, width or n, max_tokens, seed
@@ -180,18 +181,18 @@ class EngineMachine(RuleBasedStateMachine):
                 assert output.finished
                 self.check(output)
                 had_news = True
-            self.engine.scheduler.check_integrity()
+            check_integrity(self.engine.scheduler)
             assert self.executor.num_steps > before or had_news or not self.specs, "nothing moves"
 
     def round(self) -> list[Output]:
         if not self.executor.is_deferred:
             return self.engine.step()
         self.engine.start()
-        self.engine.scheduler.check_integrity()
+        check_integrity(self.engine.scheduler)
         outputs = self.engine.publish()
-        self.engine.scheduler.check_integrity()
+        check_integrity(self.engine.scheduler)
         self.engine.prepare()
-        self.engine.scheduler.check_integrity()
+        check_integrity(self.engine.scheduler)
         self.engine.finish()
         return outputs
 
@@ -210,7 +211,7 @@ class EngineMachine(RuleBasedStateMachine):
     @invariant()
     def blocks_are_whole(self) -> None:
         if hasattr(self, "engine"):
-            self.engine.scheduler.check_integrity()
+            check_integrity(self.engine.scheduler)
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):

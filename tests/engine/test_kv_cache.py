@@ -6,6 +6,7 @@ from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.request import Request, Sequence
 from octavo.graph.cache import KVCache, cache_layout
 from octavo.sampling_params import SamplingParams
+from tests.support.integrity import check_pool
 
 
 def sequence(token_ids: list[int]) -> Sequence:
@@ -15,10 +16,7 @@ def sequence(token_ids: list[int]) -> Sequence:
 
 def compute(cache: KVCacheManager, one: Sequence, num_tokens: int) -> list[tuple[int, int]]:
     copies = cache.append(one, num_tokens)
-    before = one.num_computed_tokens
-    one.num_computed_tokens += num_tokens
-    cache.register_full_blocks(one, before)
-    cache.free_passed_blocks(one)
+    cache.mark_computed(one, one.num_computed_tokens + num_tokens)
     return copies
 
 
@@ -110,11 +108,11 @@ def windowed(num_blocks: int, *windows: int | None, max_step_tokens: int = 4) ->
 
 def held(one: Sequence) -> list[list[int]]:
     """Positions of the blocks that a sequence holds in each group."""
-    return [list(range(table.num_passed, table.num_entries)) for table in one.block_tables]
+    return [list(range(table.num_passed, len(table.block_ids))) for table in one.block_tables]
 
 
 def check_integrity(cache: KVCacheManager, *sequences: Sequence) -> None:
-    cache.pool.check_integrity(table.held for one in sequences for table in one.block_tables)
+    check_pool(cache.pool, (table.held for one in sequences for table in one.block_tables))
 
 
 def test_blocks_that_have_left_a_window_are_given_back() -> None:
@@ -142,9 +140,7 @@ def test_a_sequence_holds_no_more_than_is_promised() -> None:
                 assert cache.num_blocks_to_append([one], [count]) <= missing
                 cache.append(one, count)
                 most = max(most, one.num_held_blocks)
-                one.num_computed_tokens += count
-                cache.register_full_blocks(one, one.num_computed_tokens - count)
-                cache.free_passed_blocks(one)
+                cache.mark_computed(one, one.num_computed_tokens + count)
             assert most <= cache.max_blocks(60)
             assert most >= cache.max_blocks(60) - 2, (window, chunk)
 
@@ -212,7 +208,7 @@ def test_refused_drafts_give_blocks_of_all_groups_back() -> None:
     one = sequence(list(range(12)))
     compute(cache, one, 7)
     cache.append(one, 6)
-    assert [table.num_entries for table in one.block_tables] == [4, 4]
+    assert [len(table.block_ids) for table in one.block_tables] == [4, 4]
     cache.truncate(one)
-    assert [table.num_entries for table in one.block_tables] == [2, 2]
+    assert [len(table.block_ids) for table in one.block_tables] == [2, 2]
     check_integrity(cache, one)

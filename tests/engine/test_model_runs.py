@@ -12,6 +12,7 @@ from octavo.graph.passes import optimize
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.support.fake_executor import FakeTokenizer, create_request
+from tests.support.integrity import check_integrity
 from tests.support.tiny_models import tiny_graph, tiny_model
 
 VOCAB_SIZE = 96
@@ -44,7 +45,7 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
         for output in engine.step():
             assert isinstance(output, RequestOutput)
             found[output.request_id] = output
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     return [[choice.token_ids for choice in found[str(i)].outputs] for i in range(len(prompts))]
 
 
@@ -69,7 +70,7 @@ def test_answers_do_not_depend_on_batch_chunks_or_room(temperature: float) -> No
     assert answers(tiny_engine("llama", max_num_batched_tokens=8), PROMPTS, params) == alone
     cramped = tiny_engine("llama", num_blocks=16, max_num_batched_tokens=8, max_num_seqs=6)
     assert answers(cramped, PROMPTS[::-1], params) == alone[::-1]
-    assert cramped.scheduler.num_preemptions > 0
+    assert cramped.metrics.num_preemptions_total > 0
 
 
 def windowed_engine(name: str, num_blocks: int, *, max_num_seqs: int = 8) -> Engine:
@@ -94,8 +95,8 @@ def test_blocks_that_left_a_window_are_used_again_and_no_answer_changes(name: st
     assert longest < whole
     cramped = windowed_engine(name, longest + 4)
     assert answers(cramped, prompts, params) == alone
-    assert cramped.scheduler.num_preemptions + cramped.scheduler.kv_cache.pool.num_evictions > 0
+    assert cramped.metrics.num_preemptions_total + cramped.scheduler.kv_cache.pool.num_evictions > 0
     roomy = windowed_engine(name, 400)
     for _ in range(2):  # the second time most of each prompt comes from the cache
         assert answers(roomy, prompts, params) == alone
-    assert roomy.scheduler.num_prefix_hits > sum(map(len, prompts))
+    assert roomy.metrics.num_prefix_hits_total > sum(map(len, prompts))

@@ -10,6 +10,7 @@ from octavo.engine.engine import Engine, Output, RequestFailure
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.support.fake_executor import EOS_ID, FakeExecutor, create_request, fake_engine
+from tests.support.integrity import check_integrity
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 
@@ -31,7 +32,7 @@ def turn(engine: Engine) -> list[Output]:
     outputs = engine.publish()
     engine.prepare()
     engine.finish()
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     return outputs
 
 

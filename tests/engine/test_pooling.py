@@ -20,6 +20,7 @@ from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
 from tests.support import tiny_models
 from tests.support.fake_executor import FakeTokenizer, create_request
+from tests.support.integrity import check_integrity
 
 VOCAB = 96
 PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enumerate([5, 40, 1, 17, 90, 33])]
@@ -41,7 +42,7 @@ def embed(engine: Engine, prompts: list[list[int]], pooling: Pooling) -> list[Fl
         for item in engine.step():
             if isinstance(item, PoolingOutput):
                 vectors[item.request_id] = item.vector
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
     return [vectors[f"e{i}"] for i in range(len(prompts))]
 

@@ -10,6 +10,7 @@ from octavo.engine.schedule import Schedule
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from tests.support.fake_executor import create_request, fake_engine
+from tests.support.integrity import check_integrity
 
 
 def add(engine: Engine, name: str, num_tokens: int, *, priority: int = 0, max_tokens: int = 8, n: int = 1) -> Request:
@@ -39,7 +40,7 @@ def step(engine: Engine) -> dict[str, int]:
     engine.scheduler.schedule = schedule  # type: ignore[method-assign]
     engine.step()
     engine.scheduler.schedule = original  # type: ignore[method-assign]
-    engine.scheduler.check_integrity()
+    check_integrity(engine.scheduler)
     return seen
 
 
@@ -163,9 +164,9 @@ def test_aborting_everywhere_gives_all_blocks_back() -> None:
         output = engine.abort(name)
         assert output is not None
         assert {choice.finish_reason for choice in output.outputs} == {"abort"}
-        engine.scheduler.check_integrity()
+        check_integrity(engine.scheduler)
     assert engine.abort("a") is None
-    assert not engine.scheduler.has_work
+    assert not engine.has_work
     assert engine.scheduler.kv_cache.pool.num_used_blocks == 0
 
 

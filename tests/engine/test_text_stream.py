@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.engine.text_stream import TextStream
+from octavo.engine.publisher import TextStream
 from octavo.sampling_params import SamplingParams
 from tests.support.fake_executor import VOCAB_SIZE, FakeTokenizer
 

@@ -53,7 +53,7 @@ class Compiled:
         return self.start_grammar(tool_formats()[format_name].grammar(tools, parallel, {}))
 
     def start_grammar(self, grammar: str) -> Any:
-        return self._compiler.compile(StructuredOutputsParams(grammar=grammar)).start().matcher
+        return self._compiler.compile(StructuredOutputsParams(grammar=grammar)).copy().matcher
 
     def accepts(self, format_name: str, tools: list[Tool], text: str, parallel: bool = False) -> bool:
         return self.is_whole(self.start(format_name, tools, parallel), text)

@@ -85,7 +85,7 @@ def compiler_of(tokenizer: Tokenizer) -> GrammarCompiler:
 def matcher_of(tokenizer: Tokenizer, params: object) -> Any:
     assert isinstance(params, SamplingParams)
     assert params.structured_outputs is not None
-    return compiler_of(tokenizer).compile(params.structured_outputs).start().matcher
+    return compiler_of(tokenizer).compile(params.structured_outputs).copy().matcher
 
 
 def allowed_ids(matcher: Any) -> NDArray[np.intp]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,22 @@ def check_arrays(batch: Batch | SamplingBatch) -> None:
             check_arrays(array)
 
 
-class DeferredStep:
-    """A `PendingStep` that is computed when somebody waits for it: as late as a step in flight may be."""
+class FakeStep:
+    """A `PendingStep` that is computed when it is submitted, or as late as a step in flight may be."""
 
-    def __init__(self, compute: Callable[[], StepOutput]) -> None:
-        self._compute = compute
+    def __init__(self, executor: FakeExecutor, batch: Batch) -> None:
+        assert executor.num_in_flight < executor.max_in_flight, "a step is submitted before another one has ended"
+        executor.num_in_flight += 1
+        self._executor = executor
+        self._batch = batch
+        self._step = None if executor.is_deferred else self._run()
 
     def wait(self) -> StepOutput:
-        return self._compute()
+        self._executor.num_in_flight -= 1
+        return (self._step or self._run()).wait()
+
+    def _run(self) -> FinishedStep:
+        return FinishedStep(lambda: self._executor.compute(self._batch))
 
 
 class FakeExecutor:
@@ -67,6 +75,7 @@ class FakeExecutor:
         self.block_size = 0
         self.num_steps = 0
         self.num_tokens = 0
+        self.num_in_flight = 0
         self.fails_at_step: int | None = None
         self.is_closed = False
         self.is_deferred = False
@@ -81,9 +90,7 @@ class FakeExecutor:
         self.slots = np.full(num_blocks * block_size, -1, np.int64)
 
     def submit(self, batch: Batch) -> PendingStep:
-        return (
-            DeferredStep(lambda: self.compute(batch)) if self.is_deferred else FinishedStep(lambda: self.compute(batch))
-        )
+        return FakeStep(self, batch)
 
     def compute(self, batch: Batch) -> StepOutput:
         self.num_steps += 1

@@ -57,7 +57,7 @@ def plan(*, model: str, ctx: int | None, users: int, kv_dtype: str, as_json: boo
     MODEL is a path, a hub id or a short name.
     The exit code is 3 if the context given by --ctx does not fit or, without --ctx, if no context fits.
     """
-    from octavo.engine.sizes import free_memory
+    from octavo.engine.load import free_memory
     from octavo.loader.checkpoint import open_checkpoint
 
     with closing(open_checkpoint(find_model(model))) as checkpoint:
@@ -85,7 +85,7 @@ def memory_needs(
 
     config: options of the engine; max_num_seqs is raised to `users`.
     """
-    from octavo.engine.sizes import growth_notes, model_sizes
+    from octavo.engine.load import growth_notes, model_sizes
     from octavo.graph.cost import graph_cost
     from octavo.graph.ops import StepSizes
 

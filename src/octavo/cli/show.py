@@ -77,7 +77,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
 def _warnings(checkpoint: Checkpoint) -> list[str]:
     """Weights that take more memory than in the file, or the reason why the model cannot be loaded."""
     from octavo.config import EngineConfig
-    from octavo.engine.sizes import growth_notes, model_sizes
+    from octavo.engine.load import growth_notes, model_sizes
 
     try:
         return growth_notes(model_sizes(checkpoint, EngineConfig(), checkpoint.config.max_position_embeddings))

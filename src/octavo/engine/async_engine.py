@@ -39,14 +39,9 @@ class AsyncEngine:
         self._aborted: deque[str] = deque()
         self._sinks: dict[str, Sink] = {}  # only the engine's thread touches it
         self._is_closing = False
-        self._failure: OctavoError | None = None
+        self.failure: OctavoError | None = None  # why the thread has ended; None while it runs
         self._thread = threading.Thread(target=self._run, name="octavo-engine", daemon=True)
         self._thread.start()
-
-    @property
-    def failure(self) -> OctavoError | None:
-        """The exception that ended the engine's thread; None while it runs."""
-        return self._failure
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Queues a request from `Engine.create_request`. `sink` gets its outputs; the last one is finished.
@@ -54,7 +49,10 @@ class AsyncEngine:
         Raises EngineDeadError if the engine has failed or was closed.
         """
         with self._wake:
-            self._check_alive()
+            if self.failure is not None:
+                raise EngineDeadError(f"the engine has stopped: {self.failure}") from self.failure
+            if self._is_closing:
+                raise EngineDeadError("the engine is closed; make a new LLM")
             self._added.append((request, sink))
             self._wake.notify()
 
@@ -72,12 +70,6 @@ class AsyncEngine:
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _check_alive(self) -> None:
-        if self._failure is not None:
-            raise EngineDeadError(f"the engine has stopped: {self._failure}") from self._failure
-        if self._is_closing:
-            raise EngineDeadError("the engine is closed; make a new LLM")
-
     # --- the engine's thread ---
 
     def _run(self) -> None:
@@ -94,7 +86,7 @@ class AsyncEngine:
             failure = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")
             failure.__cause__ = error
         with self._wake:
-            self._failure = failure
+            self.failure = failure
             sinks = [*self._sinks.values(), *(sink for _, sink in self._added)]
             self._sinks.clear()
             self._added.clear()

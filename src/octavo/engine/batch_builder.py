@@ -1,20 +1,24 @@
-"""Turns a schedule into the arrays of `Batch`, with as little Python per token as possible."""
+"""Turns a schedule into the arrays of `Batch`, with as little Python per token as possible.
+
+`SamplingState` follows the tokens of one sequence, `BatchBuilder` gathers the arrays of a step.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch
+from octavo.batch import SAMPLING_ROW, Batch, Float32, Int32, SamplingBatch, token_mask
 from octavo.engine.request import RowKind, Sequence
-from octavo.engine.sampling_state import SamplingState
 from octavo.engine.schedule import Schedule, ScheduledSequence
 
 if TYPE_CHECKING:
     from octavo.engine.constrained import GrammarState
+    from octavo.engine.engine import EngineLimits
 
 _Values = TypeVar("_Values", Int32, Float32)
 
@@ -28,21 +32,98 @@ class _Rows(NamedTuple):
     num_drafts: list[int]
 
 
+class SamplingState:
+    """The sampling state of a running sequence, for the batch builder at each step.
+
+    It is a function of the sequence's tokens, which it follows by itself; after a preemption it is created again.
+    """
+
+    def __init__(self, sequence: Sequence, vocab_size: int) -> None:
+        request = sequence.request
+        self._sequence = sequence
+        self._vocab_size = vocab_size
+        self._params = request.params.sampling
+        self.has_penalties = self._params.has_penalties
+        self._static_bias = dict(self._params.logit_bias or {})
+        self.has_bias = bool(self._static_bias or request.bad_words_ids or self._params.min_tokens)
+        allowed = self._params.allowed_token_ids
+        self.allowed_mask = None if allowed is None else token_mask(allowed, vocab_size)
+        self.has_mask = self.allowed_mask is not None or sequence.grammar is not None
+        self._num_seen = 0
+        self._position: dict[int, int] = {}  # token id -> its place in the two arrays
+        self._seen_ids = np.zeros(64, np.int32)
+        self._seen_counts = np.zeros(64, np.int32)
+
+    def fill_row(self, row: np.void) -> None:
+        """Writes the constant parameters of the sequence into its row, an element of SAMPLING_ROW."""
+        params, sequence, vocab_size = self._params, self._sequence, self._vocab_size
+        row["temperature"] = 0.0 if params.is_greedy else params.temperature
+        row["top_k"] = min(max(params.top_k, 0), vocab_size)
+        row["top_p"] = params.top_p
+        row["min_p"] = params.min_p
+        row["typical_p"] = params.typical_p
+        row["repetition_penalty"] = params.repetition_penalty
+        row["presence_penalty"] = params.presence_penalty
+        row["frequency_penalty"] = params.frequency_penalty
+        row["seed"] = sequence.seed
+        row["target"] = -1
+        row["num_logprobs"] = min(sequence.group.consumers[-1].num_logprobs(sequence.request), vocab_size)
+
+    def history(self, num_drafts: int = 0) -> tuple[Int32, Int32]:
+        """Distinct token ids so far, with the first num_drafts drafts, and the number of times each was generated."""
+        sequence = self._sequence
+        if num_drafts:
+            return self._with_drafts(sequence.draft_token_ids[:num_drafts])
+        num_prompt_tokens = sequence.request.num_prompt_tokens
+        for i, token_id in enumerate(sequence.token_ids[self._num_seen :], self._num_seen):
+            position = self._position.setdefault(token_id, len(self._position))
+            if position == len(self._seen_ids):
+                self._seen_ids = np.concatenate([self._seen_ids, np.zeros_like(self._seen_ids)])
+                self._seen_counts = np.concatenate([self._seen_counts, np.zeros_like(self._seen_counts)])
+            self._seen_ids[position] = token_id
+            self._seen_counts[position] += i >= num_prompt_tokens
+        self._num_seen = len(sequence.token_ids)
+        return self._seen_ids[: len(self._position)], self._seen_counts[: len(self._position)]
+
+    def _with_drafts(self, drafts: list[int]) -> tuple[Int32, Int32]:
+        """The history with drafts. It is not kept, because drafts may be refused."""
+        ids, counts = self.history()
+        new_ids = [token_id for token_id in dict.fromkeys(drafts) if token_id not in self._position]
+        counts = np.concatenate([counts, np.zeros(len(new_ids), np.int32)])
+        places = self._position | {token_id: len(ids) + i for i, token_id in enumerate(new_ids)}
+        for token_id in drafts:
+            counts[places[token_id]] += 1
+        return np.concatenate([ids, np.array(new_ids, np.int32)]), counts
+
+    def bias(self, num_drafts: int = 0) -> tuple[Int32, Float32]:
+        """Distinct token ids and the values added to their logits, for the token after the first num_drafts drafts."""
+        request, bias = self._sequence.request, dict(self._static_bias)
+        if self._sequence.num_output_tokens + num_drafts < self._params.min_tokens:
+            for token_id in (*request.eos_token_ids, *self._params.stop_token_ids):
+                bias[token_id] = -math.inf
+        if request.bad_words_ids:
+            output = self._sequence.output_token_ids + self._sequence.draft_token_ids[:num_drafts]
+            for word in request.bad_words_ids:
+                num_before = len(word) - 1
+                if num_before == 0 or tuple(output[-num_before:]) == word[:-1]:
+                    bias[word[-1]] = -math.inf
+        return np.array(list(bias), np.int32), np.array(list(bias.values()), np.float32)
+
+
 class BatchBuilder:
     """Keeps constant parameters in tables by `Sequence.row`, and gathers each step from them.
 
-    vocab_size: columns of the logits; it bounds masks and top_k.
+    num_rows: sequences that may run at once. num_groups: of layers, each with block tables of its own.
     """
 
-    def __init__(
-        self, max_num_seqs: int, max_blocks_per_seq: int, block_size: int, vocab_size: int, num_groups: int = 1
-    ) -> None:
-        self._block_size = block_size
-        self._vocab_size = vocab_size
-        self._block_tables = np.zeros((num_groups, max_num_seqs, max_blocks_per_seq), np.int32)
-        self._sampling_rows = np.zeros(max_num_seqs, SAMPLING_ROW)
-        self._owners: list[Sequence | None] = [None] * max_num_seqs
-        self._states: list[SamplingState | None] = [None] * max_num_seqs
+    def __init__(self, limits: EngineLimits, num_rows: int, num_groups: int) -> None:
+        self._block_size = limits.block_size
+        self._vocab_size = limits.vocab_size  # bounds masks and top_k
+        max_blocks = -(-limits.max_model_len // limits.block_size)
+        self._block_tables = np.zeros((num_groups, num_rows, max_blocks), np.int32)
+        self._sampling_rows = np.zeros(num_rows, SAMPLING_ROW)
+        self._owners: list[Sequence | None] = [None] * num_rows
+        self._states: list[SamplingState | None] = [None] * num_rows
         self._settled: tuple[list[Sequence], SamplingBatch] | None = None
 
     def build(self, step: Schedule) -> Batch:
@@ -94,7 +175,7 @@ class BatchBuilder:
         row, tables = sequence.row, sequence.block_tables
         if self._owners[row] is not sequence:
             self._adopt(sequence)
-        first, end = sequence.num_synced_blocks, tables[0].num_entries
+        first, end = sequence.num_synced_blocks, len(tables[0].block_ids)
         if first < end:
             for group, table in enumerate(tables):
                 self._block_tables[group, row, first:end] = table.block_ids[first:]
@@ -143,13 +224,9 @@ class BatchBuilder:
             settled["counter"] = rows.counters
             return replace(self._settled[1], rows=settled)
         sampling = self._gather_sampling(rows)
-        self._settled = (rows.sequences, sampling) if self._are_plain(rows.sequences) else None
+        are_plain = all(sequence.request.params.sampling.is_plain for sequence in rows.sequences)
+        self._settled = (rows.sequences, sampling) if are_plain else None
         return sampling
-
-    def _are_plain(self, sequences: list[Sequence]) -> bool:
-        """True if their sampling arrays change from step to step only in the number of tokens."""
-        states = (self._states[sequence.row] for sequence in sequences)
-        return not any(state is None or state.has_penalties or state.has_bias or state.has_mask for state in states)
 
     def _gather_sampling(self, wanted: _Rows) -> SamplingBatch:
         rows = self._sampling_rows[np.array([sequence.row for sequence in wanted.sequences], np.intp)]

@@ -5,36 +5,35 @@ The rules are those of transformers' beam search (`generate` with num_beams and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from octavo.engine.request import FinishReason
+from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowKind, RowUse, Sequence
 from octavo.sampling_params import BeamSearchParams
 
+if TYPE_CHECKING:
+    from octavo.batch import StepOutput
+    from octavo.engine.scheduler import Scheduler
 
-class Candidate(NamedTuple):
+
+class _Candidate(NamedTuple):
     """A beam and its next token."""
 
-    beam: int  # index of the parent among the running beams
+    parent: Sequence
     token_id: int
     cumulative_logprob: float
 
-
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """A finished sequence. score: cumulative log-probability / number of generated tokens ** length_penalty."""
-
-    score: float
-    output_token_ids: list[int]
-    cumulative_logprob: float
-    finish_reason: FinishReason
+    def sequence(self, index: int = 0) -> Sequence:
+        tokens = [*self.parent.token_ids, self.token_id]
+        return Sequence(self.parent.request, index, tokens, cumulative_logprob=self.cumulative_logprob)
 
 
-class BeamSearch:
-    """The state of one search, without the running beams themselves.
+class BeamSearch(RowConsumer):
+    """One search. The beams are the members of its group: the best candidates replace them at each step.
 
     max_output_tokens: max_tokens, or fewer if the context ends before. eos_token_ids: empty if ignore_eos.
     """
+
+    kind = RowKind.SAMPLE
 
     def __init__(self, params: BeamSearchParams, max_output_tokens: int, eos_token_ids: frozenset[int]) -> None:
         self._width = params.beam_width
@@ -42,47 +41,53 @@ class BeamSearch:
         self._early_stopping = params.early_stopping
         self._max_output_tokens = max_output_tokens
         self._eos_token_ids = eos_token_ids
-        self.hypotheses: list[Hypothesis] = []  # best first, at most beam_width
-        self.is_finished = False
+        # Score and tokens, best first, at most beam_width. The score is the log-probability / length ** length_penalty.
+        self._finished: list[tuple[float, Sequence]] = []
 
-    def advance(self, outputs: list[list[int]], candidates: list[Candidate]) -> list[Candidate]:
-        """One step: takes the candidates of all beams and returns the next beams, best first.
+    def num_logprobs(self, request: Request) -> int:  # noqa: ARG002
+        """The number of candidates per beam, enough to remain when those that end the text are removed."""
+        return self._width + len(self._eos_token_ids)
 
-        outputs: generated tokens of each beam so far, all of the same length.
-        candidates: the beam_width + (number of eos ids) most likely continuations of each beam, with the sum of
-        log-probabilities.
-        """
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
+        candidates = [
+            _Candidate(use.sequence, token_id, (use.sequence.cumulative_logprob or 0.0) + logprob)
+            for use, row in uses
+            for token_id, logprob in zip(output.top_ids[row].tolist(), output.top_logprobs[row].tolist(), strict=True)
+            if token_id >= 0
+        ]
         # Stable, so that equal scores keep the order of beam and likelihood.
-        ranked = sorted(candidates, key=lambda candidate: -candidate.cumulative_logprob)
-        length = len(outputs[0]) + 1
+        candidates.sort(key=lambda candidate: -candidate.cumulative_logprob)
+        first = uses[0][0].sequence
+        group, request, length = first.group, first.request, first.num_output_tokens + 1
         is_full_length = length >= self._max_output_tokens
-        for candidate in ranked[: self._width]:
+        for candidate in candidates[: self._width]:
             if candidate.token_id in self._eos_token_ids or is_full_length:
-                self._finish(candidate, outputs[candidate.beam])
-        running = [candidate for candidate in ranked if candidate.token_id not in self._eos_token_ids][: self._width]
+                self._finish(candidate, length)
+        running = [candidate for candidate in candidates if candidate.token_id not in self._eos_token_ids]
         if is_full_length or not running or self._cannot_improve(running[0].cumulative_logprob, length):
-            self.is_finished = True
-        return running
+            scheduler.finish(group)
+            request.sequences = [sequence for _, sequence in self._finished]
+            for index, sequence in enumerate(request.sequences):
+                sequence.index = index
+        else:
+            beams = enumerate(running[: self._width])
+            scheduler.replace_members(group, [(beam.parent, beam.sequence(index)) for index, beam in beams])
+        return len(uses)
 
-    def _finish(self, candidate: Candidate, output: list[int]) -> None:
-        length = len(output) + 1
-        ends_text = candidate.token_id in self._eos_token_ids
-        hypothesis = Hypothesis(
-            score=candidate.cumulative_logprob / length**self._length_penalty,
-            output_token_ids=[*output, candidate.token_id],
-            cumulative_logprob=candidate.cumulative_logprob,
-            finish_reason=FinishReason.STOP if ends_text else FinishReason.LENGTH,
-        )
-        ranked = sorted([*self.hypotheses, hypothesis], key=lambda other: -other.score)
-        self.hypotheses = ranked[: self._width]
+    def _finish(self, candidate: _Candidate, length: int) -> None:
+        sequence, ends_text = candidate.sequence(), candidate.token_id in self._eos_token_ids
+        sequence.finish_reason = FinishReason.STOP if ends_text else FinishReason.LENGTH
+        sequence.status = RequestStatus.FINISHED
+        self._finished.append((candidate.cumulative_logprob / length**self._length_penalty, sequence))
+        self._finished = sorted(self._finished, key=lambda other: -other[0])[: self._width]
 
     def _cannot_improve(self, best_running: float, length: int) -> bool:
-        """True if the search has all hypotheses and, by the rule of early_stopping, no running beam can enter them."""
-        if len(self.hypotheses) < self._width:
+        """True if the search has all answers and, by the rule of early_stopping, no running beam can enter them."""
+        if len(self._finished) < self._width:
             return False
         if self._early_stopping is True:
             return True
         if self._early_stopping == "never" and self._length_penalty > 0:
             length = self._max_output_tokens
         best_possible: float = best_running / length**self._length_penalty
-        return best_possible <= self.hypotheses[-1].score
+        return best_possible <= self._finished[-1][0]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Iterable
+from collections import OrderedDict
 
 
 class BlockPool:
@@ -85,20 +84,3 @@ class BlockPool:
         if block_id in self._evictable:
             del self._evictable[block_id]
             self._free.append(block_id)
-
-    def check_integrity(self, block_tables: Iterable[list[int]]) -> None:
-        """Raises AssertionError unless the counts are exactly those of `block_tables` and no block is lost."""
-        references = Counter(block_id for table in block_tables for block_id in table)
-        for block_id, count in enumerate(self._ref_counts):
-            if references[block_id] != count:
-                raise AssertionError(f"block {block_id} has {references[block_id]} owners but counts {count}")
-        unused = {block_id for block_id, count in enumerate(self._ref_counts) if count == 0}
-        listed = Counter(self._free) + Counter(self._evictable.keys())
-        if set(listed) != unused or max(listed.values(), default=1) > 1:
-            raise AssertionError(f"unused blocks {sorted(unused)} are listed as {sorted(listed.elements())}")
-        registered = {self._hashes[block_id]: block_id for block_id in range(self.num_blocks)}
-        registered.pop(None, None)
-        if registered != self._block_of_hash:
-            raise AssertionError("the hashes of blocks and the blocks of hashes differ")
-        if any(self._hashes[block_id] is not None for block_id in self._free):
-            raise AssertionError("a free block is registered")

@@ -8,21 +8,27 @@ with use: by half for ordinary schemas, and at most to the states of `_LIMITS`.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
+from octavo.batch import token_mask
 from octavo.engine.deep_stack import run_on_deep_stack
-from octavo.engine.grammar_source import GrammarSource, make_source
-from octavo.errors import OverloadedError
+from octavo.errors import OverloadedError, UsageError
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
 
 # A mask takes 15 ms at most by these, most compilations far less than a second; a lexer state takes about 2 KB.
 _LIMITS = LLParserLimits(
@@ -32,6 +38,17 @@ _TIMEOUT_S = 2.0
 _MAX_COMPILATIONS = 4  # at a time
 _CACHE_BYTES = 16 * 2**20  # about a hundred schemas
 _MAX_MASK_THREADS = 8
+
+# JSON with no more white space at a time than an indented document has; models that are given more run away in it.
+_JSON_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{1,8}", "lenient": False}
+_MAX_DEPTH = 96  # of a schema; llguidance refuses more than 128 itself
+_MAX_NAMES = 2048  # properties of one object
+_MAX_REPEAT = 10_000  # longer than any answer, and no automaton has as many states
+_MAX_CHARS_SHOWN = 300
+_REPETITION = re.compile(r"(?<!\\)\{(\d+)(?:,(\d*))?\}")
+# The values of these keywords are data, not schemas.
+_DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
+_LENGTHS = ("minLength", "minItems", "minProperties")
 
 
 class GrammarCompiler:
@@ -54,8 +71,8 @@ class GrammarCompiler:
         """Estimated memory of the cached grammars."""
         return self._cache.num_bytes
 
-    def compile(self, params: StructuredOutputsParams) -> Grammar:
-        """The grammar of these parameters. It may take a second; the first call also prepares the vocabulary.
+    def compile(self, params: StructuredOutputsParams) -> GrammarState:
+        """The state before the first token, for each sequence to copy. It may take a second.
 
         Raises UsageError (param `structured_outputs.` and its field, code `invalid_json_schema` or `invalid_grammar`)
         if it is invalid, cannot be enforced, is too large or matches no text, and OverloadedError if too many others
@@ -64,13 +81,9 @@ class GrammarCompiler:
         source = make_source(params)
         matcher = self._cache.get(source)
         if matcher is None:
-            matcher = self._compile(source, self._ll_tokenizer())
+            matcher = self._compile(source, self.prepare())
             self._cache.put(source, matcher)
-        return Grammar(matcher, self._filler)
-
-    def prepare(self) -> None:
-        """Prepares the vocabulary for the first grammar, which takes half a second for 150,000 tokens."""
-        self._ll_tokenizer()
+        return GrammarState(matcher, self._filler)
 
     def _compile(self, source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
         if not self._slots.acquire(timeout=_TIMEOUT_S):
@@ -91,13 +104,14 @@ class GrammarCompiler:
             self._slots.release()
             raise
         if matcher is None:
-            raise source.refusal(f"takes longer than {_TIMEOUT_S:g} s to compile; simplify it")
+            raise _refusal(source.field, f"takes longer than {_TIMEOUT_S:g} s to compile; simplify it")
         if matcher.is_stopped() and not matcher.is_accepting():
             reason = _reason(matcher)
-            raise source.refusal(f"cannot be enforced: {reason}" if reason else "matches no text at all")
+            raise _refusal(source.field, f"cannot be enforced: {reason}" if reason else "matches no text at all")
         return matcher
 
-    def _ll_tokenizer(self) -> LLTokenizer:
+    def prepare(self) -> LLTokenizer:
+        """The vocabulary for grammars. The first call makes it, which takes half a second for 150,000 tokens."""
         with self._tokenizer_lock:
             if self._made_tokenizer is None:
                 vocabulary = _VocabularyView(self._tokenizer, self._vocab_size)
@@ -107,20 +121,8 @@ class GrammarCompiler:
             return self._made_tokenizer
 
 
-class Grammar:
-    """A compiled grammar; each sequence gets its own state."""
-
-    def __init__(self, matcher: LLMatcher, filler: MaskFiller) -> None:
-        self._matcher = matcher
-        self._filler = filler
-
-    def start(self) -> GrammarState:
-        """The state before the first token."""
-        return GrammarState(self._matcher.deep_copy(), self._filler)
-
-
 class GrammarState:
-    """The state of one sequence's answer in its grammar. Not thread-safe.
+    """The state of one sequence's answer in its grammar. Not thread-safe, except `copy`.
 
     error: the reason why nothing can follow although the answer is not complete; None if there is none.
     """
@@ -129,6 +131,10 @@ class GrammarState:
         self.matcher = matcher
         self.filler = filler
         self.error: str | None = None
+
+    def copy(self) -> GrammarState:
+        """The same state, for another sequence."""
+        return GrammarState(self.matcher.deep_copy(), self.filler)
 
     @property
     def is_complete(self) -> bool:
@@ -152,9 +158,7 @@ class MaskFiller:
 
     def __init__(self, eos_token_ids: frozenset[int], vocab_size: int) -> None:
         self._executor: LLExecutor | None = None
-        bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
-        bits[[token_id for token_id in eos_token_ids if token_id < vocab_size]] = 1
-        self._eos_bits = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
+        self._eos_mask = token_mask([token_id for token_id in eos_token_ids if token_id < vocab_size], vocab_size)
 
     def fill(self, rows: Sequence[tuple[int, GrammarState, bool]], masks: NDArray[np.uint32]) -> None:
         """Restricts masks [R, ceil(vocab / 32)] to the tokens that the grammars allow; none if a grammar is stuck.
@@ -173,8 +177,8 @@ class MaskFiller:
             state.check()
             if state.error is not None:
                 mask[:] = 0
-            elif not may_end and np.any(mask & ~self._eos_bits):
-                mask &= ~self._eos_bits
+            elif not may_end and np.any(mask & ~self._eos_mask):
+                mask &= ~self._eos_mask
             masks[row] &= mask
 
 
@@ -254,3 +258,86 @@ def _reason(matcher: LLMatcher) -> str:
     """The first lines of llguidance's message, without its backtraces."""
     error = str(matcher.get_error()).partition("\n<")[0].strip()
     return "it is too large or too complex" if error.startswith("panic") else error
+
+
+# --- sources ---
+
+
+class GrammarSource(NamedTuple):
+    """A grammar in llguidance's form. field: its field in `StructuredOutputsParams`."""
+
+    field: str
+    text: str
+
+
+def make_source(params: StructuredOutputsParams) -> GrammarSource:
+    """The source of a grammar. Raises UsageError for errors that can be found without compiling."""
+    if params.json_object:
+        return GrammarSource("json_object", _json_grammar({"type": "object"}))
+    if params.json is not None:
+        return GrammarSource("json", _json_grammar(_parse_schema(str(params.json))))
+    if params.regex is not None:
+        _check_regex(params.regex)
+        return GrammarSource("regex", LLMatcher.grammar_from_regex(params.regex))
+    if params.grammar is not None:
+        return GrammarSource("grammar", LLMatcher.grammar_from_lark(params.grammar))
+    choices = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in params.choice or ())
+    return GrammarSource("choice", LLMatcher.grammar_from_lark(f"start: {choices}"))
+
+
+def _refusal(field: str, problem: str) -> UsageError:
+    code = "invalid_json_schema" if field == "json" else "invalid_grammar"
+    shown = problem if len(problem) <= _MAX_CHARS_SHOWN else problem[:_MAX_CHARS_SHOWN] + "..."
+    return UsageError(f"structured_outputs.{field} {shown}", param=f"structured_outputs.{field}", code=code)
+
+
+def _json_grammar(schema: dict[str, Any]) -> str:
+    text: str = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=_JSON_OPTIONS)
+    return text
+
+
+def _parse_schema(text: str) -> dict[str, Any]:
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _refusal("json", f"is not JSON: {error}") from None
+    if schema is True:
+        return {}
+    if not isinstance(schema, dict):
+        raise _refusal("json", f"must be an object or true, not {schema!r:.80}")
+    if "x-guidance" in schema:
+        raise _refusal("json", "has the keyword /x-guidance, which is not supported")
+    _check_sizes(schema)
+    return schema
+
+
+def _check_sizes(schema: dict[str, Any]) -> None:
+    """Refuses grammars that would compile but never be satisfied, or that take too long to compile."""
+    level: list[Any] = [schema]
+    for _ in range(_MAX_DEPTH):
+        if not level:
+            return
+        level = [child for value in level for child in _children(value)]
+    raise _refusal("json", f"is nested deeper than {_MAX_DEPTH} levels")
+
+
+def _children(value: object) -> Iterable[object]:
+    if isinstance(value, list):
+        return value
+    if not isinstance(value, dict):
+        return ()
+    for key in _LENGTHS:
+        length = value.get(key)
+        if isinstance(length, (int, float)) and length > _MAX_REPEAT:
+            raise _refusal("json", f"has {key} {length:g}; at most {_MAX_REPEAT} can be enforced")
+    for key in ("properties", "required"):
+        names = value.get(key)
+        if isinstance(names, (dict, list)) and len(names) > _MAX_NAMES:
+            raise _refusal("json", f"has {len(names)} {key} in one object; at most {_MAX_NAMES} can be enforced")
+    return [child for key, child in value.items() if key not in _DATA_KEYWORDS]
+
+
+def _check_regex(regex: str) -> None:
+    for found in _REPETITION.finditer(regex):
+        if any(len(number) > 9 or int(number) > _MAX_REPEAT for number in found.groups() if number):
+            raise _refusal("regex", f"repeats {found[0]:.40} times; at most {_MAX_REPEAT} are allowed")

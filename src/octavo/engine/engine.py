@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from octavo.backends import Executor, PendingStep
@@ -12,14 +12,12 @@ from octavo.backends.sampling import RowError, SamplingError
 from octavo.batch import Batch, StepOutput
 from octavo.engine.batch_builder import BatchBuilder
 from octavo.engine.kv_cache import KVCacheManager
-from octavo.engine.meter import Meter
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import Publisher
 from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowUse
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.step_budget import StepBudget
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
@@ -45,7 +43,7 @@ class EngineLimits:
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    max_num_outputs: int
+    max_num_outputs: int  # rows of a step, at least max_num_seqs
     block_size: int
     num_blocks: int
     vocab_size: int  # columns of the logits
@@ -54,30 +52,14 @@ class EngineLimits:
 
 
 @dataclass(slots=True)
-class _News:
-    """The results of a step that have not been published yet."""
-
-    ended_at: float = 0.0
-    accepted: dict[Request, int] = field(default_factory=dict)  # tokens
-    failures: list[RequestFailure] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _InFlight:
-    """A step that the executor runs. started_at: the time at which its scheduling began."""
+class _Step:
+    """A submitted step. started_at: the time at which its scheduling began. result: None while it is in flight."""
 
     schedule: Schedule
     pending: PendingStep
     started_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    """A step that the executor has finished, with tokens still to be taken."""
-
-    step: _InFlight
-    result: StepOutput | SamplingError
-    ended_at: float
+    result: StepOutput | SamplingError | None = None
+    ended_at: float = 0.0
 
 
 class Engine:
@@ -93,35 +75,25 @@ class Engine:
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
         layout = executor.cache_sizes.layout
-        self.scheduler = Scheduler(
-            KVCacheManager(
-                limits.num_blocks,
-                limits.block_size,
-                limits.enable_prefix_caching,
-                layout,
-                limits.max_num_batched_tokens,
-            ),
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
-            max_num_outputs=limits.max_num_outputs,
-            step_budget=StepBudget(limits.max_itl_s) if limits.max_itl_s else None,
+        kv_cache = KVCacheManager(
+            limits.num_blocks, limits.block_size, limits.enable_prefix_caching, layout, limits.max_num_batched_tokens
         )
-        max_blocks_per_seq = -(-limits.max_model_len // limits.block_size)
-        self._batch_builder = BatchBuilder(
-            self.scheduler.num_rows, max_blocks_per_seq, limits.block_size, limits.vocab_size, len(layout.groups)
-        )
-        self._meter = Meter(self.metrics, self.scheduler)
-        self._factory = RequestFactory(tokenizer, limits, self.scheduler.kv_cache, self.metrics)
-        self._publisher = Publisher(tokenizer, self.scheduler, self._meter)
+        self.scheduler = Scheduler(kv_cache, limits, self.metrics)
+        self._batch_builder = BatchBuilder(limits, self.scheduler.num_rows, len(layout.groups))
+        self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics)
+        self._publisher = Publisher(tokenizer, self.scheduler, self.metrics)
         self._requests: dict[str, Request] = {}
-        self._in_flight: _InFlight | None = None
+        self._in_flight: _Step | None = None
+        self._ended: _Step | None = None  # its tokens are still to be taken
         self._prepared: tuple[Schedule, Batch] | None = None  # the step after the one in flight, but for its tokens
-        self._ended: _Ended | None = None
-        self._news = _News()
+        # The results of a step that have not been published yet.
+        self._accepted: dict[Request, int] = {}  # tokens
+        self._accepted_at = 0.0
+        self._failures: list[RequestFailure] = []
 
     @property
     def has_work(self) -> bool:
-        return bool(self._requests or self._news.failures or self._in_flight or self._ended)
+        return bool(self._requests or self._failures or self._in_flight or self._ended)
 
     # --- requests ---
 
@@ -137,7 +109,7 @@ class Engine:
 
         Most of the time it holds the interpreter's lock, so it is best done before streams run.
         """
-        self._factory.prepare_structured_outputs()
+        self._factory.grammars().prepare()
 
     def add_request(self, request: Request) -> None:
         """Queues a request. Raises UsageError if its id is in use."""
@@ -149,7 +121,9 @@ class Engine:
             )
         self.scheduler.add(request)
         self._requests[request.request_id] = request
-        self._meter.added(request)
+        if request.is_measured:
+            self.metrics.num_requests_total += 1
+            self.metrics.num_prompt_tokens_total += request.num_prompt_tokens
 
     def abort(self, request_id: str) -> Output | None:
         """Ends a request at once; returns its output so far, with finish_reason `abort`. None: the request is unknown.
@@ -160,7 +134,7 @@ class Engine:
         request = self._requests.get(request_id)
         if request is None:
             return None
-        self._take_news(request)
+        self._settle(request)
         was_finished = request.is_finished
         self._publisher.end(request, FinishReason.ABORT)
         output = self._last_output(request)
@@ -188,7 +162,7 @@ class Engine:
         schedule = self.scheduler.schedule()
         if schedule.scheduled:
             self._submit(schedule, self._batch_builder.build(schedule), started_at)
-        elif self._requests and not (self._news.accepted or self._news.failures):
+        elif self._requests and not (self._accepted or self._failures):
             raise RuntimeError(f"the scheduler finds nothing to do for {len(self._requests)} requests")
 
     def prepare(self) -> None:
@@ -201,34 +175,41 @@ class Engine:
         if self._in_flight is None:
             return 0.0
         step, self._in_flight = self._in_flight, None
-        result: StepOutput | SamplingError
         try:
-            result = step.pending.wait()
+            step.result = step.pending.wait()
         except SamplingError as error:
-            result = error
-        self._ended = _Ended(step, result, time.perf_counter())
-        return self._ended.ended_at - step.started_at
+            step.result = error
+        step.ended_at = time.perf_counter()
+        self._ended = step
+        return step.ended_at - step.started_at
 
     def publish(self) -> list[Output]:
         """The outputs of the last step that was finished."""
         self._take()
-        news, self._news = self._news, _News()
-        outputs: list[Output] = [*news.failures]
-        for request, num_accepted in news.accepted.items():
-            output = self._publish(request, num_accepted, news.ended_at)
+        outputs: list[Output] = [*self._failures]
+        self._failures = []
+        for request in list(self._accepted):
+            self._settle(request)
+            output: Output | None
+            if request.error is not None:
+                output = self._fail(request, request.error)
+            elif request.is_finished:
+                output = self._last_output(request)
+            else:
+                output = self._publisher.build(request, finished=False)
             if output is not None:
                 outputs.append(output)
         return outputs
 
     def _submit(self, schedule: Schedule, batch: Batch, started_at: float) -> None:
-        self._in_flight = _InFlight(schedule, self.executor.submit(batch), started_at)
+        self._in_flight = _Step(schedule, self.executor.submit(batch), started_at)
 
     def _complete(self, schedule: Schedule, batch: Batch) -> bool:
         """Puts the tokens of the step before into a prepared one.
 
         False: that is not the next step, because a request has come or gone or a token ends its sequence.
         """
-        if self._ended is None or isinstance(self._ended.result, SamplingError) or self.scheduler.may_admit:
+        if self._ended is None or not isinstance(self._ended.result, StepOutput) or self.scheduler.may_admit:
             return False
         batch.token_ids = self._ended.result.token_ids
         pairs = zip(schedule.scheduled, batch.token_ids.tolist(), strict=True)
@@ -236,18 +217,17 @@ class Engine:
 
     def _take(self) -> None:
         """Takes the tokens of the finished step, if not yet done."""
-        ended, self._ended = self._ended, None
-        if ended is None:
+        step, self._ended = self._ended, None
+        if step is None:
             return
-        step = ended.step
-        if isinstance(ended.result, SamplingError):
-            self._news.failures += self._fail_rows(step.schedule, ended.result)
-            return
-        self.scheduler.mark_computed(step.schedule)
-        self._news.accepted, self._news.ended_at = self._consume(step, ended.result), ended.ended_at
-        self._meter.step(step.schedule, ended.ended_at - step.started_at)
+        if isinstance(step.result, SamplingError):
+            self._failures += self._fail_rows(step.schedule, step.result)
+        elif step.result is not None:
+            self.scheduler.mark_computed(step.schedule)
+            self._accepted, self._accepted_at = self._consume(step, step.result), step.ended_at
+            self.scheduler.observe(step.schedule, step.ended_at - step.started_at)
 
-    def _consume(self, step: _InFlight, output: StepOutput) -> dict[Request, int]:
+    def _consume(self, step: _Step, output: StepOutput) -> dict[Request, int]:
         """Gives the rows to their consumers. Returns the requests with new results, and their numbers of new tokens."""
         rows: dict[RowConsumer, list[tuple[RowUse, int]]] = {}
         row = 0
@@ -267,27 +247,24 @@ class Engine:
                 accepted[request] = accepted.get(request, 0) + num_tokens
         return accepted
 
-    def _publish(self, request: Request, num_accepted: int, now: float) -> Output | None:
-        if num_accepted:
-            self._meter.tokens(request, num_accepted, now)
-        self._publisher.settle(request)
-        if request.error is not None:
-            return self._fail(request, request.error)
-        return self._last_output(request) if request.is_finished else self._publisher.build(request, finished=False)
-
-    def _take_news(self, request: Request) -> None:
+    def _settle(self, request: Request) -> None:
         """Processes the last step's results for a request."""
-        num_accepted = self._news.accepted.pop(request, None)
+        num_accepted, now, times = self._accepted.pop(request, 0), self._accepted_at, request.times
         if num_accepted:
-            self._meter.tokens(request, num_accepted, self._news.ended_at)
+            if times.first_token:
+                self.metrics.inter_token_s.observe(now - times.last_token, num_accepted)
+            else:
+                times.first_token = now
+            times.last_token = now
+            request.num_generated_tokens += num_accepted
         self._publisher.settle(request)
 
     def _last_output(self, request: Request) -> Output | None:
         """Releases an ended request and returns its last output."""
         del self._requests[request.request_id]
-        self._meter.request_ended(request)
-        self._meter.state()
         output: Output | None = self._publisher.build(request, finished=True)
+        self.metrics.observe_request(request)
+        self.scheduler.observe_state()
         request.release()
         return output
 
@@ -308,7 +285,6 @@ class Engine:
         num_damaged = sum(isinstance(failure.error, NumericalError) for failure in failures)
         if 1 < num_damaged == len({item.sequence.request for item in schedule.scheduled.values()}):
             logger.critical("all %d requests of a step failed: the weights in memory may be damaged", num_damaged)
-        self._meter.state()
         return failures
 
     def _fail(self, request: Request, error: OctavoError) -> RequestFailure:

@@ -76,7 +76,7 @@ class KVCacheManager:
         writers: Counter[int] = Counter()
         for sequence, count in zip(sequences, num_tokens, strict=True):
             if count:
-                entries = sequence.block_tables[0].num_entries if sequence.block_tables else 0
+                entries = len(sequence.block_tables[0].block_ids) if sequence.block_tables else 0
                 added = self.num_blocks_for(sequence.num_computed_tokens + count) - entries
                 needed += added * len(self.layout.groups)
                 writers.update(block_id for _, block_id in self._shared_last(sequence))
@@ -98,7 +98,7 @@ class KVCacheManager:
             table.block_ids[position] = copies[-1][1]
             sequence.num_synced_blocks = min(sequence.num_synced_blocks, position)
         for table in sequence.block_tables:
-            for _ in range(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - table.num_entries):
+            for _ in range(self.num_blocks_for(sequence.num_computed_tokens + num_tokens) - len(table.block_ids)):
                 table.block_ids.append(self.pool.allocate())
         return copies
 
@@ -168,29 +168,28 @@ class KVCacheManager:
         """The hash of a block in one group, since its tokens have different keys and values in each group."""
         return block_hash + index.to_bytes(2, "little") if index else block_hash
 
-    def register_full_blocks(self, sequence: Sequence, num_computed_before: int) -> None:
-        """Makes the blocks findable that have become full since num_computed_before tokens were computed."""
-        if not self.enable_prefix_caching:
-            return
-        first, end = num_computed_before // self.block_size, sequence.num_computed_tokens // self.block_size
-        if first == end:
-            return
-        self._extend_hashes(sequence, end)
-        for index, table in enumerate(sequence.block_tables):
-            for position in range(max(first, table.num_passed), end):
-                block_hash = self._group_hash(sequence.block_hashes[position], index)
-                self.pool.register(table.block_ids[position], block_hash)
+    def mark_computed(self, sequence: Sequence, num_tokens: int) -> None:
+        """Notes that the first num_tokens tokens are in the cache.
 
-    def free_passed_blocks(self, sequence: Sequence) -> None:
-        """Frees the blocks that have left the window of their group, so that no later token sees them."""
+        Blocks that have become full can be found from now on. Those that have left the window of their group, so that
+        no later token sees them, are freed.
+        """
+        first, end = sequence.num_computed_tokens // self.block_size, num_tokens // self.block_size
+        sequence.num_computed_tokens = num_tokens
+        if self.enable_prefix_caching and first != end:
+            self._extend_hashes(sequence, end)
+            for index, table in enumerate(sequence.block_tables):
+                for position in range(max(first, table.num_passed), end):
+                    block_hash = self._group_hash(sequence.block_hashes[position], index)
+                    self.pool.register(table.block_ids[position], block_hash)
         if not self._has_windows:
             return
         for group, table in zip(self.layout.groups, sequence.block_tables, strict=True):
-            first = group.first_block(sequence.num_computed_tokens, self.block_size)
-            for position in range(table.num_passed, first):
+            passed = group.first_block(num_tokens, self.block_size)
+            for position in range(table.num_passed, passed):
                 self.pool.free(table.block_ids[position])
                 table.block_ids[position] = 0
-            table.num_passed = max(table.num_passed, first)
+            table.num_passed = max(table.num_passed, passed)
 
     def _extend_hashes(self, sequence: Sequence, num_blocks: int) -> None:
         hashes, size = sequence.block_hashes, self.block_size

@@ -1,4 +1,4 @@
-"""Loads a model by name into a ready engine."""
+"""Loads a model by name into a ready engine, and tells the memory that one will take."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_backend
 from octavo.backends.memory import MemoryBudget
+from octavo.backends.sizes import Sizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.progress import size
-from octavo.engine.sizes import executor_limits, growth_notes, model_sizes
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
+from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.hub import resolve_model
@@ -23,9 +24,10 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-
 # A smaller context is useless; an error that shows the missing memory is better.
 MIN_MODEL_LEN = 256
+# Rows of logits beside those of the running sequences, for prompt log-probabilities.
+_EXTRA_OUTPUTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,25 @@ def _load(
 ) -> LoadedModel:
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
-    limits = executor_limits(config, model_len)
+    limits = _executor_limits(config, model_len)
     executor = _compile(config, checkpoint, limits, progress)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
-        available = max(get_backend(config.backend).memory().available_bytes - executor.mapped_bytes, 0)
+        available = max(free_memory(config).available_bytes - executor.mapped_bytes, 0)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size)
-        engine = Engine(executor, tokenizer.result(), _engine_limits(config, limits, plan, checkpoint))
+        engine_limits = EngineLimits(
+            max_model_len=plan.max_model_len,
+            max_num_seqs=limits.max_num_seqs,
+            max_num_batched_tokens=limits.max_num_batched_tokens,
+            max_num_outputs=limits.max_num_outputs,
+            block_size=config.block_size,
+            num_blocks=plan.num_blocks,
+            vocab_size=checkpoint.config.vocab_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+            max_itl_s=config.max_itl / 1e3,
+        )
+        engine = Engine(executor, tokenizer.result(), engine_limits)
     except BaseException:
         executor.close()
         raise
@@ -98,20 +111,45 @@ def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
     return named if isinstance(named, int) else min(tokenizer.eos_token_ids, default=None)
 
 
-def _engine_limits(
-    config: EngineConfig, limits: ExecutorLimits, plan: CachePlan, checkpoint: Checkpoint
-) -> EngineLimits:
-    return EngineLimits(
-        max_model_len=plan.max_model_len,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
-        max_num_outputs=limits.max_num_outputs,
-        block_size=config.block_size,
-        num_blocks=plan.num_blocks,
-        vocab_size=checkpoint.config.vocab_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        max_itl_s=config.max_itl / 1e3,
+def _executor_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
+    """The limits of the engine's steps. model_len: tokens of the longest request."""
+    return ExecutorLimits(
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
+        max_model_len=model_len,
     )
+
+
+def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, graph: Graph | None = None) -> Sizes:
+    """The sizes on the backend of `config`. context: tokens of the longest request. graph: the model's, if known.
+
+    Raises GraphError if the weights do not fit the configuration.
+    """
+    if graph is None:
+        graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    return get_backend(config.backend).sizes(
+        graph,
+        checkpoint.weights,
+        _executor_limits(config, context),
+        num_threads=config.num_threads,
+        kv_dtype=config.kv_dtype,
+    )
+
+
+def free_memory(config: EngineConfig) -> MemoryBudget:
+    """The free memory of the device of `config`'s backend."""
+    return get_backend(config.backend).memory()
+
+
+def growth_notes(sizes: Sizes) -> list[str]:
+    """A sentence for each type whose weights take more memory than in the file, with the factor."""
+    return [
+        f"{grown.type_name} has no kernel of its own: its weights are kept as {grown.packed_as} and take "
+        f"{grown.factor:.1f} times their size in the file, {size(grown.packed_bytes)} instead of "
+        f"{size(grown.stored_bytes)}"
+        for grown in sizes.grown
+    ]
 
 
 def _compile(
@@ -122,17 +160,16 @@ def _compile(
     except GraphError as error:  # a weight is missing or has another shape than the configuration says
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
-    backend = get_backend(config.backend)
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
     for note in growth_notes(sizes):
         logger.warning("%s: %s", checkpoint.path, note)
-    available = backend.memory().available_bytes
+    available = free_memory(config).available_bytes
     if sizes.weight_bytes > available:
         raise InsufficientMemoryError(
             f"{checkpoint.path}: the weights take {size(sizes.weight_bytes)}, but only {size(available)} of "
             "memory is free. Free some, or take a smaller model or quantization"
         )
-    return backend.compile(
+    return get_backend(config.backend).compile(
         sizes,
         checkpoint.weights,
         limits,
@@ -196,9 +233,6 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
             arithmetic,
             size(blocks_per_request * block_bytes),
         )
-    plan = CachePlan(num_blocks, min(model_len, fitting))
     cache_size = size(num_blocks * block_bytes)
-    logger.info(
-        "KV cache: %d blocks of %d tokens in %s, %s", num_blocks, config.block_size, config.kv_dtype, cache_size
-    )
-    return plan
+    logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, config.kv_dtype, cache_size)
+    return CachePlan(num_blocks, min(model_len, fitting))

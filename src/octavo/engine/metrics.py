@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.engine.request import Request
 
 # Upper ends of buckets: those that dashboards made for vLLM know, and finer ones where small models on a CPU live.
 # fmt: off
@@ -41,10 +45,6 @@ class Histogram:
     def __post_init__(self) -> None:
         self.counts = self.counts or [0] * (len(self.bounds) + 1)
 
-    @property
-    def num_observations(self) -> int:
-        return sum(self.counts)
-
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
         self.total += value * times
@@ -53,15 +53,6 @@ class Histogram:
         """The sum of both histograms, which must have the same bounds."""
         counts = [first + second for first, second in zip(self.counts, other.counts, strict=True)]
         return Histogram(self.bounds, counts, self.total + other.total)
-
-
-_first_token_times = partial(Histogram, FIRST_TOKEN_BUCKETS_S)
-_token_times = partial(Histogram, TOKEN_BUCKETS_S)
-_request_times = partial(Histogram, REQUEST_BUCKETS_S)
-_token_counts = partial(Histogram, TOKEN_COUNT_BUCKETS)
-_choice_counts = partial(Histogram, CHOICE_BUCKETS)
-_preemption_counts = partial(Histogram, PREEMPTION_BUCKETS)
-_step_sizes = partial(Histogram, STEP_BUCKETS)
 
 
 @dataclass(slots=True)
@@ -81,23 +72,23 @@ class EngineMetrics:
     num_prefix_queries_total: int = 0
     num_prefix_hits_total: int = 0
     # Of each request that has ended: its time by phase, and its size.
-    queue_s: Histogram = field(default_factory=_request_times)
-    prefill_s: Histogram = field(default_factory=_request_times)
-    decode_s: Histogram = field(default_factory=_request_times)
-    inference_s: Histogram = field(default_factory=_request_times)  # prefill and decode
-    e2e_s: Histogram = field(default_factory=_request_times)
-    time_to_first_token_s: Histogram = field(default_factory=_first_token_times)
-    time_per_output_token_s: Histogram = field(default_factory=_token_times)
-    prompt_tokens: Histogram = field(default_factory=_token_counts)
-    generated_tokens: Histogram = field(default_factory=_token_counts)  # over all choices
-    computed_tokens: Histogram = field(default_factory=_token_counts)  # of the prompt, without the cached prefix
-    longest_choice: Histogram = field(default_factory=_token_counts)  # generated tokens
-    preemptions: Histogram = field(default_factory=_preemption_counts)
-    params_n: Histogram = field(default_factory=_choice_counts)
-    params_max_tokens: Histogram = field(default_factory=_token_counts)  # of those that gave one
-    inter_token_s: Histogram = field(default_factory=_token_times)  # from token to token of a sequence
-    step_s: Histogram = field(default_factory=_token_times)
-    batched_tokens: Histogram = field(default_factory=_step_sizes)
+    queue_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
+    prefill_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
+    decode_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
+    inference_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))  # prefill and decode
+    e2e_s: Histogram = field(default_factory=partial(Histogram, REQUEST_BUCKETS_S))
+    time_to_first_token_s: Histogram = field(default_factory=partial(Histogram, FIRST_TOKEN_BUCKETS_S))
+    time_per_output_token_s: Histogram = field(default_factory=partial(Histogram, TOKEN_BUCKETS_S))
+    prompt_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))
+    generated_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # over all choices
+    computed_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # of the prompt
+    longest_choice: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # generated tokens
+    preemptions: Histogram = field(default_factory=partial(Histogram, PREEMPTION_BUCKETS))
+    params_n: Histogram = field(default_factory=partial(Histogram, CHOICE_BUCKETS))
+    params_max_tokens: Histogram = field(default_factory=partial(Histogram, TOKEN_COUNT_BUCKETS))  # where given
+    inter_token_s: Histogram = field(default_factory=partial(Histogram, TOKEN_BUCKETS_S))  # from token to token
+    step_s: Histogram = field(default_factory=partial(Histogram, TOKEN_BUCKETS_S))
+    batched_tokens: Histogram = field(default_factory=partial(Histogram, STEP_BUCKETS))
     num_running: int = 0
     num_waiting: int = 0
     num_embedding: int = 0  # texts, beside the sequences that are generated
@@ -109,13 +100,36 @@ class EngineMetrics:
     num_allocated_slots_total: int = 0
     num_wasted_slots_total: int = 0
 
-    @property
-    def kv_waste(self) -> float:
-        """Share of the allocated cache slots that held no token, averaged over all steps."""
-        return self.kv_waste_since(EngineMetrics())
+    def observe_request(self, request: Request) -> None:
+        """Counts a request after its last output, whether it was answered, aborted or failed."""
+        times, measured = request.times, request.metrics
+        if not request.is_measured or measured is None:
+            return
+        now = time.perf_counter()
+        self.num_generated_tokens_total += request.num_generated_tokens
+        self.num_cached_tokens_total += request.num_cached_tokens
+        self.e2e_s.observe(now - times.arrival)
+        self.prompt_tokens.observe(request.num_prompt_tokens)
+        self.generated_tokens.observe(request.num_generated_tokens)
+        self.computed_tokens.observe(request.num_prompt_tokens - request.num_cached_tokens)
+        self.longest_choice.observe(max([sequence.num_output_tokens for sequence in request.sequences], default=0))
+        self.preemptions.observe(request.num_preemptions)
+        self.params_n.observe(request.params.num_choices)
+        if request.params.max_tokens is not None:
+            self.params_max_tokens.observe(request.params.max_tokens)
+        if times.scheduled:
+            self.queue_s.observe(measured.queue_s)
+            self.prefill_s.observe((times.first_token or now) - times.scheduled)
+            self.inference_s.observe((times.last_token or now) - times.scheduled)
+        if measured.time_to_first_token_s is not None:
+            self.time_to_first_token_s.observe(measured.time_to_first_token_s)
+            self.decode_s.observe(measured.decode_s)
+        steps_after_first = request.num_generated_tokens / sum(len(group.members) for group in request.groups) - 1
+        if steps_after_first > 0:
+            self.time_per_output_token_s.observe(measured.decode_s / steps_after_first)
 
     def kv_waste_since(self, before: EngineMetrics) -> float:
-        """The same over the steps after `before`, a copy of these metrics."""
+        """Share of the allocated cache slots that held no token, after `before`, a copy of these metrics."""
         allocated = self.num_allocated_slots_total - before.num_allocated_slots_total
         return (self.num_wasted_slots_total - before.num_wasted_slots_total) / max(allocated, 1)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ class ProgressBar:
         self._in_bytes = in_bytes
         self._announced = announced
         self._enabled = enabled and sys.stderr is not None
-        self._stack = ExitStack()
         self._progress: Progress | None = None
         self._tasks: dict[str, TaskID | None] = {}
         self._started: dict[str, float] = {}
@@ -43,7 +41,8 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        if self._progress is not None:
+            self._progress.stop()
 
     def _begin(self, what: str, total: int) -> TaskID | None:
         if not sys.stderr.isatty():
@@ -57,7 +56,8 @@ class ProgressBar:
             count = progress.DownloadColumn() if self._in_bytes else progress.MofNCompleteColumn()
             columns = (*progress.Progress.get_default_columns()[:2], count, progress.TimeRemainingColumn())
             bar = progress.Progress(*columns, console=Console(stderr=True), transient=self._in_bytes)
-            self._progress = self._stack.enter_context(bar)
+            self._progress = bar
+            bar.start()
         return self._progress.add_task(what, total=total or None)
 
 

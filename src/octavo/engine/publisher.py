@@ -2,37 +2,79 @@
 
 from __future__ import annotations
 
-from octavo.engine.meter import Meter
-from octavo.engine.output_builder import OutputBuilder
+from octavo.batch import StepOutput
+from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import FinishReason, Request, Sequence
 from octavo.engine.scheduler import Scheduler
-from octavo.engine.text_stream import TextStream
-from octavo.outputs import PoolingOutput, RequestOutput
-from octavo.sampling_params import RequestOutputKind
+from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.stop_strings import StopStrings
 from octavo.tokenizer.tokenizer import Tokenizer
 
 
-class Publisher:
-    """Processes the new tokens of sequences and builds their outputs."""
+class TextStream:
+    """The text of a growing sequence: whole characters only, stop strings held back.
 
-    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler, meter: Meter) -> None:
+    `take` returns each character once; all of them together are `text`.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+        # A model may have more rows of logits than the tokenizer has tokens; those have no text.
+        self._num_tokens = tokenizer.vocab_size
+        self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self._stop_strings = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        self._pieces: list[str] = []
+        self._num_taken = 0
+        self.num_tokens_pushed = 0
+        self.watches_text = bool(params.stop_strings)
+
+    @property
+    def text(self) -> str:
+        """All text so far that cannot become part of a stop string."""
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def push(self, token_ids: list[int], may_stop: bool = True) -> str | None:
+        """Adds the next tokens; returns the stop string that they complete, if any."""
+        self.num_tokens_pushed += len(token_ids)
+        piece = self._detokenizer.push([token_id for token_id in token_ids if token_id < self._num_tokens])
+        self._pieces.append(self._stop_strings.push(piece) if may_stop else piece)
+        return self._stop_strings.stopped
+
+    def flush(self) -> None:
+        """Ends the text, including incomplete characters and text held back for stop strings."""
+        if self._stop_strings.stopped is None:
+            self._pieces.append(self._stop_strings.push(self._detokenizer.flush()))
+        self._pieces.append(self._stop_strings.flush())
+
+    def take(self) -> str:
+        """The text since the last call."""
+        text = self.text
+        new, self._num_taken = text[self._num_taken :], len(text)
+        return new
+
+
+class Publisher:
+    """Processes the new tokens of sequences and builds the outputs of requests."""
+
+    def __init__(self, tokenizer: Tokenizer, scheduler: Scheduler, metrics: EngineMetrics) -> None:
         self._tokenizer = tokenizer
         self._scheduler = scheduler
-        self._meter = meter
-        self._output_builder = OutputBuilder(tokenizer)
+        self._metrics = metrics
 
     def settle(self, request: Request) -> None:
         """Computes log-probabilities and texts of the new tokens. Ends sequences whose text contains a stop string."""
         if request.prompt_logprob_rows:
             num_logprobs = request.params.prompt_logprobs or 0
-            for output, row in request.prompt_logprob_rows:
-                request.prompt_logprobs.append(self._output_builder.logprobs(output, row, num_logprobs))
-            request.prompt_logprob_rows.clear()
+            rows, request.prompt_logprob_rows = request.prompt_logprob_rows, []
+            request.prompt_logprobs += [self._logprobs(output, row, num_logprobs) for output, row in rows]
         for sequence in request.sequences:
             if sequence.is_settled:
                 continue
             if sequence.text_stream is not None:
-                self._settle_text(sequence)
+                self._settle_text(sequence, sequence.text_stream)
             if sequence.logprob_rows:
                 self._settle_logprobs(sequence)
             if sequence.finish_reason is not None:
@@ -47,27 +89,41 @@ class Publisher:
         self._scheduler.finish_request(request)
 
     def build(self, request: Request, finished: bool) -> RequestOutput | PoolingOutput | None:
-        """The output of a settled request; None if there is nothing to show yet."""
-        kind = request.params.output_kind
+        """The output of a settled request: the whole so far, or with DELTA the part since the last call.
+
+        None if there is nothing to show yet.
+        """
+        kind, choices = request.params.output_kind, request.sequences[: request.params.num_choices]
         if not finished and kind is RequestOutputKind.FINAL_ONLY:
             return None
         if request.vector is not None:
             return PoolingOutput(request.request_id, request.vector, request.num_prompt_tokens)
-        return self._output_builder.build(request, kind, finished)
+        if kind is RequestOutputKind.DELTA:
+            choices = [sequence for sequence in choices if _has_news(sequence)]
+        if finished or request.metrics is None:
+            request.metrics = _metrics(request)
+        return RequestOutput(
+            request_id=request.request_id,
+            prompt=request.prompt,
+            prompt_token_ids=request.prompt_token_ids,
+            outputs=[_completion(sequence, is_delta=kind is RequestOutputKind.DELTA) for sequence in choices],
+            finished=finished,
+            prompt_logprobs=None if request.params.prompt_logprobs is None else [None, *request.prompt_logprobs],
+            metrics=request.metrics,
+        )
 
     def _settle_logprobs(self, sequence: Sequence) -> None:
         num_logprobs = sequence.request.params.sampling.logprobs or 0
         token_ids = sequence.output_token_ids[len(sequence.logprobs) :]
         for token_id, (output, row) in zip(token_ids, sequence.logprob_rows, strict=False):
-            logprobs = self._output_builder.logprobs(output, row, num_logprobs)
+            logprobs = self._logprobs(output, row, num_logprobs)
             sequence.logprobs.append(logprobs)
             sequence.cumulative_logprob = (sequence.cumulative_logprob or 0.0) + logprobs[token_id].logprob
         sequence.logprob_rows.clear()
 
-    def _settle_text(self, sequence: Sequence) -> None:
+    def _settle_text(self, sequence: Sequence, stream: TextStream) -> None:
         """Pushes new tokens one by one; tokens after a stop string are removed, and with them a later end."""
-        request, stream, params = sequence.request, sequence.text_stream, sequence.request.params.sampling
-        assert stream is not None
+        request, params = sequence.request, sequence.request.params.sampling
         if not stream.watches_text and params.output_kind is RequestOutputKind.FINAL_ONLY:
             return
         first = request.num_prompt_tokens + stream.num_tokens_pushed
@@ -84,19 +140,35 @@ class Publisher:
 
     def _settle_end(self, sequence: Sequence, reason: FinishReason) -> None:
         sequence.is_settled = True
-        if sequence.request.is_measured:
-            self._meter.sequence_ended(reason)
         request, params = sequence.request, sequence.request.params.sampling
+        if request.is_measured:
+            finished = self._metrics.num_finished_total
+            finished[reason.value] = finished.get(reason.value, 0) + 1
         if not params.detokenize:
             return
         if sequence.text_stream is None:
             sequence.text_stream = TextStream(self._tokenizer, params)
         stream = sequence.text_stream
         token_ids = sequence.token_ids[request.num_prompt_tokens + stream.num_tokens_pushed :]
-        if token_ids and not params.include_stop_str_in_output and reason is FinishReason.STOP:
-            token_ids = token_ids[:-1] if _ends_by_token(sequence) else token_ids
+        if token_ids and not params.include_stop_str_in_output and _ends_by_token(sequence):
+            token_ids.pop()
         stream.push(token_ids)
         stream.flush()
+
+    def _logprobs(self, output: StepOutput, row: int, num_top: int) -> dict[int, Logprob]:
+        """The log-probabilities of a row: its token first, then the num_top most likely ones, as in vLLM."""
+        token_id = int(output.token_ids[row])
+        entry = {token_id: self._logprob(token_id, float(output.logprobs[row]), int(output.ranks[row]))}
+        top_ids, top_logprobs = output.top_ids[row, :num_top].tolist(), output.top_logprobs[row, :num_top].tolist()
+        for rank, (top_id, logprob) in enumerate(zip(top_ids, top_logprobs, strict=True), 1):
+            if top_id >= 0 and top_id not in entry:
+                entry[top_id] = self._logprob(top_id, logprob, rank)
+        return entry
+
+    def _logprob(self, token_id: int, logprob: float, rank: int) -> Logprob:
+        is_known = token_id < self._tokenizer.vocab_size
+        text = self._tokenizer.token_bytes(token_id).decode("utf-8", "replace") if is_known else ""
+        return Logprob(logprob, rank, text)
 
 
 def _ends_by_token(sequence: Sequence) -> bool:
@@ -104,3 +176,38 @@ def _ends_by_token(sequence: Sequence) -> bool:
     if sequence.finish_reason is not FinishReason.STOP:
         return False
     return sequence.token_ids[-1] in sequence.request.end_token_ids
+
+
+def _has_news(sequence: Sequence) -> bool:
+    ended = sequence.finish_reason is not None and not sequence.is_end_reported
+    return ended or sequence.num_output_tokens > sequence.num_reported_tokens
+
+
+def _completion(sequence: Sequence, *, is_delta: bool) -> CompletionOutput:
+    first, stream, reason = 0, sequence.text_stream, sequence.finish_reason
+    if is_delta:
+        first, sequence.num_reported_tokens = sequence.num_reported_tokens, sequence.num_output_tokens
+        sequence.is_end_reported = reason is not None
+    return CompletionOutput(
+        index=sequence.index,
+        text="" if stream is None else stream.take() if is_delta else stream.text,
+        token_ids=sequence.token_ids[sequence.request.num_prompt_tokens + first :],
+        cumulative_logprob=sequence.cumulative_logprob,
+        logprobs=sequence.logprobs[first:] if sequence.request.params.sampling.logprobs is not None else None,
+        finish_reason=None if reason is None else reason.value,
+        stop_reason=sequence.stop_reason,
+    )
+
+
+def _metrics(request: Request) -> RequestMetrics:
+    times = request.times
+    return RequestMetrics(
+        queue_s=max(times.scheduled - times.arrival, 0.0),
+        prefill_s=max(times.first_token - times.scheduled, 0.0),
+        decode_s=max(times.last_token - times.first_token, 0.0),
+        time_to_first_token_s=times.first_token - times.arrival if times.first_token else None,
+        num_prompt_tokens=request.num_prompt_tokens,
+        num_cached_tokens=request.num_cached_tokens,
+        num_generated_tokens=request.num_generated_tokens,
+        num_preemptions=request.num_preemptions,
+    )

@@ -14,8 +14,8 @@ from octavo.outputs import Logprob, RequestMetrics
 if TYPE_CHECKING:
     from octavo.batch import Float32, StepOutput
     from octavo.engine.constrained import GrammarState
+    from octavo.engine.publisher import TextStream
     from octavo.engine.scheduler import Scheduler
-    from octavo.engine.text_stream import TextStream
 
 
 class RequestStatus(enum.Enum):
@@ -91,10 +91,6 @@ class BlockTable:
     num_passed: int = 0
 
     @property
-    def num_entries(self) -> int:
-        return len(self.block_ids)
-
-    @property
     def num_held(self) -> int:
         return len(self.block_ids) - self.num_passed
 
@@ -162,10 +158,12 @@ class SequenceGroup:
     request: Request
     members: list[Sequence]
     consumers: tuple[RowConsumer, ...]
+    num_seats: int = field(init=False)  # beams run in lockstep and need a seat each from the start
     key: tuple[int, int, int] = field(init=False)  # order of service: lower priority number, arrival, choice
     wants_hidden_states: bool = field(init=False)  # in place of logits
 
     def __post_init__(self) -> None:
+        self.num_seats = self.request.params.num_seats
         self.key = (self.request.options.priority, self.request.arrival, self.members[0].index)
         self.wants_hidden_states = self.consumers[0].kind is RowKind.HIDDEN
         self.adopt(self.members)
@@ -211,22 +209,6 @@ class RequestTimes:
     first_token: float = 0.0
     last_token: float = 0.0
 
-    @property
-    def queue_s(self) -> float:
-        return max(self.scheduled - self.arrival, 0.0)
-
-    @property
-    def prefill_s(self) -> float:
-        return max(self.first_token - self.scheduled, 0.0)
-
-    @property
-    def decode_s(self) -> float:
-        return max(self.last_token - self.first_token, 0.0)
-
-    @property
-    def time_to_first_token_s(self) -> float | None:
-        return self.first_token - self.arrival if self.first_token else None
-
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -264,11 +246,6 @@ class Request:
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.prompt_token_ids)
-
-    @property
-    def num_seats(self) -> int:
-        """The number of sequences admitted together: a beam search runs its beams in lockstep, choices run alone."""
-        return self.params.num_seats
 
     @property
     def is_finished(self) -> bool:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import numbers
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from octavo.engine.beam_search import BeamSearch
 from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.publisher import TextStream
 from octavo.engine.request import Request, RequestTimes, RowConsumer, Sequence, SequenceGroup, derive_seed
-from octavo.engine.request_checks import check_fits, check_params, check_prompt, find_bad_words
-from octavo.engine.row_consumers import BeamSampler, Pooler, PromptLogprobs, TokenSampler
-from octavo.engine.text_stream import TextStream
-from octavo.generation_request import GenerationRequest, PoolingParams
+from octavo.engine.row_consumers import Pooler, PromptLogprobs, TokenSampler
+from octavo.errors import UsageError
+from octavo.generation_request import GenerationRequest, Params, PoolingParams
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -25,13 +27,14 @@ if TYPE_CHECKING:
 
 
 class RequestFactory:
-    """Creates the requests of one engine. Thread-safe."""
+    """Creates the requests of one engine, with the checks that need its model or its cache. Thread-safe."""
 
     def __init__(
         self, tokenizer: Tokenizer, limits: EngineLimits, kv_cache: KVCacheManager, metrics: EngineMetrics
     ) -> None:
         self._tokenizer = tokenizer
         self._limits = limits
+        self._num_tokens = min(limits.vocab_size, tokenizer.vocab_size)  # either may be padded
         self._kv_cache = kv_cache
         self._metrics = metrics
         self._arrivals = itertools.count()
@@ -40,20 +43,10 @@ class RequestFactory:
 
     def create(self, request_id: str, generation: GenerationRequest) -> Request:
         """See `Engine.create_request`."""
-        limits, params, options = self._limits, generation.params, generation.options
-        num_tokens = min(limits.vocab_size, self._tokenizer.vocab_size)  # either may be padded
-        longest = limits.max_model_len
-        if not params.is_answered:
-            longest = min(longest, limits.num_blocks * limits.block_size)
-        token_ids = check_prompt(
-            generation.prompt_token_ids,
-            num_tokens,
-            longest,
-            is_text=generation.prompt is not None,
-            is_answered=params.is_answered,
-        )
-        room = limits.max_model_len - len(token_ids)
-        check_params(params, num_tokens, room)
+        params = generation.params
+        token_ids = self._check_prompt(generation)
+        room = self._limits.max_model_len - len(token_ids)
+        self._check_params(params, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         eos_token_ids = frozenset() if params.ignore_eos else self._tokenizer.eos_token_ids
         request = Request(
@@ -65,25 +58,21 @@ class RequestFactory:
             eos_token_ids=eos_token_ids,
             end_token_ids=eos_token_ids.union(params.sampling.stop_token_ids),
             prompt=generation.prompt,
-            options=options,
+            options=generation.options,
             is_measured=generation.is_measured and params.is_answered,
-            bad_words_ids=find_bad_words(params.sampling, self._tokenizer, num_tokens),
+            bad_words_ids=self._find_bad_words(params.sampling),
             times=RequestTimes(arrival=time.perf_counter()),
         )
-        check_fits(request, self._kv_cache, limits.max_num_seqs)
+        self._check_fits(request)
         self._create_groups(request, max_tokens)
         if params.structured_outputs is not None:
-            grammar = self._grammars().compile(params.structured_outputs)
-            self._metrics.grammar_cache_bytes = self._grammars().cached_bytes
+            grammar = self.grammars().compile(params.structured_outputs)
+            self._metrics.grammar_cache_bytes = self.grammars().cached_bytes
             for sequence in request.sequences:
-                sequence.grammar = grammar.start()
+                sequence.grammar = grammar.copy()
         return request
 
-    def prepare_structured_outputs(self) -> None:
-        """See `Engine.prepare_structured_outputs`."""
-        self._grammars().prepare()
-
-    def _grammars(self) -> GrammarCompiler:
+    def grammars(self) -> GrammarCompiler:
         """The grammar compiler; created on first use, because it imports a library."""
         with self._grammar_lock:
             if self._grammar_compiler is None:
@@ -92,11 +81,99 @@ class RequestFactory:
                 self._grammar_compiler = GrammarCompiler(self._tokenizer, self._limits.vocab_size)
             return self._grammar_compiler
 
+    # --- checks ---
+
+    def _check_prompt(self, generation: GenerationRequest) -> list[int]:
+        """The prompt as a list of ints. Raises UsageError if it is empty, too long, or has an invalid token id."""
+        prompt, limits, is_answered = generation.prompt_token_ids, self._limits, generation.params.is_answered
+        if not prompt:
+            code = "empty_array" if generation.prompt is None else "invalid_value"
+            raise UsageError("the prompt is empty; give at least one token", param="prompt", code=code)
+        # A text to embed is not followed by a token, but all of it must be in the cache.
+        context = limits.max_model_len
+        if not is_answered:
+            context = min(context, limits.num_blocks * limits.block_size)
+        longest = context - is_answered
+        if len(prompt) > longest:
+            raise UsageError(
+                f"the prompt has {len(prompt)} tokens; with a context of {context} tokens it can have at most "
+                f"{longest}{', so that one new token has room' if is_answered else ''}. Shorten it, or raise "
+                "max_model_len",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        for item in prompt:
+            if isinstance(item, bool) or not isinstance(item, numbers.Integral):
+                problem = f"prompt token ids must be integers, not {item!r:.80}"
+                raise UsageError(problem, param="prompt", code="invalid_type")
+        token_ids = [int(item) for item in prompt]
+        self._check_range("prompt", (min(token_ids), max(token_ids)))
+        return token_ids
+
+    def _check_params(self, params: Params, room: int) -> None:
+        """Raises UsageError if the parameters name a token that the model lacks, or exceed its limits.
+
+        room: tokens of an answer that fit into the context.
+        """
+        most = min(self._limits.max_num_seqs, self._num_tokens)
+        if params.num_seats > most:
+            raise UsageError(
+                f"beam_width is {params.num_seats}, but only {most} sequences run at once; lower it or raise "
+                "max_num_seqs",
+                param="beam_width",
+                code="integer_above_max_value",
+            )
+        sampling = params.sampling
+        if sampling.min_tokens > room:
+            raise UsageError(
+                f"min_tokens is {sampling.min_tokens}, but the context has room for only {room} after this prompt; "
+                "lower it",
+                param="min_tokens",
+                code="integer_above_max_value",
+            )
+        for name in ("allowed_token_ids", "logit_bias", "stop_token_ids"):
+            self._check_range(name, getattr(sampling, name) or ())
+
+    def _check_fits(self, request: Request) -> None:
+        """Raises UsageError with the arithmetic if the request could not run even alone."""
+        cache, seats = self._kv_cache, request.params.num_seats
+        # The last token of an answer is never computed, and beams share the full blocks of their prompt.
+        shared = cache.num_shared_blocks(request.num_prompt_tokens) if seats > 1 else 0
+        needed = shared + seats * (cache.max_blocks(request.max_total_tokens - request.params.is_answered) - shared)
+        if needed > cache.pool.num_blocks:
+            raise UsageError(
+                f"a request of {request.num_prompt_tokens} prompt tokens and up to "
+                f"{request.max_total_tokens - request.num_prompt_tokens} new ones in {seats} sequence(s) needs "
+                f"{needed} cache blocks of {cache.block_size} tokens; the cache has {cache.pool.num_blocks}. "
+                f"Lower max_tokens{' or beam_width' if seats > 1 else ''}, or give the cache more memory",
+                param="max_tokens",
+                code="context_length_exceeded",
+            )
+
+    def _find_bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of the bad words, each with and without a leading space."""
+        spellings = [spelling for word in params.bad_words for spelling in (word, " " + word.lstrip())]
+        encoded = [tuple(self._tokenizer.encode(spelling, add_special_tokens=False)) for spelling in spellings]
+        for token_ids in encoded:
+            self._check_range("bad_words", token_ids)
+        return tuple(dict.fromkeys(token_ids for token_ids in encoded if token_ids))
+
+    def _check_range(self, name: str, token_ids: Iterable[int]) -> None:
+        for token_id in token_ids:
+            if not 0 <= token_id < self._num_tokens:
+                shown = token_id if abs(token_id) < 2**256 else "with thousands of digits"
+                raise UsageError(
+                    f"{name} holds token id {shown}; this model has ids 0 to {self._num_tokens - 1}",
+                    param=name,
+                    code="token_out_of_range",
+                )
+
+    # --- sequences ---
+
     def _create_groups(self, request: Request, max_tokens: int) -> None:
         params = request.params
         if isinstance(params, BeamSearchParams):
-            search = BeamSearch(params, max_tokens, request.eos_token_ids)
-            request.groups = [self._group(request, BeamSampler(search))]
+            request.groups = [self._group(request, BeamSearch(params, max_tokens, request.eos_token_ids))]
             # Nothing is shown of its beams.
             request.sequences = [Sequence(request, i, request.prompt_token_ids) for i in range(params.num_choices)]
             return

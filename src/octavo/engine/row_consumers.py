@@ -1,4 +1,4 @@
-"""Row consumers: next tokens, candidates of a beam search, log-probabilities of a prompt, and its vector."""
+"""Row consumers: next tokens, log-probabilities of a prompt, and its vector."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from octavo.engine.beam_search import BeamSearch, Candidate
-from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsumer, RowKind, RowUse, Sequence
+from octavo.engine.request import FinishReason, Request, RowConsumer, RowKind, RowUse, Sequence
 from octavo.errors import NumericalError
 from octavo.generation_request import Pooling
 
@@ -36,13 +35,9 @@ class TokenSampler(RowConsumer):
         return not ends and sequence.request.params.sampling.is_plain
 
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
-        num_accepted = 0
-        for use, row in uses:
-            num_accepted += self._accept(use.sequence, output, row, use.count, scheduler)
-        return num_accepted
-
-    def _accept(self, sequence: Sequence, output: StepOutput, row: int, count: int, scheduler: Scheduler) -> int:
-        """The tokens of `count` rows, up to the first that differs from its draft or ends the sequence."""
+        """Accepts tokens up to the first that differs from its draft or ends the sequence."""
+        ((use, row),) = uses  # each sequence has a sampler of its own
+        sequence, count = use.sequence, use.count
         wants_logprobs = sequence.request.params.sampling.logprobs is not None
         num_drafts = min(count - 1, len(sequence.draft_token_ids))
         drafts, num_before = sequence.draft_token_ids[:num_drafts], len(sequence.token_ids)
@@ -51,7 +46,7 @@ class TokenSampler(RowConsumer):
             token_id = int(output.token_ids[row + i])
             if wants_logprobs:
                 sequence.logprob_rows.append((output, row + i))
-            reason = append_token(sequence, token_id)
+            reason = _append_token(sequence, token_id)
             if reason is not None or (i < num_drafts and token_id != drafts[i]):
                 break
         num_accepted = len(sequence.token_ids) - num_before
@@ -64,7 +59,7 @@ class TokenSampler(RowConsumer):
         return num_accepted
 
 
-def append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
+def _append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
     """Adds a generated token; returns the reason why the sequence ends with it, as far as known without its text."""
     request = sequence.request
     sequence.token_ids.append(token_id)
@@ -77,51 +72,6 @@ def append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
     if sequence.grammar is not None and sequence.grammar.is_complete:
         return FinishReason.STOP
     return FinishReason.LENGTH if len(sequence.token_ids) >= request.max_total_tokens else None
-
-
-class BeamSampler(RowConsumer):
-    """Advances a beam search: the best candidates replace the old beams."""
-
-    kind = RowKind.SAMPLE
-
-    def __init__(self, search: BeamSearch) -> None:
-        self.search = search
-
-    def num_logprobs(self, request: Request) -> int:
-        """The number of candidates per beam, enough to remain when those that end the text are removed."""
-        return request.num_seats + len(request.eos_token_ids)
-
-    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
-        parents = [use.sequence for use, _ in uses]
-        group, request = parents[0].group, parents[0].request
-        candidates = [
-            Candidate(beam, token_id, (parents[beam].cumulative_logprob or 0.0) + logprob)
-            for beam, (_, row) in enumerate(uses)
-            for token_id, logprob in zip(output.top_ids[row].tolist(), output.top_logprobs[row].tolist(), strict=True)
-            if token_id >= 0
-        ]
-        chosen = self.search.advance([parent.output_token_ids for parent in parents], candidates)
-        if self.search.is_finished:
-            scheduler.finish(group)
-            request.sequences = self._results(request)
-            return len(uses)
-        beams = []
-        for index, (beam, token_id, cumulative_logprob) in enumerate(chosen):
-            parent = parents[beam]
-            child = Sequence(request, index, [*parent.token_ids, token_id], cumulative_logprob=cumulative_logprob)
-            beams.append((parent, child))
-        scheduler.replace_members(group, beams)
-        return len(uses)
-
-    def _results(self, request: Request) -> list[Sequence]:
-        """The finished hypotheses as sequences, best first."""
-        results = []
-        for index, hypothesis in enumerate(self.search.hypotheses):
-            tokens = request.prompt_token_ids + hypothesis.output_token_ids
-            result = Sequence(request, index, tokens, cumulative_logprob=hypothesis.cumulative_logprob)
-            result.finish_reason, result.status = hypothesis.finish_reason, RequestStatus.FINISHED
-            results.append(result)
-        return results
 
 
 class PromptLogprobs(RowConsumer):

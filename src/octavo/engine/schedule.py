@@ -1,12 +1,16 @@
-"""One step: the sequences that compute, how many tokens each, and the rows of output that are wanted of them."""
+"""One step, with the rows of output that are wanted of it, and the queues that its sequences come from."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import attrgetter
 
-from octavo.engine.request import RowUse, Sequence
+from octavo.engine.request import RequestStatus, RowUse, Sequence, SequenceGroup
+
+_by_key = attrgetter("key")
 
 
 @dataclass(slots=True)
@@ -63,3 +67,44 @@ class Schedule:
         item = self.scheduled.pop(sequence)
         self.num_tokens_left += item.num_tokens
         self.num_rows_left += item.num_rows
+
+
+class ServiceQueue:
+    """The groups of one kind of step, waiting and running, both in order of service, and the seats that are taken."""
+
+    def __init__(self) -> None:
+        self.waiting: list[SequenceGroup] = []
+        self.running: list[SequenceGroup] = []
+        self.num_seats_taken = 0
+
+    @property
+    def sequences(self) -> list[Sequence]:
+        """The running sequences, in order of service."""
+        return [member for group in self.running for member in group.members]
+
+    def wait(self, group: SequenceGroup) -> None:
+        insort(self.waiting, group, key=_by_key)
+
+    def enter(self, group: SequenceGroup) -> None:
+        """Moves a group to the running ones."""
+        _discard(self.waiting, group)
+        insort(self.running, group, key=_by_key)
+        self.num_seats_taken += group.num_seats
+        for member in group.members:
+            member.status = RequestStatus.RUNNING
+
+    def leave(self, group: SequenceGroup, status: RequestStatus) -> None:
+        """Removes a group."""
+        if group.status is RequestStatus.RUNNING:
+            _discard(self.running, group)
+            self.num_seats_taken -= group.num_seats
+        _discard(self.waiting, group)
+        for member in group.members:
+            member.status = status
+
+
+def _discard(groups: list[SequenceGroup], group: SequenceGroup) -> None:
+    """Removes a group from a list in order of service, if it is there."""
+    position = bisect_left(groups, group.key, key=_by_key)
+    if position < len(groups) and groups[position] is group:
+        del groups[position]

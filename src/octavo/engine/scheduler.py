@@ -12,87 +12,56 @@ kinds have work, their steps alternate.
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 from octavo.engine.kv_cache import KVCacheManager
+from octavo.engine.metrics import EngineMetrics
 from octavo.engine.request import Request, RequestStatus, RowKind, RowUse, Sequence, SequenceGroup
-from octavo.engine.schedule import Schedule, ScheduledSequence
-from octavo.engine.service_queue import ServiceQueue
+from octavo.engine.schedule import Schedule, ScheduledSequence, ServiceQueue
 from octavo.engine.step_budget import StepBudget
+
+if TYPE_CHECKING:
+    from octavo.engine.engine import EngineLimits
 
 
 class Scheduler:
-    """Queues of waiting and running groups of sequences over one KV cache.
+    """Queues of waiting and running groups of sequences over one KV cache. It counts steps in the metrics.
 
-    max_num_seqs: sequences of a step, and seats of each queue. max_num_outputs: output rows that a step can compute; at
-    least max_num_seqs. step_budget: limits the time of steps, if given; it never changes an answer.
+    Each queue has max_num_seqs seats. step_budget: limits the time of steps, if given; it never changes an answer.
     """
 
-    def __init__(
-        self,
-        kv_cache: KVCacheManager,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        max_num_outputs: int,
-        step_budget: StepBudget | None = None,
-    ) -> None:
+    def __init__(self, kv_cache: KVCacheManager, limits: EngineLimits, metrics: EngineMetrics) -> None:
         self.kv_cache = kv_cache
-        self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
-        self.max_num_outputs = max_num_outputs
-        self.step_budget = step_budget
-        self._sampled, self._pooled = self._queues = ServiceQueue(), ServiceQueue()
+        self.metrics = metrics
+        self.step_budget = StepBudget(limits.max_itl_s) if limits.max_itl_s else None
+        self.max_num_seqs = limits.max_num_seqs
+        self._max_num_tokens = limits.max_num_batched_tokens
+        self._max_num_outputs = limits.max_num_outputs
+        self.sampled, self.pooled = self.queues = ServiceQueue(), ServiceQueue()
         self._is_pooled_next = False
-        self._free_rows = list(range(self.num_rows - 1, -1, -1))
-        self.num_preemptions = 0
-        self.num_prefix_queries = 0  # tokens; of those, found in the cache
-        self.num_prefix_hits = 0
+        self.num_rows = len(self.queues) * self.max_num_seqs  # sequences that may run at once; `Sequence.row` is below
+        self.free_rows = list(range(self.num_rows - 1, -1, -1))
 
     @property
     def running(self) -> list[Sequence]:
         """Sequences with a seat, by queue and in order of service."""
-        return self._sampled.sequences + self._pooled.sequences
-
-    @property
-    def num_running(self) -> int:
-        """Sequences with a seat whose answers are generated."""
-        return len(self._sampled.sequences)
-
-    @property
-    def num_waiting(self) -> int:
-        """Groups that wait for generation; a waiting or preempted beam search counts as one."""
-        return self._sampled.num_waiting
-
-    @property
-    def num_embedding(self) -> tuple[int, int]:
-        """Texts to embed that have a seat, and those that wait for one."""
-        return len(self._pooled.running), self._pooled.num_waiting
+        return self.sampled.sequences + self.pooled.sequences
 
     @property
     def may_admit(self) -> bool:
         """False: no waiting group gets a seat before a running one gives up its own."""
-        for queue in self._queues:
-            first = queue.first_waiting()
-            if first is not None:
-                last = queue.running[-1] if queue.running else None
-                has_seats = queue.num_seats_taken + first.request.num_seats <= self.max_num_seqs
+        for queue in self.queues:
+            if queue.waiting:
+                first, last = queue.waiting[0], queue.running[-1] if queue.running else None
+                has_seats = queue.num_seats_taken + first.num_seats <= self.max_num_seqs
                 if has_seats or (last is not None and last.request.options.priority > first.request.options.priority):
                     return True
         return False
 
-    @property
-    def num_rows(self) -> int:
-        """Sequences that may run at the same time; `Sequence.row` is below it."""
-        return len(self._queues) * self.max_num_seqs
-
-    @property
-    def has_work(self) -> bool:
-        return any(queue.running or queue.num_waiting for queue in self._queues)
-
     # --- requests come and go ---
 
     def add(self, request: Request) -> None:
-        """Queues a request that fits, see `request_checks`."""
+        """Queues a request that fits, see `RequestFactory`."""
         first, *others = request.groups
         request.pending_groups = others
         self._queue(first).wait(first)
@@ -122,23 +91,24 @@ class Scheduler:
         step = self._schedule_pooled() if self._is_pooled_next else self._schedule_sampled()
         if not step.scheduled:
             step = self._schedule_sampled() if self._is_pooled_next else self._schedule_pooled()
+        step.num_tokens_left += step.num_tokens_held_back
         self._is_pooled_next = not step.gives_hidden_states
         return step
 
     def schedule_ahead(self, step: Schedule) -> Schedule | None:
         """The step after one in flight, if its sequences only take their next tokens. None if that is not certain."""
         count, pool = len(step.scheduled), self.kv_cache.pool
-        is_decode = step.num_decodes == count == len(self._sampled.running)
-        if not is_decode or self._pooled.running or self.may_admit:
+        is_decode = step.num_decodes == count == len(self.sampled.running)
+        if not is_decode or self.pooled.running or self.may_admit:
             return None
-        ahead = Schedule(self.max_num_batched_tokens - count, self.max_num_outputs - count, num_decodes=count)
+        ahead = Schedule(self._max_num_tokens - count, self._max_num_outputs - count, num_decodes=count)
         ahead.is_ahead = True
         for item in step.scheduled.values():
             sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
             if item.num_tokens > 1 or not consumer.goes_on(sequence):
                 return None
             tables = sequence.block_tables
-            if self.kv_cache.num_blocks_for(position + 1) > tables[0].num_entries:
+            if self.kv_cache.num_blocks_for(position + 1) > len(tables[0].block_ids):
                 if len(tables) > pool.num_free_blocks:
                     return None
                 self.kv_cache.append(sequence, position + 1 - sequence.num_computed_tokens)
@@ -147,37 +117,34 @@ class Scheduler:
         return ahead
 
     def _schedule_sampled(self) -> Schedule:
-        step = Schedule(self.max_num_batched_tokens, self.max_num_outputs)
+        step = Schedule(self._max_num_tokens, self._max_num_outputs)
         step.skips_decodes = self._schedule_alone(step)
         if not step.skips_decodes:
             behind = self._schedule_decodes(step)
             step.num_decodes = len(step.scheduled)
             if self.step_budget is None or self.step_budget.lets_in(step.num_decodes):
-                self._schedule_chunks(self._sampled, behind, step)
-        step.num_tokens_left += step.num_tokens_held_back
+                self._schedule_chunks(self.sampled, behind, step)
         self._invite_choices(step)
         return step
 
     def _schedule_pooled(self) -> Schedule:
-        step = Schedule(self.max_num_batched_tokens, self.max_num_outputs, gives_hidden_states=True)
-        step.num_streams = len(self._sampled.sequences)
-        self._schedule_chunks(self._pooled, deque(self._pooled.running), step)
-        step.num_tokens_left += step.num_tokens_held_back
+        step = Schedule(self._max_num_tokens, self._max_num_outputs, gives_hidden_states=True)
+        step.num_streams = len(self.sampled.sequences)
+        self._schedule_chunks(self.pooled, deque(self.pooled.running), step)
         return step
 
     def _schedule_alone(self, step: Schedule) -> bool:
         """Gives a short prompt a step of its own, if the running sequences may wait for it."""
-        first, budget, running = self._sampled.first_waiting(), self.step_budget, self._sampled.sequences
-        if first is None or budget is None or not running:
+        budget, running = self.step_budget, self.sampled.sequences
+        if budget is None or not running or not self.sampled.waiting:
             return False
         # A prompt that is under way is not overtaken.
         if any(len(other.token_ids) - other.num_computed_tokens > 1 for other in running):
             return False
+        first = self.sampled.waiting[0]
         sequence = first.members[0]
         num_missing = len(sequence.token_ids) - self.kv_cache.num_cached_tokens(sequence, first.max_cached_tokens())
-        if not budget.lets_skip(len(running), num_missing):
-            return False
-        if not self._admit(self._sampled, first, step):
+        if not budget.lets_skip(len(running), num_missing) or not self._admit(self.sampled, first, step):
             return False
         self._schedule_chunk(first, step)
         return step.has_chunks
@@ -209,26 +176,21 @@ class Scheduler:
             sequence = item.sequence
             if sequence.status is not RequestStatus.RUNNING:
                 continue
-            before = sequence.num_computed_tokens
-            sequence.num_computed_tokens = min(before + item.num_tokens, len(sequence.token_ids))
-            self.kv_cache.register_full_blocks(sequence, before)
-            self.kv_cache.free_passed_blocks(sequence)
+            end = min(sequence.num_computed_tokens + item.num_tokens, len(sequence.token_ids))
+            self.kv_cache.mark_computed(sequence, end)
             for use in item.rows:
                 if use.sequence is not sequence:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
         """Accepts this many drafts of a step as tokens; the cache drops the others."""
-        before = sequence.num_computed_tokens
-        sequence.num_computed_tokens = before + num_accepted
+        self.kv_cache.mark_computed(sequence, sequence.num_computed_tokens + num_accepted)
         self.kv_cache.truncate(sequence)
-        self.kv_cache.register_full_blocks(sequence, before)
-        self.kv_cache.free_passed_blocks(sequence)
 
     def _schedule_decodes(self, step: Schedule) -> deque[SequenceGroup]:
         """Schedules one token and its drafts for every sequence that needs just one; returns groups that need more."""
         behind: deque[SequenceGroup] = deque()
-        running, has_room, scheduled = self._sampled.running, self.kv_cache.has_room, step.scheduled
+        running, has_room, scheduled = self.sampled.running, self.kv_cache.has_room, step.scheduled
         position = 0
         while position < len(running):  # preemption shortens the list from its end
             group = running[position]
@@ -251,7 +213,7 @@ class Scheduler:
         """One token for each member; for a single sequence also drafts, if all others still get their token."""
         num_drafts = len(group.members[0].draft_token_ids)
         if num_drafts:
-            num_others = sum(len(other.members) for other in self._sampled.running) - len(step.scheduled)
+            num_others = sum(len(other.members) for other in self.sampled.running) - len(step.scheduled)
             num_drafts = max(min(num_drafts, min(step.num_tokens_left, step.num_rows_left) - num_others), 0)
         return [1 + num_drafts] * len(group.members)
 
@@ -259,7 +221,7 @@ class Scheduler:
         """Fills the budget with running groups that are behind, and with waiting ones, in order of service."""
         is_blocked = False
         while step.num_tokens_left > 0:
-            waiting = None if is_blocked else queue.first_waiting()
+            waiting = queue.waiting[0] if queue.waiting and not is_blocked else None
             if behind and (waiting is None or behind[0].key < waiting.key):
                 group = behind.popleft()
                 if group.status is RequestStatus.RUNNING and group.members[0] not in step.scheduled:
@@ -309,7 +271,7 @@ class Scheduler:
         """Schedules this many tokens for the first members. False: there are too few blocks and no group to preempt."""
         members = group.members[: len(counts)]
         while self.kv_cache.pool.num_free_blocks < self.kv_cache.num_blocks_to_append(members, counts):
-            victim = self._last_served(*self._queues)
+            victim = self._last_served(*self.queues)
             if victim is None or victim is group:
                 return False
             self._preempt(victim, step)
@@ -344,15 +306,15 @@ class Scheduler:
         Blocks that running groups still need for their known tokens are not given away. For a request of better
         priority, groups of worse priority are preempted.
         """
-        request, first, seats = group.request, group.members[0], group.request.num_seats
+        request, first, seats = group.request, group.members[0], group.num_seats
         worse = [
             other
-            for each in self._queues
+            for each in self.queues
             for other in each.running
             if other.request.options.priority > request.options.priority
         ]
         seats_missing = queue.num_seats_taken + seats - self.max_num_seqs
-        if seats_missing > sum(other.request.num_seats for other in worse if self._queue(other) is queue):
+        if seats_missing > sum(other.num_seats for other in worse if self._queue(other) is queue):
             return False
         num_cached_tokens = self.kv_cache.match_prefix(first, group.max_cached_tokens())
         needed = self._num_blocks_missing(group)
@@ -364,7 +326,7 @@ class Scheduler:
             lacks_seats = queue.num_seats_taken + seats > self.max_num_seqs
             if not lacks_seats and needed <= self._num_blocks_to_spare():
                 break
-            victim = self._last_served(*([queue] if lacks_seats else self._queues))
+            victim = self._last_served(*([queue] if lacks_seats else self.queues))
             if victim is None or victim.request.options.priority <= request.options.priority:
                 self.kv_cache.free(first)
                 return False
@@ -372,8 +334,8 @@ class Scheduler:
         if group.status is RequestStatus.WAITING and first.index == 0:
             request.num_cached_tokens = num_cached_tokens
         if self.kv_cache.enable_prefix_caching:
-            self.num_prefix_queries += len(first.token_ids)
-            self.num_prefix_hits += num_cached_tokens
+            self.metrics.num_prefix_queries_total += len(first.token_ids)
+            self.metrics.num_prefix_hits_total += num_cached_tokens
         self._enter(group)
         return True
 
@@ -382,7 +344,7 @@ class Scheduler:
             step.remove(member)
         self._leave(group, RequestStatus.PREEMPTED)
         self._queue(group).wait(group)
-        self.num_preemptions += 1
+        self.metrics.num_preemptions_total += 1
         group.request.num_preemptions += 1
 
     def _last_served(self, *queues: ServiceQueue) -> SequenceGroup | None:
@@ -396,39 +358,63 @@ class Scheduler:
         return sum(self.kv_cache.num_blocks_missing(each, shared if i else 0) for i, each in enumerate(group.members))
 
     def _num_blocks_to_spare(self) -> int:
-        promised = sum(self._num_blocks_missing(group) for queue in self._queues for group in queue.running)
+        promised = sum(self._num_blocks_missing(group) for queue in self.queues for group in queue.running)
         return self.kv_cache.pool.num_free_blocks - promised
 
     # --- queues ---
 
     def _queue(self, group: SequenceGroup) -> ServiceQueue:
-        return self._pooled if group.wants_hidden_states else self._sampled
+        return self.pooled if group.wants_hidden_states else self.sampled
 
     def _enter(self, group: SequenceGroup) -> None:
         """Starts a group: it takes its seats, and each sequence a row of the batch builder's table."""
         self._queue(group).enter(group)
         for sequence in group.members:
-            sequence.row = self._free_rows.pop()
+            sequence.row = self.free_rows.pop()
 
     def _leave(self, group: SequenceGroup, status: RequestStatus) -> None:
         if group.status is RequestStatus.RUNNING:
             for sequence in group.members:
                 self.kv_cache.free(sequence)
-                self._free_rows.append(sequence.row)
+                self.free_rows.append(sequence.row)
                 sequence.row = -1
         self._queue(group).leave(group, status)
 
-    def check_integrity(self) -> None:
-        """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run."""
-        running = self.running
-        self.kv_cache.pool.check_integrity(table.held for sequence in running for table in sequence.block_tables)
-        rows = [sequence.row for sequence in running]
-        if sorted(rows + self._free_rows) != list(range(self.num_rows)):
-            raise AssertionError(f"rows {rows} run and {self._free_rows} are free, of {self.num_rows}")
-        for queue in self._queues:
-            queue.check_integrity()
-        for sequence in running:
-            # More blocks than that are there after a step that failed and is about to be repeated.
-            entries = [table.num_entries for table in sequence.block_tables]
-            if min(entries, default=0) < self.kv_cache.num_blocks_for(sequence.num_computed_tokens):
-                raise AssertionError(f"{sequence.num_computed_tokens} tokens lie in {entries} blocks")
+    # --- metrics ---
+
+    def observe(self, step: Schedule, elapsed_s: float) -> None:
+        """Counts a step that has ended. elapsed_s: from the start of scheduling until its tokens were taken."""
+        metrics, budget = self.metrics, self.step_budget
+        num_tokens, start = self._max_num_tokens - step.num_tokens_left, step.chunk_start
+        if step.gives_hidden_states:
+            if budget is not None:
+                budget.observe_pooled(num_tokens, start, elapsed_s)
+        else:
+            metrics.num_steps_total += 1
+            metrics.step_s.observe(elapsed_s)
+            metrics.batched_tokens.observe(num_tokens)
+            if budget is not None:
+                num_decodes = step.num_decodes
+                num_chunk_tokens = num_tokens - num_decodes
+                budget.observe(num_decodes, num_chunk_tokens, start, elapsed_s, skips_decodes=step.skips_decodes)
+            self._observe_slots()
+        self.observe_state()
+
+    def _observe_slots(self) -> None:
+        """Slots of cache blocks, those aside that the next step has already taken."""
+        size, num_ahead, num_wasted = self.kv_cache.block_size, 0, 0
+        for sequence in self.running:
+            num_blocks = -(-sequence.num_computed_tokens // size)
+            num_ahead += sum(len(table.block_ids) - num_blocks for table in sequence.block_tables)
+            num_wasted += (num_blocks * size - sequence.num_computed_tokens) * len(sequence.block_tables)
+        self.metrics.num_allocated_slots_total += (self.kv_cache.pool.num_used_blocks - num_ahead) * size
+        self.metrics.num_wasted_slots_total += num_wasted
+
+    def observe_state(self) -> None:
+        """Notes the state, also after requests have ended between steps."""
+        metrics, pool = self.metrics, self.kv_cache.pool
+        metrics.num_running = len(self.sampled.sequences)
+        metrics.num_waiting = len(self.sampled.waiting)
+        metrics.num_embedding, metrics.num_embedding_waiting = len(self.pooled.running), len(self.pooled.waiting)
+        metrics.num_evictions_total = pool.num_evictions
+        metrics.num_used_blocks = pool.num_used_blocks

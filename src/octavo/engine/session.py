@@ -11,7 +11,7 @@ from typing import Any
 
 from octavo.backends import Executor
 from octavo.config import EngineConfig
-from octavo.engine.async_engine import AsyncEngine, Sink
+from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.prompts import Prompt, PromptEncoder
@@ -24,7 +24,10 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 
 class Session:
-    """A model, its engine's thread, its tokenizer and its chat template. Thread-safe."""
+    """A model, its engine's thread, its tokenizer and its chat template. Thread-safe.
+
+    submit, abort: those of `AsyncEngine`. encode: that of `PromptEncoder`.
+    """
 
     def __init__(
         self,
@@ -48,11 +51,8 @@ class Session:
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
+        self.submit, self.abort, self.encode = self._engine.submit, self._engine.abort, self._prompts.encode
         self._ids = itertools.count()
-
-    def encode(self, prompt: Prompt) -> list[int]:
-        """See `PromptEncoder.encode`."""
-        return self._prompts.encode(prompt)
 
     def encode_chat(
         self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
@@ -90,10 +90,6 @@ class Session:
             request_id if request_id is not None else f"request-{next(self._ids)}", generation
         )
 
-    def submit(self, request: Request, sink: Sink) -> None:
-        """See `AsyncEngine.submit`."""
-        self._engine.submit(request, sink)
-
     @property
     def failure(self) -> OctavoError | None:
         """See `AsyncEngine.failure`."""
@@ -112,10 +108,6 @@ class Session:
     def prepare_structured_outputs(self) -> None:
         """See `Engine.prepare_structured_outputs`."""
         self.model().engine.prepare_structured_outputs()
-
-    def abort(self, request_id: str) -> None:
-        """Ends a request within a step."""
-        self._engine.abort(request_id)
 
     def close(self) -> None:
         """Ends running requests with an error and frees all memory. May be called twice."""

@@ -15,7 +15,7 @@ import anyio
 
 from octavo.core.client import EngineState
 from octavo.core.heap import return_large_blocks
-from octavo.engine.sizes import free_memory
+from octavo.engine.load import free_memory
 from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app

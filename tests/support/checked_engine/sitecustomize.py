@@ -6,15 +6,18 @@ A step that loses blocks, seats or rows fails, and the engine with it, which a `
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 if any("octavo.core.main" in argument for argument in sys.orig_argv):
+    sys.path.append(str(Path(__file__).parents[3]))
     from octavo.engine.engine import Engine
+    from tests.support.integrity import check_integrity
 
     _finish = Engine.finish
 
     def _checked_finish(self: Engine) -> float:
         seconds = _finish(self)
-        self.scheduler.check_integrity()
+        check_integrity(self.scheduler)
         return seconds
 
     Engine.finish = _checked_finish  # type: ignore[method-assign]

@@ -15,9 +15,8 @@ from typing import Protocol, TypeVar
 from octavo.config import EngineConfig
 from octavo.core.client import EngineClient
 from octavo.core.start import start_client
-from octavo.engine.load import MIN_MODEL_LEN
+from octavo.engine.load import MIN_MODEL_LEN, model_sizes
 from octavo.engine.prompts import PromptEncoder
-from octavo.engine.sizes import model_sizes
 from octavo.errors import OctavoError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.checkpoint import open_checkpoint

@@ -27,6 +27,7 @@ from octavo.server.http.json_body import FINITE, WHOLE, RequestModel, quote
 _UNSUPPORTED = "unsupported"
 
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
+_JSON_SCHEMA = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
 NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
 
 
@@ -60,8 +61,9 @@ def parameter_fields(*names: str) -> dict[str, Any]:
     """Fields for the parameters with these names. Their limits are only for the OpenAPI document, because
     `SamplingParams` and `BeamSearchParams` check the values for all interfaces."""
     types = get_type_hints(BeamSearchParams) | get_type_hints(SamplingParams)
-    limits = {item.name: dict(item.metadata) for item in (*fields(BeamSearchParams), *fields(SamplingParams))}
-    return {name: _optional(types[name], Field(json_schema_extra=limits[name])) for name in names}
+    limits = {item.name: item.metadata for item in (*fields(BeamSearchParams), *fields(SamplingParams))}
+    extras = {name: {_JSON_SCHEMA[word]: limit for word, limit in limits[name].items()} for name in names}
+    return {name: _optional(types[name], Field(json_schema_extra=extras[name])) for name in names}
 
 
 class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_option_fields())):  # type: ignore[misc]

@@ -1,0 +1,50 @@
+"""Checks that a scheduler and its cache have lost no block, seat or row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from octavo.engine.block_pool import BlockPool
+from octavo.engine.scheduler import Scheduler
+
+
+def check_integrity(scheduler: Scheduler) -> None:
+    """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run."""
+    running = scheduler.running
+    check_pool(scheduler.kv_cache.pool, (table.held for sequence in running for table in sequence.block_tables))
+    rows = [sequence.row for sequence in running]
+    if sorted(rows + scheduler.free_rows) != list(range(scheduler.num_rows)):
+        raise AssertionError(f"rows {rows} run and {scheduler.free_rows} are free, of {scheduler.num_rows}")
+    for queue in scheduler.queues:
+        if queue.num_seats_taken != sum(group.num_seats for group in queue.running):
+            raise AssertionError(f"{queue.num_seats_taken} seats are taken by {len(queue.running)} groups")
+        for groups in (queue.running, queue.waiting):
+            if groups != sorted(groups, key=lambda group: group.key) or len(set(groups)) < len(groups):
+                raise AssertionError("groups are out of order")
+        if set(queue.running) & set(queue.waiting):
+            raise AssertionError("a running group waits")
+    for sequence in running:
+        # More blocks than that are there after a step that failed and is about to be repeated.
+        entries = [len(table.block_ids) for table in sequence.block_tables]
+        if min(entries, default=0) < scheduler.kv_cache.num_blocks_for(sequence.num_computed_tokens):
+            raise AssertionError(f"{sequence.num_computed_tokens} tokens lie in {entries} blocks")
+
+
+def check_pool(pool: BlockPool, block_tables: Iterable[list[int]]) -> None:
+    """Raises AssertionError unless the counts are exactly those of `block_tables` and no block is lost."""
+    references = Counter(block_id for table in block_tables for block_id in table)
+    counts = [pool.ref_count(block_id) for block_id in range(pool.num_blocks)]
+    for block_id, count in enumerate(counts):
+        if references[block_id] != count:
+            raise AssertionError(f"block {block_id} has {references[block_id]} owners but counts {count}")
+    unused = {block_id for block_id, count in enumerate(counts) if count == 0}
+    listed = Counter(pool._free) + Counter(pool._evictable.keys())
+    if set(listed) != unused or max(listed.values(), default=1) > 1:
+        raise AssertionError(f"unused blocks {sorted(unused)} are listed as {sorted(listed.elements())}")
+    registered = {pool._hashes[block_id]: block_id for block_id in range(pool.num_blocks)}
+    registered.pop(None, None)
+    if registered != pool._block_of_hash:
+        raise AssertionError("the hashes of blocks and the blocks of hashes differ")
+    if any(pool._hashes[block_id] is not None for block_id in pool._free):
+        raise AssertionError("a free block is registered")
