@@ -355,10 +355,12 @@ def _logit_bias(name: str, bias: object, *, max_length: int) -> dict[int, float]
         raise _refusal(name, f"must map token ids to numbers, not {bias!r:.80}", "invalid_type")
     if len(bias) > max_length:
         raise _refusal(name, f"has {len(bias)} entries; at most {max_length} are allowed", "array_above_max_length")
-    return {
-        _token_id(f"{name}[key]", key): _number(f"{name}[{key}]", value, ge=-100.0, le=100.0)
-        for key, value in bias.items()
-    }
+    wrong = [f"{key!r:.80}" for key in bias if isinstance(key, bool) or not isinstance(key, numbers.Integral)]
+    beyond = [] if wrong else [_shown(int(key)) for key in bias if not 0 <= key <= _INT32_MAX]
+    if wrong or beyond:
+        code = "invalid_type" if wrong else "token_out_of_range"
+        raise _refusal(name, f"keys must be token ids, not {', '.join(wrong or beyond)}", code)
+    return {int(key): _number(f"{name}[{key}]", value, ge=-100, le=100) for key, value in bias.items()}
 
 
 # By the type of a field, without None.
