@@ -57,13 +57,14 @@ def _option_fields() -> dict[str, Any]:
     return {item.name: _optional(types[item.name], Field(**item.metadata)) for item in fields(RequestOptions)}
 
 
-def parameter_fields(*names: str) -> dict[str, Any]:
-    """Fields for the parameters with these names. Their limits are only for the OpenAPI document, because
-    `SamplingParams` and `BeamSearchParams` check the values for all interfaces."""
+def with_parameters(base: type[RequestModel], *names: str) -> Any:
+    """A model that also has fields for the parameters with these names. Their limits are only for the OpenAPI document,
+    because `SamplingParams` and `BeamSearchParams` check the values for all interfaces."""
     types = get_type_hints(BeamSearchParams) | get_type_hints(SamplingParams)
     limits = {item.name: item.metadata for item in (*fields(BeamSearchParams), *fields(SamplingParams))}
     extras = {name: {_JSON_SCHEMA[word]: limit for word, limit in limits[name].items()} for name in names}
-    return {name: _optional(types[name], Field(json_schema_extra=extras[name])) for name in names}
+    added: dict[str, Any] = {name: _optional(types[name], Field(json_schema_extra=extras[name])) for name in names}
+    return create_model(base.__name__, __base__=base, **added)
 
 
 class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_option_fields())):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import ConfigDict, Field, model_validator
 
 from octavo.errors import UsageError
 from octavo.sampling_params import (
@@ -26,17 +26,15 @@ from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Text
-from octavo.server.protocols.protocol_fields import NULL_EXTRAS, NullIsAbsent, OptionFields, parameter_fields
+from octavo.server.protocols.protocol_fields import NULL_EXTRAS, NullIsAbsent, OptionFields, with_parameters
 
 _INT32_MAX = 2**31 - 1
-_NUMBERS = (
-    *("n", "temperature", "top_p", "top_k", "min_p", "typical_p", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-    *("min_tokens", "max_tokens", "prompt_logprobs"),
-)
-_FLAGS = ("include_stop_str_in_output", "ignore_eos", "skip_special_tokens")
-_BEAM_FIELDS = ("length_penalty", "early_stopping")
 _LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
+_BEAM_FIELDS = ("length_penalty", "early_stopping")
+# Parameters that requests have in another form, or not at all.
+_NO_FIELDS = ("logit_bias", "logprobs", "structured_outputs", "detokenize", "output_kind")
+# All other parameters are numbers and flags. A new one is a field of both kinds of requests.
+_SCALARS = tuple(item.name for item in fields(SamplingParams) if item.name not in (*_LISTS, *_NO_FIELDS))
 # Parameters that beam search honours. The others are refused with it, unless they have no effect without sampling.
 _BEAM_PARAMS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})
 _NEUTRAL: dict[str, object] = {"temperature": 0, "top_k": -1, "logit_bias": {}}
@@ -121,10 +119,7 @@ class StreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = None
 
 
-_SCALARS = parameter_fields(*_NUMBERS, *_FLAGS, "length_penalty")
-
-
-class SamplingFields(create_model("SamplingFields", __base__=OptionFields, **_SCALARS)):  # type: ignore[misc]
+class SamplingFields(with_parameters(OptionFields, *_SCALARS, "length_penalty")):  # type: ignore[misc]
     """The fields that chat and text requests share."""
 
     model: Text | None = None
@@ -192,7 +187,7 @@ class SamplingFields(create_model("SamplingFields", __base__=OptionFields, **_SC
         max_tokens: as requested, or the default of the route; None: up to the end of the context.
         Raises UsageError naming the field whose value is wrong.
         """
-        arguments = given(self, *_NUMBERS, *_FLAGS, *_LISTS)
+        arguments = given(self, *_SCALARS, *_LISTS)
         if self.logit_bias is not None:
             bias = self.logit_bias.items()
             arguments["logit_bias"] = {int(key) if _TOKEN_ID.fullmatch(key) else key: value for key, value in bias}

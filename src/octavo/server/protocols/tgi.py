@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, create_model
+from pydantic import Field
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
@@ -19,7 +19,7 @@ from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import finite, most_likely, token_text
 from octavo.server.protocols.protocol_errors import TGI
-from octavo.server.protocols.protocol_fields import NumLogprobs, OptionFields, parameter_fields
+from octavo.server.protocols.protocol_fields import NumLogprobs, OptionFields, with_parameters
 from octavo.tokenizer.detokenizer import Detokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 100
@@ -42,7 +42,7 @@ class Grammar(RequestModel):
     value: dict[str, Any] | Text
 
 
-class Parameters(create_model("Parameters", __base__=RequestModel, **parameter_fields(*_NUMBERS))):  # type: ignore[misc]
+class Parameters(with_parameters(RequestModel, *_NUMBERS)):  # type: ignore[misc]
     """Generation is greedy without do_sample and without any value that shapes the distribution."""
 
     max_new_tokens: Int | None = None
