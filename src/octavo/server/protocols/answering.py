@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -34,6 +35,7 @@ BlockDelta: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta"
 _encoder = msgspec.json.Encoder()
 
 
+@dataclass(eq=False)
 class AnswerWriter(ABC, Generic[B, S]):
     """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole.
 
@@ -43,11 +45,13 @@ class AnswerWriter(ABC, Generic[B, S]):
     dialect: ClassVar[Dialect] = OPENAI
     last: ClassVar[bytes] = b""
 
-    def __init__(self, body: B, spec: S, model: ServedModel, generation: Generation) -> None:
-        self.request = body
-        self.spec = spec
-        self.model = model
-        self.generation = generation
+    request: B
+    spec: S
+    model: ServedModel
+    generation: Generation
+
+    def __post_init__(self) -> None:
+        """The beginning of a subclass's own state."""
 
     @property
     def truncation(self) -> dict[str, int]:

@@ -16,7 +16,6 @@ from octavo.server.errors import ApiError, refuse
 from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.reasoning import effort_arguments, switch_arguments
-from octavo.server.generation.running import Generation
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
 from octavo.server.models.served_model import ServedModel
@@ -284,8 +283,7 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 class MessagesWriter(BlockWriter[MessagesRequest]):
     """Writes the content blocks of a message."""
 
-    def __init__(self, body: MessagesRequest, spec: ChatSpec, model: ServedModel, generation: Generation) -> None:
-        super().__init__(body, spec, model, generation)
+    def __post_init__(self) -> None:
         self._content: list[dict[str, Any]] = []
         self._is_open = False
         self._arguments = ""  # of the tool use that is open
@@ -293,11 +291,11 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
             "id": f"msg_{secrets.token_hex(12)}",
             "type": "message",
             "role": "assistant",
-            "model": model.name,
+            "model": self.model.name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _counts(len(generation.prompt_token_ids[0]), 0, 0),
+            "usage": _counts(len(self.generation.prompt_token_ids[0]), 0, 0),
         }
 
     def begin(self) -> Iterator[NamedEvent]:

@@ -22,10 +22,8 @@ from octavo.server.generation.events import (
     TokenLogprobs,
     Usage,
 )
-from octavo.server.generation.running import Generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.sse import event as sse_event
-from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
 from octavo.server.protocols.chat_request import ChatCompletionRequest
 from octavo.server.protocols.completion_request import CompletionRequest
@@ -44,20 +42,19 @@ class OpenAIWriter(AnswerWriter[R, S]):
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]
 
-    def __init__(self, body: R, spec: S, model: ServedModel, generation: Generation) -> None:
-        super().__init__(body, spec, model, generation)
+    def __post_init__(self) -> None:
         self._choices: dict[int, Choice] = {}
         self._usage: Usage | None = None
         self._num_completion_tokens = 0
         self._begun: set[int] = set()  # choices that have had their first chunk
-        self._includes_usage = body.has_stream_option("include_usage")
-        self._has_running_usage = body.has_stream_option("continuous_usage_stats")
+        self._includes_usage = self.request.has_stream_option("include_usage")
+        self._has_running_usage = self.request.has_stream_option("continuous_usage_stats")
         self._head: dict[str, Any] = {
-            "id": f"{self.id_prefix}-{generation.request_id}",
-            "object": self.chunk_kind if body.stream else self.kind,
+            "id": f"{self.id_prefix}-{self.generation.request_id}",
+            "object": self.chunk_kind if self.request.stream else self.kind,
             "created": int(time.time()),
-            "model": model.name,
-            "system_fingerprint": _fingerprint(model.info.path, model.info.num_threads),
+            "model": self.model.name,
+            "system_fingerprint": _fingerprint(self.model.info.path, self.model.info.num_threads),
         }
 
     @abstractmethod
@@ -215,8 +212,8 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
 
     id_prefix, kind, chunk_kind = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, body: CompletionRequest, spec: TextSpec, model: ServedModel, generation: Generation) -> None:
-        super().__init__(body, spec, model, generation)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._offsets: dict[int, int] = {}  # where the next token's text begins in each choice, in characters
 
     def push(self, event: Event) -> Iterator[NamedEvent]:

@@ -15,7 +15,6 @@ from octavo.server.errors import ApiError, refuse
 from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.reasoning import effort_arguments
-from octavo.server.generation.running import Generation
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.models.served_model import ServedModel
@@ -312,8 +311,7 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
 class ResponsesWriter(BlockWriter[ResponsesRequest]):
     """Writes output items: messages and reasoning with one part of text each, and calls of functions."""
 
-    def __init__(self, body: ResponsesRequest, spec: ChatSpec, model: ServedModel, generation: Generation) -> None:
-        super().__init__(body, spec, model, generation)
+    def __post_init__(self) -> None:
         self._numbers = itertools.count()
         self._output: list[dict[str, Any]] = []
         self._item: dict[str, Any] | None = None  # the one that is open

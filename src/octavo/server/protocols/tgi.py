@@ -12,10 +12,8 @@ from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.running import Generation
 from octavo.server.generation.spec import TextSpec, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, RequestModel, Text, quote
-from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import finite, most_likely, token_text
 from octavo.server.protocols.protocol_errors import TGI
@@ -152,12 +150,12 @@ class TgiWriter(AnswerWriter[GenerateRequest, TextSpec]):
 
     dialect = TGI
 
-    def __init__(self, body: GenerateRequest, spec: TextSpec, model: ServedModel, generation: Generation) -> None:
-        super().__init__(body, spec, model, generation)
-        self._params = spec.params.sampling
-        self._num_top_tokens = body.wanted.top_n_tokens or 0
-        self._detokenizer = Detokenizer(model.tokenizer, skip_special_tokens=False)
-        self._text = body.inputs if body.wanted.return_full_text else ""
+    def __post_init__(self) -> None:
+        wanted = self.request.wanted
+        self._params = self.spec.params.sampling
+        self._num_top_tokens = wanted.top_n_tokens or 0
+        self._detokenizer = Detokenizer(self.model.tokenizer, skip_special_tokens=False)
+        self._text = self.request.inputs if wanted.return_full_text else ""
         self._num_tokens = 0
         self._tokens: list[dict[str, Any]] = []
         self._top_tokens: list[list[dict[str, Any]]] = []
