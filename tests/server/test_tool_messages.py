@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
-from octavo.server.tool_parsers import CallArguments, CallStart, tool_formats
+from octavo.server.tool_parsers.answer import CallArguments, CallStart
+from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from tests.support.tool_outputs import TOOLS
 
 
@@ -71,7 +72,7 @@ def test_templates_without_tools_get_text_and_turns(name: str) -> None:
     assert messages[3]["content"] == (
         "<tool_response>\nrain\n</tool_response>\n<tool_response>\nnoon\n</tool_response>\nAnd now?"
     )
-    parser = tool_format.create_parser(TOOLS)
+    parser = ToolParser(tool_format, TOOLS)
     assert [*parser.push(messages[2]["content"]), *parser.finish()] == [
         CallStart("get_weather"),
         CallArguments('{"city": "Paris"}'),

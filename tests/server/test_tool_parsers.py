@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, tool_formats
+from octavo.server.tool_parsers.answer import CallArguments, CallStart, ParsedPart
+from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from tests.support.tool_outputs import CASES, TOOLS, Case
 
 Folded = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def parse(format_name: str, pieces: list[str]) -> list[ParsedPart]:
-    parser = tool_formats()[format_name].create_parser(TOOLS)
+    parser = ToolParser(tool_formats()[format_name], TOOLS)
     parts = [part for piece in pieces for part in parser.push(piece)]
     return parts + parser.finish()
 
@@ -103,7 +104,7 @@ UNDECIDED = ("cut_header", "cut_in_number", "cut_behind_end")
 @pytest.mark.parametrize("case", [case for case in CASES if case.calls and case.name not in UNDECIDED], ids=case_id)
 def test_everything_is_out_before_the_end(case: Case) -> None:
     """Nothing of a call waits for the end of the answer."""
-    parser = tool_formats()[case.format].create_parser(TOOLS)
+    parser = ToolParser(tool_formats()[case.format], TOOLS)
     seen: list[ParsedPart] = []
     for char in case.text:
         seen += parser.push(char)
@@ -111,14 +112,14 @@ def test_everything_is_out_before_the_end(case: Case) -> None:
 
 
 def test_the_name_comes_before_the_arguments_are_complete() -> None:
-    parser = tool_formats()["hermes"].create_parser(TOOLS)
+    parser = ToolParser(tool_formats()["hermes"], TOOLS)
     parts = parser.push('<tool_call>\n{"name": "run", "arguments": {"code": "pri')
     assert parts == [CallStart("run"), CallArguments('{"code": "pri')]
     assert parser.push("nt") == [CallArguments("nt")]
 
 
 def test_text_of_a_parameter_comes_as_json_while_it_is_written() -> None:
-    parser = tool_formats()["qwen3_coder"].create_parser(TOOLS)
+    parser = ToolParser(tool_formats()["qwen3_coder"], TOOLS)
     parts = parser.push('<tool_call>\n<function=run>\n<parameter=code>\nprint("')
     assert parts == [CallStart("run"), CallArguments('{"code": "print(\\"')]
     assert parser.push("a\n") == [CallArguments("a")]
@@ -133,7 +134,7 @@ def test_types_of_parameters_are_found_through_references() -> None:
         "additionalProperties": {"type": "string"},
         "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/a"}, {"type": "string"}]}, "b/c": {"const": 3}},
     }
-    parser = tool_formats()["qwen3_coder"].create_parser([{"function": {"name": "f", "parameters": schema}}])
+    parser = ToolParser(tool_formats()["qwen3_coder"], [{"function": {"name": "f", "parameters": schema}}])
     text = "<function=f>" + "".join(f"<parameter={key}>3</parameter>" for key in "abc") + "</function>"
     assert fold(parser.push(text)) == ("", (("f", '{"a": "3", "b": 3, "c": "3"}'),))
 

@@ -16,7 +16,8 @@ from octavo.errors import UsageError
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import StructuredOutputsParams
 from octavo.server.generation.json_schema import check_tools
-from octavo.server.tool_parsers import CallArguments, CallStart, Tool, tool_formats
+from octavo.server.tool_parsers.answer import CallArguments, CallStart, Tool
+from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.tool_outputs import TOOLS, realistic_tools, tool
@@ -84,7 +85,7 @@ def compiled(smollm2_path: Path) -> Compiled:
 
 
 def parse(format_name: str, tools: list[Tool], text: str) -> tuple[str, list[tuple[str, str]]]:
-    parser = tool_formats()[format_name].create_parser(tools)
+    parser = ToolParser(tool_formats()[format_name], tools)
     content, calls = "", []
     for part in [*parser.push(text), *parser.finish()]:
         if isinstance(part, str):

@@ -9,7 +9,7 @@ import pytest
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.server.generation.reasoning import find_reasoning_format
 from octavo.server.generation.tool_messages import shows_tools
-from octavo.server.tool_parsers import find_tool_format, tool_formats
+from octavo.server.tool_parsers.tool_format import find_tool_format, tool_formats
 from octavo.tokenizer import load_tokenizer
 
 # Short pieces of published templates: where they describe tools, and where they write a call of an earlier turn.

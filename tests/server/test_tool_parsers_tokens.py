@@ -17,7 +17,8 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.generation.chat_plan import AnswerFormat, mark_token_ids, plan_chat
 from octavo.server.generation.spec import ChatSpec
-from octavo.server.tool_parsers import CallArguments, CallStart, tool_formats
+from octavo.server.tool_parsers.answer import CallArguments, CallStart
+from octavo.server.tool_parsers.tool_format import tool_formats
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer

@@ -23,7 +23,7 @@ from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
 from octavo.server.models.served_model import ServedModel
-from octavo.server.tool_parsers import ToolFormat
+from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 

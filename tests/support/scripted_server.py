@@ -27,7 +27,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.models.served_model import ModelSpec, ServedModel
 from octavo.server.state import ServerState
-from octavo.server.tool_parsers import find_tool_format
+from octavo.server.tool_parsers.tool_format import find_tool_format
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, Script, fake_model
 

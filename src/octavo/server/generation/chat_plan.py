@@ -16,7 +16,8 @@ from octavo.server.generation.reasoning import ReasoningFormat, ReasoningParser,
 from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
 from octavo.server.models.served_model import ServedModel
-from octavo.server.tool_parsers import Tool, ToolFormat, ToolParser, tool_formats
+from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.tool_format import ToolFormat, ToolParser, tool_formats
 from octavo.tokenizer.tokenizer import Tokenizer
 
 # The tool format for models whose template has no tools.
@@ -68,7 +69,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     create_tool_parser = None
     if tools:
         params = _with_tools(spec, tools, tool_format, model.tokenizer)
-        create_tool_parser = partial(tool_format.create_parser, tools)
+        create_tool_parser = partial(ToolParser, tool_format, tools)
     reasoning = find_reasoning_format(template) if spec.separates_reasoning else None
     if reasoning is not None:
         is_control_token = _token_id(model.tokenizer, reasoning.close) in model.tokenizer.special_token_ids

@@ -17,7 +17,8 @@ from octavo.server.generation.events import (
     ToolCallDelta,
 )
 from octavo.server.generation.reasoning import ReasoningParser, ReasoningPart
-from octavo.server.tool_parsers import CallArguments, CallStart, ParsedPart, ToolParser
+from octavo.server.tool_parsers.answer import CallArguments, CallStart, ParsedPart
+from octavo.server.tool_parsers.tool_format import ToolParser
 
 
 class ChoiceReader:

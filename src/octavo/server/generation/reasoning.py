@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from octavo.server.errors import refuse
-from octavo.server.tool_parsers import Reading, TextReader, join_neighbours, marks_pattern
+from octavo.server.tool_parsers.answer import Reading, TextReader, join_neighbours, marks_pattern
 
 _WHITESPACE = " \t\r\n"
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")

@@ -7,7 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.server.tool_parsers import Tool, ToolFormat
+from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.tool_format import ToolFormat
 
 TemplateMessage = dict[str, Any]
 

@@ -26,7 +26,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.models.served_model import ModelSpec, ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
-from octavo.server.tool_parsers import find_tool_format
+from octavo.server.tool_parsers.tool_format import find_tool_format
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
 

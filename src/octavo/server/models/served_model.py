@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.config import EngineConfig
 from octavo.core.client import EngineClient, ModelInfo
 from octavo.engine.prompts import PromptEncoder
-from octavo.server.tool_parsers import ToolFormat
+from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.tokenizer.tokenizer import Tokenizer
 
 

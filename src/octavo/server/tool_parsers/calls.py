@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
+from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading
 
 FENCE = "```"
 _LANGUAGES = ("\n", "json\n", "tool_code\n", "tool_call\n")

@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers import Tool, ToolFormat
-from octavo.server.tool_parsers._calls import FENCE, fenced_call, json_call
-from octavo.server.tool_parsers._grammar import forced_calls, write_call
-from octavo.server.tool_parsers._markup import Markup
+from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.calls import FENCE, fenced_call, json_call
+from octavo.server.tool_parsers.grammar import forced_calls, write_call
+from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _INSTRUCTIONS = """\
 You have access to these functions, each described by a line of JSON:
@@ -34,7 +34,7 @@ def _system_prompt(tools: Sequence[Tool]) -> str:
 FORMAT = ToolFormat(
     name="gemma",
     matches=lambda template: "<start_of_turn>" in template and "tools" not in template,
-    markup=Markup(openings={FENCE: fenced_call, "{": json_call}),
+    openings={FENCE: fenced_call, "{": json_call},
     grammar=forced_calls(_CALL),
     system_prompt=_system_prompt,
     write_call=partial(write_call, _CALL),

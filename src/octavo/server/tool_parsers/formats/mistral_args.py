@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from octavo.server.tool_parsers import Tool
-from octavo.server.tool_parsers._grammar import TokenIds, calls_grammar, forced_calls, free_text, spelled
-from octavo.server.tool_parsers.mistral import ARGUMENTS_MARK, MARK
-from octavo.server.tool_parsers.mistral import FORMAT as MISTRAL
+from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.formats.mistral import ARGUMENTS_MARK, MARK
+from octavo.server.tool_parsers.formats.mistral import FORMAT as MISTRAL
+from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, forced_calls, free_text, spelled
 
 _CALL = f"NAME{ARGUMENTS_MARK}ARGUMENTS"
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from octavo.server.tool_parsers import Tool, ToolFormat
-from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
-from octavo.server.tool_parsers._calls import Header, json_call, named_call
-from octavo.server.tool_parsers._grammar import TokenIds, calls_grammar, free_text, sequence, spelled
-from octavo.server.tool_parsers._markup import Markup
+from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading, Tool
+from octavo.server.tool_parsers.calls import Header, json_call, named_call
+from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, free_text, sequence, spelled
+from octavo.server.tool_parsers.tool_format import ToolFormat
 
 MARK = "[TOOL_CALLS]"
 ARGUMENTS_MARK = "[ARGS]"
@@ -50,7 +49,9 @@ def _list(parallel: bool) -> str:
 FORMAT = ToolFormat(
     name="mistral",
     matches=lambda template: MARK in template and ARGUMENTS_MARK not in template,
-    markup=Markup(tags={MARK: _read_call}, after_call=",]", is_list=True),
+    tags={MARK: _read_call},
+    after_call=",]",
+    is_list=True,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(MARK, ARGUMENTS_MARK, "[CALL_ID]"),

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers import Tool, ToolFormat
-from octavo.server.tool_parsers._calls import json_call
-from octavo.server.tool_parsers._grammar import TokenIds, calls_grammar, sequence
-from octavo.server.tool_parsers._markup import Markup
+from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.calls import json_call
+from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, sequence
+from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _TAG = "<|python_tag|>"
 _CALL = '{"name": "NAME", "parameters": ARGUMENTS}'
@@ -37,9 +37,10 @@ def _calls(parallel: bool, token_ids: TokenIds) -> str:
 FORMAT = ToolFormat(
     name="llama3_json",
     matches=lambda template: "dictionary of argument name and its value" in template,
-    markup=Markup(
-        tags={_TAG: partial(json_call, is_marked=True)}, openings={"{": json_call}, after_call=";", is_list=True
-    ),
+    tags={_TAG: partial(json_call, is_marked=True)},
+    openings={"{": json_call},
+    after_call=";",
+    is_list=True,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(_TAG,),

@@ -10,10 +10,10 @@ import json
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers import Tool, ToolFormat
-from octavo.server.tool_parsers._calls import FENCE, fenced_call, json_call
-from octavo.server.tool_parsers._grammar import forced_calls, free_calls, write_call
-from octavo.server.tool_parsers._markup import Markup
+from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.calls import FENCE, fenced_call, json_call
+from octavo.server.tool_parsers.grammar import forced_calls, free_calls, write_call
+from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
@@ -38,11 +38,9 @@ def _system_prompt(tools: Sequence[Tool]) -> str:
 FORMAT = ToolFormat(
     name="hermes",
     matches=lambda template: _OPEN in template and not any(other in template for other in ("<function=", "<arg_key>")),
-    markup=Markup(
-        tags={_OPEN: partial(json_call, is_marked=True), _CLOSE: None},
-        openings={FENCE: fenced_call, "{": json_call},
-        after_call="}",  # models write one too many
-    ),
+    tags={_OPEN: partial(json_call, is_marked=True), _CLOSE: None},
+    openings={FENCE: fenced_call, "{": json_call},
+    after_call="}",  # models write one too many
     grammar=forced_calls(_CALL),
     optional_grammar=free_calls(_CALL, _OPEN),
     marks=(_OPEN, _CLOSE),

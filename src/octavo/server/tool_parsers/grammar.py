@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from llguidance import LLMatcher
 
 from octavo.engine.deep_stack import run_on_deep_stack
-from octavo.server.tool_parsers._answer import Tool
+from octavo.server.tool_parsers.answer import Tool
 
 TokenIds: TypeAlias = "Mapping[str, int]"
 """The marks of a format that a vocabulary has as one token each."""

@@ -14,9 +14,8 @@ from functools import partial
 from typing import Any
 
 from octavo.errors import UsageError
-from octavo.server.tool_parsers import Tool, ToolFormat
-from octavo.server.tool_parsers._answer import WHITESPACE, Answer, Reading
-from octavo.server.tool_parsers._grammar import (
+from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading, Tool
+from octavo.server.tool_parsers.grammar import (
     OPENS_OBJECT,
     TokenIds,
     around_calls,
@@ -28,8 +27,8 @@ from octavo.server.tool_parsers._grammar import (
     sequence,
     spelled,
 )
-from octavo.server.tool_parsers._markup import Markup
-from octavo.server.tool_parsers._parameter_text import ParameterValue, value_schemas, value_types
+from octavo.server.tool_parsers.parameter_text import ParameterValue, value_schemas, value_types
+from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
@@ -251,10 +250,8 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
 FORMAT = ToolFormat(
     name="qwen3_coder",
     matches=lambda template: all(tag in template for tag in (_OPEN, _FUNCTION, _PARAMETER)),
-    markup=Markup(
-        tags={_OPEN: partial(_read_call, is_marked=True), _CLOSE: None},
-        openings={_FUNCTION: partial(_read_call, is_marked=False)},
-    ),
+    tags={_OPEN: partial(_read_call, is_marked=True), _CLOSE: None},
+    openings={_FUNCTION: partial(_read_call, is_marked=False)},
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(_OPEN, _CLOSE),

@@ -9,11 +9,10 @@ import re
 from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers import Tool, ToolFormat
-from octavo.server.tool_parsers._answer import Answer, Reading
-from octavo.server.tool_parsers._calls import Header, named_call
-from octavo.server.tool_parsers._grammar import TokenIds, calls_grammar, forced_calls, literal
-from octavo.server.tool_parsers._markup import Markup
+from octavo.server.tool_parsers.answer import Answer, Reading, Tool
+from octavo.server.tool_parsers.calls import Header, named_call
+from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, forced_calls, literal
+from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _MARK = ">>>"
 _EVERYBODY = "all\n"
@@ -48,7 +47,8 @@ def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds
 FORMAT = ToolFormat(
     name="functionary_recipients",
     matches=lambda template: f"{_MARK}all" in template,
-    markup=Markup(openings={_MARK: partial(_read_addressed, mark=_MARK)}, at_start=partial(_read_addressed, mark="")),
+    openings={_MARK: partial(_read_addressed, mark=_MARK)},
+    at_start=partial(_read_addressed, mark=""),
     grammar=forced_calls(_CALL, separator=_MARK),
     optional_grammar=_optional_grammar,
     arguments_as_text=True,

@@ -1,0 +1,136 @@
+"""A format of tool calls, and the parser that all formats share: it finds marks and reads the calls behind them.
+
+The parser takes the text of an answer in pieces of any size and splits it into text for the user and tool calls. The
+result does not depend on where the text is cut.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
+from typing import TypeAlias
+
+from octavo.server.tool_parsers import formats
+from octavo.server.tool_parsers.answer import WHITESPACE, Answer, ParsedPart, Reading, Tool, marks_pattern
+from octavo.server.tool_parsers.calls import json_call
+from octavo.server.tool_parsers.grammar import WriteGrammar
+
+ReadCall: TypeAlias = "Callable[[Answer], Reading[object]]"
+"""Reads what may be a call, up to the first character that does not belong to one."""
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """One way of writing tool calls.
+
+    matches: true for a chat template that makes the model write calls like this.
+    grammar: a grammar of an answer that is one call or, with `parallel`, several. Each call names one of the tools and
+        has arguments that follow its schema. Enforces `tool_choice: required` and a named tool.
+    optional_grammar: the same for an answer that may be text, a call or both. Enforces `strict` where calls are
+        optional. None: there is no such grammar, because the beginning of a call could begin any text.
+    tags: marks that are dropped, each with the reader of the call behind it; None: no call follows.
+    openings: marks that are part of the call, each with the reader of that call.
+    at_start: the reader of a call at the beginning of the answer.
+    after_call: characters that may follow a call and are dropped, beside white space.
+    is_list: an object behind these characters is another call.
+    marks: markup that a vocabulary may have as tokens. Control tokens among them must stay in the text.
+    system_prompt: describes the tools to a model whose template does not; None: this format needs a template.
+    write_call: writes a call of an earlier turn, from its name and the JSON text of its arguments.
+    arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects.
+    num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None: any.
+    """
+
+    name: str
+    matches: Callable[[str], bool]
+    grammar: WriteGrammar
+    optional_grammar: WriteGrammar | None = None
+    tags: Mapping[str, ReadCall | None] = field(default_factory=dict)
+    openings: Mapping[str, ReadCall] = field(default_factory=dict)
+    at_start: ReadCall | None = None
+    after_call: str = ""
+    is_list: bool = False
+    marks: tuple[str, ...] = ()
+    system_prompt: Callable[[Sequence[Tool]], str] | None = None
+    write_call: Callable[[str, str], str] | None = None
+    arguments_as_text: bool = False
+    num_call_id_chars: int | None = None
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """See `marks_pattern`."""
+        return marks_pattern([*self.tags, *self.openings])
+
+
+class ToolParser:
+    """Parses one answer in time linear in its length. Nothing is evaluated.
+
+    Broken syntax, and what only looks like a call, comes out as text without its tags.
+    """
+
+    def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool]) -> None:
+        """tools: those of the request."""
+        self._format = tool_format
+        self._answer = Answer(tools)
+        self._reading = self._read()
+
+    def push(self, text: str) -> list[ParsedPart]:
+        """Adds text and returns the parts that are certain. Characters that may still become markup are held back."""
+        self._answer.feed(text)
+        next(self._reading, None)
+        return self._answer.take_parts()
+
+    def finish(self) -> list[ParsedPart]:
+        """Ends the answer and returns what was held back. A call that was cut off keeps the arguments it has."""
+        self._answer.is_over = True
+        next(self._reading, None)
+        return self._answer.take_parts()
+
+    def _read(self) -> Reading[None]:
+        answer, tags, openings = self._answer, self._format.tags, self._format.openings
+        yield from self._read_calls(self._format.at_start)
+        while (yield from answer.peek()):
+            mark = yield from answer.take_until(self._format.pattern, answer.text)
+            if mark in openings:
+                yield from self._read_calls(openings[mark])
+            elif mark in tags:
+                answer.take(len(mark))
+                yield from self._read_calls(tags[mark])
+            elif not answer.is_over:  # the beginning of a mark
+                yield
+            elif answer.follows_call:  # a mark that was cut off
+                answer.take(len(mark))
+            else:
+                answer.text(answer.take(len(mark)))
+
+    def _read_calls(self, read: ReadCall | None) -> Reading[None]:
+        """Reads a call, and those that follow it in a list."""
+        answer = self._answer
+        while read is not None:
+            num_before = answer.num_calls
+            answer.hold()
+            yield from read(answer)
+            answer.release()
+            if answer.num_calls == num_before:
+                return
+            while (char := (yield from answer.peek())) and char in WHITESPACE + self._format.after_call:
+                answer.take(1)
+                if char in WHITESPACE:
+                    answer.text(char)
+            read = partial(json_call, is_marked=True) if self._format.is_list and char == "{" else None
+
+
+@cache
+def tool_formats() -> dict[str, ToolFormat]:
+    """All formats by name, in the order of their file names."""
+    names = sorted(module.name for module in pkgutil.iter_modules(formats.__path__))
+    found = [importlib.import_module(f"{formats.__name__}.{name}").FORMAT for name in names]
+    return {tool_format.name: tool_format for tool_format in found}
+
+
+def find_tool_format(chat_template: str) -> ToolFormat | None:
+    """The format that a chat template asks for; None: it has no tools."""
+    return next((item for item in tool_formats().values() if item.matches(chat_template)), None)
