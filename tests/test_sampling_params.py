@@ -195,7 +195,7 @@ def test_lists_become_tuples_that_nobody_can_change() -> None:
     params = SamplingParams(stop=stops, stop_token_ids=[1, 2], bad_words=["x"])
     stops.append("c")
     assert (params.stop, params.stop_token_ids, params.bad_words) == (("a", "b"), (1, 2), ("x",))
-    assert SamplingParams(stop="one").stop_strings == ("one",)
+    assert SamplingParams(stop="one").stop == ("one",)
     with pytest.raises(dataclasses.FrozenInstanceError):
         params.n = 2  # type: ignore[misc]
 

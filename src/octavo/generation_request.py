@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from octavo.sampling_params import (
-    MAX_CACHE_SALT_CHARS,
-    BeamSearchParams,
-    RequestOutputKind,
-    SamplingParams,
-    check_fields,
-)
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
+
+MAX_CACHE_SALT_CHARS = 1024
 
 Pooling: TypeAlias = Literal["mean", "last"]
 

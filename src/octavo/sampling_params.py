@@ -31,7 +31,6 @@ MAX_LIST_ITEMS = 1024
 MAX_SCHEMA_CHARS = 2**19  # sixty tools with their parameters take a fifth of it
 MAX_GRAMMAR_CHARS = 2**18
 MAX_REGEX_CHARS = 2**15
-MAX_CACHE_SALT_CHARS = 1024
 # Below this, dividing the logits overflows float32 for some models; the limit of the softmax is greedy anyway.
 GREEDY_TEMPERATURE = 1e-5
 
@@ -165,10 +164,6 @@ class SamplingParams:
 
     def with_output_kind(self, kind: RequestOutputKind) -> SamplingParams:
         return replace(self, output_kind=kind)
-
-    @property
-    def stop_strings(self) -> tuple[str, ...]:
-        return tuple(self.stop)
 
     @property
     def has_penalties(self) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from octavo.engine.constrained import GrammarCompiler, GrammarSource, _Cache, make_source
+from octavo.engine.constrained import GrammarCache, GrammarCompiler, GrammarSource, make_source
 from octavo.engine.engine import Engine, EngineLimits, RequestFailure
 from octavo.errors import UsageError
 from octavo.outputs import CompletionOutput, RequestOutput
@@ -336,15 +336,15 @@ def test_a_grammar_is_compiled_once() -> None:
     compiler = GrammarCompiler(TOKENIZER, NUM_COLUMNS)
     params = StructuredOutputsParams(json=SCHEMA)
     first = compiler.compile(params)
-    size = compiler.cached_bytes
+    size = compiler.cache.num_bytes
     assert size > 0
     assert compiler.compile(StructuredOutputsParams(json=json.dumps(SCHEMA))).matcher is first.matcher
     assert compiler.compile(StructuredOutputsParams(json={**SCHEMA, "title": "x"})).matcher is not first.matcher
-    assert compiler.cached_bytes > size
+    assert compiler.cache.num_bytes > size
 
 
 def test_the_cache_keeps_the_last_used_within_its_bytes() -> None:
-    cache = _Cache(5 * 2**17)
+    cache = GrammarCache(5 * 2**17)
     sources = [GrammarSource("regex", f"a{i}") for i in range(50)]
     matcher = GrammarCompiler(TOKENIZER, NUM_COLUMNS).compile(StructuredOutputsParams(regex="a")).matcher
     for source in sources:
@@ -353,7 +353,7 @@ def test_the_cache_keeps_the_last_used_within_its_bytes() -> None:
     assert len(cache._matchers) == 4
     assert sources[0] in cache._matchers
     assert sources[-1] in cache._matchers
-    assert cache.num_bytes == sum(_Cache._cost(source) for source in cache._matchers)
+    assert cache.num_bytes == sum(GrammarCache._cost(source) for source in cache._matchers)
 
 
 def test_sources_with_the_same_text_but_another_meaning_differ() -> None:

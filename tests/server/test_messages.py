@@ -230,7 +230,7 @@ def test_the_reasons_for_an_end(fake: ScriptedServer) -> None:
     fake.script = Script(["Hello"], stop_reason="END")
     message = ask(fake, stop_sequences=["END"])
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
-    assert fake.last_request.params.stop_strings == ("END",)
+    assert fake.last_request.params.stop == ("END",)
     fake.script = Script(["Hello"], finish_reason="length")
     assert ask(fake, max_tokens=5000).stop_reason == "model_context_window_exceeded"
     assert fake.last_request.params.max_tokens == 1024 - len(fake.last_request.prompt_token_ids)

@@ -63,13 +63,8 @@ class GrammarCompiler:
         self._tokenizer_lock = threading.Lock()
         self._made_tokenizer: LLTokenizer | None = None
         self._slots = threading.BoundedSemaphore(_MAX_COMPILATIONS)
-        self._cache = _Cache(_CACHE_BYTES)
+        self.cache = GrammarCache(_CACHE_BYTES)
         self._filler = MaskFiller(tokenizer.eos_token_ids, vocab_size)
-
-    @property
-    def cached_bytes(self) -> int:
-        """Estimated memory of the cached grammars."""
-        return self._cache.num_bytes
 
     def compile(self, params: StructuredOutputsParams) -> GrammarState:
         """The state before the first token, for each sequence to copy. It may take a second.
@@ -79,10 +74,10 @@ class GrammarCompiler:
         are being compiled.
         """
         source = make_source(params)
-        matcher = self._cache.get(source)
+        matcher = self.cache.get(source)
         if matcher is None:
             matcher = self._compile(source, self.prepare())
-            self._cache.put(source, matcher)
+            self.cache.put(source, matcher)
         return GrammarState(matcher, self._filler)
 
     def _compile(self, source: GrammarSource, tokenizer: LLTokenizer) -> LLMatcher:
@@ -182,7 +177,7 @@ class MaskFiller:
             masks[row] &= mask
 
 
-class _Cache:
+class GrammarCache:
     """The most recently used grammars, within a number of bytes. Thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -61,12 +61,11 @@ class PromptEncoder:
     def close(self) -> None:
         """Ends the template's process. May be called twice."""
         with self._lock:
-            template, self._own = self._own, None
-            process, self._process = self._process, None
-        if template is not None:
-            template.close()
-        if process is not None:
-            process.close()
+            ending = (self._own, self._process)
+            self._own = self._process = None
+        for each in ending:
+            if each is not None:
+                each.close()
 
     def _own_template(self) -> ChatTemplate:
         with self._lock:

@@ -23,11 +23,11 @@ class TextStream:
         # A model may have more rows of logits than the tokenizer has tokens; those have no text.
         self._num_tokens = tokenizer.vocab_size
         self._detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
-        self._stop_strings = StopStrings(params.stop_strings, params.include_stop_str_in_output)
+        self._stop_strings = StopStrings(tuple(params.stop), params.include_stop_str_in_output)
         self._pieces: list[str] = []
         self._num_taken = 0
         self.num_tokens_pushed = 0
-        self.watches_text = bool(params.stop_strings)
+        self.watches_text = bool(params.stop)
 
     @property
     def text(self) -> str:

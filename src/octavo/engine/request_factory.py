@@ -67,7 +67,7 @@ class RequestFactory:
         self._create_groups(request, max_tokens)
         if params.structured_outputs is not None:
             grammar = self.grammars().compile(params.structured_outputs)
-            self._metrics.grammar_cache_bytes = self.grammars().cached_bytes
+            self._metrics.grammar_cache_bytes = self.grammars().cache.num_bytes
             for sequence in request.sequences:
                 sequence.grammar = grammar.copy()
         return request

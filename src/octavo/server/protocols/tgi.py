@@ -200,7 +200,7 @@ class TgiWriter(AnswerWriter[GenerateRequest, TextSpec]):
             or length >= self.model.info.max_model_len
             or ends_text
             or self._params.structured_outputs is not None  # which may end after any token
-            or self._text.endswith(tuple(self._params.stop_strings))
+            or self._text.endswith(tuple(self._params.stop))
         )
 
     def _token_event(self, item: TokenLogprobs) -> dict[str, Any]:
