@@ -12,8 +12,7 @@ from octavo.errors import UsageError
 from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
-    from octavo.backends.memory import MemoryBudget
-    from octavo.backends.sizes import Sizes
+    from octavo.backends.memory import MemoryBudget, Sizes
     from octavo.batch import Batch, StepOutput
     from octavo.config import KVDtype, LoadProgress
     from octavo.graph.builder import Graph

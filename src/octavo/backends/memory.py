@@ -1,10 +1,16 @@
-"""The memory that this process may still take, limited by the machine and its container."""
+"""The memory that this process may still take, and the memory that a model takes on a backend before it is loaded."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from octavo.graph.builder import Graph
+from octavo.graph.cache import CacheSizes
+from octavo.graph.layer_formats import LayerFormat
+from octavo.graph.values import Parameter
 
 # Kept free for the rest of the machine: a tenth of the memory, but not less than this.
 _MIN_HEADROOM_BYTES = 256 * 2**20
@@ -37,7 +43,8 @@ def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup
     File cache counts as available, in a group as on the machine. proc, cgroups: the mount points of these file
     systems. Raises OSError if there is no `meminfo`.
     """
-    available = _meminfo(proc)["MemAvailable"]
+    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+    available = next(int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"])
     for group in control_groups("memory", proc / "self" / "cgroup", cgroups):
         limit = _number(group, "memory.max", "memory.limit_in_bytes")
         usage = _number(group, "memory.current", "memory.usage_in_bytes")
@@ -63,11 +70,6 @@ def control_groups(controller: str, self_cgroup: Path, cgroups: Path) -> list[Pa
     return found
 
 
-def _meminfo(proc: Path) -> dict[str, int]:
-    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
-    return {words[0].rstrip(":"): int(words[1]) * 1024 for words in lines if len(words) > 1}
-
-
 def _number(group: Path, *names: str) -> int | None:
     """The number in the first of these files (of v2 and v1) that holds one."""
     for name in names:
@@ -82,3 +84,59 @@ def _reclaimable(group: Path) -> int:
         pairs = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
         return int(pairs.get("total_inactive_file", pairs.get("inactive_file", "0")))
     return 0
+
+
+@dataclass(frozen=True, slots=True)
+class PackedType:
+    """The matrices of one stored type, packed as `packed_as`. The bytes are those of all of them."""
+
+    type_name: str
+    packed_as: str
+    stored_bytes: int
+    packed_bytes: int
+
+    @property
+    def factor(self) -> float:
+        """The ratio of the packed size to the stored size."""
+        return self.packed_bytes / max(self.stored_bytes, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes in bytes. graph: as the backend runs it. weights: packed size of each of its parameters.
+
+    types: the types of its matrices, the largest total first. kv_formats: number format of each layer's cache; empty if
+    the backend stores all caches alike.
+    """
+
+    graph: Graph
+    weights: Mapping[Parameter, int]
+    types: tuple[PackedType, ...]
+    workspace_bytes: int
+    cache: CacheSizes
+    kv_formats: Mapping[int, LayerFormat]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(self.weights.values())
+
+    @property
+    def kv_element_bytes(self) -> float:
+        """Bytes of an element in the cache, with its share of padding and scales, for `StepSizes`."""
+        return self.cache.token_bytes / max(self.graph.kv_elements_per_token, 1)
+
+    @property
+    def grown(self) -> tuple[PackedType, ...]:
+        """The types without a kernel of their own, which take more memory than in the file."""
+        return tuple(t for t in self.types if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes)
+
+
+def sum_types(matrices: Iterable[PackedType]) -> tuple[PackedType, ...]:
+    """The sums for each stored type, from the sizes of each matrix."""
+    sums: dict[tuple[str, str], PackedType] = {}
+    for matrix in matrices:
+        key = (matrix.type_name, matrix.packed_as)
+        other = sums.get(key, PackedType(*key, 0, 0))
+        stored, packed = other.stored_bytes + matrix.stored_bytes, other.packed_bytes + matrix.packed_bytes
+        sums[key] = PackedType(*key, stored, packed)
+    return tuple(sorted(sums.values(), key=lambda t: -t.packed_bytes))

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from octavo.backends import BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions
+from octavo.backends.memory import PackedType, Sizes, sum_types
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
-from octavo.backends.sizes import PackedType, Sizes, sum_types
 from octavo.batch import Batch, StepOutput
 from octavo.config import KVDtype, LoadProgress
 from octavo.errors import UsageError

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_backend
-from octavo.backends.memory import MemoryBudget
-from octavo.backends.sizes import Sizes
+from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.progress import size

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import wraps
+from functools import partial, wraps
 from typing import NamedTuple
 
 from octavo.graph.builder import Graph, Node
@@ -182,41 +182,38 @@ def fuse_norm(node: Node, view: _View) -> list[Node] | None:
 
 
 def select_rows_early(body: Body) -> Body:
-    """Moves a row selection before the row-wise operations that only feed it.
+    """Selects rows before the row-wise operations whose outputs are only selected from, and of each value once.
 
     In the last layer this skips everything after the attention for tokens whose logits are not wanted.
     """
-    while (moved := _share_selections(_swap_selection(body))) != body:
-        body = moved
-    return body
+    view = _View(body)
+    whole, moved = set(body.outputs), set[Value]()  # whole: values of which something uses all rows
+    for node in reversed(body.nodes):
+        if node.op.row_wise and node.output not in whole:
+            moved.add(node.output)
+        elif not isinstance(node.op, SelectRows):
+            whole.update(node.op.inputs)
 
-
-@_rewrites
-def _swap_selection(node: Node, view: _View) -> list[Node] | None:
-    """select_rows(op(a, b)) -> op(select_rows(a), select_rows(b))"""
-    if not isinstance(node.op, SelectRows) or not view.used_once(node.op.x):
-        return None
-    op = view.producer(node.op.x)
-    if not op.row_wise:
-        return None
-    selected = {value: view.new_value(Rows.OUTPUTS, value.cols) for value in op.inputs}
-    selections = [Node(SelectRows(value), output, node.layer) for value, output in selected.items()]
-    return [*selections, replace(node, op=op.with_inputs(selected.__getitem__))]
-
-
-def _share_selections(body: Body) -> Body:
-    """One select_rows for each value."""
-    first: dict[Value, Value] = {}
-    same: dict[Value, Value] = {}
     nodes: list[Node] = []
+    selected: dict[Value, Value] = {}  # the wanted rows of a value
+    same: dict[Value, Value] = {}  # the value in place of a selection
+
+    def select(value: Value, layer: str) -> Value:
+        if value not in selected:
+            selected[value] = view.new_value(Rows.OUTPUTS, value.cols)
+            nodes.append(Node(SelectRows(value), selected[value], layer))
+        return selected[value]
+
     for node in body.nodes:
-        op = node.op
-        if any(value in same for value in op.inputs):
-            op = op.with_inputs(lambda value: same.get(value, value))
-        if isinstance(op, SelectRows):
-            same[node.output] = first.setdefault(op.x, node.output)
-        nodes.append(Node(op, node.output, node.layer))
-    return _live(Body(nodes, tuple(same.get(value, value) for value in body.outputs)))
+        if isinstance(node.op, SelectRows):
+            same[node.output] = select(node.op.x, node.layer)
+        elif node.output in moved:
+            op = node.op.with_inputs(partial(select, layer=node.layer))
+            selected[node.output] = view.new_value(Rows.OUTPUTS, node.output.cols)
+            nodes.append(Node(op, selected[node.output], node.layer))
+        else:
+            nodes.append(replace(node, op=node.op.with_inputs(lambda value: same.get(value, value))))
+    return Body(nodes, tuple(same.get(value, value) for value in body.outputs))
 
 
 def _renumber(body: Body) -> Body:

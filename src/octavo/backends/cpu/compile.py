@@ -18,8 +18,8 @@ from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import load_matrices, packed_types, plain_weight
+from octavo.backends.memory import PackedType, Sizes, sum_types
 from octavo.backends.parameters import parameter_info
-from octavo.backends.sizes import PackedType, Sizes, sum_types
 from octavo.errors import GraphError, UsageError
 from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats

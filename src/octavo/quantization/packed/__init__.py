@@ -10,8 +10,8 @@ from octavo.quantization.packed.base import arrays_of as arrays_of
 from octavo.quantization.packed.base import concat as concat
 from octavo.quantization.packed.base import stack as stack
 from octavo.quantization.packed.codebook import CodebookWeight as CodebookWeight
-from octavo.quantization.packed.dense import DENSE_TYPES as DENSE_TYPES
-from octavo.quantization.packed.dense import DenseWeight as DenseWeight
 from octavo.quantization.packed.float8 import Float8Weight as Float8Weight
-from octavo.quantization.packed.ggml import GGMLWeight as GGMLWeight
 from octavo.quantization.packed.grouped import GroupedWeight as GroupedWeight
+from octavo.quantization.packed.stored import DENSE_TYPES as DENSE_TYPES
+from octavo.quantization.packed.stored import DenseWeight as DenseWeight
+from octavo.quantization.packed.stored import GGMLWeight as GGMLWeight
