@@ -20,9 +20,8 @@ from octavo.server.generation.spec import ChatSpec
 from octavo.server.tool_parsers.answer import CallArguments, CallStart
 from octavo.server.tool_parsers.tool_format import tool_formats
 from octavo.tokenizer import load_tokenizer
-from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Detokenizer, Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 from tests.support.scripted_server import with_template
 from tests.support.tool_outputs import TOOLS

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.errors import UsageError
-from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
+from octavo.tokenizer.tokenizer import Detokenizer
 from tests.support.vocabularies import (
     IM_END,
     VALID_STRINGS,

@@ -13,10 +13,10 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from transformers import PreTrainedTokenizerFast
 
 from octavo.errors import ModelLoadError, UsageError
-from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.directory_vocab import read_directory_tokenizer
 from octavo.tokenizer.gguf_vocab import read_gguf_tokenizer
 from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from octavo.tokenizer.tokenizer import Detokenizer
 from tests.support.vocabularies import (
     DIFFICULT_STRINGS,
     VALID_STRINGS,

@@ -8,9 +8,8 @@ from octavo.engine.request import FinishReason, Request, Sequence
 from octavo.engine.scheduler import Scheduler
 from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
-from octavo.tokenizer.detokenizer import Detokenizer
 from octavo.tokenizer.stop_strings import StopStrings
-from octavo.tokenizer.tokenizer import Tokenizer
+from octavo.tokenizer.tokenizer import Detokenizer, Tokenizer
 
 
 class TextStream:

@@ -138,9 +138,12 @@ class _HeaderReader:
             key = self._name("key", MAX_KEY_BYTES)
             if key in metadata:
                 raise self._error(start, f"key {key!r:.80} appears twice")
-            metadata[key] = self._value(f"{key!r:.80}")
-            if key == "general.alignment":
-                alignment = self._alignment(metadata[key], start)
+            metadata[key] = value = self._value(f"{key!r:.80}")
+            if key != "general.alignment":
+                continue
+            if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
+                raise self._error(start, f"{key} is {value!r:.80}; it must be a power of two from 8 to {MAX_ALIGNMENT}")
+            alignment = value
         return TensorFiles({self.file.path: self.file}, self._directory(num_tensors, alignment), metadata)
 
     def _error(self, offset: int, reason: str) -> ModelLoadError:
@@ -261,13 +264,6 @@ class _HeaderReader:
             raise self._error(start + error.start, f"string {len(strings)} of {key} is not UTF-8") from error
         self.position = end
         return strings
-
-    def _alignment(self, value: object, offset: int) -> int:
-        if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
-            raise self._error(
-                offset, f"general.alignment is {value!r:.80}; it must be a power of two from 8 to {MAX_ALIGNMENT}"
-            )
-        return value
 
     def _directory(self, num_tensors: int, alignment: int) -> dict[str, TensorInfo]:
         tensors: dict[str, TensorInfo] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -45,11 +46,10 @@ def parse_json_object(text: bytes, path: Path, offset: int = 0, max_items: int =
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    value: dict[str, object] = {}
-    for key, item in pairs:
-        if key in value:
-            raise ValueError(f"key {key!r:.80} appears twice")
-        value[key] = item
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        [(key, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise ValueError(f"key {key!r:.80} appears twice")
     return value
 
 

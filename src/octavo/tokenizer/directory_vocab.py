@@ -30,26 +30,26 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
     loaded = _load(path)
     config = _optional(directory / "tokenizer_config.json")
     vocab = loaded.get_vocab(with_added_tokens=True)
-    added = loaded.get_added_tokens_decoder()
+    added = dict(sorted(loaded.get_added_tokens_decoder().items()))
     num_tokens = max([*vocab.values(), *added, -1]) + 1
     if not 0 < num_tokens <= MAX_TOKENS:
         raise ModelLoadError(f"{path}: ids go up to {num_tokens - 1}; a vocabulary has 1 to {MAX_TOKENS} tokens")
     tokens = [""] * num_tokens
-    for token, i in vocab.items():
-        tokens[i] = token
+    for text, i in vocab.items():
+        tokens[i] = text
     coding, strip = _coding(path, loaded)
     control = {token.content: i for i, token in added.items() if token.special}
     plain, special = build_pair(
         loaded.model,
         loaded.normalizer,
         loaded.pre_tokenizer,
-        [added[i] for i in sorted(added) if not added[i].special],
+        [token for token in added.values() if not token.special],
         # Matched in the text before normalization, which removes the guards.
-        [AddedToken(**{**added[i].__getstate__(), "normalized": False}) for i in sorted(added) if added[i].special],
+        [AddedToken(**{**token.__getstate__(), "normalized": False}) for token in added.values() if token.special],
     )
-    for i, text in {i: token.content for i, token in added.items()}.items():
-        if text and special.token_to_id(text) != i:
-            raise ModelLoadError(f"{path}: added token {text!r:.80} has id {i}, which leaves a gap before it")
+    for i, token in added.items():
+        if token.content and special.token_to_id(token.content) != i:
+            raise ModelLoadError(f"{path}: added token {token.content!r:.80} has id {i}, which leaves a gap before it")
     bos = _token_id(directory, config, "bos_token", vocab)
     eos = _token_id(directory, config, "eos_token", vocab)
     prefix, suffix = _surroundings(path, loaded, config, bos, eos)

@@ -28,17 +28,8 @@ MAX_MERGE_WORK = 1 << 28  # of the published vocabularies, Gemma's 262,144 token
 _KEY = "tokenizer.ggml."
 _NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown")
 _MODELS = ("gpt2", "llama")
-
-
-class TokenType(IntEnum):
-    """`tokenizer.ggml.token_type`."""
-
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
+# `tokenizer.ggml.token_type`, from 1.
+TokenType = IntEnum("TokenType", ["NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE"])
 
 
 @dataclass(frozen=True, slots=True)

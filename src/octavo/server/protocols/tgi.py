@@ -18,7 +18,7 @@ from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import finite, most_likely, token_text
 from octavo.server.protocols.protocol_errors import TGI
 from octavo.server.protocols.protocol_fields import NumLogprobs, OptionFields, with_parameters
-from octavo.tokenizer.detokenizer import Detokenizer
+from octavo.tokenizer.tokenizer import Detokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 100
 
