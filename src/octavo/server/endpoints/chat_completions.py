@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from octavo.server.http.json_body import JsonRoute
 from octavo.server.protocols.answer_schemas import CHAT_COMPLETION, streamed_answer
-from octavo.server.protocols.answering import answer, tenant_of
-from octavo.server.protocols.chat_request import ChatCompletionRequest, to_chat_spec, with_effort
+from octavo.server.protocols.answering import answer
+from octavo.server.protocols.chat_request import ChatCompletionRequest
 from octavo.server.protocols.openai_answer import ChatWriter
 
 router = APIRouter(route_class=JsonRoute, tags=["openai"])
@@ -18,5 +18,4 @@ router = APIRouter(route_class=JsonRoute, tags=["openai"])
 @router.post("/v1/chat/completions", responses=streamed_answer(CHAT_COMPLETION))
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answers a conversation; with `stream` in server-sent events."""
-    spec = to_chat_spec(body, tenant_of(request))
-    return await answer(request, body, lambda model: with_effort(spec, body, model), ChatWriter)
+    return await answer(request, body, ChatWriter)

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from octavo.server.http.json_body import JsonRoute
 from octavo.server.protocols.answer_schemas import COMPLETION, streamed_answer
-from octavo.server.protocols.answering import answer, tenant_of
-from octavo.server.protocols.completion_request import CompletionRequest, to_text_spec
+from octavo.server.protocols.answering import answer
+from octavo.server.protocols.completion_request import CompletionRequest
 from octavo.server.protocols.openai_answer import CompletionWriter
 
 router = APIRouter(route_class=JsonRoute, tags=["openai"])
@@ -18,5 +18,4 @@ router = APIRouter(route_class=JsonRoute, tags=["openai"])
 @router.post("/v1/completions", responses=streamed_answer(COMPLETION))
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continues texts; with `stream` in server-sent events. `max_tokens: 0` with `echo` and `logprobs` scores them."""
-    spec = to_text_spec(body, tenant_of(request))
-    return await answer(request, body, lambda _model: spec, CompletionWriter)
+    return await answer(request, body, CompletionWriter)

@@ -7,19 +7,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.sampling_params import SamplingParams
 from octavo.server.generation.prompt import encode_conversation
 from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.protocols.answer_schemas import ANTHROPIC_ERROR, MESSAGE, errors, streamed_answer
 from octavo.server.protocols.answering import answer, tenant_of
-from octavo.server.protocols.messages import (
-    FIELD_NAMES,
-    CountTokensRequest,
-    MessagesRequest,
-    MessagesWriter,
-    prompt_spec,
-    to_chat_spec,
-)
+from octavo.server.protocols.messages import FIELD_NAMES, CountTokensRequest, MessagesRequest, MessagesWriter
 from octavo.server.protocols.protocol_errors import ANTHROPIC, protocol_route
 from octavo.server.state import state_of
 
@@ -37,14 +29,13 @@ class TokenCount(BaseModel):
 @router.post("/v1/messages", responses=streamed_answer(MESSAGE))
 async def create_message(request: Request, body: MessagesRequest) -> Response:
     """Answers a conversation; with `stream` as server-sent events."""
-    tenant = tenant_of(request)
-    return await answer(request, body, lambda model: to_chat_spec(body, model, tenant), MessagesWriter)
+    return await answer(request, body, MessagesWriter)
 
 
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
     """The number of tokens in the prompt of this conversation, which may exceed the context."""
+    spec = body.to_spec(tenant_of(request))
     async with state_of(request).models.use(body.model) as model:
-        spec = prompt_spec(body, model, tenant_of(request), SamplingParams())
         token_ids = await run_unless_gone(request, encode_conversation(model, spec))
         return TokenCount(input_tokens=len(token_ids))

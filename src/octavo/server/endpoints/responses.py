@@ -8,9 +8,9 @@ from starlette.responses import Response
 
 from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
-from octavo.server.protocols.answering import answer, tenant_of
+from octavo.server.protocols.answering import answer
 from octavo.server.protocols.protocol_errors import protocol_route
-from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, ResponsesWriter, to_chat_spec
+from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, ResponsesWriter
 
 router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
 
@@ -18,5 +18,4 @@ router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["opena
 @router.post("/v1/responses", responses=streamed_answer(RESPONSE))
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream` as typed events."""
-    tenant = tenant_of(request)
-    return await answer(request, body, lambda model: to_chat_spec(body, model, tenant), ResponsesWriter)
+    return await answer(request, body, ResponsesWriter)

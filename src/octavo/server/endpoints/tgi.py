@@ -21,9 +21,9 @@ from octavo.server.protocols.answer_schemas import (
     streamed_answer,
     whole_answer,
 )
-from octavo.server.protocols.answering import answer, tenant_of
+from octavo.server.protocols.answering import answer
 from octavo.server.protocols.protocol_errors import TGI, protocol_route
-from octavo.server.protocols.tgi import FIELD_NAMES, GenerateRequest, TgiWriter, to_text_spec
+from octavo.server.protocols.tgi import FIELD_NAMES, GenerateRequest, TgiWriter
 from octavo.server.state import state_of
 
 router = APIRouter(
@@ -36,7 +36,7 @@ router = APIRouter(
 @router.post("/generate", responses=streamed_answer(GENERATED_TEXT))
 async def generate(request: Request, body: GenerateRequest) -> Response:
     """Continues a text; with `stream` as `/generate_stream` does."""
-    return await _generate(request, body)
+    return await answer(request, body, TgiWriter)
 
 
 @router.post("/generate_stream", responses=streamed_answer(GENERATED_TEXT))
@@ -44,13 +44,13 @@ async def generate_stream(request: Request, body: GenerateRequest) -> Response:
     """Continues a text; one server-sent event a token."""
     if body.stream is False:
         raise refuse("stream", "is false; /generate gives the whole text at once", "invalid_value")
-    return await _generate(request, body.model_copy(update={"stream": True}))
+    return await answer(request, body.model_copy(update={"stream": True}), TgiWriter)
 
 
 @router.post("/", responses=streamed_answer(GENERATED_TEXT))
 async def generate_at_root(request: Request, body: GenerateRequest) -> Response:
     """The same as `/generate`, at the root path, which Hugging Face's InferenceClient uses."""
-    return await _generate(request, body)
+    return await answer(request, body, TgiWriter)
 
 
 @router.get("/info", responses=whole_answer(INFO))
@@ -76,8 +76,3 @@ async def get_info(request: Request) -> Response:
                 "docker_label": None,
             }
         )
-
-
-async def _generate(request: Request, body: GenerateRequest) -> Response:
-    spec = to_text_spec(body, tenant_of(request))
-    return await answer(request, body, lambda _model: spec, TgiWriter)

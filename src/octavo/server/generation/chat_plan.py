@@ -12,7 +12,12 @@ from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.choice import ChoiceReader
-from octavo.server.generation.reasoning import ReasoningFormat, ReasoningParser, find_reasoning_format
+from octavo.server.generation.reasoning import (
+    ReasoningFormat,
+    ReasoningParser,
+    find_reasoning_format,
+    reasoning_arguments,
+)
 from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
 from octavo.server.models.served_model import ServedModel
@@ -56,7 +61,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     tools = list(spec.tools) if spec.tool_choice != "none" else []
     tool_format = model.tool_format or tool_formats()[_TAUGHT_FORMAT]
     is_taught = model.tool_format is None or (tool_format.system_prompt is not None and not shows_tools(template))
-    arguments = dict(spec.template_arguments)
+    reasoning_wish = reasoning_arguments(template, spec.thinking, spec.reasoning_effort)
+    arguments = {**spec.template_arguments, **reasoning_wish}
     messages = [_plain_content(message, "developer" in template) for message in spec.messages]
     shown_tools = [_without_strict(tool) for tool in tools]
     if is_taught:

@@ -116,30 +116,25 @@ def find_reasoning_format(chat_template: str) -> ReasoningFormat | None:
     return next((item for item in _FORMATS if item.close in chat_template), None)
 
 
-def effort_arguments(chat_template: str | None, effort: str, param: str) -> dict[str, Any]:
-    """The template's variables for this reasoning effort; `none` switches reasoning off.
+def reasoning_arguments(chat_template: str, thinking: str | None, effort: str | None) -> dict[str, Any]:
+    """The template's variables for this thinking and effort.
 
-    Raises UsageError if the template has no such variable.
+    thinking: enabled, disabled, or adaptive: the model decides; None: off if that is possible. effort: none switches
+    reasoning off.
+    Raises UsageError naming `thinking.type` or `reasoning_effort` if the template does not support it.
     """
-    source = chat_template or ""
-    if _EFFORT in source:
-        return {_EFFORT: effort}
-    if _SWITCH in source and effort == "none":
-        return {_SWITCH: False}
-    raise refuse(param, "is unknown to this model's chat template; leave it out", "unsupported_parameter")
-
-
-def switch_arguments(chat_template: str | None, wanted: bool | None, param: str) -> dict[str, Any]:
-    """The template's variables that switch reasoning on or off. None: off if that is possible.
-
-    Raises UsageError if the model does not support it.
-    """
-    source = chat_template or ""
-    if _SWITCH in source:
-        return {_SWITCH: bool(wanted)}
-    thinks = find_reasoning_format(source) is not None
-    if wanted and not thinks:
-        raise refuse(param, "asks for thinking, but this model does not mark its thinking; leave it out")
-    if wanted is False and thinks:
-        raise refuse(param, "switches thinking off, but this model's chat template has no such switch; leave it out")
-    return {}
+    arguments: dict[str, Any] = {}
+    if thinking != "adaptive" and _SWITCH in chat_template:
+        arguments[_SWITCH] = thinking == "enabled"
+    elif thinking == "enabled" and find_reasoning_format(chat_template) is None:
+        raise refuse("thinking.type", "asks for thinking, but this model does not mark its thinking; leave it out")
+    elif thinking == "disabled" and find_reasoning_format(chat_template) is not None:
+        reason = "switches thinking off, but this model's chat template has no such switch; leave it out"
+        raise refuse("thinking.type", reason)
+    if effort is not None and _EFFORT in chat_template:
+        arguments[_EFFORT] = effort
+    elif effort == "none" and _SWITCH in chat_template:
+        arguments[_SWITCH] = False
+    elif effort is not None:
+        raise refuse(_EFFORT, "is unknown to this model's chat template; leave it out", "unsupported_parameter")
+    return arguments

@@ -60,7 +60,8 @@ class Common:
 class ChatSpec(Common):
     """A conversation. messages, tools: checked, in OpenAI's shape; the tools with their schemas.
 
-    separates_reasoning: the model's reasoning comes as ReasoningDelta instead of text.
+    separates_reasoning: the model's reasoning comes as ReasoningDelta instead of text. thinking: see
+    `reasoning_arguments`. reasoning_effort: for the chat template; none switches reasoning off.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -69,6 +70,8 @@ class ChatSpec(Common):
     parallel_tool_calls: bool = True
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     separates_reasoning: bool = True
+    thinking: Literal["enabled", "disabled", "adaptive"] | None = "adaptive"
+    reasoning_effort: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from octavo.server.http.route_table import OPENAI, Dialect
 from octavo.server.http.sse import EventStream
 from octavo.server.http.sse import event as sse_event
 from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.protocol_fields import AnsweredFields
 from octavo.server.state import state_of
 
 NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
@@ -117,21 +118,19 @@ class BlockWriter(AnswerWriter[B, ChatSpec]):
 
 async def answer(
     request: Request,
-    body: Any,
-    ask: Callable[[ServedModel], S],
-    writer_class: Callable[[Any, S, ServedModel, Generation], AnswerWriter[Any, S]],
+    body: AnsweredFields,
+    writer_class: Callable[[Any, Any, ServedModel, Generation], AnswerWriter[Any, Any]],
 ) -> Response:
     """The response to a request that generates: server-sent events or one JSON object.
 
-    body: with `model` and `stream`. ask: makes the specification for the loaded model. The generation ends when the
-    client leaves.
+    The generation ends when the client leaves. Raises UsageError for what cannot be honoured.
     """
+    spec = body.to_spec(tenant_of(request))
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
 
-    async def begin() -> AnswerWriter[Any, S]:
+    async def begin() -> AnswerWriter[Any, Any]:
         model = await resources.enter_async_context(state.models.use(body.model))
         record.model = model.name
-        spec = ask(model)
         generation = await start_generation(state, model, spec, record.request_id)
         resources.push_async_callback(generation.aclose)
         return writer_class(body, spec, model, generation)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field
@@ -11,10 +10,8 @@ from pydantic import ConfigDict, Field
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import refuse
-from octavo.server.generation.reasoning import effort_arguments
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Text, format_path, quote
-from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.conversation import chat_call, chat_tools, check_call_arguments
 from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, NumLogprobs
 from octavo.server.protocols.sampling_fields import SamplingFields
@@ -144,38 +141,29 @@ class ChatCompletionRequest(SamplingFields, TemplateFields):
     def num_top_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-
-def to_chat_spec(body: ChatCompletionRequest, tenant: str) -> ChatSpec:
-    """The request to a model, apart from `reasoning_effort`. Raises UsageError for what cannot be honoured."""
-    params, constraint_field = _sampling_params(body)
-    if body.top_logprobs is not None and not body.logprobs:
-        raise refuse("top_logprobs", "needs logprobs: true", "invalid_value")
-    if body.prompt_logprobs is not None and body.stream:
-        raise refuse("prompt_logprobs", "needs stream: false", "invalid_value")
-    choice = body.tool_choice or ("auto" if body.tools else "none")
-    tool_choice: ToolChoice = NamedTool(choice.function.name) if isinstance(choice, NamedToolChoice) else choice
-    return ChatSpec(
-        params=params,
-        options=read_options(body),
-        constraint_field=constraint_field,
-        tenant=tenant,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        truncation_side=body.truncation_side or "left",
-        max_tokens_may_shrink=body.max_tokens is None and body.max_completion_tokens is None,
-        messages=chat_messages(body.messages),
-        tools=chat_tools([tool.function.model_dump() for tool in body.tools or ()], tool_choice),
-        tool_choice=tool_choice,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_arguments=body.template_arguments(body.messages),
-    )
-
-
-def with_effort(spec: ChatSpec, body: ChatCompletionRequest, model: ServedModel) -> ChatSpec:
-    """The same for a loaded model, whose template must know the effort. Raises UsageError."""
-    if body.reasoning_effort is None:
-        return spec
-    effort = effort_arguments(model.tokenizer.chat_template, body.reasoning_effort, "reasoning_effort")
-    return replace(spec, template_arguments={**spec.template_arguments, **effort})
+    def to_spec(self, tenant: str) -> ChatSpec:
+        params, constraint_field = _sampling_params(self)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise refuse("top_logprobs", "needs logprobs: true", "invalid_value")
+        if self.prompt_logprobs is not None and self.stream:
+            raise refuse("prompt_logprobs", "needs stream: false", "invalid_value")
+        choice = self.tool_choice or ("auto" if self.tools else "none")
+        tool_choice: ToolChoice = NamedTool(choice.function.name) if isinstance(choice, NamedToolChoice) else choice
+        return ChatSpec(
+            params=params,
+            options=read_options(self),
+            constraint_field=constraint_field,
+            tenant=tenant,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side or "left",
+            max_tokens_may_shrink=self.max_tokens is None and self.max_completion_tokens is None,
+            messages=chat_messages(self.messages),
+            tools=chat_tools([tool.function.model_dump() for tool in self.tools or ()], tool_choice),
+            tool_choice=tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            template_arguments=self.template_arguments(self.messages),
+            reasoning_effort=self.reasoning_effort,
+        )
 
 
 def _sampling_params(body: ChatCompletionRequest) -> tuple[SamplingParams | BeamSearchParams, str]:

@@ -62,25 +62,23 @@ class CompletionRequest(SamplingFields):
     def echoes_logprobs(self) -> bool:
         return bool(self.echo) and self.logprobs is not None
 
-
-def to_text_spec(body: CompletionRequest, tenant: str) -> TextSpec:
-    """The request to a model. Raises UsageError for what cannot be honoured."""
-    _check(body)
-    # The engine makes at least one token. If none was asked for, it is not shown.
-    max_tokens = DEFAULT_MAX_TOKENS if body.max_tokens is None else 1 if body.only_prompt else body.max_tokens
-    scored = body.model_copy(update={"prompt_logprobs": body.logprobs}) if body.echoes_logprobs else body
-    params, constraint_field = scored.sampling_params(max_tokens)
-    prompt = body.prompt
-    return TextSpec(
-        params=params,
-        options=read_options(body),
-        constraint_field=constraint_field,
-        tenant=tenant,
-        truncate_prompt_tokens=body.truncate_prompt_tokens,
-        truncation_side=body.truncation_side or "left",
-        max_tokens_may_shrink=body.max_tokens is None,
-        prompts=[prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt,
-    )
+    def to_spec(self, tenant: str) -> TextSpec:
+        _check(self)
+        # The engine makes at least one token. If none was asked for, it is not shown.
+        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else 1 if self.only_prompt else self.max_tokens
+        scored = self.model_copy(update={"prompt_logprobs": self.logprobs}) if self.echoes_logprobs else self
+        params, constraint_field = scored.sampling_params(max_tokens)
+        prompt = self.prompt
+        return TextSpec(
+            params=params,
+            options=read_options(self),
+            constraint_field=constraint_field,
+            tenant=tenant,
+            truncate_prompt_tokens=self.truncate_prompt_tokens,
+            truncation_side=self.truncation_side or "left",
+            max_tokens_may_shrink=self.max_tokens is None,
+            prompts=[prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt,
+        )
 
 
 def _check(body: CompletionRequest) -> None:

@@ -15,19 +15,22 @@ from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import ApiError, refuse
 from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.reasoning import effort_arguments, switch_arguments
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
-from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
 from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.protocol_errors import anthropic_body
-from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, OptionFields
+from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, NullIsAbsent
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 4096
 
-FIELD_NAMES = {"stop": "stop_sequences", "structured_outputs": "output_config.format", "parameters": "input_schema"}
+FIELD_NAMES = {
+    "stop": "stop_sequences",
+    "structured_outputs": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "parameters": "input_schema",
+}
 
 
 class CacheControl(NullIsAbsent):
@@ -155,8 +158,37 @@ class CountTokensRequest(NullIsAbsent):
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
+    def to_spec(self, tenant: str) -> ChatSpec:
+        """The request to a model, with the default parameters. Raises UsageError for what cannot be honoured."""
+        thinking, wanted = self.thinking, self.tool_choice
+        if thinking is not None and thinking.display == "omitted":
+            raise refuse("thinking.display", "is omitted, but thinking is always shown; leave it out")
+        choice: ToolChoice = "auto"
+        if isinstance(wanted, OneToolChoice):
+            choice = NamedTool(wanted.name)
+        elif wanted is not None:
+            choice = "required" if wanted.type == "any" else wanted.type
+        functions = [
+            {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
+            for tool in self.tools or ()
+        ]
+        messages = _chat_messages(self.messages, self.system)
+        return ChatSpec(
+            params=SamplingParams(),
+            tenant=tenant,
+            messages=messages,
+            tools=chat_tools(functions, choice),
+            tool_choice=choice,
+            parallel_tool_calls=not (wanted and wanted.disable_parallel_tool_use),
+            template_arguments={"continue_final_message": True} if _continues(messages[-1]) else {},
+            thinking=None if thinking is None else thinking.type,
+            reasoning_effort=None if self.output_config is None else self.output_config.effort,
+            offers_truncation=False,
+            max_tokens_may_shrink=True,  # the protocol has a stop_reason for this, and clients ask for more than needed
+        )
 
-class MessagesRequest(CountTokensRequest, OptionFields):
+
+class MessagesRequest(CountTokensRequest, AnsweredFields):
     """All other fields are refused by name."""
 
     max_tokens: Int
@@ -166,67 +198,21 @@ class MessagesRequest(CountTokensRequest, OptionFields):
     top_k: Int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
-    stream: bool | None = None
 
-
-def to_chat_spec(body: MessagesRequest, model: ServedModel, tenant: str) -> ChatSpec:
-    """The request to a model. Raises UsageError for what cannot be honoured."""
-    thinking = body.thinking
-    if isinstance(thinking, EnabledThinking) and thinking.budget_tokens >= body.max_tokens:
-        reason = "must be below max_tokens, which bounds thinking and answer together"
-        raise refuse("thinking.budget_tokens", reason, "integer_above_max_value")
-    structured = None
-    if body.output_config is not None and (chosen := body.output_config.format) is not None:
-        check_schema(chosen.schema_, "output_config.format.schema")
-        structured = StructuredOutputsParams(json=chosen.schema_)
-    params = SamplingParams(
-        **given(body, "max_tokens", "temperature", "top_p", "top_k"),
-        stop=body.stop_sequences or (),
-        structured_outputs=structured,
-    )
-    return replace(prompt_spec(body, model, tenant, params), options=read_options(body))
-
-
-def prompt_spec(body: CountTokensRequest, model: ServedModel, tenant: str, params: SamplingParams) -> ChatSpec:
-    """The same for the fields that make up the prompt, with these parameters."""
-    choice: ToolChoice = "auto"
-    if isinstance(body.tool_choice, OneToolChoice):
-        choice = NamedTool(body.tool_choice.name)
-    elif body.tool_choice is not None:
-        choice = "required" if body.tool_choice.type == "any" else body.tool_choice.type
-    functions = [
-        {"name": tool.name, "description": tool.description, "parameters": tool.input_schema, "strict": tool.strict}
-        for tool in body.tools or ()
-    ]
-    tools = chat_tools(functions, choice)
-    messages = _chat_messages(body.messages, body.system)
-    arguments = _thinking_arguments(body, model.tokenizer.chat_template)
-    if _continues(messages[-1]):
-        arguments["continue_final_message"] = True
-    return ChatSpec(
-        params=params,
-        tenant=tenant,
-        messages=messages,
-        tools=tools,
-        tool_choice=choice,
-        parallel_tool_calls=not getattr(body.tool_choice, "disable_parallel_tool_use", None),
-        template_arguments=arguments,
-        offers_truncation=False,
-        max_tokens_may_shrink=True,  # the protocol has a stop_reason for this, and clients ask for more than they need
-    )
-
-
-def _thinking_arguments(body: CountTokensRequest, template: str | None) -> dict[str, Any]:
-    thinking = body.thinking
-    if thinking is not None and thinking.display == "omitted":
-        raise refuse("thinking.display", "is omitted, but thinking is always shown; leave it out")
-    arguments: dict[str, Any] = {}
-    if thinking is None or thinking.type != "adaptive":
-        wanted = None if thinking is None else thinking.type == "enabled"
-        arguments |= switch_arguments(template, wanted, "thinking.type")
-    if body.output_config is not None and body.output_config.effort is not None:
-        arguments |= effort_arguments(template, body.output_config.effort, "output_config.effort")
-    return arguments
+    def to_spec(self, tenant: str) -> ChatSpec:
+        if isinstance(self.thinking, EnabledThinking) and self.thinking.budget_tokens >= self.max_tokens:
+            reason = "must be below max_tokens, which bounds thinking and answer together"
+            raise refuse("thinking.budget_tokens", reason, "integer_above_max_value")
+        structured = None
+        if self.output_config is not None and (chosen := self.output_config.format) is not None:
+            check_schema(chosen.schema_, "output_config.format.schema")
+            structured = StructuredOutputsParams(json=chosen.schema_)
+        params = SamplingParams(
+            **given(self, "max_tokens", "temperature", "top_p", "top_k"),
+            stop=self.stop_sequences or (),
+            structured_outputs=structured,
+        )
+        return replace(super().to_spec(tenant), params=params, options=read_options(self))
 
 
 def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import dataclasses
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -21,13 +21,29 @@ from pydantic_core import CoreSchema
 
 from octavo.errors import UsageError
 from octavo.generation_request import RequestOptions
-from octavo.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
-from octavo.server.http.json_body import FINITE, WHOLE, RequestModel, quote
+from octavo.sampling_params import MAX_LOGPROBS, MAX_STRING_CHARS, BeamSearchParams, SamplingParams
+from octavo.server.generation.spec import ChatSpec, TextSpec
+from octavo.server.http.json_body import WHOLE, Int, Number, RequestModel, Text, quote
 
 _UNSUPPORTED = "unsupported"
 
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
-_JSON_SCHEMA = {"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"}
+_TokenId: TypeAlias = Annotated[Int, Field(json_schema_extra={"minimum": 0})]
+_String: TypeAlias = Annotated[Text, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})]
+# By the type of a dataclass's field, without None.
+_TYPES: dict[str, Any] = {
+    "bool": bool,
+    "int": Int,
+    "float": Number,
+    "str": Text,
+    "Sequence[int]": list[_TokenId],
+    "Sequence[str]": list[_String],
+    "str | Sequence[str]": _String | list[_String],
+}
+_JSON_SCHEMA = {
+    **{"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"},
+    **{"min_length": "minItems", "max_length": "maxItems"},
+}
 NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
 
 
@@ -44,31 +60,40 @@ class NullIsAbsent(RequestModel):
         return data
 
 
-def _optional(kind: Any, limits: Any) -> tuple[Any, None]:
-    """A field of this type, bool, int, float or str, that may be null or left out. limits: a `pydantic.Field`."""
-    base = next(iter(get_args(kind)), kind)  # of `int | None` too
-    limited: Any = Annotated[base, limits]
-    conversion = {int: WHOLE, float: FINITE}.get(base)
-    return (limited if conversion is None else Annotated[limited, conversion]) | None, None
+def _field(item: dataclasses.Field[Any]) -> tuple[Any, None]:
+    """A field that may be null or left out, for one of a dataclass that checks its values itself.
 
-
-def _option_fields() -> dict[str, Any]:
-    types = get_type_hints(RequestOptions)
-    return {item.name: _optional(types[item.name], Field(**item.metadata)) for item in fields(RequestOptions)}
+    The limits of numbers and lists are only for the OpenAPI document. An empty string is none for the dataclass.
+    """
+    kind = str(item.type).removesuffix(" | None")
+    extra = {_JSON_SCHEMA[word]: limit for word, limit in item.metadata.items()}
+    limits = Field(**item.metadata) if kind == "str" else Field(json_schema_extra=extra)
+    return Annotated[_TYPES[kind], limits] | None, None
 
 
 def with_parameters(base: type[RequestModel], *names: str) -> Any:
-    """A model that also has fields for the parameters with these names. Their limits are only for the OpenAPI document,
-    because `SamplingParams` and `BeamSearchParams` check the values for all interfaces."""
-    types = get_type_hints(BeamSearchParams) | get_type_hints(SamplingParams)
-    limits = {item.name: item.metadata for item in (*fields(BeamSearchParams), *fields(SamplingParams))}
-    extras = {name: {_JSON_SCHEMA[word]: limit for word, limit in limits[name].items()} for name in names}
-    added: dict[str, Any] = {name: _optional(types[name], Field(json_schema_extra=extras[name])) for name in names}
+    """A model that also has fields for the parameters with these names."""
+    known = {item.name: item for params in (BeamSearchParams, SamplingParams) for item in dataclasses.fields(params)}
+    added: dict[str, Any] = {name: _field(known[name]) for name in names}
     return create_model(base.__name__, __base__=base, **added)
 
 
-class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_option_fields())):  # type: ignore[misc]
+_OPTIONS: dict[str, Any] = {item.name: _field(item) for item in dataclasses.fields(RequestOptions)}
+
+
+class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_OPTIONS)):  # type: ignore[misc]
     """The fields of `RequestOptions`, for `read_options`."""
+
+
+class AnsweredFields(OptionFields):
+    """The fields of every request for an answer. model: None is the default."""
+
+    model: Text | None = None
+    stream: bool | None = None
+
+    def to_spec(self, tenant: str) -> ChatSpec | TextSpec:
+        """The request to a model. Raises UsageError for what cannot be honoured."""
+        raise NotImplementedError
 
 
 def kind_of_inputs(value: Any) -> str:

@@ -14,14 +14,12 @@ from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import ApiError, refuse
 from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.generation.json_schema import check_schema
-from octavo.server.generation.reasoning import effort_arguments
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
-from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
 from octavo.server.protocols.conversation import Conversation, chat_tools, check_call_arguments
 from octavo.server.protocols.openai_answer import chat_logprobs
-from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, NumLogprobs, OptionFields
+from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, NullIsAbsent, NumLogprobs
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -29,6 +27,7 @@ LOGPROBS = "message.output_text.logprobs"
 FIELD_NAMES = {
     "max_tokens": "max_output_tokens",
     "messages": "input",
+    "reasoning_effort": "reasoning.effort",
     "logprobs": "top_logprobs",
     "structured_outputs": "text.format",
     "truncate_prompt_tokens": 'truncation "auto"',
@@ -154,10 +153,9 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(OptionFields):
+class ResponsesRequest(AnsweredFields):
     """All other fields are refused by name. Nothing is stored, so every request brings its whole conversation."""
 
-    model: Text | None = None
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
     instructions: Text | None = None
     tools: list[Annotated[FunctionTool, ByType()]] | None = None
@@ -171,7 +169,6 @@ class ResponsesRequest(OptionFields):
     temperature: Number | None = None
     top_p: Number | None = None
     top_logprobs: NumLogprobs | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     include: list[Text] | None = None
     metadata: dict[str, Text] | None = Field(default=None, max_length=16)
@@ -187,33 +184,28 @@ class ResponsesRequest(OptionFields):
     max_tool_calls: Int | None = None
     prompt: dict[str, Any] | None = None
 
-
-def to_chat_spec(body: ResponsesRequest, model: ServedModel, tenant: str) -> ChatSpec:
-    """The request to a model. Raises UsageError for what cannot be honoured."""
-    _refuse_unsupported(body)
-    choice = _tool_choice(body)
-    tools = chat_tools([tool.model_dump(exclude={"type"}) for tool in _allowed_tools(body)], choice)
-    arguments: dict[str, Any] = {}
-    if body.reasoning is not None and body.reasoning.effort is not None:
-        arguments = effort_arguments(model.tokenizer.chat_template, body.reasoning.effort, "reasoning.effort")
-    wants_logprobs = body.top_logprobs is not None or LOGPROBS in (body.include or ())
-    return ChatSpec(
-        params=SamplingParams(
-            **given(body, "temperature", "top_p"),
-            max_tokens=body.max_output_tokens,
-            logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-            structured_outputs=_structured(body.text),
-        ),
-        tenant=tenant,
-        options=read_options(body),
-        truncate_prompt_tokens=-1 if body.truncation == "auto" else None,
-        truncation_side="middle",
-        messages=_chat_messages(body.input, body.instructions),
-        tools=tools,
-        tool_choice=choice,
-        parallel_tool_calls=body.parallel_tool_calls is not False,
-        template_arguments=arguments,
-    )
+    def to_spec(self, tenant: str) -> ChatSpec:
+        _refuse_unsupported(self)
+        choice = _tool_choice(self)
+        tools = chat_tools([tool.model_dump(exclude={"type"}) for tool in _allowed_tools(self)], choice)
+        wants_logprobs = self.top_logprobs is not None or LOGPROBS in (self.include or ())
+        return ChatSpec(
+            params=SamplingParams(
+                **given(self, "temperature", "top_p"),
+                max_tokens=self.max_output_tokens,
+                logprobs=(self.top_logprobs or 0) if wants_logprobs else None,
+                structured_outputs=_structured(self.text),
+            ),
+            tenant=tenant,
+            options=read_options(self),
+            truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
+            truncation_side="middle",
+            messages=_chat_messages(self.input, self.instructions),
+            tools=tools,
+            tool_choice=choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            reasoning_effort=None if self.reasoning is None else self.reasoning.effort,
+        )
 
 
 def _refuse_unsupported(body: ResponsesRequest) -> None:

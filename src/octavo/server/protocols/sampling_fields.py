@@ -8,33 +8,23 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import fields
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from octavo.errors import UsageError
-from octavo.sampling_params import (
-    MAX_LIST_ITEMS,
-    MAX_LOGIT_BIAS,
-    MAX_STOP_STRINGS,
-    MAX_STRING_CHARS,
-    BeamSearchParams,
-    SamplingParams,
-    StructuredOutputsParams,
-)
+from octavo.sampling_params import MAX_LOGIT_BIAS, BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Text
-from octavo.server.protocols.protocol_fields import NULL_EXTRAS, NullIsAbsent, OptionFields, with_parameters
+from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
 
 _INT32_MAX = 2**31 - 1
-_LISTS = ("stop", "stop_token_ids", "bad_words", "allowed_token_ids")
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
-# Parameters that requests have in another form, or not at all.
+# Parameters that requests have in another form, or not at all. A new one is a field of both kinds of requests.
 _NO_FIELDS = ("logit_bias", "logprobs", "structured_outputs", "detokenize", "output_kind")
-# All other parameters are numbers and flags. A new one is a field of both kinds of requests.
-_SCALARS = tuple(item.name for item in fields(SamplingParams) if item.name not in (*_LISTS, *_NO_FIELDS))
+_PARAMETERS = tuple(item.name for item in fields(SamplingParams) if item.name not in _NO_FIELDS)
 # Parameters that beam search honours. The others are refused with it, unless they have no effect without sampling.
 _BEAM_PARAMS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})
 _NEUTRAL: dict[str, object] = {"temperature": 0, "top_k": -1, "logit_bias": {}}
@@ -43,21 +33,11 @@ _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "cho
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
 
 
-def _limits(**limits: Any) -> Any:
-    """Limits for the OpenAPI document only. `SamplingParams` checks the values, for all interfaces."""
-    return Field(json_schema_extra=limits)
-
-
-_TokenId: TypeAlias = Annotated[Int, _limits(minimum=0)]
-_String: TypeAlias = Annotated[Text, _limits(minLength=1, maxLength=MAX_STRING_CHARS)]
-_Bias: TypeAlias = Annotated[
-    dict[str, Any],
-    _limits(
-        propertyNames={"pattern": "^[0-9]+$"},
-        additionalProperties={"type": "number", "minimum": -100, "maximum": 100},
-        maxProperties=MAX_LOGIT_BIAS,
-    ),
-]
+_BIAS: dict[str, Any] = {
+    "propertyNames": {"pattern": "^[0-9]+$"},
+    "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    "maxProperties": MAX_LOGIT_BIAS,
+}
 
 
 class StructuredOutputs(NullIsAbsent):
@@ -119,18 +99,11 @@ class StreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(with_parameters(OptionFields, *_SCALARS, "length_penalty")):  # type: ignore[misc]
+class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penalty")):  # type: ignore[misc]
     """The fields that chat and text requests share."""
 
-    model: Text | None = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
-
-    logit_bias: _Bias | None = None
-    stop: _String | Annotated[list[_String], _limits(maxItems=MAX_STOP_STRINGS)] | None = None
-    stop_token_ids: Annotated[list[_TokenId], _limits(maxItems=MAX_LIST_ITEMS)] | None = None
-    bad_words: Annotated[list[_String], _limits(maxItems=MAX_LIST_ITEMS)] | None = None
-    allowed_token_ids: list[_TokenId] | None = None
+    logit_bias: Annotated[dict[str, Any], Field(json_schema_extra=_BIAS)] | None = None
     spaces_between_special_tokens: bool | None = None
     use_beam_search: bool | None = None
     early_stopping: bool | Literal["never"] | None = None
@@ -142,7 +115,7 @@ class SamplingFields(with_parameters(OptionFields, *_SCALARS, "length_penalty"))
     guided_choice: list[Text] | None = None
     guided_grammar: Text | None = None
 
-    truncate_prompt_tokens: Annotated[Int, _limits(minimum=-1)] | None = None
+    truncate_prompt_tokens: Annotated[Int, Field(json_schema_extra={"minimum": -1})] | None = None
     truncation_side: Literal["left", "middle"] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
@@ -187,7 +160,7 @@ class SamplingFields(with_parameters(OptionFields, *_SCALARS, "length_penalty"))
         max_tokens: as requested, or the default of the route; None: up to the end of the context.
         Raises UsageError naming the field whose value is wrong.
         """
-        arguments = given(self, *_SCALARS, *_LISTS)
+        arguments = given(self, *_PARAMETERS)
         if self.logit_bias is not None:
             bias = self.logit_bias.items()
             arguments["logit_bias"] = {int(key) if _TOKEN_ID.fullmatch(key) else key: value for key, value in bias}

@@ -17,7 +17,7 @@ from octavo.server.http.json_body import WHOLE, Int, RequestModel, Text, quote
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.openai_answer import finite, most_likely, token_text
 from octavo.server.protocols.protocol_errors import TGI
-from octavo.server.protocols.protocol_fields import NumLogprobs, OptionFields, with_parameters
+from octavo.server.protocols.protocol_fields import AnsweredFields, NumLogprobs, with_parameters
 from octavo.tokenizer.tokenizer import Detokenizer
 
 DEFAULT_MAX_NEW_TOKENS = 100
@@ -66,31 +66,27 @@ class Parameters(with_parameters(RequestModel, *_NUMBERS)):  # type: ignore[misc
         return bool(self.do_sample or self.top_k is not None or shapes)
 
 
-class GenerateRequest(OptionFields):
+class GenerateRequest(AnsweredFields):
     """stream: for `/` and `/generate`. model: an addition to TGI, for servers with several models."""
 
     inputs: Text
     parameters: Parameters | None = None
-    stream: bool | None = None
-    model: Text | None = None
 
     @property
     def wanted(self) -> Parameters:
         return self.parameters or Parameters()
 
-
-def to_text_spec(body: GenerateRequest, tenant: str) -> TextSpec:
-    """The request to a model. Raises UsageError for what cannot be honoured."""
-    parameters = body.wanted
-    _refuse_unsupported(parameters, bool(body.stream))
-    return TextSpec(
-        prompts=[body.inputs],
-        params=_sampling_params(parameters, bool(body.stream)),
-        options=read_options(body),
-        tenant=tenant,
-        truncate_prompt_tokens=parameters.truncate,
-        max_tokens_may_shrink=parameters.max_new_tokens is None,
-    )
+    def to_spec(self, tenant: str) -> TextSpec:
+        parameters = self.wanted
+        _refuse_unsupported(parameters, bool(self.stream))
+        return TextSpec(
+            prompts=[self.inputs],
+            params=_sampling_params(parameters, bool(self.stream)),
+            options=read_options(self),
+            tenant=tenant,
+            truncate_prompt_tokens=parameters.truncate,
+            max_tokens_may_shrink=parameters.max_new_tokens is None,
+        )
 
 
 def _refuse_unsupported(wanted: Parameters, stream: bool) -> None:
