@@ -1,4 +1,4 @@
-// The activation functions on sixteen lanes. Meaning: ACTIVATIONS in octavo/graph/ops/elementwise.py.
+// The activation functions on sixteen lanes. Meaning: ACTIVATIONS in octavo/graph/ops/rowwise.py.
 #pragma once
 
 #include "kernel.h"

@@ -19,8 +19,10 @@ def test_linear() -> None:
     g.linear(g.embedding("embed"), "up")
     weight_bytes = dict(zip(g.parameters, (400, 100, 48), strict=True))  # embedding, matrix, bias
     # Six of ten rows of the embedding are read.
-    assert node_cost(g.nodes[0], STEP, weight_bytes) == Cost(240, 6 * 8 * 4, 0)
-    assert node_cost(g.nodes[1], STEP, weight_bytes) == Cost(6 * 8 * 4 + 148, 6 * 12 * 4, 6 * 12 * (2 * 8 + 1))
+    assert node_cost(g.nodes[0], STEP, weight_bytes) == Cost(240, 6 * 8 * 4, 0, 6 * 8 * 4)
+    assert node_cost(g.nodes[1], STEP, weight_bytes) == Cost(
+        6 * 8 * 4 + 148, 6 * 12 * 4, 6 * 12 * (2 * 8 + 1), 6 * 20 * 4
+    )
 
 
 @pytest.mark.parametrize("window", [None, 1, 4, 100])

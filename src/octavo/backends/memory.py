@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,7 +88,7 @@ def _reclaimable(group: Path) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PackedType:
-    """The matrices of one stored type, packed as `packed_as`. The bytes are those of all of them."""
+    """A matrix of one stored type, or all of them, packed as `packed_as`."""
 
     type_name: str
     packed_as: str
@@ -105,13 +105,13 @@ class PackedType:
 class Sizes:
     """Sizes in bytes. graph: as the backend runs it. weights: packed size of each of its parameters.
 
-    types: the types of its matrices, the largest total first. kv_formats: number format of each layer's cache; empty if
-    the backend stores all caches alike.
+    matrices: each of its matrices. kv_formats: number format of each layer's cache; empty if the backend stores all
+    caches alike.
     """
 
     graph: Graph
     weights: Mapping[Parameter, int]
-    types: tuple[PackedType, ...]
+    matrices: Sequence[PackedType]
     workspace_bytes: int
     cache: CacheSizes
     kv_formats: Mapping[int, LayerFormat]
@@ -126,17 +126,13 @@ class Sizes:
         return self.cache.token_bytes / max(self.graph.kv_elements_per_token, 1)
 
     @property
-    def grown(self) -> tuple[PackedType, ...]:
-        """The types without a kernel of their own, which take more memory than in the file."""
-        return tuple(t for t in self.types if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes)
-
-
-def sum_types(matrices: Iterable[PackedType]) -> tuple[PackedType, ...]:
-    """The sums for each stored type, from the sizes of each matrix."""
-    sums: dict[tuple[str, str], PackedType] = {}
-    for matrix in matrices:
-        key = (matrix.type_name, matrix.packed_as)
-        other = sums.get(key, PackedType(*key, 0, 0))
-        stored, packed = other.stored_bytes + matrix.stored_bytes, other.packed_bytes + matrix.packed_bytes
-        sums[key] = PackedType(*key, stored, packed)
-    return tuple(sorted(sums.values(), key=lambda t: -t.packed_bytes))
+    def grown(self) -> list[PackedType]:
+        """The types without a kernel of their own that take more memory than in the file, the largest first."""
+        sums: dict[tuple[str, str], PackedType] = {}
+        for matrix in self.matrices:
+            key = (matrix.type_name, matrix.packed_as)
+            other = sums.get(key, PackedType(*key, 0, 0))
+            stored, packed = other.stored_bytes + matrix.stored_bytes, other.packed_bytes + matrix.packed_bytes
+            sums[key] = PackedType(*key, stored, packed)
+        grown = [t for t in sums.values() if t.packed_as != t.type_name and t.packed_bytes > t.stored_bytes]
+        return sorted(grown, key=lambda t: -t.packed_bytes)

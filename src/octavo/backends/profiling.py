@@ -20,7 +20,6 @@ class RecordTime:
     seconds: float  # from the end of the operation before it to the end on the slowest thread
     busy_seconds: float  # inside the kernel, summed over all threads: threads x seconds less this is waiting
     cost: Cost
-    activation_bytes: int  # the part of the cost's bytes that is in a cache rather than in memory
     is_integer: bool  # products of quantized weights
     matrices: tuple[str, ...]  # names of the weights, norms and biases left out
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from octavo.backends import BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions
-from octavo.backends.memory import PackedType, Sizes, sum_types
+from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
 from octavo.backends.parameters import parameter_info, weight_of
 from octavo.backends.sampling import sample
@@ -69,7 +69,7 @@ def sizes(
     packed = {p: 4 * prod(p.shape) for p in infos}
     matrices = [PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if len(p.shape) > 1]
     workspace = 4 * _workspace_elements(graph, limits)
-    return Sizes(graph, packed, sum_types(matrices), workspace, _cache_sizes(graph, 4), {})
+    return Sizes(graph, packed, matrices, workspace, _cache_sizes(graph, 4), {})
 
 
 def describe() -> BackendDescription:

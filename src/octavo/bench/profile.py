@@ -226,8 +226,8 @@ def _least_seconds(record: RecordTime, ceilings: Ceilings) -> float:
 
     Weights and cache are read from memory and activations from the L2 cache, while the arithmetic runs in parallel.
     """
-    moved = record.cost.bytes_read + record.cost.bytes_written - record.activation_bytes
-    reading = moved / ceilings.value("read from memory") + record.activation_bytes / ceilings.value("read from L2")
+    moved = record.cost.bytes_read + record.cost.bytes_written - record.cost.activation_bytes
+    reading = moved / ceilings.value("read from memory") + record.cost.activation_bytes / ceilings.value("read from L2")
     rate = ceilings.value("int8 multiply-adds" if record.is_integer else "float multiply-adds")
     return max(reading, record.cost.flops / 2 / rate)
 

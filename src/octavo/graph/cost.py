@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import KVCache, StateCache
@@ -13,38 +13,30 @@ from octavo.graph.values import Parameter, Value
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The bytes and FLOPs of a step. Weights count once, activations and cache once per access of an operation."""
+    """The bytes and FLOPs of a step. Weights count once, activations and cache once per access of an operation.
+
+    activation_bytes: the part of the bytes that operations hand to each other: it lies in the processor's caches.
+    """
 
     bytes_read: int = 0
     bytes_written: int = 0
     flops: int = 0
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.bytes_read + other.bytes_read,
-            self.bytes_written + other.bytes_written,
-            self.flops + other.flops,
-        )
+    activation_bytes: int = 0
 
 
 def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
     """The cost of one operation. weight_bytes: of each parameter, in memory."""
     op = node.op
     cache_read, cache_written = _cache_bytes(op.cache, sizes)
-    inputs = _activation_bytes(op.inputs, sizes)
+    inputs, output = (_activation_bytes(values, sizes) for values in (op.inputs, (node.output,)))
     weights = sum(int(weight_bytes[p] * op.weight_fraction(p, sizes)) for p in op.parameters)
-    output = _activation_bytes((node.output,), sizes)
-    return Cost(inputs + weights + cache_read, output + cache_written, op.flops(sizes))
-
-
-def activation_bytes(node: Node, sizes: StepSizes) -> int:
-    """The bytes of an operation that earlier operations have just written or later ones read."""
-    return _activation_bytes((*node.op.inputs, node.output), sizes)
+    return Cost(inputs + weights + cache_read, output + cache_written, op.flops(sizes), inputs + output)
 
 
 def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
     """The cost of a step: the sum over all operations."""
-    return sum((node_cost(node, sizes, weight_bytes) for node in graph.nodes), Cost())
+    costs = [node_cost(node, sizes, weight_bytes) for node in graph.nodes]
+    return Cost(*(sum(getattr(cost, field.name) for cost in costs) for field in fields(Cost)))
 
 
 def _cache_bytes(cache: KVCache | StateCache | None, sizes: StepSizes) -> tuple[int, int]:

@@ -217,7 +217,7 @@ def test_a_profile_has_times_and_costs():
     assert all(row.seconds > 0 and row.busy_seconds > 0 for row in rows)
     assert sum(row.busy_seconds for row in rows) <= 2.2 * sum(row.seconds for row in rows)
     assert rows[-1].cost.flops >= 2 * 5 * VOCAB * WIDTH
-    assert rows[-1].activation_bytes == 4 * 5 * (VOCAB + WIDTH)
+    assert rows[-1].cost.activation_bytes == 4 * 5 * (VOCAB + WIDTH)
     assert sampling.label == "sampling: sample"
     assert sampling.calls == 0
     executor.start_profile()

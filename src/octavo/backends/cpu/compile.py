@@ -18,7 +18,7 @@ from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
 from octavo.backends.cpu.weights import load_matrices, packed_types, plain_weight
-from octavo.backends.memory import PackedType, Sizes, sum_types
+from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
 from octavo.errors import GraphError, UsageError
 from octavo.graph.cache import CacheSizes
@@ -116,7 +116,7 @@ def sizes(
     return Sizes(
         graph=graph,
         weights=vectors | {parameter: matrix.packed_bytes for parameter, matrix in matrices.items()},
-        types=sum_types(matrices.values()),
+        matrices=tuple(matrices.values()),
         workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(num_threads).count),
         cache=cache_sizes(graph, formats),
         kv_formats=formats,

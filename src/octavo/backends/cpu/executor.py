@@ -13,7 +13,7 @@ from octavo.backends.profiling import Ceilings, RecordTime
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
 from octavo.errors import UsageError
-from octavo.graph.cost import Cost, activation_bytes, node_cost
+from octavo.graph.cost import Cost, node_cost
 from octavo.graph.ops import Input
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import Rows
@@ -21,7 +21,7 @@ from octavo.graph.values import Rows
 if TYPE_CHECKING:
     from octavo.backends.cpu import _native
     from octavo.batch import Batch, Float32, Int32
-    from octavo.graph.builder import Graph, Node
+    from octavo.graph.builder import Graph
     from octavo.graph.cache import CacheSizes
     from octavo.graph.ops import StepSizes
     from octavo.graph.values import Parameter, Value
@@ -132,18 +132,15 @@ class CpuExecutor:
         times = self._program.profile()
         if not times:
             return []
-        costs = [
-            (
-                node_cost(node, sizes, self._weight_bytes),
-                activation_bytes(node, sizes),
-                self._is_integer(node),
-                tuple(p.name for p in node.op.parameters if len(p.shape) > 1),
-            )
-            for node in self._graph.nodes
-            if not isinstance(node.op, Input)
-        ]
+        costs = []
+        for node in self._graph.nodes:
+            if not isinstance(node.op, Input):
+                matrices = [p for p in node.op.parameters if len(p.shape) > 1]
+                is_quantized = any(self._weight_bytes[p] < _BYTES_OF_FLOATS * prod(p.shape) for p in matrices)
+                cost, names = node_cost(node, sizes, self._weight_bytes), tuple(p.name for p in matrices)
+                costs.append((cost, is_quantized and node.op.name != "embedding", names))
         logits = 4 * sizes.outputs * self._graph.output.cols if self._graph.makes_logits else 0
-        costs.append((Cost(bytes_read=logits), logits, False, ()))
+        costs.append((Cost(bytes_read=logits, activation_bytes=logits), False, ()))
         return [
             RecordTime(label, kernel, calls, nanoseconds / 1e9, busy / 1e9, *cost)
             for (label, kernel, calls, nanoseconds, busy), cost in zip(times, costs, strict=True)
@@ -152,12 +149,6 @@ class CpuExecutor:
     def measure_ceilings(self) -> Ceilings:
         """See `ProfiledExecutor`."""
         return measure_kernel_ceilings(self.isa, self.num_threads)
-
-    def _is_integer(self, node: Node) -> bool:
-        matrices = [p for p in node.op.parameters if len(p.shape) > 1]
-        return node.op.name != "embedding" and any(
-            self._weight_bytes[p] < _BYTES_OF_FLOATS * prod(p.shape) for p in matrices
-        )
 
     def close(self) -> None:
         self._program.close()

@@ -1,9 +1,4 @@
-"""The operations, each defined once: arguments, shape rule, cost and numpy definition.
-
-An operation is a frozen dataclass. Its fields of type `Value` are inputs, those of type `Parameter`
-are weights (None where optional), everything else is a static attribute. A backend may walk the
-fields in order instead of knowing each operation.
-"""
+"""The operations, each defined once: arguments, shape rule, cost and numpy definition."""
 
 from octavo.batch import Array as Array
 from octavo.graph.ops.attention import Attention as Attention
@@ -15,12 +10,6 @@ from octavo.graph.ops.base import Evaluation as Evaluation
 from octavo.graph.ops.base import LayerCache as LayerCache
 from octavo.graph.ops.base import Op as Op
 from octavo.graph.ops.base import StepSizes as StepSizes
-from octavo.graph.ops.elementwise import Activation as Activation
-from octavo.graph.ops.elementwise import Add as Add
-from octavo.graph.ops.elementwise import GatedActivation as GatedActivation
-from octavo.graph.ops.elementwise import Mul as Mul
-from octavo.graph.ops.elementwise import Scale as Scale
-from octavo.graph.ops.elementwise import Softcap as Softcap
 from octavo.graph.ops.linear import Embedding as Embedding
 from octavo.graph.ops.linear import FusedLinear as FusedLinear
 from octavo.graph.ops.linear import Input as Input
@@ -28,5 +17,11 @@ from octavo.graph.ops.linear import Linear as Linear
 from octavo.graph.ops.linear import Logits as Logits
 from octavo.graph.ops.linear import MoE as MoE
 from octavo.graph.ops.linear import SelectRows as SelectRows
-from octavo.graph.ops.norm import LayerNorm as LayerNorm
-from octavo.graph.ops.norm import RMSNorm as RMSNorm
+from octavo.graph.ops.rowwise import Activation as Activation
+from octavo.graph.ops.rowwise import Add as Add
+from octavo.graph.ops.rowwise import GatedActivation as GatedActivation
+from octavo.graph.ops.rowwise import LayerNorm as LayerNorm
+from octavo.graph.ops.rowwise import Mul as Mul
+from octavo.graph.ops.rowwise import RMSNorm as RMSNorm
+from octavo.graph.ops.rowwise import Scale as Scale
+from octavo.graph.ops.rowwise import Softcap as Softcap

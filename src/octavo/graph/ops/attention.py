@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 from octavo.batch import Array
 from octavo.graph.cache import KVCache
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
-from octavo.graph.ops.elementwise import softcap
-from octavo.graph.ops.norm import rms_norm
+from octavo.graph.ops.rowwise import rms_norm, softcap
 from octavo.graph.values import Parameter, Rows, Value
 
 

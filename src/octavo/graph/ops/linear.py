@@ -9,8 +9,7 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
-from octavo.graph.ops.elementwise import ACTIVATIONS, require_activation, sigmoid, softcap
-from octavo.graph.ops.norm import rms_norm
+from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm, sigmoid, softcap
 from octavo.graph.values import Parameter, Rows, Value
 
 
