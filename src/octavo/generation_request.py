@@ -45,7 +45,7 @@ class RequestOptions:
     """The options of a request, beside its prompt and its parameters.
 
     A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class. The
-    metadata are the limits of the field in a request's body, as arguments of `pydantic.Field`.
+    metadata are the limits of the field, as arguments of `pydantic.Field`; `check_fields` checks them too.
     priority: lower runs first. cache_salt: only requests with the same salt share blocks of the prefix cache.
     Raises UsageError for a wrong value.
     """

@@ -59,12 +59,8 @@ class SamplingState:
         params, sequence, vocab_size = self._params, self._sequence, self._vocab_size
         row["temperature"] = 0.0 if params.is_greedy else params.temperature
         row["top_k"] = min(max(params.top_k, 0), vocab_size)
-        row["top_p"] = params.top_p
-        row["min_p"] = params.min_p
-        row["typical_p"] = params.typical_p
-        row["repetition_penalty"] = params.repetition_penalty
-        row["presence_penalty"] = params.presence_penalty
-        row["frequency_penalty"] = params.frequency_penalty
+        for name in ("top_p", "min_p", "typical_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            row[name] = getattr(params, name)
         row["seed"] = sequence.seed
         row["target"] = -1
         row["num_logprobs"] = min(sequence.group.consumers[-1].num_logprobs(sequence.request), vocab_size)

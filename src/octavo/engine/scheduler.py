@@ -101,8 +101,8 @@ class Scheduler:
         is_decode = step.num_decodes == count == len(self.sampled.running)
         if not is_decode or self.pooled.running or self.may_admit:
             return None
-        ahead = Schedule(self._max_num_tokens - count, self._max_num_outputs - count, num_decodes=count)
-        ahead.is_ahead = True
+        num_tokens, num_rows = self._max_num_tokens - count, self._max_num_outputs - count
+        ahead = Schedule(num_tokens, num_rows, is_ahead=True, num_decodes=count)
         for item in step.scheduled.values():
             sequence, consumer, position = item.sequence, item.rows[-1].consumer, item.start + 1
             if item.num_tokens > 1 or not consumer.goes_on(sequence):
