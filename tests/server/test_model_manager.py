@@ -14,7 +14,7 @@ from octavo.core.client import EngineState
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.served_model import ModelSpec, ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
 
@@ -32,19 +32,19 @@ class CountingLoader:
         self.num_loads = 0
         self.error: Exception | None = None
 
-    async def estimate_bytes(self, _spec: ModelSpec) -> int:
+    async def estimate_bytes(self, _name: str, _config: EngineConfig) -> int:
         await asyncio.sleep(0)
         return SIZE
 
-    async def load(self, spec: ModelSpec) -> ServedModel:
+    async def load(self, name: str, _config: EngineConfig) -> ServedModel:
         await asyncio.sleep(self.delay_s)
         if self.error is not None:
             raise self.error
-        assert spec.name not in self.loaded
-        self.loaded.append(spec.name)
+        assert name not in self.loaded
+        self.loaded.append(name)
         self.num_loads += 1
         assert self.limit is None or len(self.loaded) * SIZE <= self.limit
-        return fake_model(self.tokenizer, FakeClient(self.tokenizer), name=spec.name)
+        return fake_model(self.tokenizer, FakeClient(self.tokenizer), name=name)
 
     async def unload(self, model: ServedModel) -> None:
         await asyncio.sleep(self.delay_s)
@@ -59,8 +59,8 @@ def run(smollm2_tokenizer: Tokenizer) -> Callable[..., None]:
     def run_it(test: Callable[[ModelManager, CountingLoader], Coroutine[Any, Any, None]], **options: Any) -> None:
         async def main() -> None:
             loader = CountingLoader(smollm2_tokenizer, 2 * SIZE, options.pop("delay_s", 0.0))
-            specs = [ModelSpec(name, EngineConfig(model=name)) for name in "abcd"]
-            manager = ModelManager(specs, loader, memory_bytes=options.pop("memory_bytes", 2 * SIZE), **options)
+            configs = {name: EngineConfig(model=name) for name in "abcd"}
+            manager = ModelManager(configs, loader, memory_bytes=options.pop("memory_bytes", 2 * SIZE), **options)
             await manager.load(None)
             try:
                 await test(manager, loader)
@@ -228,7 +228,7 @@ def test_waiting_for_a_load_has_limits(run: Callable[..., None]) -> None:
 def test_requests_before_the_first_model_is_there(smollm2_tokenizer: Tokenizer) -> None:
     async def main() -> None:
         loader = CountingLoader(smollm2_tokenizer, delay_s=0.1)
-        manager = ModelManager([ModelSpec("a", EngineConfig(model="a"))], loader)
+        manager = ModelManager({"a": EngineConfig(model="a")}, loader)
         loading = asyncio.create_task(manager.load(None))
         await asyncio.sleep(0)
         with pytest.raises(OverloadedError) as caught:

@@ -13,8 +13,7 @@ from octavo.errors import UsageError
 from octavo.server.app import build_app, endpoint_modules
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.http.api_keys import ApiKeys, configured_keys
-from octavo.server.http.origins import is_loopback
+from octavo.server.http.access import ApiKeys, configured_keys, is_loopback
 from octavo.server.http.route_table import RouteTable
 from tests.support.shell_server import Shell, running_shell
 

@@ -11,8 +11,7 @@ import pytest
 from pydantic import Field, TypeAdapter, ValidationError
 
 from octavo.server.errors import ApiError
-from octavo.server.http.json_body import MAX_DEPTH, Int, Number, RequestModel, format_path, parse_object
-from octavo.server.http.validation import to_bad_request
+from octavo.server.http.json_body import MAX_DEPTH, Int, Number, RequestModel, format_path, parse_object, to_bad_request
 from tests.support.shell_server import Shell, running_shell
 
 CHAT = "/v1/chat/completions"

@@ -107,7 +107,7 @@ def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) 
         (["--no-such-option"], "--no-such-option"),
         (["--api-key-file", "/nowhere"], "/nowhere: No such file or directory"),
         (["--api-key-file", "/dev/null"], "holds no key"),
-        (["--api-key", " "], "api_key must not be empty"),
+        (["--api-key", " "], "api_key must be a tuple of texts that are not empty"),
         (["--host", "0.0.0.0"], "--allow-unauthenticated"),
         (["--ssl-certfile", "/nowhere"], "/nowhere"),
     ],

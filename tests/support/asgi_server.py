@@ -15,7 +15,7 @@ from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.served_model import ModelSpec, ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.state import ServerState
 
@@ -26,11 +26,11 @@ class ReadyLoader:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.name: model for model in models}
 
-    async def estimate_bytes(self, _spec: ModelSpec) -> int:
+    async def estimate_bytes(self, _name: str, _config: EngineConfig) -> int:
         return 0
 
-    async def load(self, spec: ModelSpec) -> ServedModel:
-        return self._models[spec.name]
+    async def load(self, name: str, _config: EngineConfig) -> ServedModel:
+        return self._models[name]
 
     async def unload(self, model: ServedModel) -> None:
         await model.client.close()
@@ -41,9 +41,7 @@ async def asgi_client(
     config: ServerConfig, models: Sequence[ServedModel], *, loaded: bool = True
 ) -> AsyncIterator[tuple[httpx.AsyncClient, ServerState]]:
     """A client of an application with these models. loaded: the first one is loaded already."""
-    manager = ModelManager(
-        [ModelSpec(model.name, EngineConfig(model=model.name)) for model in models], ReadyLoader(models)
-    )
+    manager = ModelManager({model.name: EngineConfig(model=model.name) for model in models}, ReadyLoader(models))
     state = ServerState(config=config, models=manager, admission=Admission(config), metrics=ServerMetrics())
     if loaded:
         await manager.load(None)

@@ -22,7 +22,6 @@ from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.served_model import ModelSpec
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.observability.tracing import start_tracer
@@ -48,7 +47,7 @@ def scripted_app(
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
     observed = ObservedClient(client, metrics, name)
     model = fake_model(tokenizer, observed, name=name)
-    manager = ModelManager([ModelSpec(name, EngineConfig(model="fake"))], ReadyLoader(model))
+    manager = ModelManager({name: EngineConfig(model="fake")}, ReadyLoader(model))
     state = ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics)
     app = create_app(state)
 

@@ -25,7 +25,7 @@ from octavo.server.admission import Admission
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.served_model import ModelSpec, ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.server.state import ServerState
 from octavo.server.tool_parsers.tool_format import find_tool_format
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -38,10 +38,10 @@ class ReadyLoader:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def estimate_bytes(self, _spec: ModelSpec) -> int:
+    async def estimate_bytes(self, _name: str, _config: EngineConfig) -> int:
         return 0
 
-    async def load(self, _spec: ModelSpec) -> ServedModel:
+    async def load(self, _name: str, _config: EngineConfig) -> ServedModel:
         return self._model
 
     async def unload(self, model: ServedModel) -> None:
@@ -84,7 +84,7 @@ def scripted_server(
     client = FakeClient(tokenizer, max_model_len=max_model_len)
     model = fake_model(tokenizer, client, tool_format=find_tool_format(tokenizer.chat_template or ""))
     config = config or ServerConfig()
-    manager = ModelManager([ModelSpec(model.name, EngineConfig(model="fake"))], ReadyLoader(model))
+    manager = ModelManager({model.name: EngineConfig(model="fake")}, ReadyLoader(model))
     app = build_app(
         config, [importlib.import_module(f"octavo.server.endpoints.{name}") for name in modules], lambda *_: None
     )

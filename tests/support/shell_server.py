@@ -230,20 +230,14 @@ def running_shell(modules: list[ModuleType] | None = None, **options: Any) -> It
     sock = bind(config)
     address = sock.getsockname()[:2]
     server = web_server(app, config)
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        await server.serve(sockets=[sock])
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
     shell = Shell(config, probe, address)
     try:
         yield shell
     finally:
-        loops[0].call_soon_threadsafe(server.end)
+        server.should_exit = True
         thread.join(10)
         logging.getLogger("octavo").propagate = True
 

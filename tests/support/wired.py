@@ -32,7 +32,7 @@ from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.served_model import ModelSpec, ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.server.state import ServerState
 from tests.support.fake_client import read_tokenizer
 from tests.support.scripted_server import ReadyLoader
@@ -66,7 +66,7 @@ async def wired_app(config: EngineConfig) -> AsyncIterator[tuple[httpx.AsyncClie
     await client.wait_ready()
     prompts = PromptEncoder(read_tokenizer(Path(config.model)), client.info.eos_token_id)
     model = ServedModel("model", client, prompts)
-    manager = ModelManager([ModelSpec(model.name, config)], ReadyLoader(model))
+    manager = ModelManager({model.name: config}, ReadyLoader(model))
     server = ServerConfig()
     app = create_app(ServerState(config=server, models=manager, admission=Admission(server)))
     await manager.load(None)

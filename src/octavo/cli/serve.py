@@ -18,7 +18,7 @@ from octavo.errors import UsageError
 from octavo.server.config import ServerConfig
 
 if TYPE_CHECKING:
-    from octavo.server.models.served_model import ModelSpec, ServedModel
+    from octavo.server.models.served_model import ServedModel
 
 
 @click.command()
@@ -35,7 +35,7 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     """
     began = time.monotonic()
     config = ServerConfig.from_options(server_options)
-    specs = _specs(list(models) or [DEFAULT_MODEL], engine_options)
+    configs = _configs(list(models) or [DEFAULT_MODEL], engine_options)
     _end_at_once_on_signals()
     # Imported here so that other commands do not wait for the web server's modules.
     import anyio
@@ -49,12 +49,12 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     check_exposure(config)
     tls_context(config)  # reports an invalid certificate before the model is loaded
     with bind(config) as sock, ProgressBar(in_bytes=True, announced=True) as progress:
-        sock.listen()  # connections from now on are answered as soon as the web server runs
+        # Connections from now on are answered as soon as the web server runs.
         url = url_of(config, sock)
-        _say(f"octavo {__version__}: {', '.join(spec.name for spec in specs)} at {url}")
+        _say(f"octavo {__version__}: {', '.join(configs)} at {url}")
         report = _Report(url, progress, began)
         report.phase("server", time.monotonic() - began)
-        anyio.run(run_server, config, specs, sock, report)
+        anyio.run(run_server, config, configs, sock, report)
 
 
 def _end_at_once_on_signals() -> None:
@@ -101,11 +101,9 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _specs(words: list[str], engine_options: Options) -> list[ModelSpec]:
+def _configs(words: list[str], engine_options: Options) -> dict[str, EngineConfig]:
     """The models by name. Raises UsageError."""
-    from octavo.server.models.served_model import ModelSpec
-
-    specs: dict[str, ModelSpec] = {}
+    configs: dict[str, EngineConfig] = {}
     for word in words:
         name, separator, model = word.partition("=")
         if not separator:
@@ -114,7 +112,7 @@ def _specs(words: list[str], engine_options: Options) -> list[ModelSpec]:
             raise UsageError(f"{word!r} is not NAME=MODEL")
         if len(words) > 1 and not separator:
             raise UsageError(f"{word!r} needs a name because there are several models: write NAME={word}")
-        if name in specs:
+        if name in configs:
             raise UsageError(f"two models have the name {name!r}; give each its own name")
-        specs[name] = ModelSpec(name, EngineConfig(model=model, **engine_options))
-    return list(specs.values())
+        configs[name] = EngineConfig(model=model, **engine_options)
+    return configs

@@ -94,18 +94,18 @@ class Ticket:
             self.lane.remove(self)
 
 
+@dataclass
 class _Lane:
     """The requests of one model: at most `limit` sequences, and at most `max_tokens` waiting prompt tokens."""
 
-    def __init__(self, limit: int, max_tokens: int) -> None:
-        self.limit = limit
-        self.max_tokens = max_tokens
-        self.tickets: dict[str, Ticket] = {}  # in order of arrival
-        self.num_sequences = 0
-        self.num_waiting_tokens = 0
-        self._mean_stay_s = 0.0  # of requests that were answered
-        self._mean_in_flight = 0.0  # sequences, when these ended
-        self._next_place_at = 0.0  # the retry time given to the last refused request
+    limit: int
+    max_tokens: int
+    tickets: dict[str, Ticket] = field(default_factory=dict)  # in order of arrival
+    num_sequences: int = 0
+    num_waiting_tokens: int = 0
+    _mean_stay_s: float = 0.0  # of requests that were answered
+    _mean_in_flight: float = 0.0  # sequences, when these ended
+    _next_place_at: float = 0.0  # the retry time given to the last refused request
 
     def add(self, ticket: Ticket) -> None:
         if 2 * self.num_sequences < self.limit:
@@ -116,21 +116,17 @@ class _Lane:
     def check_sequences(self, num_sequences: int) -> None:
         """Raises OverloadedError if there is no capacity for another request."""
         if self.num_sequences >= self.limit:
-            raise OverloadedError(
-                f"{self.num_sequences} sequences run or wait; at most {self.limit} may (max_num_seqs and max_queue)",
-                code="server_overloaded",
-                retry_after_s=self.retry_after_s(num_sequences),
-            )
+            there = f"{self.num_sequences} sequences run or wait"
+            raise self._overloaded(f"{there}; at most {self.limit} may (max_num_seqs and max_queue)", num_sequences)
 
     def check_tokens(self, count: int, num_sequences: int) -> None:
         """Raises OverloadedError if `count` further prompt tokens are too many; any prompt is admitted if none wait."""
         if self.num_waiting_tokens and self.num_waiting_tokens + count > self.max_tokens:
-            raise OverloadedError(
-                f"prompts of {self.num_waiting_tokens} tokens wait; {count} more exceed the limit of {self.max_tokens} "
-                "(max_queued_tokens)",
-                code="server_overloaded",
-                retry_after_s=self.retry_after_s(num_sequences),
-            )
+            limit = f"{count} more exceed the limit of {self.max_tokens} (max_queued_tokens)"
+            raise self._overloaded(f"prompts of {self.num_waiting_tokens} tokens wait; {limit}", num_sequences)
+
+    def _overloaded(self, message: str, num_sequences: int) -> OverloadedError:
+        return OverloadedError(message, code="server_overloaded", retry_after_s=self.retry_after_s(num_sequences))
 
     def remove(self, ticket: Ticket) -> None:
         del self.tickets[ticket.request_id]

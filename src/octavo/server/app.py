@@ -18,10 +18,10 @@ import octavo.server.endpoints
 from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.http.api_keys import ApiKeys, configured_keys
+from octavo.server.http.access import ApiKeys, configured_keys
 from octavo.server.http.guard import Guard, RequestCounter
+from octavo.server.http.json_body import to_bad_request
 from octavo.server.http.route_table import RouteTable
-from octavo.server.http.validation import to_bad_request
 from octavo.server.observability.tracing import trace_context
 from octavo.server.openapi import describe, render_page
 

@@ -56,7 +56,7 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            self._check_type(field.name, getattr(self, field.name), field.default)
+            _check_type(field.name, getattr(self, field.name), field.default)
         check_integer("port", self.port, 0, 65535)
         check_integer("max_queue", self.max_queue, 0, 1_000_000)
         check_integer("max_body_bytes", self.max_body_bytes, 1, 1 << 31)
@@ -75,12 +75,12 @@ class ServerConfig:
     def from_options(cls, options: dict[str, Any]) -> ServerConfig:
         """A configuration from the command line's options: durations may be strings, and repeated options are lists."""
         durations = {field.name for field in dataclasses.fields(cls) if isinstance(field.default, float)}
-        values: dict[str, Any] = dict(options)
+        values = dict(options)
         for name, value in options.items():
-            if isinstance(value, list):
+            if name in durations:
+                values[name] = parse_duration(name, value)
+            elif isinstance(value, list):
                 values[name] = tuple(value)
-        for name in durations & values.keys():
-            values[name] = parse_duration(name, values[name])
         return cls(**values)
 
     @property
@@ -88,23 +88,21 @@ class ServerConfig:
         """`models_memory` as a number."""
         return None if self.models_memory is None else parse_bytes("models_memory", self.models_memory)
 
-    def _check_type(self, name: str, value: object, default: object) -> None:
-        """Checks the type of a field: that of its default or, without one, a string; max_queued_tokens is a number."""
-        if isinstance(default, float):
-            _check_seconds(name, value)
-        elif isinstance(default, bool):
-            if not isinstance(value, bool):
-                raise UsageError(f"{name} must be True or False, not {value!r}")
-        elif isinstance(default, tuple):
-            # Neither shows the value, which may be a secret.
-            if not isinstance(value, tuple) or not all(isinstance(item, str) for item in value):
-                raise UsageError(f"{name} must be a tuple of texts")
-            if not all(item.strip() for item in value):
-                raise UsageError(f"{name} must not be empty")
-        elif isinstance(default, str) or (default is None and value is not None and name != "max_queued_tokens"):
-            is_text = isinstance(value, str) and value.strip()
-            if not is_text:
-                raise UsageError(f"{name} must be a text that is not empty, not {value!r}")
+
+def _check_type(name: str, value: object, default: object) -> None:
+    """Checks the type of a field: that of its default or, without one, a text; max_queued_tokens is a number."""
+    if isinstance(default, float):
+        _check_seconds(name, value)
+    elif isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise UsageError(f"{name} must be True or False, not {value!r}")
+    elif isinstance(default, tuple):
+        if not isinstance(value, tuple) or not all(isinstance(item, str) and item.strip() for item in value):
+            raise UsageError(f"{name} must be a tuple of texts that are not empty")  # the value may be a secret
+    elif isinstance(default, str) or (default is None and value is not None and name != "max_queued_tokens"):
+        is_text = isinstance(value, str) and value.strip()
+        if not is_text:
+            raise UsageError(f"{name} must be a text that is not empty, not {value!r}")
 
 
 def parse_duration(name: str, value: object) -> float:

@@ -7,12 +7,13 @@ import logging
 import signal
 import socket
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import anyio
 
+from octavo.config import EngineConfig
 from octavo.core.client import EngineState
 from octavo.core.heap import return_large_blocks
 from octavo.engine.load import free_memory
@@ -20,12 +21,10 @@ from octavo.errors import InsufficientMemoryError, OctavoError, UsageError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
-from octavo.server.http.api_keys import configured_keys
+from octavo.server.http.access import configured_keys, is_loopback
 from octavo.server.http.listener import serve
-from octavo.server.http.origins import is_loopback
 from octavo.server.models.model_loader import LoadReport, ModelLoader
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.models.served_model import ModelSpec
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
 from octavo.server.state import ServerState
@@ -69,30 +68,32 @@ def check_exposure(config: ServerConfig) -> None:
         )
 
 
-def build_state(config: ServerConfig, specs: Sequence[ModelSpec], report: LoadReport) -> ServerState:
+def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report: LoadReport) -> ServerState:
     """The parts of a server. Call it from a running event loop."""
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
     memory_bytes = config.models_memory_bytes
-    if memory_bytes is None and len(specs) > 1:
-        memory_bytes = free_memory(specs[0].engine).usable_bytes
-    models = ModelManager(
-        specs,
-        ModelLoader(config, metrics, report, memory_bytes=memory_bytes, num_models=len(specs)),
+    if memory_bytes is None and len(models) > 1:
+        memory_bytes = free_memory(next(iter(models.values()))).usable_bytes
+    manager = ModelManager(
+        models,
+        ModelLoader(config, metrics, report, memory_bytes=memory_bytes, num_models=len(models)),
         memory_bytes=memory_bytes,
         wait_s=config.queue_timeout,
         max_waiting=max(config.max_queue, 1),
     )
-    return ServerState(config=config, models=models, admission=Admission(config), metrics=metrics)
+    return ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics)
 
 
-async def run_server(config: ServerConfig, specs: Sequence[ModelSpec], sock: socket.socket, report: LoadReport) -> None:
+async def run_server(
+    config: ServerConfig, models: Mapping[str, EngineConfig], sock: socket.socket, report: LoadReport
+) -> None:
     """Serves until a signal stops it. HTTP is answered from the start, while the first model loads.
 
     Raises KeyboardInterrupt if SIGINT came before it was ready, the error that prevented the first model from loading,
     MemoryLimitError, or RestartLimitError.
     """
     return_large_blocks()
-    state = build_state(config, specs, report)
+    state = build_state(config, models, report)
     lifetime = _Lifetime(state)
     serving = asyncio.create_task(serve(create_app(state), config, sock, on_drain=lifetime.drain))
     living = asyncio.create_task(lifetime.live(report))

@@ -100,14 +100,14 @@ def _card(entry: ModelEntry) -> ModelCard:
     return ModelCard(
         id=entry.name,
         created=entry.created,
-        root=entry.spec.engine.model,
+        root=entry.config.model,
         max_model_len=info.max_model_len if info is not None else None,
         default_sampling_params=SamplingDefaults.model_validate(SamplingParams(), from_attributes=True),
         state=entry.state,
         reason=str(entry.last_error) if entry.last_error is not None else None,
         architecture=info.architecture if info is not None else None,
         memory=Memory.model_validate(info, from_attributes=True) if info is not None else None,
-        max_num_seqs=entry.spec.engine.max_num_seqs,
+        max_num_seqs=entry.config.max_num_seqs,
         has_chat_template=model.tokenizer.chat_template is not None if model is not None else None,
         tool_format=model.tool_format.name if model is not None and model.tool_format is not None else None,
     )

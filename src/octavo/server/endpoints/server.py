@@ -1,4 +1,4 @@
-"""The server about itself: `/version`, `/metrics` for Prometheus, and `/dashboard/data` for its own page."""
+"""The server itself: `/version`, `/metrics` for Prometheus, `/dashboard/data`, and cancelling its requests."""
 
 from __future__ import annotations
 
@@ -11,31 +11,53 @@ from starlette.responses import JSONResponse, Response
 
 from octavo import __version__
 from octavo.engine.metrics import Histogram
+from octavo.server.errors import ApiError
 from octavo.server.models.model_manager import ModelEntry
 from octavo.server.observability.exposition import export
 from octavo.server.observability.metrics import ModelFigures
 from octavo.server.state import state_of
 
-router = APIRouter(tags=["server"])
+router = APIRouter()
 
 
 class Version(BaseModel):
     version: str
 
 
-@router.get("/version")
+@router.get("/version", tags=["server"])
 async def get_version() -> Version:
     """The version of the server."""
     return Version(version=__version__)
 
 
-@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+@router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 async def get_metrics(request: Request) -> Response:
     """All metrics, in OpenMetrics's format if the Accept header names it and in Prometheus's own otherwise."""
     metrics = state_of(request).metrics
     await metrics.refresh()
     body, content_type = export(metrics, request.headers.get("accept", ""))
     return Response(body, headers={"Content-Type": content_type, "Vary": "Accept"})
+
+
+class CancelledRequest(BaseModel):
+    """A cancelled request."""
+
+    id: str
+    object: str = "request"
+    cancelled: bool = True
+
+
+@router.post("/v1/requests/{request_id}/cancel", tags=["requests"])
+async def cancel_request(request: Request, request_id: str) -> CancelledRequest:
+    """Ends a running or waiting request of the same API key, by the id in its header `x-request-id`.
+
+    The cancelled request gets 499 `request_cancelled`, as its status or as the last event of its stream.
+    """
+    if not state_of(request).admission.cancel(request_id, request.state.tenant):
+        raise ApiError(
+            404, f"there is no running request {request_id!r:.80}", param="request_id", code="request_not_found"
+        )
+    return CancelledRequest(id=request_id)
 
 
 @router.get("/dashboard/data", include_in_schema=False)

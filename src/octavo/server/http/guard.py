@@ -18,11 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, log_failure, to_api_error
+from octavo.server.http.access import ApiKeys, OriginRules
 from octavo.server.http.access_log import AccessRecord, new_request_id
-from octavo.server.http.api_keys import ApiKeys
 from octavo.server.http.disconnect import ClientGoneError, shutting_down
 from octavo.server.http.json_body import quote
-from octavo.server.http.origins import OriginRules
 from octavo.server.http.route_table import Dialect, Headers, RouteTable
 
 CLIENT_CLOSED_REQUEST = 499  # only for the log

@@ -39,25 +39,19 @@ class PortError(OctavoError):
 
 
 def bind(config: ServerConfig) -> socket.socket:
-    """A bound socket that does not listen yet, so that a used port is detected before a model is loaded.
+    """A listening socket. It is made before a model is loaded, so that a used port is detected at once.
 
     Raises PortError. A host name with several addresses is bound to its first.
     """
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        sock = socket.socket(family, kind, protocol)
+        family, _, _, _, address = found[0]
+        is_v6 = family == socket.AF_INET6
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=is_v6)
     except OSError as error:
-        raise PortError(f"cannot listen on {config.host}: {error.strerror or error}") from None
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError as error:
-        sock.close()
         remedy = "; another --port, or 0 for a free one, would do" if error.errno == errno.EADDRINUSE else ""
-        text = os.strerror(error.errno) if error.errno else str(error)
-        raise PortError(f"cannot listen on {config.host} port {config.port}: {text.lower()}{remedy}") from None
-    return sock
+        text = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        raise PortError(f"cannot listen on {config.host} port {config.port}: {str(text).lower()}{remedy}") from None
 
 
 def url_of(config: ServerConfig, sock: socket.socket) -> str:
@@ -86,13 +80,11 @@ def tls_context(config: ServerConfig) -> ssl.SSLContext | None:
         # A password would be asked for on the terminal; a server has none.
         context.load_cert_chain(certificate, key, password="")
     except ssl.SSLError as error:
-        if error.reason in ("KEY_VALUES_MISMATCH", "NO_CERTIFICATE_ASSIGNED"):
-            raise UsageError(f"--ssl-keyfile {key}: not the key of the certificate in {certificate}") from None
-        if key is None:
-            text = "no certificate chain with its private key, both in PEM; a key in a file of its own is --ssl-keyfile"
-        else:
-            text = f"no certificate chain in PEM, or {key} is not a private key in PEM without a password"
-        raise UsageError(f"--ssl-certfile {certificate}: {text}") from None
+        where = f"--ssl-keyfile {key}" if key is not None else "the same file (--ssl-keyfile names another)"
+        raise UsageError(
+            f"--ssl-certfile {certificate}: no certificate chain with its private key in {where}, both in PEM and "
+            f"without a password: {error.reason or error}"
+        ) from None
     return context
 
 
@@ -109,25 +101,11 @@ def num_spare_files() -> int:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn with a time limit for TLS handshakes, few wake-ups, and `serve`'s signal handlers instead of its own."""
+    """uvicorn with a time limit for TLS handshakes, and `serve`'s signal handlers instead of its own."""
 
     def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
         super().__init__(config)
         self._handshake_timeout = handshake_timeout
-        self._ending = asyncio.Event()
-
-    def end(self) -> None:
-        """Makes `serve` return. To be called from the event loop's thread."""
-        self.should_exit = True
-        self._ending.set()
-
-    async def main_loop(self) -> None:
-        """Wakes up once a second to update the date header; uvicorn would do so ten times a second."""
-        seconds = 0
-        while not await self.on_tick(10 * seconds):  # every tenth tick of uvicorn looks at the clock
-            seconds += 1
-            with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._ending.wait(), 1.0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -242,7 +220,7 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
     if server.server_state.tasks:  # of clients that do not read
         for connection in tuple(server.server_state.connections):
             connection.transport.abort()
-    server.end()
+    server.should_exit = True
 
 
 def _on_loop_error(warn: RateLimitedWarning, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

@@ -23,7 +23,7 @@ from octavo.loader.checkpoint import open_checkpoint
 from octavo.loader.hub import resolve_model
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
-from octavo.server.models.served_model import ModelSpec, ServedModel
+from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.tool_parsers.tool_format import find_tool_format
@@ -71,29 +71,29 @@ class ModelLoader:
         self._num_models = num_models
         self._cache_bytes: dict[str, int] = {}  # of each model that was planned
 
-    async def estimate_bytes(self, spec: ModelSpec) -> int:
+    async def estimate_bytes(self, name: str, config: EngineConfig) -> int:
         """The bytes that the model will take: weights, workspace and KV cache; 0 for the only model."""
         if self._memory_bytes is None:
             return 0
-        path = await self._resolve(spec)
+        path = await self._resolve(config)
         memory_bytes, num_models = self._memory_bytes, self._num_models
-        plan = await _in_thread(lambda: _plan(path, spec.engine, memory_bytes, num_models))
-        num_bytes, self._cache_bytes[spec.name] = plan
+        plan = await _in_thread(lambda: _plan(path, config, memory_bytes, num_models))
+        num_bytes, self._cache_bytes[name] = plan
         return num_bytes
 
-    async def load(self, spec: ModelSpec) -> ServedModel:
+    async def load(self, name: str, config: EngineConfig) -> ServedModel:
         """Loads the model and returns it ready for requests. Raises the error that prevented it."""
         began = time.monotonic()
-        path = await self._resolve(spec)
+        path = await self._resolve(config)
         self._report.phase("find", time.monotonic() - began)
-        config = dataclasses.replace(spec.engine, model=str(path))
-        if spec.name in self._cache_bytes:
-            config = dataclasses.replace(config, kv_cache_memory=self._cache_bytes[spec.name])
+        config = dataclasses.replace(config, model=str(path))
+        if name in self._cache_bytes:
+            config = dataclasses.replace(config, kv_cache_memory=self._cache_bytes[name])
         client: EngineClient = start_client(
             config,
             in_process=self._config.in_process,
             stall_timeout_s=self._config.stall_timeout,
-            on_progress=lambda done, total: self._report.progress(f"loading {spec.name}", done, total),
+            on_progress=lambda done, total: self._report.progress(f"loading {name}", done, total),
         )
         prompts = None
         try:
@@ -110,19 +110,19 @@ class ModelLoader:
             await client.close()
             raise
         tool_format = find_tool_format(tokenizer.chat_template or "")
-        observed = ObservedClient(client, self._metrics, spec.name)
-        return ServedModel(name=spec.name, client=observed, prompts=prompts, tool_format=tool_format)
+        observed = ObservedClient(client, self._metrics, name)
+        return ServedModel(name=name, client=observed, prompts=prompts, tool_format=tool_format)
 
     async def unload(self, model: ServedModel) -> None:
         """Ends the model's engine; its memory is free afterwards."""
         model.prompts.close()
         await model.client.close()
 
-    async def _resolve(self, spec: ModelSpec) -> Path:
+    async def _resolve(self, config: EngineConfig) -> Path:
         def progress(file: str, done: int, total: int) -> None:
             self._report.progress(f"downloading {file}", done, total)
 
-        return await _in_thread(lambda: resolve_model(spec.engine.model, progress=progress))
+        return await _in_thread(lambda: resolve_model(config.model, progress=progress))
 
 
 def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> tuple[int, int]:

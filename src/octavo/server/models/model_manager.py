@@ -6,16 +6,17 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
+from octavo.config import EngineConfig
 from octavo.core.client import EngineState, ModelInfo
 from octavo.errors import InsufficientMemoryError, OctavoError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
 from octavo.server.models.model_loader import ModelLoader
-from octavo.server.models.served_model import ModelSpec, ServedModel
+from octavo.server.models.served_model import ServedModel
 
 logger = logging.getLogger(__name__)
 
@@ -60,9 +61,9 @@ class _Residency:
 class ModelEntry:
     """A model of the server, in memory or not."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self.name = spec.name
-        self.spec = spec
+    def __init__(self, name: str, config: EngineConfig) -> None:
+        self.name = name
+        self.config = config
         self.created = int(time.time())
         self.residency: _Residency | None = None  # the latest
         self.info: ModelInfo | None = None  # of the last time it was loaded
@@ -87,20 +88,21 @@ class ModelEntry:
 class ModelManager:
     """All models of a server. Belongs to one event loop.
 
+    configs: of the models, by the names that requests use for them; the first one is loaded at the start.
     memory_bytes: limit of all loaded models together; None: no limit. wait_s: maximum time that a request waits for a
     model to be loaded. max_waiting: maximum number of requests that wait for one model.
     """
 
     def __init__(
         self,
-        specs: Sequence[ModelSpec],
+        configs: Mapping[str, EngineConfig],
         loader: ModelLoader,
         *,
         memory_bytes: int | None = None,
         wait_s: float = 60.0,
         max_waiting: int = 128,
     ) -> None:
-        self._entries = {spec.name: ModelEntry(spec) for spec in specs}
+        self._entries = {name: ModelEntry(name, config) for name, config in configs.items()}
         self._loader = loader
         self._memory_bytes = memory_bytes
         self._wait_s = wait_s
@@ -217,10 +219,10 @@ class ModelManager:
             async with self._switching:
                 if not residency.num_users:
                     raise _NotWantedError("all requests for the model were cancelled")
-                residency.num_bytes = await self._loader.estimate_bytes(entry.spec)
-                await self._make_room(residency, entry.spec)
+                residency.num_bytes = await self._loader.estimate_bytes(entry.name, entry.config)
+                await self._make_room(residency, entry.name)
                 began = time.monotonic()
-                residency.model = await self._loader.load(entry.spec)
+                residency.model = await self._loader.load(entry.name, entry.config)
                 logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - began)
                 self._resident.add(residency)
                 entry.info = residency.model.info
@@ -235,7 +237,7 @@ class ModelManager:
                     logger.warning("%s cannot be loaded: %s", entry.name, error)
             raise
 
-    async def _make_room(self, newcomer: _Residency, spec: ModelSpec) -> None:
+    async def _make_room(self, newcomer: _Residency, name: str) -> None:
         """Unloads models, idle and least recently used ones first, until there is room for the new one.
 
         Raises InsufficientMemoryError if the new model does not fit even alone.
@@ -246,7 +248,7 @@ class ModelManager:
             return
         if newcomer.num_bytes > self._memory_bytes:
             raise InsufficientMemoryError(
-                f"{spec.name} needs {newcomer.num_bytes / 2**30:.2f} GiB, and models_memory is "
+                f"{name} needs {newcomer.num_bytes / 2**30:.2f} GiB, and models_memory is "
                 f"{self._memory_bytes / 2**30:.2f} GiB; raise it, or lower kv_cache_memory or max_model_len"
             )
         while sum(one.num_bytes for one in self._resident) + newcomer.num_bytes > self._memory_bytes:

@@ -1,22 +1,13 @@
-"""A model as it is asked for, and a loaded model as the endpoints see it."""
+"""A loaded model as the endpoints see it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from octavo.config import EngineConfig
 from octavo.core.client import EngineClient, ModelInfo
 from octavo.engine.prompts import PromptEncoder
 from octavo.server.tool_parsers.tool_format import ToolFormat
 from octavo.tokenizer.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpec:
-    """A model and the name that requests use for it."""
-
-    name: str
-    engine: EngineConfig
 
 
 @dataclass(frozen=True, slots=True)
