@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
+from octavo.server.generation.tool_messages import for_plain_template, for_tool_template
 from octavo.server.tool_parsers.answer import CallArguments, CallStart
 from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from tests.support.tool_outputs import TOOLS
@@ -97,8 +97,3 @@ def test_without_tools_nothing_changes() -> None:
 def test_a_format_that_needs_a_template_is_refused() -> None:
     with pytest.raises(ValueError, match="mistral needs a template"):
         for_plain_template([USER], TOOLS, tool_formats()["mistral"])
-
-
-def test_templates_that_show_tools() -> None:
-    assert shows_tools("{%- if tools %}{{ tool | tojson }}")
-    assert not shows_tools("{{'<|im_start|>' + message['role']}}")

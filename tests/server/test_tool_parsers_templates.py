@@ -8,7 +8,6 @@ import pytest
 
 from octavo.loader.checkpoint import open_checkpoint
 from octavo.server.generation.reasoning import find_reasoning_format
-from octavo.server.generation.tool_messages import shows_tools
 from octavo.server.tool_parsers.tool_format import find_tool_format, tool_formats
 from octavo.tokenizer import load_tokenizer
 
@@ -93,7 +92,7 @@ def test_smollm2_itself_knows_neither_tools_nor_thinking(smollm2_path: Path) -> 
     template = load_tokenizer(open_checkpoint(smollm2_path)).chat_template or ""
     assert template
     assert find_tool_format(template) is None
-    assert not shows_tools(template)
+    assert "tools" not in template
     assert find_reasoning_format(template) is None
 
 
@@ -103,7 +102,7 @@ def test_qwen_itself_writes_hermes(qwen_0_5b_path: Path) -> None:
     found = find_tool_format(template)
     assert found is not None
     assert found.name == "hermes"
-    assert shows_tools(template)
+    assert "tools" in template
 
 
 def test_formats_without_templates_can_teach() -> None:

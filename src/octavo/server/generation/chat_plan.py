@@ -11,7 +11,7 @@ from typing import Any
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
-from octavo.server.generation.choice import ChoiceReader
+from octavo.server.generation.events import ChoiceReader
 from octavo.server.generation.reasoning import (
     ReasoningFormat,
     ReasoningParser,
@@ -19,7 +19,7 @@ from octavo.server.generation.reasoning import (
     reasoning_arguments,
 )
 from octavo.server.generation.spec import ChatSpec, NamedTool
-from octavo.server.generation.tool_messages import for_plain_template, for_tool_template, shows_tools
+from octavo.server.generation.tool_messages import for_plain_template, for_tool_template
 from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers.answer import Tool
 from octavo.server.tool_parsers.tool_format import ToolFormat, ToolParser, tool_formats
@@ -60,9 +60,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
     tool_format = model.tool_format or tool_formats()[_TAUGHT_FORMAT]
-    is_taught = model.tool_format is None or (tool_format.system_prompt is not None and not shows_tools(template))
-    reasoning_wish = reasoning_arguments(template, spec.thinking, spec.reasoning_effort)
-    arguments = {**spec.template_arguments, **reasoning_wish}
+    is_taught = model.tool_format is None or (tool_format.system_prompt is not None and "tools" not in template)
+    arguments = {**spec.template_arguments, **reasoning_arguments(template, spec.thinking, spec.reasoning_effort)}
     messages = [_plain_content(message, "developer" in template) for message in spec.messages]
     shown_tools = [_without_strict(tool) for tool in tools]
     if is_taught:

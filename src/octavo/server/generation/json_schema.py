@@ -22,6 +22,7 @@ from octavo.engine.deep_stack import run_on_deep_stack
 from octavo.server.errors import refuse
 from octavo.server.generation.schema_circles import escaped, find_circle, find_endless
 from octavo.server.generation.spec import NamedTool, ToolChoice
+from octavo.server.tool_parsers.parameter_text import resolve
 
 MAX_SCHEMA_CHARS = 512 << 10
 MAX_SCHEMA_DEPTH = 96  # nested objects and arrays of its JSON text
@@ -228,11 +229,10 @@ class _Checker:
         """The schema that `$ref` names."""
         if reference != "#" and not reference.startswith("#/"):
             raise _SchemaError(place, f"is {_shown(reference)}; only references within the schema (#/...) are followed")
-        pointer = unquote(reference[1:])
-        node = _resolve(self._root, pointer)
+        node = resolve(self._root, reference)
         if not isinstance(node, (dict, bool)):
             raise _SchemaError(place, f"is {_shown(reference)}, which does not exist")
-        return node, pointer
+        return node, unquote(reference[1:])
 
 
 def _check_size(schema: object) -> None:
@@ -285,13 +285,12 @@ def _check_pattern(pattern: str, place: str, is_enforced: bool) -> None:
     """Checks a pattern. A pattern that only describes may have Python's syntax too."""
     if len(pattern) > MAX_PATTERN_CHARS:
         raise _SchemaError(place, f"has {len(pattern):,} characters; the limit is {MAX_PATTERN_CHARS:,}")
-    error = _compile_error({"type": "string", "pattern": pattern})
-    if error and not is_enforced:
+    if not (error := _compile_error({"type": "string", "pattern": pattern})):
+        return
+    if not is_enforced:
         with suppress(re.error, RecursionError, OverflowError):
             re.compile(pattern)
             return
-    if not error:
-        return
     reason = error.strip().splitlines()[-1].removeprefix("error: ")
     raise _SchemaError(place, f"is {_shown(pattern)}, which cannot be used: {reason}")
 
@@ -314,20 +313,6 @@ def _compile_error(schema: object) -> str:
         schema = {} if schema else {"enum": []}
     grammar = LLMatcher.grammar_from_json_schema(json.dumps(schema))
     return LLMatcher.validate_grammar(grammar, limits=_LIMITS).partition("\n<")[0].strip()
-
-
-def _resolve(root: object, pointer: str) -> object:
-    """The target of a JSON pointer; None if it has none."""
-    node = root
-    for segment in pointer.split("/")[1:]:
-        name = segment.replace("~1", "/").replace("~0", "~")
-        if isinstance(node, dict):
-            node = node.get(name)
-        elif isinstance(node, list) and name.isdecimal() and len(name) < 9 and int(name) < len(node):
-            node = node[int(name)]
-        else:
-            return None
-    return node
 
 
 def _shown(value: object) -> str:

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from octavo.server.errors import refuse
-from octavo.server.tool_parsers.answer import Reading, TextReader, join_neighbours, marks_pattern
+from octavo.server.tool_parsers.answer import WHITESPACE, Reading, TextReader, join_neighbours, marks_pattern
 
-_WHITESPACE = " \t\r\n"
 _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _NOWHERE = re.compile(r"(?!)")
 _EFFORT = "reasoning_effort"
@@ -50,7 +49,7 @@ class ReasoningParser:
     def __init__(self, marks: ReasoningFormat, prompt: str) -> None:
         """prompt: the rendered conversation, or its end. A template may have opened the reasoning there, or closed it
         again because the request switched it off."""
-        self.is_reasoning = prompt.rstrip(_WHITESPACE).endswith(marks.open)
+        self.is_reasoning = prompt.rstrip(WHITESPACE).endswith(marks.open)
         self._text = TextReader()
         self._parts: list[ReasoningOrAnswer] = []
         self._reading = self._read(marks)
@@ -77,10 +76,10 @@ class ReasoningParser:
         if (yield from text.find_beginning(marks.open)) == marks.open:
             text.take(len(marks.open))
             self.is_reasoning = True
-            yield from text.skip(_WHITESPACE)
+            yield from text.skip(WHITESPACE)
         if self.is_reasoning:
             self.is_reasoning = not (yield from self._read_reasoning(marks.close))
-            yield from text.skip(_WHITESPACE)
+            yield from text.skip(WHITESPACE)
         else:
             self._parts += spaces
         yield from text.take_until(_NOWHERE, self._parts.append)

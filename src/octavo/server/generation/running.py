@@ -17,8 +17,7 @@ from octavo.generation_request import GenerationRequest, Pooling, PoolingParams,
 from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
-from octavo.server.generation.choice import ChoiceReader
-from octavo.server.generation.events import Event, Usage
+from octavo.server.generation.events import ChoiceReader, Event, Usage
 from octavo.server.generation.prompt import fit_max_tokens, prepare_prompts
 from octavo.server.generation.spec import ChatSpec, TextSpec, constraint_named
 from octavo.server.models.served_model import ServedModel

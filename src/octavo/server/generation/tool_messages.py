@@ -10,15 +10,8 @@ from typing import Any
 from octavo.server.tool_parsers.answer import Tool
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
-TemplateMessage = dict[str, Any]
 
-
-def shows_tools(chat_template: str) -> bool:
-    """True if a chat template writes descriptions of tools itself."""
-    return "tools" in chat_template
-
-
-def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> list[TemplateMessage]:
+def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFormat) -> list[dict[str, Any]]:
     """Messages for a template with tools. messages: checked, in OpenAI's shape; they are not modified.
 
     `function.arguments` of a call is JSON text. It becomes an object, as templates expect, unless those of this format
@@ -39,7 +32,7 @@ def for_tool_template(messages: Sequence[Mapping[str, Any]], tool_format: ToolFo
 
 def for_plain_template(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool], tool_format: ToolFormat
-) -> list[TemplateMessage]:
+) -> list[dict[str, Any]]:
     """Messages for a template without tools, which are described by a system prompt of `tool_format` instead.
 
     messages, tools: checked, in OpenAI's shape, with text as content; tools may be empty if only earlier turns had
@@ -51,7 +44,7 @@ def for_plain_template(
     """
     if tool_format.system_prompt is None or tool_format.write_call is None:
         raise ValueError(f"the tool format {tool_format.name} needs a template with tools")
-    converted: list[TemplateMessage] = []
+    converted: list[dict[str, Any]] = []
     follows_result = False
     for message in messages:
         copy, is_result = dict(message), message["role"] == "tool"

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading
 
 FENCE = "```"
 _LANGUAGES = ("\n", "json\n", "tool_code\n", "tool_call\n")
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-# Members that models write beside the name and the arguments.
-_HARMLESS_KEYS = frozenset({"type", "id"})
+# Models write a type and an id beside the name and the arguments.
+_CALL_KEYS = _ARGUMENT_KEYS | {"name", "type", "id"}
 _MAX_HEADER_CHARS = 256
 
 _BACKTICK = re.compile("`")
@@ -40,13 +39,6 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
     """
     name: str | None = None
     has_arguments = has_started = False
-
-    def start_if_known() -> None:
-        nonlocal has_started
-        if name is not None and not has_started and (has_arguments or is_marked):
-            has_started = True
-            answer.start(name)
-
     if not (yield from answer.take_if("{")):
         return False
     may_close = is_marked
@@ -54,24 +46,25 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
         key = yield from _string(answer)
         if key is None:
             return False
-        if not is_marked and key != "name" and key not in _ARGUMENT_KEYS | _HARMLESS_KEYS:
+        if not is_marked and key not in _CALL_KEYS:
             return (yield from _other_object(answer))
         if not (yield from answer.take_if(":")) or (yield from answer.skip(WHITESPACE)) in ",:}]":  # or at the end
             return False
-        if key in _ARGUMENT_KEYS and not has_arguments:
-            has_arguments = True
-            start_if_known()
-            is_whole = yield from read_arguments(answer)
-        elif key == "name" and name is None:
+        is_name, is_arguments = key == "name" and name is None, key in _ARGUMENT_KEYS and not has_arguments
+        if is_name:
             name = yield from _string(answer)
-            is_whole = name is not None
-            if is_whole and (not name or (not is_marked and name not in answer.parameters)):
+            if name is None:
+                return False
+            if not name or (not is_marked and name not in answer.parameters):
                 return False if is_marked else (yield from _other_object(answer))
-            start_if_known()
-        else:
-            is_whole = yield from answer.json_value(lambda _piece: None)
-        if not is_whole:
-            return False
+        has_arguments = has_arguments or is_arguments
+        if name is not None and not has_started and (has_arguments or is_marked):
+            has_started = True
+            answer.start(name)
+        if not is_name:
+            value = read_arguments(answer) if is_arguments else answer.json_value(lambda _piece: None)
+            if not (yield from value):
+                return False
         if not (yield from answer.take_if(",")):
             may_close = True
             break
@@ -84,29 +77,26 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
-    """The text before the arguments.
-
-    pattern: the whole header, with the group `name`. chars: the characters that it may contain, without `{`.
-    may_end: a call may end behind it, without arguments.
-    """
-
-    pattern: re.Pattern[str]
-    chars: re.Pattern[str]
-    may_end: bool = False
-
-
 def named_call(
-    answer: Answer, header: Header, *, mark: str = "", tool_names: Collection[str] | None = None
+    answer: Answer,
+    *,
+    pattern: re.Pattern[str],
+    chars: re.Pattern[str],
+    mark: str = "",
+    may_end: bool = False,
+    tool_names: Collection[str] | None = None,
 ) -> Reading[bool]:
-    """Reads a mark, a header and an object. tool_names: only these names make it a call; None: any name."""
+    """Reads a mark, a header and an object.
+
+    pattern: the whole header, with the group `name`. chars: the characters that it may contain, without `{`. may_end: a
+    call may end behind it, without arguments. tool_names: only these names make it a call; None: any name.
+    """
     answer.take(len(mark))
-    match = header.pattern.fullmatch((yield from answer.take_while(header.chars, _MAX_HEADER_CHARS)))
+    match = pattern.fullmatch((yield from answer.take_while(chars, _MAX_HEADER_CHARS)))
     behind = yield from answer.peek()
     if match is None or (tool_names is not None and match["name"] not in tool_names):
         return False
-    if behind not in ("{", "") and not header.may_end:
+    if behind not in ("{", "") and not may_end:
         return False
     answer.start(match["name"])
     if behind == "{":

@@ -1,10 +1,11 @@
-"""Parameter values written as plain text, converted to JSON by the types in the tool's schema."""
+"""The types and references in a tool's schema, and values of parameters written as plain text as JSON of these types."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 _PYTHON_NAMES = {"True": "true", "False": "false", "None": "null"}
 # JSON's numbers are one type in Python and two in a schema.
@@ -26,13 +27,19 @@ def value_schemas(parameters: Mapping[str, Any], schema: object) -> Iterator[Map
         waiting.append(resolve(parameters, item.get("$ref")))
 
 
-def resolve(parameters: Mapping[str, Any], reference: object) -> object:
-    """The target of a reference within a tool's parameters; None if it is not a reference or has no target."""
+def resolve(schema: object, reference: object) -> object:
+    """The target of a reference (`#` and a JSON pointer) within a schema; None if it has none or is none."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    found: object = parameters
-    for name in reference.split("/")[1:]:
-        found = found.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
+    found = schema
+    for segment in unquote(reference).split("/")[1:]:
+        name = segment.replace("~1", "/").replace("~0", "~")
+        if isinstance(found, dict):
+            found = found.get(name)
+        elif isinstance(found, list) and name.isdecimal() and len(name) < 9 and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            return None
     return found
 
 

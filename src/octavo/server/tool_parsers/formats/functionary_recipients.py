@@ -10,14 +10,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from octavo.server.tool_parsers.answer import Answer, Reading, Tool
-from octavo.server.tool_parsers.calls import Header, named_call
+from octavo.server.tool_parsers.calls import named_call
 from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, forced_calls, literal
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _MARK = ">>>"
 _EVERYBODY = "all\n"
 _CALL = "NAME\nARGUMENTS"
-_HEADER = Header(re.compile(r"(?P<name>[\w.-]+)\n\s*"), re.compile(r"[\w.\s-]"))
+_HEADER = re.compile(r"(?P<name>[\w.-]+)\n\s*")
+_HEADER_CHARS = re.compile(r"[\w.\s-]")
 
 
 def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
@@ -30,7 +31,9 @@ def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
         answer.take(len(_EVERYBODY))
         answer.drop()
     else:
-        yield from named_call(answer, _HEADER, tool_names=None if mark else answer.parameters)
+        yield from named_call(
+            answer, pattern=_HEADER, chars=_HEADER_CHARS, tool_names=None if mark else answer.parameters
+        )
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:

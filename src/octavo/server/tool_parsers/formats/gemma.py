@@ -7,10 +7,8 @@ These models have no markup and no template for tools. A system prompt asks for 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers.answer import Tool
 from octavo.server.tool_parsers.calls import FENCE, fenced_call, json_call
 from octavo.server.tool_parsers.grammar import forced_calls, write_call
 from octavo.server.tool_parsers.tool_format import ToolFormat
@@ -26,16 +24,13 @@ To call a function, answer with a code block that holds its name and its paramet
 For several calls, write one block after the other. If no function is needed, simply answer."""
 _CALL = f'{FENCE}json\n{{"name": "NAME", "parameters": ARGUMENTS}}\n{FENCE}'
 
-
-def _system_prompt(tools: Sequence[Tool]) -> str:
-    return _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools))
-
-
 FORMAT = ToolFormat(
     name="gemma",
     matches=lambda template: "<start_of_turn>" in template and "tools" not in template,
     openings={FENCE: fenced_call, "{": json_call},
     grammar=forced_calls(_CALL),
-    system_prompt=_system_prompt,
+    system_prompt=lambda tools: _INSTRUCTIONS.format(
+        tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    ),
     write_call=partial(write_call, _CALL),
 )

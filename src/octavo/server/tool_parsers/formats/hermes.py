@@ -7,10 +7,8 @@ object alone or in a code fence; that is a call too if it names a tool of the re
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 
-from octavo.server.tool_parsers.answer import Tool
 from octavo.server.tool_parsers.calls import FENCE, fenced_call, json_call
 from octavo.server.tool_parsers.grammar import forced_calls, free_calls, write_call
 from octavo.server.tool_parsers.tool_format import ToolFormat
@@ -30,11 +28,6 @@ To call a function, write its name and its arguments as a JSON object between th
 Results come back between <tool_response> and </tool_response>. If no function is needed, simply answer."""
 _CALL = f'{_OPEN}\n{{"name": "NAME", "arguments": ARGUMENTS}}\n{_CLOSE}'
 
-
-def _system_prompt(tools: Sequence[Tool]) -> str:
-    return _INSTRUCTIONS.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
-
-
 FORMAT = ToolFormat(
     name="hermes",
     matches=lambda template: _OPEN in template and not any(other in template for other in ("<function=", "<arg_key>")),
@@ -44,6 +37,8 @@ FORMAT = ToolFormat(
     grammar=forced_calls(_CALL),
     optional_grammar=free_calls(_CALL, _OPEN),
     marks=(_OPEN, _CLOSE),
-    system_prompt=_system_prompt,
+    system_prompt=lambda tools: _INSTRUCTIONS.format(
+        tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    ),
     write_call=partial(write_call, _CALL),
 )

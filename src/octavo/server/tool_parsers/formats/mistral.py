@@ -9,14 +9,15 @@ import re
 from collections.abc import Sequence
 
 from octavo.server.tool_parsers.answer import WHITESPACE, Answer, Reading, Tool
-from octavo.server.tool_parsers.calls import Header, json_call, named_call
+from octavo.server.tool_parsers.calls import json_call, named_call
 from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, free_text, sequence, spelled
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 MARK = "[TOOL_CALLS]"
 ARGUMENTS_MARK = "[ARGS]"
 _CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
-_HEADER = Header(re.compile(r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*"), re.compile(r"[\w.\[\]\s-]"))
+_HEADER = re.compile(r"(?P<name>[\w.-]+)(\[CALL_ID\]\w*)?(\[ARGS\])?\s*")
+_HEADER_CHARS = re.compile(r"[\w.\[\]\s-]")
 
 
 def _read_call(answer: Answer) -> Reading[None]:
@@ -28,7 +29,7 @@ def _read_call(answer: Answer) -> Reading[None]:
     if first in ("[", "{"):
         yield from json_call(answer, is_marked=True)
     elif first:
-        yield from named_call(answer, _HEADER)
+        yield from named_call(answer, pattern=_HEADER, chars=_HEADER_CHARS)
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
