@@ -1,4 +1,4 @@
-"""The types and references in a tool's schema, and values of parameters written as plain text as JSON of these types."""
+"""Types and references in the schema of a tool, and plain text as JSON of these types."""
 
 from __future__ import annotations
 
