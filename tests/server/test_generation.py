@@ -40,7 +40,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 def make_state(**config: Any) -> ServerState:
     settings = ServerConfig(**config)
-    manager = ModelManager([], None)  # type: ignore[arg-type]  # nobody asks it for a model here
+    manager = ModelManager({}, None)  # type: ignore[arg-type]  # nobody asks it for a model here
     return ServerState(config=settings, models=manager, admission=Admission(settings))
 
 
