@@ -1,4 +1,4 @@
-"""Loads a model by name into a ready engine, and tells the memory that one will take."""
+"""Loads a model by name into a ready engine, and computes the memory that a model will take."""
 
 from __future__ import annotations
 
