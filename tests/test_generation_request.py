@@ -8,6 +8,7 @@ import pytest
 
 from octavo.errors import UsageError
 from octavo.generation_request import RequestOptions
+from octavo.llm import take_options
 
 
 @pytest.mark.parametrize(
@@ -30,5 +31,5 @@ def test_wrong_options_are_refused_by_name(given: dict[str, Any], param: str, co
 
 def test_options_are_taken_out_of_keyword_arguments() -> None:
     given = {"cache_salt": "s", "tools": []}
-    assert RequestOptions.take(given) == RequestOptions(cache_salt="s")
+    assert take_options(given) == {"cache_salt": "s"}
     assert given == {"tools": []}

@@ -27,26 +27,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_MODULES = {
-    "LLM": "octavo.llm",
-    "AsyncLLM": "octavo.async_llm",
-    "BeamSearchParams": "octavo.sampling_params",
-    "RequestOutputKind": "octavo.sampling_params",
-    "SamplingParams": "octavo.sampling_params",
-    "StructuredOutputsParams": "octavo.sampling_params",
-    "CompletionOutput": "octavo.outputs",
-    "Logprob": "octavo.outputs",
-    "RejectedPromptsError": "octavo.outputs",
-    "RequestMetrics": "octavo.outputs",
-    "RequestOutput": "octavo.outputs",
-    "EngineDeadError": "octavo.errors",
-    "GraphError": "octavo.errors",
-    "InsufficientMemoryError": "octavo.errors",
-    "ModelLoadError": "octavo.errors",
-    "NumericalError": "octavo.errors",
-    "OctavoError": "octavo.errors",
-    "UsageError": "octavo.errors",
-}
+# Light ones first: a name is looked up in this order.
+_MODULES = ("errors", "sampling_params", "outputs", "llm", "async_llm")
 
 __all__ = [
     "LLM",
@@ -71,9 +53,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'octavo' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    if name in __all__:
+        for module in _MODULES:
+            found = importlib.import_module(f"octavo.{module}")
+            if hasattr(found, name):
+                return getattr(found, name)
+    raise AttributeError(f"module 'octavo' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

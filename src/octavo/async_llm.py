@@ -8,24 +8,22 @@ from contextlib import aclosing
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.engine.metrics import EngineMetrics
 from octavo.engine.prompts import Prompt
-from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import OctavoError
 from octavo.generation_request import Params, RequestOptions
+from octavo.llm import LoadedLLM, take_options
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.chat_template import Message
-from octavo.tokenizer.tokenizer import Tokenizer
 
 
-class AsyncLLM:
+class AsyncLLM(LoadedLLM):
     """A loaded model for event loops, and threads with loops of their own: all share one engine."""
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         """As `LLM`. Loading takes its time: do it before the loop runs, or in `asyncio.to_thread`."""
-        self._session = Session(EngineConfig.resolve(model, options))
+        super().__init__(Session(EngineConfig.resolve(model, options)))
 
     async def generate(
         self,
@@ -46,29 +44,6 @@ class AsyncLLM:
         request = await asyncio.to_thread(
             self._session.create_request, prompt, params, request_id=request_id, options=RequestOptions(**options)
         )
-        async with aclosing(self._stream(request)) as outputs:
-            async for output in outputs:
-                yield output
-
-    async def chat(
-        self,
-        messages: Sequence[Message],
-        sampling_params: Params | None = None,
-        request_id: str | None = None,
-        *,
-        chat_template: str | None = None,
-        **template_arguments: Any,
-    ) -> AsyncGenerator[RequestOutput, None]:
-        """Answers one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
-        options = RequestOptions.take(template_arguments)
-        token_ids = await asyncio.to_thread(self._session.encode_chat, messages, chat_template, **template_arguments)
-        params = SamplingParams() if sampling_params is None else sampling_params
-        request = self._session.create_request(token_ids, params, request_id=request_id, options=options)
-        async with aclosing(self._stream(request)) as outputs:
-            async for output in outputs:
-                yield output
-
-    async def _stream(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[RequestOutput | OctavoError] = asyncio.Queue()
 
@@ -90,27 +65,25 @@ class AsyncLLM:
             if not finished:
                 self._session.abort(request.request_id)
 
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: Params | None = None,
+        request_id: str | None = None,
+        *,
+        chat_template: str | None = None,
+        **template_arguments: Any,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers one conversation, otherwise as `generate`. template_arguments: see `LLM.chat`."""
+        options = take_options(template_arguments)
+        token_ids = await asyncio.to_thread(self._session.encode_chat, messages, chat_template, **template_arguments)
+        async with aclosing(self.generate(token_ids, sampling_params, request_id, **options)) as outputs:
+            async for output in outputs:
+                yield output
+
     def abort(self, request_id: str) -> None:
         """Ends a request within a step; its iterator gets a last output with finish_reason `abort`."""
         self._session.abort(request_id)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        return self._session.tokenizer
-
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of prompt and answer of one request."""
-        return self._session.max_model_len
-
-    @property
-    def metrics(self) -> EngineMetrics:
-        """The engine's counters since the model was loaded."""
-        return self._session.metrics
-
-    def close(self) -> None:
-        """Ends running requests with an error and gives the memory back. May be called twice."""
-        self._session.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

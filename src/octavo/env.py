@@ -7,7 +7,6 @@
 | `OCTAVO_ISA`         | widest instruction set to use: `scalar`; on x86 `avx2`, `avx512`, `avx512vnni`, `amx`;   |
 |                      | on ARM `neon`, `dotprod`, `i8mm`                                                         |
 | `OCTAVO_NUM_THREADS` | compute threads; default: one for each core that this process may use                    |
-| `OCTAVO_FAULT`       | only for tests of Octavo: injects a fault into an engine's process; see `core/faults.py` |
 """
 
 from __future__ import annotations
@@ -59,11 +58,6 @@ def num_threads() -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= _MAX_THREADS:
         raise UsageError(f"OCTAVO_NUM_THREADS is {value!r}; it must be a number from 1 to {_MAX_THREADS}")
     return int(value)
-
-
-def fault() -> str | None:
-    """The fault to inject into an engine's process, for tests."""
-    return os.environ.get("OCTAVO_FAULT") or None
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypeAlias
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal, TypeAlias
 
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
 
@@ -55,11 +55,6 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         check_fields(self)
-
-    @classmethod
-    def take(cls, given: dict[str, Any]) -> RequestOptions:
-        """The options among keyword arguments, which are removed from them."""
-        return cls(**{field.name: given.pop(field.name) for field in fields(cls) if field.name in given})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

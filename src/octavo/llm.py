@@ -7,7 +7,6 @@ import logging
 import queue
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from octavo.config import EngineConfig
@@ -25,8 +24,6 @@ from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
-
-_OPTIONS = [field.name for field in dataclasses.fields(RequestOptions)]
 
 
 class OutputStream:
@@ -70,95 +67,11 @@ class OutputStream:
         self.close()
 
 
-class LLM:
-    """A loaded model. Safe to use from several threads: they share one engine, one cache and each step."""
+class LoadedLLM:
+    """The part that `LLM` and `AsyncLLM` share."""
 
-    def __init__(
-        self,
-        model: str = "smollm2",
-        *,
-        load_progress: Callable[[int, int], None] | None = None,
-        will_chat: bool = False,
-        **options: Any,
-    ) -> None:
-        """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
-
-        load_progress: called with (bytes loaded, bytes in all) while the weights are prepared.
-        will_chat: prepare for conversations while the model loads; without it the first one takes a tenth of a
-        second longer.
-        Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
-        """
-        self._session = Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat)
-
-    def generate(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        **options: Any,
-    ) -> list[RequestOutput]:
-        """Answers prompts (texts or token ids, one or many), all at once, in their order.
-
-        sampling_params: one for all, or one a prompt. options: fields of `RequestOptions`, such as priority, likewise.
-        use_tqdm: vLLM's name; False: no progress bar. There is one only on a terminal, after a second.
-        Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
-        others, if some of many are wrong.
-        """
-        is_single = _is_single(prompts)
-        items = [prompts] if is_single else list(prompts)
-        params = _one_each("sampling_params", _or_default(sampling_params), len(items))
-        return self._run(items, params, options, use_tqdm, single=is_single)
-
-    def chat(
-        self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        use_tqdm: bool = True,
-        *,
-        chat_template: str | None = None,
-        **template_arguments: Any,
-    ) -> list[RequestOutput]:
-        """Answers conversations, one or many, each a list of messages with `role` and `content`.
-
-        chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
-        add_generation_prompt, and what the template knows besides; options may stand beside them. As `generate`.
-        """
-        options = {name: template_arguments.pop(name) for name in _OPTIONS if name in template_arguments}
-        is_single = not (isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)))
-        conversations: list[Any] = [messages] if is_single else list(messages)
-        prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
-        params = _one_each("sampling_params", _or_default(sampling_params), len(prompts))
-        return self._run(prompts, params, options, use_tqdm, single=is_single)
-
-    def beam_search(
-        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True, **options: Any
-    ) -> list[RequestOutput]:
-        """The most likely answers: each output's `outputs` are the finished beams, best first."""
-        if not isinstance(params, BeamSearchParams):
-            raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
-        is_single = _is_single(prompts)
-        items = [prompts] if is_single else list(prompts)
-        return self._run(items, [params] * len(items), options, use_tqdm, single=is_single)
-
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any) -> OutputStream:
-        """Answers one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
-
-        options: fields of `RequestOptions`. Raises UsageError before the first piece if the request is wrong.
-        """
-        request = self._session.create_request(
-            prompt, _or_default(sampling_params), output_kind=RequestOutputKind.DELTA, options=RequestOptions(**options)
-        )
-        return OutputStream(self._session, request)
-
-    def encode(self, prompt: str) -> list[int]:
-        """The token ids that `generate` makes of a text."""
-        return self._session.encode(prompt)
-
-    def encode_chat(
-        self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
-    ) -> list[int]:
-        """The token ids that `chat` makes of a conversation; `stream` takes them too."""
-        return self._session.encode_chat(messages, chat_template, **template_arguments)
+    def __init__(self, session: Session) -> None:
+        self._session = session
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -178,23 +91,112 @@ class LLM:
         """Ends running requests with an error and gives the memory back. May be called twice."""
         self._session.close()
 
+
+class LLM(LoadedLLM):
+    """A loaded model. Safe to use from several threads: they share one engine, one cache and each step."""
+
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        load_progress: Callable[[int, int], None] | None = None,
+        will_chat: bool = False,
+        **options: Any,
+    ) -> None:
+        """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
+
+        load_progress: called with (bytes loaded, bytes in all) while the weights are prepared.
+        will_chat: prepare for conversations while the model loads; without it the first one takes a tenth of a
+        second longer.
+        Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.
+        """
+        super().__init__(Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat))
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | Sequence[Params] | None = None,
+        use_tqdm: bool = True,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Answers prompts (texts or token ids, one or many), all at once, in their order.
+
+        sampling_params: one for all, or one a prompt. options: fields of `RequestOptions`, such as priority, likewise.
+        use_tqdm: vLLM's name; False: no progress bar. There is one only on a terminal, after a second.
+        Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
+        others, if some of many are wrong.
+        """
+        is_single = _is_single(prompts)
+        items = [prompts] if is_single else list(prompts)
+        return self._run(items, sampling_params, options, use_tqdm, single=is_single)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool = True,
+        *,
+        chat_template: str | None = None,
+        **template_arguments: Any,
+    ) -> list[RequestOutput]:
+        """Answers conversations, one or many, each a list of messages with `role` and `content`.
+
+        chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
+        add_generation_prompt, and what the template knows besides; options may stand beside them. As `generate`.
+        """
+        options = take_options(template_arguments)
+        is_single = not (isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)))
+        conversations: list[Any] = [messages] if is_single else list(messages)
+        prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
+        return self._run(prompts, sampling_params, options, use_tqdm, single=is_single)
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True, **options: Any
+    ) -> list[RequestOutput]:
+        """The most likely answers: each output's `outputs` are the finished beams, best first."""
+        if not isinstance(params, BeamSearchParams):
+            raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
+        return self.generate(prompts, params, use_tqdm, **options)
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any) -> OutputStream:
+        """Answers one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
+
+        options: fields of `RequestOptions`. Raises UsageError before the first piece if the request is wrong.
+        """
+        params = SamplingParams() if sampling_params is None else sampling_params
+        request = self._session.create_request(
+            prompt, params, output_kind=RequestOutputKind.DELTA, options=RequestOptions(**options)
+        )
+        return OutputStream(self._session, request)
+
+    def encode(self, prompt: str) -> list[int]:
+        """The token ids that `generate` makes of a text."""
+        return self._session.encode(prompt)
+
+    def encode_chat(
+        self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
+    ) -> list[int]:
+        """The token ids that `chat` makes of a conversation; `stream` takes them too."""
+        return self._session.encode_chat(messages, chat_template, **template_arguments)
+
     def __enter__(self) -> LLM:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(
         self,
         prompts: Sequence[Any],
-        params: Sequence[Params],
+        sampling_params: Params | Sequence[Params] | None,
         options: Mapping[str, Any],
         show_progress: bool,
-        single: bool = False,
+        *,
+        single: bool,
     ) -> list[RequestOutput]:
         """Submits all, waits for all. single: a refused prompt raises its own error."""
+        default = SamplingParams() if sampling_params is None else sampling_params
+        params = _one_each("sampling_params", default, len(prompts))
         values = {name: _one_each(name, value, len(prompts)) for name, value in options.items()}
         results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]] = queue.SimpleQueue()
         outputs: list[RequestOutput | None] = [None] * len(prompts)
@@ -239,6 +241,12 @@ class LLM:
             return error
 
 
+def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The fields of `RequestOptions` among keyword arguments, which are removed from them."""
+    names = [field.name for field in dataclasses.fields(RequestOptions)]
+    return {name: arguments.pop(name) for name in names if name in arguments}
+
+
 def _sink(results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]], index: int) -> Sink:
     return lambda item: results.put((index, item))
 
@@ -250,10 +258,6 @@ def _is_single(prompts: object) -> bool:
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
         raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r:.80}")
     return bool(prompts) and not isinstance(prompts[0], (str, Sequence))
-
-
-def _or_default(params: Any) -> Any:
-    return SamplingParams() if params is None else params
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -174,6 +176,21 @@ def test_doctor_says_why_an_instruction_set_was_chosen() -> None:
     assert "OCTAVO_ISA=scalar" in findings["isa_reason"] or "widest" in findings["isa_reason"]
     wrong = json.loads(octavo("doctor", "--json", env={"OCTAVO_ISA": "mmx"}).stdout)
     assert "mmx" in wrong["problems"][0]
+
+
+def test_a_missing_native_library_is_a_problem_with_its_remedy() -> None:
+    code = """
+import sys
+sys.modules["octavo.backends.cpu._native"] = None
+from octavo.cli.main import main
+main(sys.argv[1:])
+"""
+    result = subprocess.run([sys.executable, "-c", code, "doctor", "--json"], capture_output=True, text=True)
+    assert result.returncode == 0
+    (problem,) = json.loads(result.stdout)["problems"]
+    assert problem.startswith("the native library cannot be loaded")
+    assert problem.endswith("install octavo again")
+    assert "circular" not in problem
 
 
 def test_version_and_help() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from octavo.core.liveness import CpuMeter
+from octavo.core.liveness import cpu_meter
 
 
 def test_only_what_uses_the_processor_computes() -> None:
-    meter = CpuMeter()
+    meter = cpu_meter()
     meter.sample()
     end = time.process_time() + 0.05
     while time.process_time() < end:

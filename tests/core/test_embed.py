@@ -1,4 +1,4 @@
-"""Embeddings through both clients: the same vectors, errors as for generation, nothing left running."""
+"""Embeddings of an engine in a process and in a thread: the same vectors and errors, nothing left running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineClient
-from octavo.core.start import start_client
+from octavo.core.process_client import ProcessClient
 from octavo.errors import UsageError
 from octavo.generation_request import Pooling
 from tests.support.engine_clients import embed, wait_until
@@ -18,9 +18,9 @@ PROMPTS = [[0, 2, 3], [2] * 100, [3, 4, 5, 2]]
 
 
 @pytest.mark.parametrize("pooling", ["mean", "last"])
-def test_both_clients_give_the_same_vectors(tiny_config: EngineConfig, pooling: Pooling) -> None:
-    async def vectors(in_process: bool) -> list[np.ndarray]:
-        client = start_client(tiny_config, in_process=in_process, stall_timeout_s=30)
+def test_both_give_the_same_vectors(tiny_config: EngineConfig, pooling: Pooling) -> None:
+    async def vectors(in_thread: bool) -> list[np.ndarray]:
+        client = ProcessClient(tiny_config, in_thread=in_thread)
         try:
             await client.wait_ready()
             result = await embed(client, PROMPTS, pooling)
@@ -44,10 +44,10 @@ def texts_in(client: EngineClient) -> tuple[int, int]:
     return metrics.num_embedding, metrics.num_embedding_waiting
 
 
-@pytest.mark.parametrize("in_process", [True, False])
-def test_a_cancelled_call_leaves_no_work_and_no_blocks(tiny_config: EngineConfig, in_process: bool) -> None:
+@pytest.mark.parametrize("in_thread", [True, False])
+def test_a_cancelled_call_leaves_no_work_and_no_blocks(tiny_config: EngineConfig, in_thread: bool) -> None:
     async def run() -> None:
-        client = start_client(tiny_config, in_process=in_process, stall_timeout_s=30)
+        client = ProcessClient(tiny_config, in_thread=in_thread)
         try:
             await client.wait_ready()
             call = asyncio.ensure_future(embed(client, [[2] * 100_000] * 4, "mean"))

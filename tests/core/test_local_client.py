@@ -1,16 +1,16 @@
-"""A client of an engine in this process behaves like that of another process, as far as one process can."""
+"""An engine in a thread of this process behaves like one in another process, as far as one process can."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 
 import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
-from octavo.core.local_client import LocalClient
+from octavo.core.engine_process import _EngineThread
 from octavo.core.process_client import ProcessClient
-from octavo.core.start import start_client
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError, UsageError
 from octavo.sampling_params import SamplingParams
 from tests.support.engine_clients import collect, engine_here, engine_process, request, tokens, wait_until
@@ -39,10 +39,11 @@ def test_a_closed_stream_frees_its_blocks(tiny_config: EngineConfig) -> None:
         async with engine_here(tiny_config) as client:
             stream = await client.generate(request([0, 2]))
             await anext(stream)
-            assert client.status().metrics.num_running == 1
-            assert client.status().metrics.num_used_blocks > 0
+            metrics = await client.metrics()
+            assert metrics.num_running == 1
+            assert metrics.num_used_blocks > 0
             await stream.aclose()
-            await wait_until(lambda: client.status().metrics.num_used_blocks == 0, 0.5)
+            await wait_until(lambda: client.status().metrics.num_used_blocks == 0, 1)
             with pytest.raises(UsageError) as refusal:
                 await client.generate(request([99]))
             assert (refusal.value.param, refusal.value.code) == ("prompt", "token_out_of_range")
@@ -52,7 +53,8 @@ def test_a_closed_stream_frees_its_blocks(tiny_config: EngineConfig) -> None:
 
 def test_its_states(tiny_config: EngineConfig) -> None:
     async def run() -> None:
-        client = LocalClient(tiny_config)
+        client = ProcessClient(tiny_config, in_thread=True)
+        assert client.status().pid == os.getpid()
         assert client.status().state is EngineState.LOADING
         with pytest.raises(EngineDeadError, match="wait_ready"):
             _ = client.info
@@ -76,13 +78,15 @@ def test_its_states(tiny_config: EngineConfig) -> None:
 def test_a_failed_engine_is_dead(tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         async with engine_here(tiny_config) as client:
-            session = client._session
+            engine = client._supervisor._process._engine
+            assert isinstance(engine, _EngineThread)
+            session = engine.service._session
             assert session is not None
             stream = await client.generate(request([0, 2]))
             monkeypatch.setattr(session.model().engine, "start", lambda: 1 / 0)
             with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                 await collect(stream)
-            assert client.status().state is EngineState.DEAD
+            await wait_until(lambda: client.status().state is EngineState.DEAD, 1)
             with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
                 await client.generate(request([0]))
 
@@ -91,8 +95,7 @@ def test_a_failed_engine_is_dead(tiny_config: EngineConfig, monkeypatch: pytest.
 
 def test_what_keeps_a_model_from_loading_comes_as_it_is() -> None:
     async def run() -> None:
-        client = start_client(EngineConfig(model="/no/such/model.gguf"), in_process=True, stall_timeout_s=30)
-        assert isinstance(client, LocalClient)
+        client = ProcessClient(EngineConfig(model="/no/such/model.gguf"), in_thread=True)
         with pytest.raises(ModelLoadError, match="/no/such/model"):
             await client.wait_ready()
         assert client.status().state is EngineState.DEAD
@@ -103,8 +106,8 @@ def test_what_keeps_a_model_from_loading_comes_as_it_is() -> None:
 
 def test_the_default_is_a_process(tiny_config: EngineConfig) -> None:
     async def run() -> None:
-        client = start_client(tiny_config, in_process=False, stall_timeout_s=30)
-        assert isinstance(client, ProcessClient)
+        client = ProcessClient(tiny_config)
+        assert client.status().pid != os.getpid()
         await client.close()
 
     asyncio.run(run())

@@ -12,15 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.messages import (
+    MAX_MESSAGE_BYTES,
+    SIZE_BYTES,
     Abort,
     MalformedMessageError,
     Step,
     Submit,
-    decode_from_engine,
+    decode,
     decode_request,
-    decode_to_engine,
     encode,
     encode_request,
+    frame,
+    frame_size,
     to_error,
     to_problem,
 )
@@ -31,7 +34,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredO
 
 
 def travel(request: GenerationRequest) -> GenerationRequest:
-    message = decode_to_engine(encode_request("request-1", request))
+    message = decode(encode_request("request-1", request))
     assert isinstance(message, Submit)
     return decode_request(message)
 
@@ -117,7 +120,7 @@ def test_outputs_arrive_as_they_were() -> None:
     output = CompletionOutput(1, "b\0ß", [7], -0.5, logprobs, "stop", "ß")
     whole = RequestOutput("request-9", None, [], [output], True, [None, *logprobs], RequestMetrics(queue_s=0.25))
     step = Step([whole], {"request-3": b"\0\0\x80?"}, {"request-4": to_problem(EngineDeadError("no"))})
-    arrived = decode_from_engine(encode(step))
+    arrived = decode(encode(step))
     assert arrived == step
     assert isinstance(arrived, Step)
     assert list((arrived.outputs[0].outputs[0].logprobs or [])[0]) == [7, 3]  # the token itself first
@@ -165,13 +168,19 @@ HOSTILE = [
 
 @pytest.mark.parametrize("data", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_is_no_message_is_malformed(data: bytes) -> None:
-    for decode in (decode_to_engine, decode_from_engine):
-        with pytest.raises(MalformedMessageError):
-            decode(data)
+    with pytest.raises(MalformedMessageError):
+        decode(data)
 
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_message_or_malformed(data: bytes) -> None:
-    for decode in (decode_to_engine, decode_from_engine):
-        with contextlib.suppress(MalformedMessageError):
-            decode(data)
+    with contextlib.suppress(MalformedMessageError):
+        decode(data)
+
+
+def test_a_message_follows_its_size() -> None:
+    data = encode(Abort("r"))
+    assert frame(data)[SIZE_BYTES:] == data
+    assert frame_size(frame(data)[:SIZE_BYTES]) == len(data)
+    with pytest.raises(MalformedMessageError, match=str(MAX_MESSAGE_BYTES)):
+        frame_size(b"\xff" * SIZE_BYTES)

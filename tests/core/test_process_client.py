@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,10 @@ from typing import Any
 
 import psutil
 import pytest
-import zmq
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineState
-from octavo.core.messages import FROM_ENGINE, MAX_MESSAGE_BYTES, Abort, Checked, Step, encode, encode_request
+from octavo.core.messages import Abort, Reply, Step, decode, encode, encode_request
 from octavo.core.process_client import ProcessClient
 from octavo.errors import EngineDeadError, InsufficientMemoryError, ModelLoadError, OctavoError, UsageError
 from octavo.llm import LLM
@@ -215,18 +213,17 @@ def test_the_engine_answers_during_a_long_prefill(
     loop.run_until_complete(run())
 
 
-def test_malformed_messages_are_dropped_counted_and_survived(
-    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient],
+def test_malformed_messages_are_dropped_reported_and_survived(
+    engine_loop: tuple[asyncio.AbstractEventLoop, ProcessClient], caplog: pytest.LogCaptureFixture
 ) -> None:
     loop, client = engine_loop
-    supervisor = client._supervisor
 
     async def run() -> None:
         stream = await client.generate(request([0, 2, 3]))
-        hostile = [os.urandom(64), b"", b"\xdd\xff\xff\xff\xff", encode(Checked("request-1")), encode(Abort("x"))[:-1]]
+        hostile = [os.urandom(64), b"", b"\xdd\xff\xff\xff\xff", encode(Reply("request-1")), encode(Abort("x"))[:-1]]
         for data in hostile:
-            assert supervisor.send(data)
-        await wait_until(lambda: supervisor._heartbeat is not None and supervisor._heartbeat.num_malformed == 5, SOON_S)
+            assert client._supervisor._process.send(data)
+        await wait_until(lambda: caplog.text.count("a malformed message was dropped") == 5, SOON_S)
         assert client.status().state is EngineState.READY
         await anext(stream)
         await stream.aclose()
@@ -234,25 +231,17 @@ def test_malformed_messages_are_dropped_counted_and_survived(
     loop.run_until_complete(run())
 
 
-def test_strangers_at_the_sockets_are_dropped_and_soon_find_none(
-    tiny_config: EngineConfig, temporary_directory: Path
+def test_an_engine_that_sends_no_message_is_restarted(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run() -> None:
-        client = ProcessClient(tiny_config, stall_timeout_s=30)
-        (directory,) = temporary_directory.iterdir()
-        assert directory.stat().st_mode & 0o777 == 0o700
-        with zmq.Context() as context, context.socket(zmq.PUSH) as stranger, socket.socket(socket.AF_UNIX) as raw:
-            stranger.connect(f"ipc://{directory / FROM_ENGINE}")
-            for data in (os.urandom(64), encode(Abort("x")), bytes(MAX_MESSAGE_BYTES + 1)):
-                stranger.send(data)
-            raw.connect(str(directory / FROM_ENGINE))
-            raw.send(os.urandom(64))
+        async with engine_process(tiny_config) as client:
+            with monkeypatch.context() as patch:
+                patch.setattr("octavo.core.engine_process.decode", lambda _: decode(b"\xc1"))
+                await wait_until(lambda: client.status().state is EngineState.RESTARTING, SOON_S)
+            assert "sent no message" in (client.status().reason or "")
             await client.wait_ready()
-            stranger.close(linger=0)
-        assert client._supervisor._process.num_malformed == 2
-        await wait_until(lambda: not directory.exists(), SOON_S)
-        assert len(await collect(await client.generate(request([0, 2], SamplingParams(max_tokens=1))))) == 1
-        await client.close()
+            assert len(await collect(await client.generate(request([0, 2], SamplingParams(max_tokens=1))))) == 1
 
     asyncio.run(run())
 
@@ -265,7 +254,7 @@ def test_a_repeated_request_id_is_refused_and_the_first_goes_on(
     async def run() -> None:
         stream = await client.generate(request([0, 2, 3]))
         await anext(stream)
-        assert client._supervisor.send(encode_request(stream.request_id, request([0, 2])))
+        assert client._supervisor._process.send(encode_request(stream.request_id, request([0, 2])))
         await anext(stream)
         assert client.status().state is EngineState.READY
         await stream.aclose()
@@ -372,7 +361,7 @@ def test_before_it_is_ready_requests_are_put_off(tiny_config: EngineConfig) -> N
 def test_files_of_the_working_directory_are_no_modules(
     tiny_config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "zmq.py").write_text("raise SystemExit('taken over')")
+    (tmp_path / "msgspec.py").write_text("raise SystemExit('taken over')")
     monkeypatch.chdir(tmp_path)
 
     async def run() -> None:
@@ -387,7 +376,7 @@ def test_closing_ends_running_requests_and_the_process(tiny_config: EngineConfig
         async with engine_process(tiny_config) as client:
             stream = await client.generate(request([0, 2]))
             await anext(stream)
-            await wait_until(lambda: list(temporary_directory.iterdir()) == [], SOON_S)  # gone while it still serves
+            assert list(temporary_directory.iterdir()) == []
             pid = client.status().pid
         with pytest.raises(EngineDeadError):
             await collect(stream)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from octavo.core.liveness import RunQueue
+from octavo.core.liveness import UsageMeter, run_queue_meter
 
 
 @contextmanager
@@ -28,7 +28,7 @@ def spinning(count: int) -> Iterator[list[int]]:
             process.wait()
 
 
-def samples(queue: RunQueue, count: int) -> list[bool]:
+def samples(queue: UsageMeter, count: int) -> list[bool]:
     found = []
     for _ in range(count):
         found.append(queue.sample())
@@ -38,7 +38,7 @@ def samples(queue: RunQueue, count: int) -> list[bool]:
 
 def test_a_process_among_many_waits_and_a_stopped_one_does_not() -> None:
     with spinning(4) as pids:
-        queue = RunQueue(pids[0])
+        queue = run_queue_meter(pids[0])
         assert samples(queue, 6)[-1]
         os.kill(pids[0], signal.SIGSTOP)
         assert not samples(queue, 7)[-1]
@@ -46,7 +46,7 @@ def test_a_process_among_many_waits_and_a_stopped_one_does_not() -> None:
 
 def test_what_is_forgotten_does_not_count() -> None:
     with spinning(4) as pids:
-        queue = RunQueue(pids[0])
+        queue = run_queue_meter(pids[0])
         assert samples(queue, 6)[-1]
         queue.forget()
         assert not queue.sample()
@@ -55,4 +55,4 @@ def test_what_is_forgotten_does_not_count() -> None:
 def test_a_process_that_is_gone_waits_for_nothing() -> None:
     process = subprocess.Popen([sys.executable, "-S", "-c", ""])
     process.wait()
-    assert samples(RunQueue(process.pid), 2) == [False, False]
+    assert samples(run_queue_meter(process.pid), 2) == [False, False]

@@ -20,9 +20,10 @@ from octavo.server.config import ServerConfig
 from octavo.server.startup import check_exposure
 from tests.support.processes import octavo, octavo_here
 from tests.support.server import RunningServer, running_server, start_server
+from tests.support.witness import faulty
 
 CHAT = "/v1/chat/completions"
-NEVER_LOADED = {"OCTAVO_FAULT": "load:sleep:1"}
+NEVER_LOADED = faulty("load:sleep:1")
 SOON_S = 15.0  # for two processes to end on a machine with other work; well below the 30 s that a drain may take
 
 
@@ -292,7 +293,7 @@ def test_an_engine_in_the_same_process(smollm2_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_dies_too_often_ends_the_server(smollm2_path: Path) -> None:
-    running = start_server(smollm2_path, "--kv-cache-memory", "64MiB", env={"OCTAVO_FAULT": "step:kill:1"})
+    running = start_server(smollm2_path, "--kv-cache-memory", "64MiB", env=faulty("step:kill:1"))
     try:
         running.wait_ready()
         end = time.monotonic() + 240  # a start takes 20 s on a busy machine; deaths count for 5 minutes

@@ -11,7 +11,6 @@ from typing import Any
 from octavo.batch import Float32
 from octavo.config import EngineConfig
 from octavo.core.client import AnswerStream, EngineClient, EngineState
-from octavo.core.local_client import LocalClient
 from octavo.core.process_client import ProcessClient
 from octavo.generation_request import GenerationRequest, Params, Pooling, PoolingParams
 from octavo.outputs import PoolingOutput, RequestOutput
@@ -34,9 +33,9 @@ async def engine_process(config: EngineConfig, stall_timeout_s: float = 30.0) ->
 
 
 @contextlib.asynccontextmanager
-async def engine_here(config: EngineConfig) -> AsyncIterator[LocalClient]:
+async def engine_here(config: EngineConfig) -> AsyncIterator[ProcessClient]:
     """A ready client with an engine in this process."""
-    client = LocalClient(config)
+    client = ProcessClient(config, in_thread=True)
     try:
         await client.wait_ready()
         yield client

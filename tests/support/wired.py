@@ -1,4 +1,4 @@
-"""A server whose engine is in this process, while all that passes between the two is encoded and decoded.
+"""A server whose engine is a thread of this process. All that passes between the two is encoded and decoded.
 
 async with wired_app(EngineConfig(model=path)) as (http, client):
     await http.post("/v1/chat/completions", json={...})
@@ -13,21 +13,11 @@ from pathlib import Path
 import httpx
 
 from octavo.config import EngineConfig
-from octavo.core.local_client import LocalClient
-from octavo.core.messages import (
-    Step,
-    Submit,
-    decode_from_engine,
-    decode_request,
-    decode_to_engine,
-    encode,
-    encode_request,
-)
+from octavo.core.messages import Submit, decode, decode_request, encode_request
+from octavo.core.process_client import ProcessClient
 from octavo.core.stream import MergedStream
 from octavo.engine.prompts import PromptEncoder
-from octavo.errors import OctavoError
 from octavo.generation_request import GenerationRequest
-from octavo.outputs import PoolingOutput, RequestOutput
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
@@ -38,25 +28,18 @@ from tests.support.fake_client import read_tokenizer
 from tests.support.scripted_server import ReadyLoader
 
 
-class WiredClient(LocalClient):
-    """requests: as they left the wire, on their way to the engine."""
+class WiredClient(ProcessClient):
+    """requests: as they arrive at the engine."""
 
     def __init__(self, config: EngineConfig) -> None:
-        super().__init__(config)
+        super().__init__(config, in_thread=True)
         self.requests: list[GenerationRequest] = []
 
     async def generate(self, request: GenerationRequest) -> MergedStream:
-        message = decode_to_engine(encode_request("request", request))
+        message = decode(encode_request("request", request))
         assert isinstance(message, Submit)
         self.requests.append(decode_request(message))
-        return await super().generate(self.requests[-1])
-
-    def _deliver(self, stream: MergedStream, item: RequestOutput | PoolingOutput | OctavoError) -> None:
-        if isinstance(item, RequestOutput):
-            step = decode_from_engine(encode(Step([item], {}, {})))
-            assert isinstance(step, Step)
-            item = step.outputs[0]
-        super()._deliver(stream, item)
+        return await super().generate(request)
 
 
 @asynccontextmanager

@@ -25,6 +25,11 @@ def checked() -> dict[str, str]:
     return on_path("checked_engine")
 
 
+def faulty(fault: str) -> dict[str, str]:
+    """Environment of a server whose engine has a fault; see `tests/support/injected_fault`."""
+    return {**on_path("injected_fault"), "OCTAVO_TEST_FAULT": fault}
+
+
 def on_path(name: str) -> dict[str, str]:
     """Environment of a server that first loads the `sitecustomize` of this directory of tests/support."""
     directories = [str(Path(__file__).parent / name), *filter(None, [os.environ.get("PYTHONPATH")])]

@@ -12,6 +12,7 @@ import click
 from octavo import __version__
 from octavo.cli.terminal import write_facts, write_json
 from octavo.engine.progress import size
+from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
     from octavo.backends import BackendDescription
@@ -94,8 +95,8 @@ def _backend(problems: list[str]) -> tuple[BackendDescription, int]:
     try:
         backend = get_backend(EngineConfig.backend)
         found = backend.describe()
-    except ImportError as error:
-        problems.append(f"the native library is missing ({error}): install the package again")
+    except OctavoError as error:
+        problems.append(str(error))
         return BackendDescription("none", "no native library", 1), 0
     problems.extend(found.problems)
     return found, backend.memory().available_bytes

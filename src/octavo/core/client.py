@@ -1,4 +1,4 @@
-"""The interface between a server and an engine, in another process (`process_client`) or this one (`local_client`)."""
+"""The interface between a server and an engine; `process_client` implements it."""
 
 from __future__ import annotations
 

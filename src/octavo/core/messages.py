@@ -1,6 +1,7 @@
-"""The messages between the server's process and the engine's: MessagePack, checked by type on arrival.
+"""The messages between the server and the engine: MessagePack, checked by type on arrival.
 
-They carry only new data. msgspec encodes outputs directly, without intermediate Python objects.
+They carry only new data. msgspec encodes outputs directly, without intermediate Python objects. On the connection each
+message follows its size in four bytes.
 """
 
 from __future__ import annotations
@@ -8,48 +9,32 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import Any, TypeAlias, get_type_hints
 
 import msgspec
 
+from octavo import errors
+from octavo.config import EngineConfig
 from octavo.core.client import ModelInfo
 from octavo.engine.metrics import EngineMetrics
-from octavo.errors import (
-    EngineDeadError,
-    GraphError,
-    InsufficientMemoryError,
-    ModelLoadError,
-    NumericalError,
-    OctavoError,
-    OverloadedError,
-    UsageError,
-)
+from octavo.errors import OctavoError, OverloadedError, UsageError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 
-T = TypeVar("T")
-
-# Names of the sockets in the directory of a StartOrder. The server binds both.
-TO_ENGINE = "to-engine"
-FROM_ENGINE = "from-engine"
-
 # Beyond any request that the server lets through, and any step. A longer one ends the connection.
 MAX_MESSAGE_BYTES = 64 << 20
+SIZE_BYTES = 4  # before each message
 
-_ERROR_TYPES: dict[str, type[OctavoError]] = {
-    kind.__name__: kind
-    for kind in (
-        *(EngineDeadError, GraphError, InsufficientMemoryError, ModelLoadError),
-        *(NumericalError, OctavoError, OverloadedError, UsageError),
-    )
+_ERROR_TYPES = {
+    kind.__name__: kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, OctavoError)
 }
 _PARAMS_TYPES = {kind.__name__: kind for kind in (SamplingParams, BeamSearchParams, PoolingParams)}
 _REQUEST_TYPES = get_type_hints(GenerationRequest)
 
 
 class MalformedMessageError(Exception):
-    """Bytes that are not a message, or a message of the wrong type for the receiver. It never leaves this package."""
+    """Bytes that are not a message. It never leaves this package."""
 
 
 class _Message(msgspec.Struct, array_like=True, tag=True):
@@ -69,22 +54,12 @@ class Problem(msgspec.Struct, array_like=True):
 # --- to the engine ---
 
 
-class StartOrder(msgspec.Struct):
-    """The first line on the standard input of the engine's process, as JSON.
+class Start(_Message):
+    """The first message. spawned_at: seconds, time.monotonic, which all processes of a machine share."""
 
-    directory: the directory of the sockets; the process removes it once both sides are connected. config: the fields of
-    EngineConfig. spawned_at: seconds, time.monotonic, which all processes of a machine share.
-    """
-
-    directory: str
-    parent_pid: int
-    config: dict[str, Any]
+    config: EngineConfig
     log_level: int
     spawned_at: float
-
-
-class Hello(_Message):
-    """The server has both connections."""
 
 
 class Submit(_Message):
@@ -103,14 +78,7 @@ class Abort(_Message):
 
 
 class AskMetrics(_Message):
-    question: int
-
-
-class Close(_Message):
-    """End."""
-
-
-ToEngine: TypeAlias = "Hello | Submit | Abort | AskMetrics | Close"
+    question_id: str
 
 
 # --- from the engine ---
@@ -125,31 +93,31 @@ class Ready(_Message):
     info: ModelInfo
 
 
-class LoadFailed(_Message):
-    """Loading failed. The process waits to be killed, so that this message is not lost."""
+class Failed(_Message):
+    """The model cannot be loaded, or the engine cannot go on. It ends the connection after this message."""
 
     problem: Problem
 
 
 class Heartbeat(_Message):
-    """The state of the process, sent a few times a second by a thread that never blocks.
+    """The state of the engine, sent a few times a second by a thread that does nothing else.
 
     stalled_s: seconds that requests have waited for a step. is_computing: the process has used processor time.
-    last_step_age_s: as in `EngineStatus`. num_malformed: messages dropped so far.
+    last_step_age_s: as in `EngineStatus`.
     """
 
     metrics: EngineMetrics
     stalled_s: float
     is_computing: bool
     last_step_age_s: float | None
-    num_malformed: int
 
 
-class Checked(_Message):
-    """The engine has taken the request, or refused it."""
+class Reply(_Message):
+    """The engine has taken or refused a request, whose id this is, or tells its metrics."""
 
-    request_id: str
+    question_id: str
     problem: Problem | None = None
+    metrics: EngineMetrics | None = None
 
 
 class Step(_Message):
@@ -164,11 +132,6 @@ class Step(_Message):
     failures: dict[str, Problem]
 
 
-class Metrics(_Message):
-    question: int
-    values: EngineMetrics
-
-
 class Log(_Message):
     """A line for the server's log. level: of the module `logging`."""
 
@@ -177,28 +140,33 @@ class Log(_Message):
     text: str
 
 
-FromEngine: TypeAlias = "Loading | Ready | LoadFailed | Heartbeat | Checked | Step | Metrics | Log"
-
-_encoder = msgspec.msgpack.Encoder()
-_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(Hello | Submit | Abort | AskMetrics | Close)
-_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(
-    Loading | Ready | LoadFailed | Heartbeat | Checked | Step | Metrics | Log
+EngineMessage: TypeAlias = (
+    Start | Submit | Abort | AskMetrics | Loading | Ready | Failed | Heartbeat | Reply | Step | Log
 )
 
-
-def encode(message: ToEngine | FromEngine) -> bytes:
-    """The bytes of a message whose values are of the declared types."""
-    return _encoder.encode(message)
+encode = msgspec.msgpack.Encoder().encode
+_decoder: msgspec.msgpack.Decoder[EngineMessage] = msgspec.msgpack.Decoder(EngineMessage)
 
 
-def decode_to_engine(data: bytes) -> ToEngine:
+def decode(data: bytes) -> EngineMessage:
     """Raises MalformedMessageError."""
-    return _decode(_to_engine, data)
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedMessageError(str(error)) from None
 
 
-def decode_from_engine(data: bytes) -> FromEngine:
-    """Raises MalformedMessageError."""
-    return _decode(_from_engine, data)
+def frame(data: bytes) -> bytes:
+    """An encoded message after its size."""
+    return len(data).to_bytes(SIZE_BYTES, "big") + data
+
+
+def frame_size(head: bytes) -> int:
+    """The size of the message that follows. Raises MalformedMessageError beyond MAX_MESSAGE_BYTES."""
+    size = int.from_bytes(head, "big")
+    if size > MAX_MESSAGE_BYTES:
+        raise MalformedMessageError(f"a message of {size} bytes; at most {MAX_MESSAGE_BYTES} are allowed")
+    return size
 
 
 def encode_request(request_id: str, request: GenerationRequest) -> bytes:
@@ -206,7 +174,7 @@ def encode_request(request_id: str, request: GenerationRequest) -> bytes:
     text = None if request.prompt is None else ""
     request = replace(request, prompt_token_ids=_plain_ids(request.prompt_token_ids), prompt=text)
     try:
-        data = _encoder.encode(Submit(request_id, type(request.params).__name__, request))
+        data = encode(Submit(request_id, type(request.params).__name__, request))
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise UsageError(f"the request holds a value that cannot be sent: {error}", code="invalid_value") from error
     if len(data) > MAX_MESSAGE_BYTES:
@@ -231,13 +199,8 @@ def to_problem(error: Exception) -> Problem:
     """An error in the form of a message; one that is not Octavo's own becomes an OctavoError with its type and text."""
     for kind in type(error).__mro__:
         if kind.__name__ in _ERROR_TYPES:
-            return Problem(
-                kind.__name__,
-                str(error),
-                getattr(error, "param", None),
-                getattr(error, "code", None),
-                getattr(error, "retry_after_s", 1.0),
-            )
+            fields = {name: value for name, value in vars(error).items() if name in Problem.__struct_fields__}
+            return Problem(kind.__name__, str(error), **fields)
     return Problem("OctavoError", f"{type(error).__name__}: {error}")
 
 
@@ -250,13 +213,6 @@ def to_error(problem: Problem) -> OctavoError:
         code = problem.code or "server_overloaded"
         return OverloadedError(problem.message, code=code, retry_after_s=problem.retry_after_s)
     return kind(problem.message)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError, MemoryError) as error:
-        raise MalformedMessageError(str(error)) from None
 
 
 def _plain_ids(token_ids: Sequence[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""An engine in a process of its own."""
+"""The client of an engine in a process of its own."""
 
 from __future__ import annotations
 
@@ -10,17 +10,7 @@ import numpy as np
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo, refusal
-from octavo.core.messages import (
-    Abort,
-    AskMetrics,
-    Checked,
-    FromEngine,
-    Metrics,
-    Step,
-    encode,
-    encode_request,
-    to_error,
-)
+from octavo.core.messages import Abort, AskMetrics, EngineMessage, Reply, Step, encode, encode_request, to_error
 from octavo.core.stream import MergedStream
 from octavo.core.supervisor import Supervisor
 from octavo.engine.metrics import EngineMetrics
@@ -33,15 +23,31 @@ class ProcessClient:
     """Implements `octavo.core.client.EngineClient`."""
 
     def __init__(
-        self, config: EngineConfig, *, stall_timeout_s: float, on_progress: LoadProgress | None = None
+        self,
+        config: EngineConfig,
+        *,
+        stall_timeout_s: float = 30.0,
+        in_thread: bool = False,
+        on_progress: LoadProgress | None = None,
     ) -> None:
-        """Spawns the engine's process; see `start.start_client`."""
+        """Starts to load a model; `wait_ready` waits for it. Call it from a running event loop.
+
+        stall_timeout_s: an engine process without a step for this time while work waits is killed and restarted.
+        in_thread: the engine has no process of its own, for debugging; one that fails stays dead. on_progress: called
+        with (bytes loaded, bytes in all). Raises EngineDeadError if the system provides no process.
+        """
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)
         self._streams: dict[str, MergedStream] = {}
-        self._unanswered: dict[str, asyncio.Future[None]] = {}  # of requests that the engine has not taken yet
-        self._questions: dict[int, asyncio.Future[EngineMetrics]] = {}
-        self._supervisor = Supervisor(config, stall_timeout_s, self._receive, self._note_down, on_progress)
+        self._replies: dict[str, asyncio.Future[Any]] = {}  # to requests and questions, by id
+        self._supervisor = Supervisor(
+            config,
+            self._receive,
+            self._note_down,
+            stall_timeout_s=stall_timeout_s,
+            in_thread=in_thread,
+            on_progress=on_progress,
+        )
 
     @property
     def info(self) -> ModelInfo:
@@ -60,45 +66,39 @@ class ProcessClient:
         request_id = f"request-{next(self._ids)}"
         data = encode_request(request_id, request)
         stream = self._streams[request_id] = MergedStream(request_id, request, self._abort)
-        answer = self._unanswered[request_id] = self._loop.create_future()
         try:
-            self._send(data)
-            await answer
-        except asyncio.CancelledError:
+            await self._ask(request_id, data)
+        except BaseException:
             self._abort(request_id)
             raise
-        except OctavoError:
-            self._streams.pop(request_id, None)
-            raise
-        finally:
-            del self._unanswered[request_id]
         return stream
 
     async def metrics(self) -> EngineMetrics:
         self._check_ready()
-        question = next(self._ids)
-        answer: asyncio.Future[EngineMetrics] = self._loop.create_future()
-        self._questions[question] = answer
-        try:
-            self._send(encode(AskMetrics(question)))
-            return await answer
-        finally:
-            self._questions.pop(question, None)
+        question_id = f"metrics-{next(self._ids)}"
+        metrics: EngineMetrics = await self._ask(question_id, encode(AskMetrics(question_id)))
+        return metrics
 
     async def close(self) -> None:
         await self._supervisor.close()
 
     def _check_ready(self) -> None:
-        if not self._supervisor.is_ready:
+        if self._supervisor.state is not EngineState.READY:
             raise self._refusal()
 
     def _refusal(self) -> OctavoError:
         supervisor = self._supervisor
         return refusal(supervisor.state, supervisor.reason, supervisor.retry_after_s)
 
-    def _send(self, data: bytes) -> None:
-        if not self._supervisor.send(data):
-            raise refusal(EngineState.STALLED, "it leaves its messages unread")
+    async def _ask(self, question_id: str, data: bytes) -> Any:
+        """Sends a message and waits for the reply."""
+        reply = self._replies[question_id] = self._loop.create_future()
+        try:
+            if not self._supervisor.send(data):
+                raise refusal(EngineState.STALLED, "it leaves its messages unread")
+            return await reply
+        finally:
+            del self._replies[question_id]
 
     def _abort(self, request_id: str) -> None:
         if self._streams.pop(request_id, None) is not None:
@@ -106,21 +106,17 @@ class ProcessClient:
 
     # --- messages of the engine ---
 
-    def _receive(self, message: FromEngine) -> None:
+    def _receive(self, message: EngineMessage) -> None:
         if isinstance(message, Step):
             self._deliver(message)
-        elif isinstance(message, Checked):
-            answer = self._unanswered.get(message.request_id)
-            if answer is None or answer.done():
+        elif isinstance(message, Reply):
+            reply = self._replies.get(message.question_id)
+            if reply is None or reply.done():
                 return
             if message.problem is None:
-                answer.set_result(None)
+                reply.set_result(message.metrics)
             else:
-                answer.set_exception(to_error(message.problem))
-        elif isinstance(message, Metrics):
-            question = self._questions.get(message.question)
-            if question is not None and not question.done():
-                question.set_result(message.values)
+                reply.set_exception(to_error(message.problem))
 
     def _deliver(self, step: Step) -> None:
         """Passes outputs to their streams; those of aborted requests may still arrive."""
@@ -139,18 +135,12 @@ class ProcessClient:
 
     def _note_down(self) -> None:
         """Ends all waiting for an engine that does not answer. Streams survive a stall, because it may pass."""
-        unanswered: list[asyncio.Future[Any]] = [*self._questions.values(), *self._unanswered.values()]
-        for waiting in unanswered:
-            if not waiting.done():
-                waiting.set_exception(self._refusal())
+        for reply in self._replies.values():
+            if not reply.done():
+                reply.set_exception(self._refusal())
         if self._supervisor.state is EngineState.STALLED:
-            for request_id in self._unanswered:
-                self._supervisor.send(encode(Abort(request_id)))
             return
-        for request_id, stream in self._streams.items():
-            if request_id not in self._unanswered:
-                stream.fail(EngineDeadError(f"the engine stopped while the request ran: {self._reason()}"))
+        reason = self._supervisor.reason or "for an unknown reason"
+        for stream in self._streams.values():
+            stream.fail(EngineDeadError(f"the engine stopped while the request ran: {reason}"))
         self._streams.clear()
-
-    def _reason(self) -> str:
-        return self._supervisor.reason or "for an unknown reason"

@@ -1,54 +1,53 @@
-"""The work of the engine's process: passes requests to the engine, and sends one message per step."""
+"""The engine's end of the connection: passes requests to the engine, and sends one message per step."""
 
 from __future__ import annotations
 
 import gc
 import logging
-import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
-import zmq
-
-from octavo.config import EngineConfig
-from octavo.core.faults import Faults
-from octavo.core.liveness import CpuMeter
-from octavo.core.loaded import create_request, load
+from octavo.config import KVDtype
+from octavo.core.client import ModelInfo
+from octavo.core.liveness import cpu_meter
 from octavo.core.messages import (
+    SIZE_BYTES,
     Abort,
     AskMetrics,
-    Checked,
-    Close,
+    EngineMessage,
+    Failed,
     Heartbeat,
-    Hello,
-    LoadFailed,
     Loading,
+    Log,
     MalformedMessageError,
-    Metrics,
     Ready,
-    StartOrder,
+    Reply,
+    Start,
     Step,
     Submit,
-    ToEngine,
+    decode,
     decode_request,
-    decode_to_engine,
+    encode,
+    frame,
+    frame_size,
     to_problem,
 )
-from octavo.core.outbox import Outbox
 from octavo.engine.async_engine import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.outputs import PoolingOutput, RequestOutput
+from octavo.sampling_params import RequestOutputKind
 
 logger = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.25
+_HEARTBEAT_S = 0.25
 _PROGRESS_S = 0.05  # between two messages about the load
-_EXIT_FAILED = 70
 # Grammars are compiled here, so that other requests are not kept waiting for their answer.
 _NUM_CHECKERS = 2
 
@@ -56,158 +55,157 @@ _NUM_CHECKERS = 2
 class EngineService:
     """Loads a model and serves it. `run` is the receiving thread; the engine and the heartbeat have their own."""
 
-    def __init__(
-        self, order: StartOrder, inbox: zmq.Socket[bytes], outbox: Outbox, faults: Faults, on_hello: Callable[[], None]
-    ) -> None:
-        """on_hello: called once both processes are connected."""
-        self._order = order
-        self._inbox = inbox
-        self._outbox = outbox
-        self._faults = faults
-        self._on_hello = on_hello
+    def __init__(self, sock: socket.socket, *, owns_process: bool) -> None:
+        """sock: connected to an `EngineProcess`. owns_process: there is nothing else in this process."""
+        self._socket = sock
+        self._owns_process = owns_process
         self._session: Session | None = None
-        self._num_malformed = 0
-        self._last_progress = 0.0
+        self._loader: threading.Thread | None = None
+        self._has_ended = threading.Event()
+        self._sending = threading.Lock()
         self._checkers = ThreadPoolExecutor(_NUM_CHECKERS, "octavo-check")
         self._lock = threading.Lock()
         self._being_checked: set[str] = set()
-        # Only the engine's thread touches these.
-        self._news = Step([], {}, {})
+        self._news = Step([], {}, {})  # only the engine's thread touches it
 
     def run(self) -> None:
-        """Receives messages until the server closes the engine."""
-        self._start_checkers()
-        for name, target in (("octavo-load", self._load), ("octavo-heartbeat", self._beat)):
-            threading.Thread(target=self._guarded, args=(target,), name=name, daemon=True).start()
+        """Serves until the connection ends, and then ends the engine."""
         self._guarded(self._receive)
+        self._has_ended.set()
         self._checkers.shutdown(wait=False, cancel_futures=True)
-        if self._session is None:  # a load cannot be stopped half-way
-            self._exit(0)
-        else:
+        if self._loader is not None:
+            self._loader.join()  # a load cannot be stopped half-way
+        if self._session is not None:
             self._session.close()
+        self._socket.close()
 
-    def _start_checkers(self) -> None:
-        """While there is memory for them: a thread that fails to start later leaves a request without an answer."""
-        all_run = threading.Barrier(_NUM_CHECKERS)
-        for _ in range(_NUM_CHECKERS):
-            self._checkers.submit(all_run.wait)
+    def send(self, message: EngineMessage) -> None:
+        """Sends a message; waits while the server has too much unread. Does nothing once the connection has ended."""
+        data = frame(encode(message))
+        with self._sending, suppress(OSError):
+            self._socket.sendall(data)
 
-    def _guarded(self, target: Callable[[], None]) -> None:
-        """No thread may end unnoticed: without one of them the process is of no use."""
+    def _guarded(self, target: Callable[..., None], *arguments: object) -> None:
+        """No thread may end unnoticed: without one of them the engine is of no use."""
         try:
-            target()
+            target(*arguments)
         except Exception as error:
             logger.exception("a thread of the engine's process failed")
-            self._fail(f"{type(error).__name__}: {error}")
+            self._fail(EngineDeadError(f"the engine's process failed: {type(error).__name__}: {error}"))
 
-    def _fail(self, reason: str) -> None:
-        logger.critical("the engine's process ends: %s", reason)
-        self._exit(_EXIT_FAILED)
-
-    def _exit(self, code: int) -> None:
-        """Exits at once, whatever other threads do."""
-        self._outbox.close()
-        os._exit(code)
+    def _fail(self, error: OctavoError) -> None:
+        """Ends the connection, which ends a process whatever its threads do."""
+        self.send(Failed(to_problem(error)))
+        with suppress(OSError):  # the server was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     # --- the thread that loads ---
 
-    def _load(self) -> None:
-        started_at = time.monotonic()
+    def _load(self, start: Start) -> None:
+        times = [time.monotonic()]  # of the start and of each progress
+        reported_at = 0.0
+
+        def progress(done: int, total: int) -> None:
+            nonlocal reported_at
+            times.append(time.monotonic())
+            if times[-1] - reported_at >= _PROGRESS_S or done == total:
+                reported_at = times[-1]
+                self.send(Loading(done, total))
+
         try:
-            self._faults.at("load")
-            session, info = load(EngineConfig(**self._order.config), self._report_progress, self._end_round)
+            session = Session(start.config, progress, self._end_round)
         except OctavoError as error:
-            self._outbox.send(LoadFailed(to_problem(error)))
+            self._fail(error)
             return
-        gc.collect()
-        gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
+        begun, first, last = times[0], times[min(1, len(times) - 1)], times[-1]
+        phases = {"engine": begun - start.spawned_at, "open": first - begun, "weights": last - first}
+        phases["cache"] = time.monotonic() - last
+        if self._owns_process:
+            gc.collect()
+            gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
         self._session = session
-        phases = {"engine": started_at - self._order.spawned_at, **info.load_seconds}
-        self._outbox.send(Ready(replace(info, load_seconds=phases)))
+        self.send(Ready(_model_info(session, start.config.kv_dtype, phases)))
         # The view of the vocabulary takes half a second for 150,000 tokens: before anybody streams, not beside them.
         session.prepare_structured_outputs()
-
-    def _report_progress(self, done: int, total: int) -> None:
-        now = time.monotonic()
-        if now - self._last_progress >= _PROGRESS_S or done == total:
-            self._last_progress = now
-            self._outbox.send(Loading(done, total))
 
     # --- the heartbeat's thread ---
 
     def _beat(self) -> None:
-        meter = CpuMeter()
-        while True:
-            time.sleep(HEARTBEAT_S)
-            is_computing = meter.sample()
-            session = self._session
-            if session is None:
-                self._outbox.send(Heartbeat(EngineMetrics(), 0.0, is_computing, None, self._num_malformed))
-                continue
-            self._faults.at("heartbeat")
-            age_s = session.last_round_age_s if session.metrics.num_steps_total else None
-            beat = Heartbeat(session.metrics, session.stalled_s, is_computing, age_s, self._num_malformed)
-            self._outbox.send(beat)
+        meter = cpu_meter()
+        while not self._has_ended.wait(_HEARTBEAT_S):
+            self.send(self._heartbeat(is_computing=meter.sample()))
+
+    def _heartbeat(self, *, is_computing: bool) -> Heartbeat:
+        session = self._session
+        if session is None:
+            return Heartbeat(EngineMetrics(), 0.0, is_computing, None)
+        age_s = session.last_round_age_s if session.metrics.num_steps_total else None
+        return Heartbeat(session.metrics, session.stalled_s, is_computing, age_s)
 
     # --- the thread that receives ---
 
     def _receive(self) -> None:
-        while True:
-            data = self._inbox.recv()
-            self._faults.at("receive")
-            try:
-                message = decode_to_engine(data)
-            except MalformedMessageError as error:
-                self._note_malformed(error)
-                continue
-            if isinstance(message, Close):
-                return
-            self._handle(message)
+        with self._socket.makefile("rb") as received:
+            while len(head := received.read(SIZE_BYTES)) == SIZE_BYTES:
+                data = received.read(frame_size(head))
+                try:
+                    self._handle(decode(data))
+                except MalformedMessageError as error:
+                    logger.warning("a malformed message was dropped: %.200s", error)
 
-    def _handle(self, message: ToEngine) -> None:
+    def _handle(self, message: EngineMessage) -> None:
         if isinstance(message, Submit):
             self._begin(message)
         elif isinstance(message, Abort):
             self._abort(message.request_id)
         elif isinstance(message, AskMetrics):
-            values = self._session.metrics if self._session is not None else EngineMetrics()
-            self._outbox.send(Metrics(message.question, values))
-        elif isinstance(message, Hello):
-            self._on_hello()
+            metrics = self._session.metrics if self._session is not None else EngineMetrics()
+            self.send(Reply(message.question_id, metrics=metrics))
+        elif isinstance(message, Start):
+            self._start(message)
+        else:
+            raise MalformedMessageError(f"{type(message).__name__} is not for the engine")
 
-    def _note_malformed(self, error: MalformedMessageError) -> None:
-        self._num_malformed += 1
-        if self._num_malformed.bit_count() == 1:  # the 1st, 2nd, 4th, 8th: a flood must not fill the log
-            logger.warning("a malformed message was dropped, the %dth: %.200s", self._num_malformed, error)
+    def _start(self, start: Start) -> None:
+        if self._owns_process:
+            logging.basicConfig(level=start.log_level, format="%(message)s", handlers=[_LogToServer(self.send)])
+        # While there is memory for them: a thread that fails to start later leaves a request without an answer.
+        all_run = threading.Barrier(_NUM_CHECKERS)
+        for _ in range(_NUM_CHECKERS):
+            self._checkers.submit(all_run.wait)
+        heart = threading.Thread(target=self._guarded, args=(self._beat,), name="octavo-heartbeat", daemon=True)
+        heart.start()
+        self._loader = threading.Thread(target=self._guarded, args=(self._load, start), name="octavo-load", daemon=True)
+        self._loader.start()
 
     def _begin(self, message: Submit) -> None:
         with self._lock:
             self._being_checked.add(message.request_id)
         if _has_grammar(message):
-            self._checkers.submit(self._guarded, lambda: self._check(message))
+            self._checkers.submit(self._guarded, self._check, message)
         else:
             self._check(message)
 
     def _check(self, message: Submit) -> None:
-        """Answers whether the request is taken, and hands it to the engine if so."""
+        """Replies whether the request is taken, and hands it to the engine if so."""
         request_id = message.request_id
         try:
             if self._session is None:
                 raise EngineDeadError("the model is not loaded")
-            request = create_request(self._session, request_id, decode_request(message))
+            request = decode_request(message)
+            request = replace(request, params=request.params.with_output_kind(RequestOutputKind.DELTA))
+            checked = self._session.model().engine.create_request(request_id, request)
         except (OctavoError, MalformedMessageError) as error:
-            if isinstance(error, MalformedMessageError):
-                self._note_malformed(error)
             with self._lock:
                 self._being_checked.discard(request_id)
-            self._outbox.send(Checked(request_id, to_problem(error)))
+            self.send(Reply(request_id, to_problem(error)))
             return
         with self._lock:
             if request_id not in self._being_checked:  # aborted meanwhile
                 return
             self._being_checked.remove(request_id)
-        self._outbox.send(Checked(request_id))
-        self._session.submit(request, self._sink(request_id))
+        self.send(Reply(request_id))
+        self._session.submit(checked, self._sink(request_id))
 
     def _abort(self, request_id: str) -> None:
         with self._lock:
@@ -240,11 +238,24 @@ class EngineService:
         news = self._news
         if news.outputs or news.vectors or news.failures:
             self._news = Step([], {}, {})
-            self._outbox.send(news)
+            self.send(news)
         failure = self._session.failure if self._session is not None else None
         if failure is not None and failure.__cause__ is not None:  # one that was closed has no cause
-            self._fail(str(failure))
-        self._faults.at("step")
+            self._fail(failure)
+
+
+class _LogToServer(logging.Handler):
+    """Sends records to the server, which writes the log of both processes in its own format."""
+
+    def __init__(self, send: Callable[[Log], None]) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._send(Log(record.levelno, record.name, self.format(record)))
+        except Exception:
+            self.handleError(record)
 
 
 def _has_grammar(message: Submit) -> bool:
@@ -253,3 +264,28 @@ def _has_grammar(message: Submit) -> bool:
         return message.request["params"].get("structured_outputs") is not None
     except (AttributeError, KeyError, TypeError):
         return False
+
+
+def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, float]) -> ModelInfo:
+    """load_seconds: engine (start the process), open (find and read the files), weights, cache."""
+    loaded = session.model()
+    executor, limits = loaded.executor, loaded.engine.limits
+    return ModelInfo(
+        model=loaded.name,
+        path=str(loaded.path),
+        architecture=loaded.architecture,
+        max_model_len=limits.max_model_len,
+        vocab_size=limits.vocab_size,
+        eos_token_id=loaded.eos_token_id,
+        hidden_size=loaded.hidden_size,
+        max_num_seqs=limits.max_num_seqs,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+        kv_dtype=kv_dtype,
+        kv_bytes_per_token=executor.cache_sizes.token_bytes,
+        kv_cache_bytes=limits.num_blocks * executor.cache_sizes.block_bytes(limits.block_size),
+        weight_bytes=executor.weight_bytes,
+        workspace_bytes=executor.workspace_bytes,
+        num_threads=executor.num_threads,
+        load_seconds=load_seconds,
+    )

@@ -27,7 +27,7 @@ class MergedStream:
         self._pending: RequestOutput | PoolingOutput | None = None
         self._error: OctavoError | None = None
         self._is_ended = False
-        self._waiter: asyncio.Future[None] | None = None
+        self._news = asyncio.Event()
 
     @property
     def request_id(self) -> str:
@@ -45,7 +45,7 @@ class MergedStream:
             output = merge(self._pending, output)
         self._pending = output
         self._is_ended = output.finished
-        self._wake()
+        self._news.set()
 
     def fail(self, error: OctavoError) -> None:
         """Ends the stream; the reader gets the earlier output, then the error."""
@@ -53,7 +53,7 @@ class MergedStream:
             return
         self._error = error
         self._is_ended = True
-        self._wake()
+        self._news.set()
 
     def __aiter__(self) -> AsyncIterator[RequestOutput | PoolingOutput]:
         return self
@@ -65,11 +65,8 @@ class MergedStream:
                 raise error
             if self._is_ended:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            self._news.clear()
+            await self._news.wait()
         output, self._pending = self._pending, None
         return output if isinstance(output, PoolingOutput) else self._with_prompt(output)
 
@@ -79,7 +76,7 @@ class MergedStream:
             return
         self._is_ended = True
         self._abort(self._request_id)
-        self._wake()
+        self._news.set()
 
     def _with_prompt(self, output: RequestOutput) -> RequestOutput:
         if output.prompt_logprobs is not None:
@@ -93,10 +90,6 @@ class MergedStream:
             prompt_logprobs=self._prompt_logprobs,
             metrics=output.metrics,
         )
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
 
 def merge(first: RequestOutput, second: RequestOutput) -> RequestOutput:

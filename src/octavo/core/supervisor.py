@@ -1,26 +1,29 @@
-"""Keeps an engine process running: detects its death or stall, restarts it, and gives up after repeated failures."""
+"""Keeps an engine running: detects its death or stall, restarts it, and gives up after repeated failures."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
 
-import zmq
-
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.core.engine_process import EngineProcess
-from octavo.core.liveness import RunQueue
-from octavo.core.loaded import SLOW_STEP_S, STALL_S
-from octavo.core.messages import FromEngine, Heartbeat, LoadFailed, Loading, Ready, to_error
+from octavo.core.liveness import run_queue_meter
+from octavo.core.messages import EngineMessage, Failed, Heartbeat, Loading, Ready, to_error
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, GraphError, ModelLoadError, OctavoError, UsageError
 
 logger = logging.getLogger(__name__)
 
+# A stall: no heartbeat for this time, or no step while work waits and nothing computes.
+STALL_S = 1.5
+# So is a step that computes for so long. Steps are cut to a fraction of a second, but a machine that has other things
+# to do, or a model that is large for it, may make seconds of that, and is nevertheless alive.
+SLOW_STEP_S = 10.0
 CHECK_S = 0.25
 MAX_RESTARTS = 3
 RESTART_WINDOW_S = 300.0
@@ -39,48 +42,42 @@ class Supervisor:
     def __init__(
         self,
         config: EngineConfig,
-        stall_timeout_s: float,
-        on_message: Callable[[FromEngine], None],
+        on_message: Callable[[EngineMessage], None],
         on_down: Callable[[], None],
-        on_progress: LoadProgress | None = None,
+        *,
+        stall_timeout_s: float,
+        in_thread: bool,
+        on_progress: LoadProgress | None,
     ) -> None:
-        """Spawns the first process. on_message: called with messages that concern requests.
+        """Starts the first engine; see `ProcessClient`. on_message: called with messages that concern requests.
 
         on_down: called when the engine can no longer answer its requests, because it is dead or stalled.
+        in_thread: an engine that fails stays dead, and one that has stalled cannot be killed.
         """
         self._config = config
-        self._stall_timeout_s = stall_timeout_s
         self._on_message = on_message
         self._on_down = on_down
+        self._stall_timeout_s = math.inf if in_thread else stall_timeout_s
+        self._in_thread = in_thread
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self.state = EngineState.LOADING
         self.reason: str | None = None
         self.info: ModelInfo | None = None
-        self._load_error: OctavoError | None = None
+        self._error: OctavoError | None = None  # as the engine said before its end
         self._heartbeat: Heartbeat | None = None
         self._heartbeat_at = 0.0
         self._progress_of_load = 0.0
         self._restarts: deque[float] = deque()
         self._num_restarts = 0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._changed = asyncio.Event()
         self._killing: asyncio.Task[None] | None = None
         self._restart_timer: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        try:
-            self._process = self._spawn()
-        except EngineDeadError:
-            self._context.term()
-            raise
-        self._run_queue = RunQueue(self._process.pid)
+        self._spawn()
         self._is_starved = False
         self._check_due = self._loop.time() + CHECK_S
         self._check_timer = self._loop.call_at(self._check_due, self._check)
-
-    @property
-    def is_ready(self) -> bool:
-        return self.state is EngineState.READY
 
     @property
     def retry_after_s(self) -> float:
@@ -109,11 +106,10 @@ class Supervisor:
     async def wait_ready(self) -> None:
         """Returns when the engine accepts requests; raises the error if it never will."""
         while self.state in (EngineState.LOADING, EngineState.RESTARTING):
-            waiter = self._loop.create_future()
-            self._waiters.append(waiter)
-            await waiter
+            self._changed.clear()
+            await self._changed.wait()
         if self.state is EngineState.DEAD:
-            raise self._load_error or EngineDeadError(f"the engine has ended: {self.reason}")
+            raise self._error or EngineDeadError(f"the engine has ended: {self.reason}")
 
     async def close(self) -> None:
         """Ends the engine and its process. May be called twice."""
@@ -128,14 +124,14 @@ class Supervisor:
         self._set(EngineState.DEAD, "it was closed")
         self._on_down()
         await self._process.close()
-        self._context.term()
 
-    def _spawn(self) -> EngineProcess:
-        return EngineProcess(self._config, self._context, self._receive, self._note_exit)
+    def _spawn(self) -> None:
+        self._process = EngineProcess(self._config, self._receive, self._note_exit, in_thread=self._in_thread)
+        self._run_queue = run_queue_meter(self._process.pid)
 
-    # --- messages of the process ---
+    # --- messages of the engine ---
 
-    def _receive(self, message: FromEngine) -> None:
+    def _receive(self, message: EngineMessage) -> None:
         if isinstance(message, Heartbeat):
             self._heartbeat = message
             self._heartbeat_at = time.monotonic()
@@ -149,9 +145,8 @@ class Supervisor:
             self._progress_of_load = 1.0
             self._heartbeat_at = time.monotonic()
             self._set(EngineState.READY)
-        elif isinstance(message, LoadFailed):
-            self._load_error = to_error(message.problem)
-            self._process.kill()
+        elif isinstance(message, Failed):
+            self._error = to_error(message.problem)
         else:
             self._on_message(message)
 
@@ -217,13 +212,13 @@ class Supervisor:
         if self._is_closed:
             return
         self._killing = None
-        error, self._load_error = self._load_error, None
+        error, self._error = self._error, None
         reason = str(error) if error is not None else how
         now = time.monotonic()
         while self._restarts and now - self._restarts[0] > RESTART_WINDOW_S:
             self._restarts.popleft()
-        if self.info is None or isinstance(error, _PERMANENT):
-            self._load_error = error
+        if self.info is None or isinstance(error, _PERMANENT) or self._in_thread:
+            self._error = error
             self._die(reason)
         elif len(self._restarts) >= MAX_RESTARTS:
             minutes = RESTART_WINDOW_S / 60
@@ -241,8 +236,7 @@ class Supervisor:
         self._heartbeat = None
         self._progress_of_load = 0.0
         try:
-            self._process = self._spawn()
-            self._run_queue = RunQueue(self._process.pid)
+            self._spawn()
         except EngineDeadError as error:
             self._note_exit(str(error))
 
@@ -255,7 +249,4 @@ class Supervisor:
     def _set(self, state: EngineState, reason: str | None = None) -> None:
         self.state = state
         self.reason = reason
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        self._changed.set()

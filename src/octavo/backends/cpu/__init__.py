@@ -1,8 +1,14 @@
 """The native CPU backend: graphs compiled to programs over the kernels of csrc/."""
 
+from octavo.errors import OctavoError
+
+try:
+    import octavo.backends.cpu._native as _native
+except ImportError as error:
+    raise OctavoError(f"the native library cannot be loaded ({error}): install octavo again") from error
+
 from octavo import env
 from octavo.backends import BackendDescription
-from octavo.backends.cpu import _native
 from octavo.backends.cpu.compile import (
     CompileOptions,
     choose_isa,
@@ -12,7 +18,6 @@ from octavo.backends.cpu.compile import (
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.memory import host_memory as memory
-from octavo.errors import OctavoError
 
 __all__ = ["CompileOptions", "CpuExecutor", "choose_isa", "compile", "describe", "memory", "sizes"]
 

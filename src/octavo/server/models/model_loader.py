@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from octavo.config import EngineConfig
 from octavo.core.client import EngineClient
-from octavo.core.start import start_client
+from octavo.core.process_client import ProcessClient
 from octavo.engine.load import MIN_MODEL_LEN, model_sizes
 from octavo.engine.prompts import PromptEncoder
 from octavo.errors import OctavoError
@@ -89,9 +89,9 @@ class ModelLoader:
         config = dataclasses.replace(config, model=str(path))
         if name in self._cache_bytes:
             config = dataclasses.replace(config, kv_cache_memory=self._cache_bytes[name])
-        client: EngineClient = start_client(
+        client = ProcessClient(
             config,
-            in_process=self._config.in_process,
+            in_thread=self._config.in_process,
             stall_timeout_s=self._config.stall_timeout,
             on_progress=lambda done, total: self._report.progress(f"loading {name}", done, total),
         )
