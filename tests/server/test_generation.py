@@ -244,10 +244,6 @@ def test_thinking_is_told_apart(smollm2_tokenizer: Tokenizer, opens: bool) -> No
     assert any(isinstance(event, ReasoningDelta) for event in events)
     assert isinstance(events[-1], Usage)
     assert 0 < events[-1].num_reasoning_tokens < events[-1].num_completion_tokens
-    whole = Harness(thinking_tokenizer(smollm2_tokenizer, opens), Script(pieces))
-    (choice,) = choices_of(whole.events(chat(separates_reasoning=False)))
-    assert choice.reasoning is None
-    assert choice.text == "".join(pieces)
 
 
 def test_an_answer_with_a_form_is_no_thinking(smollm2_tokenizer: Tokenizer) -> None:

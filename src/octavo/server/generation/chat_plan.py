@@ -75,7 +75,7 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     if tools:
         params = _with_tools(spec, tools, tool_format, model.tokenizer)
         create_tool_parser = partial(ToolParser, tool_format, tools)
-    reasoning = find_reasoning_format(template) if spec.separates_reasoning else None
+    reasoning = find_reasoning_format(template)
     if reasoning is not None:
         is_control_token = _token_id(model.tokenizer, reasoning.close) in model.tokenizer.special_token_ids
         # Calls that must come leave no room for thinking, and no grammar's text has control tokens.

@@ -60,8 +60,7 @@ class Common:
 class ChatSpec(Common):
     """A conversation. messages, tools: checked, in OpenAI's shape; the tools with their schemas.
 
-    separates_reasoning: the model's reasoning comes as ReasoningDelta instead of text. thinking: see
-    `reasoning_arguments`. reasoning_effort: for the chat template; none switches reasoning off.
+    thinking: see `reasoning_arguments`. reasoning_effort: for the chat template; none switches reasoning off.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -69,7 +68,6 @@ class ChatSpec(Common):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
-    separates_reasoning: bool = True
     thinking: Literal["enabled", "disabled", "adaptive"] | None = "adaptive"
     reasoning_effort: str | None = None
 

@@ -40,10 +40,11 @@ _encoder = msgspec.json.Encoder()
 class AnswerWriter(ABC, Generic[B, S]):
     """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole.
 
-    dialect: the form of its errors. last: the end of every stream, also of one that failed.
+    dialect, error_event: the form of its errors, and the name of their event. last: the end of every stream, also of one that failed.
     """
 
     dialect: ClassVar[Dialect] = OPENAI
+    error_event: ClassVar[str | None] = None
     last: ClassVar[bytes] = b""
 
     request: B
@@ -70,7 +71,7 @@ class AnswerWriter(ABC, Generic[B, S]):
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
         """The events that take the place of all further ones."""
-        yield None, self.dialect.error_body(error, self.generation.request_id)
+        yield self.error_event, self.dialect.error_body(error, self.generation.request_id)
 
     @abstractmethod
     def body(self) -> dict[str, Any]:

@@ -12,14 +12,14 @@ from pydantic import Field
 from pydantic_core import from_json
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
-from octavo.server.errors import ApiError, refuse
+from octavo.server.errors import refuse
 from octavo.server.generation.events import ChoiceEnd, TextDelta, ToolCallDelta, Usage
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
 from octavo.server.protocols.conversation import Conversation, chat_tools
-from octavo.server.protocols.protocol_errors import anthropic_body
+from octavo.server.protocols.protocol_errors import ANTHROPIC
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, NullIsAbsent
 
 MAX_MESSAGES = 4096
@@ -269,6 +269,8 @@ _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool
 class MessagesWriter(BlockWriter[MessagesRequest]):
     """Writes the content blocks of a message."""
 
+    dialect, error_event = ANTHROPIC, "error"
+
     def __post_init__(self) -> None:
         self._content: list[dict[str, Any]] = []
         self._is_open = False
@@ -336,9 +338,6 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
         self._message |= {**stop, "usage": counts}
         yield _event("message_delta", delta=stop, usage=counts)
         yield _event("message_stop")
-
-    def fail(self, error: ApiError) -> Iterator[NamedEvent]:
-        yield "error", anthropic_body(error, self.generation.request_id)
 
     def body(self) -> dict[str, Any]:
         return {**self._message, "content": self._content}

@@ -30,19 +30,22 @@ _UNSUPPORTED = "unsupported"
 NULL_EXTRAS: dict[str, Any] = {"additionalProperties": {"type": "null"}}
 _TokenId: TypeAlias = Annotated[Int, Field(json_schema_extra={"minimum": 0})]
 _String: TypeAlias = Annotated[Text, Field(json_schema_extra={"minLength": 1, "maxLength": MAX_STRING_CHARS})]
-# By the type of a dataclass's field, without None.
+# By the type of a dataclass's field, without None. Strings have their own way in `_field`.
 _TYPES: dict[str, Any] = {
     "bool": bool,
     "int": Int,
     "float": Number,
-    "str": Text,
     "Sequence[int]": list[_TokenId],
     "Sequence[str]": list[_String],
     "str | Sequence[str]": _String | list[_String],
 }
-_JSON_SCHEMA = {
-    **{"ge": "minimum", "gt": "exclusiveMinimum", "le": "maximum"},
-    **{"min_length": "minItems", "max_length": "maxItems"},
+# pydantic's limits of numbers and lists -> JSON Schema's.
+_LIMITS = {
+    "ge": "minimum",
+    "gt": "exclusiveMinimum",
+    "le": "maximum",
+    "min_length": "minItems",
+    "max_length": "maxItems",
 }
 NumLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_LOGPROBS), WHOLE]
 
@@ -63,12 +66,14 @@ class NullIsAbsent(RequestModel):
 def _field(item: dataclasses.Field[Any]) -> tuple[Any, None]:
     """A field that may be null or left out, for one of a dataclass that checks its values itself.
 
-    The limits of numbers and lists are only for the OpenAPI document. An empty string is none for the dataclass.
+    So its limits are only for the OpenAPI document. Those of strings are checked here too, because to the dataclass an
+    empty string is none.
     """
     kind = str(item.type).removesuffix(" | None")
-    extra = {_JSON_SCHEMA[word]: limit for word, limit in item.metadata.items()}
-    limits = Field(**item.metadata) if kind == "str" else Field(json_schema_extra=extra)
-    return Annotated[_TYPES[kind], limits] | None, None
+    if kind == "str":
+        return Annotated[Text, Field(**item.metadata)] | None, None
+    limits = {_LIMITS[name]: limit for name, limit in item.metadata.items()}
+    return Annotated[_TYPES[kind], Field(json_schema_extra=limits)] | None, None
 
 
 def with_parameters(base: type[RequestModel], *names: str) -> Any:

@@ -20,9 +20,8 @@ from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Text
 from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
 
-_INT32_MAX = 2**31 - 1
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
-# Parameters that requests have in another form, or not at all. A new one is a field of both kinds of requests.
+# Parameters that requests have in another form, or not at all. All others, new ones too, are fields of requests.
 _NO_FIELDS = ("logit_bias", "logprobs", "structured_outputs", "detokenize", "output_kind")
 _PARAMETERS = tuple(item.name for item in fields(SamplingParams) if item.name not in _NO_FIELDS)
 # Parameters that beam search honours. The others are refused with it, unless they have no effect without sampling.
@@ -31,8 +30,6 @@ _NEUTRAL: dict[str, object] = {"temperature": 0, "top_k": -1, "logit_bias": {}}
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
 # The plain form of an integer, so that no two keys of an object stand for the same token.
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
-
-
 _BIAS: dict[str, Any] = {
     "propertyNames": {"pattern": "^[0-9]+$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -183,7 +180,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         return BeamSearchParams(
             beam_width=params.n,
             n=params.n,
-            max_tokens=_INT32_MAX if params.max_tokens is None else params.max_tokens,
+            max_tokens=2**31 - 1 if params.max_tokens is None else params.max_tokens,
             ignore_eos=params.ignore_eos,
             skip_special_tokens=params.skip_special_tokens,
             **given(self, *_BEAM_FIELDS),
