@@ -40,7 +40,7 @@ _encoder = msgspec.json.Encoder()
 class AnswerWriter(ABC, Generic[B, S]):
     """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole.
 
-    dialect, error_event: the form of its errors, and the name of their event. last: the end of every stream, also of one that failed.
+    dialect, error_event: the form of errors, and the name of their event. last: the end of every stream, failed or not.
     """
 
     dialect: ClassVar[Dialect] = OPENAI
