@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from octavo.generation_request import MAX_CACHE_SALT_CHARS
 from octavo.sampling_params import (
-    MAX_CACHE_SALT_CHARS,
     MAX_CHOICES,
     MAX_LIST_ITEMS,
     MAX_LOGIT_BIAS,
