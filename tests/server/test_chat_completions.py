@@ -24,7 +24,7 @@ CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 
 @pytest.fixture(scope="module")
 def scripted(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "chat_completions", config=ServerConfig(keep_alive=0.05)) as server:
+    with scripted_server(smollm2_tokenizer, "openai", config=ServerConfig(keep_alive=0.05)) as server:
         yield server
 
 
@@ -220,7 +220,7 @@ def test_timings_and_prompt_logprobs(client: httpx.Client, engine: FakeClient) -
 def test_thinking(smollm2_tokenizer: Tokenizer) -> None:
     tokenizer = with_template(smollm2_tokenizer, THINKING_TEMPLATE)
     with (
-        scripted_server(tokenizer, "chat_completions") as server,
+        scripted_server(tokenizer, "openai") as server,
         httpx.Client(base_url=server.url, timeout=20) as client,
     ):
         server.script = Script(["<think>\nhm", "m\n</think>\n\n", "Fine"])

@@ -19,7 +19,7 @@ BODY: dict[str, Any] = {"prompt": "Once upon"}
 
 @pytest.fixture(scope="module")
 def scripted(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "completions") as server:
+    with scripted_server(smollm2_tokenizer, "openai") as server:
         yield server
 
 

@@ -16,7 +16,7 @@ from octavo.config import EngineConfig
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import CompletionOutput, RequestOutput
 from octavo.sampling_params import SamplingParams
-from octavo.server.endpoints.chat_completions import ChatCompletionRequest
+from octavo.server.endpoints.openai import ChatCompletionRequest
 from octavo.server.protocols.chat_request import Message
 from tests.support.forms import Watch
 from tests.support.wired import wired_app

@@ -22,7 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 
 @pytest.fixture(scope="module")
 def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    modules = ("chat_completions", "completions", "embeddings", "responses", "messages", "tgi", "tokenize")
+    modules = ("openai", "embeddings", "responses", "messages", "tgi", "tokenize")
     with scripted_server(smollm2_tokenizer, *modules) as running:
         running.script = Script(["Hel", "lo"])
         yield running

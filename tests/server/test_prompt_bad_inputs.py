@@ -22,7 +22,7 @@ INVALID = "invalid_request_error"
 
 @pytest.fixture(scope="module")
 def short(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    with scripted_server(smollm2_tokenizer, "completions", max_model_len=CONTEXT) as server:
+    with scripted_server(smollm2_tokenizer, "openai", max_model_len=CONTEXT) as server:
         yield server
 
 
@@ -71,7 +71,7 @@ TEMPLATES: dict[str, tuple[str, tuple[int, str, str | None, str | None]]] = {
 def test_templates(
     smollm2_tokenizer: Tokenizer, template: str, expected: tuple[int, str, str | None, str | None]
 ) -> None:
-    with scripted_server(with_template(smollm2_tokenizer, template), "chat_completions", "completions") as server:
+    with scripted_server(with_template(smollm2_tokenizer, template), "openai") as server:
         server.script = Script(["a"])
         for stream in (False, True):
             answer = server.post(CHAT, {"messages": [USER], "stream": stream})
@@ -83,7 +83,7 @@ def test_templates(
 
 def test_sixty_tools(smollm2_tokenizer: Tokenizer) -> None:
     """Many tools, as agents send them, are accepted."""
-    with scripted_server(smollm2_tokenizer, "chat_completions", max_model_len=1 << 17) as server:
+    with scripted_server(smollm2_tokenizer, "openai", max_model_len=1 << 17) as server:
         server.script = Script(["a"])
         body: dict[str, Any] = {"messages": [USER], "tools": realistic_tools(60)}
         assert len(str(body)) > 50_000

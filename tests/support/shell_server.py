@@ -21,10 +21,9 @@ from octavo.errors import OverloadedError, UsageError
 from octavo.server.app import build_app
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, JsonRoute, Number, RequestModel
 from octavo.server.http.listener import bind, web_server
-from octavo.server.http.sse import EventStream, event
+from octavo.server.http.long_answer import EventStream, event, run_unless_gone
 
 
 class Message(RequestModel):

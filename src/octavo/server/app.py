@@ -18,7 +18,6 @@ import octavo.server.endpoints
 from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
-from octavo.server.http.access import ApiKeys, configured_keys
 from octavo.server.http.guard import Guard, RequestCounter
 from octavo.server.http.json_body import to_bad_request
 from octavo.server.http.route_table import RouteTable
@@ -40,7 +39,7 @@ def create_app(state: ServerState) -> FastAPI:
 
 def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: RequestCounter) -> FastAPI:
     """An application with these endpoint modules. count: called with every answer."""
-    app = FastAPI(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
+    app = _Application(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive
     app.state.open_requests = set()
     public: set[str] = set() if config.protect_health else {"/health", "/health/live", "/health/ready"}
@@ -48,11 +47,11 @@ def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: Reques
         # One flat list: the guard must know every route that there is.
         app.router.routes.extend(module.router.routes)
         public.update(getattr(module, "PUBLIC_PATHS", ()))
-    _add_documentation(app)
+    app.add_api_route("/docs", app.docs, include_in_schema=False)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
     routes = app.state.routes = RouteTable(app.routes, public)
-    app.add_middleware(Guard, config=config, keys=ApiKeys(configured_keys(config)), routes=routes, count=count)
+    app.add_middleware(Guard, config=config, routes=routes, count=count)
     return app
 
 
@@ -63,19 +62,16 @@ def endpoint_modules() -> Iterator[ModuleType]:
         yield importlib.import_module(f"{package.__name__}.{info.name}")
 
 
-def _add_documentation(app: FastAPI) -> None:
-    """Adds `/docs`, which shows the document of FastAPI's `/openapi.json` without requests to other servers."""
+class _Application(FastAPI):
+    """FastAPI with a description of our own at `/openapi.json`, and `/docs`, which needs no other server for it."""
 
-    def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = describe(app)
-        return app.openapi_schema
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            self.openapi_schema = describe(self)
+        return self.openapi_schema
 
-    async def docs() -> HTMLResponse:
-        return HTMLResponse(render_page(openapi()))
-
-    app.openapi = openapi  # type: ignore[method-assign]
-    app.add_api_route("/docs", docs, include_in_schema=False, response_class=HTMLResponse)
+    async def docs(self) -> HTMLResponse:
+        return HTMLResponse(render_page(self.openapi()))
 
 
 # Errors of starlette and FastAPI leave the application as our error, which the guard answers with.

@@ -18,6 +18,8 @@ from octavo.errors import (
     UsageError,
 )
 
+logger = logging.getLogger(__name__)
+
 # Every operation can answer with every one of them.
 STATUSES = {
     400: "The request is wrong",
@@ -62,6 +64,16 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+class ClientGoneError(Exception):
+    """The client has disconnected; nobody reads the answer."""
+
+
+def shutting_down() -> ApiError:
+    """The error for requests that the server does not finish before it exits."""
+    message = "the server is shutting down"
+    return ApiError(503, message, code="server_shutting_down", headers={"Retry-After": "10"})
+
+
 def bad_request(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
     """A 400: the request is invalid."""
     return ApiError(400, message, param=param, code=code)
@@ -73,7 +85,15 @@ def refuse(param: str, reason: str, code: str = "unsupported_value") -> UsageErr
 
 
 def to_api_error(error: Exception, request_id: str) -> ApiError:
-    """The error answer to any exception. For internal errors it has only the request id."""
+    """The error answer to any exception. Internal errors are logged, and the answer has only the request id."""
+    answer = _to_answer(error, request_id)
+    if answer.status == 500:
+        expected = isinstance(error, (ApiError, OctavoError))  # raised on purpose: without a traceback
+        logger.error("request %s failed: %s", request_id, error, exc_info=None if expected else error)
+    return answer
+
+
+def _to_answer(error: Exception, request_id: str) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, UsageError):
@@ -96,9 +116,3 @@ def to_api_error(error: Exception, request_id: str) -> ApiError:
         return ApiError(503, message, code="model_loading", headers={"Retry-After": "10"})
     kind = "a fault of the server" if isinstance(error, OctavoError) else "an unexpected fault of the server"
     return ApiError(500, f"{kind}; see its log (request {request_id})", code="internal_error")
-
-
-def log_failure(logger: logging.Logger, request_id: str, error: Exception) -> None:
-    """Logs a request that failed with an internal error; errors raised on purpose have no traceback."""
-    expected = isinstance(error, (ApiError, OctavoError))
-    logger.error("request %s failed: %s", request_id, error, exc_info=None if expected else error)

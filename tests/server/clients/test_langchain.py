@@ -115,7 +115,7 @@ def test_streamed_calls_and_thinking_become_one_message(smollm2_tokenizer: Token
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
     tokenizer = with_template(smollm2_tokenizer, THINKING_TEMPLATE)
-    with scripted_server(tokenizer, "chat_completions") as scripted:
+    with scripted_server(tokenizer, "openai") as scripted:
         scripted.script = Script(["<think>Well", ".</think>", "Here: ", call[:40], call[40:]])
         model = ChatOpenAI(base_url=f"{scripted.url}/v1", api_key="none", model="fake", max_retries=0)  # type: ignore[arg-type]
         chunks = list(model.bind_tools([tool]).stream("1 + 2?"))

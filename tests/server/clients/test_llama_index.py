@@ -95,7 +95,7 @@ def test_a_call_and_its_result_go_back(smollm2_tokenizer: Tokenizer) -> None:
         return a + b
 
     call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
-    with scripted_server(smollm2_tokenizer, "chat_completions") as scripted:
+    with scripted_server(smollm2_tokenizer, "openai") as scripted:
         scripted.script = Script([call])
         model = connect(scripted.url, "fake")
         model.max_tokens = 200

@@ -20,8 +20,8 @@ from octavo.server.generation.prompt import prepare_inputs
 from octavo.server.generation.running import embed, separated
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
-from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import WHOLE, Int, Text, quote
+from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.http.route_table import OPENAI
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.generation.prompt import encode_conversation
-from octavo.server.http.disconnect import run_unless_gone
+from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.protocols.answer_schemas import ANTHROPIC_ERROR, MESSAGE, errors, streamed_answer
 from octavo.server.protocols.answering import answer, tenant_of
 from octavo.server.protocols.messages import FIELD_NAMES, CountTokensRequest, MessagesRequest, MessagesWriter

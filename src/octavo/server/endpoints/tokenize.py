@@ -12,8 +12,8 @@ from octavo.sampling_params import SamplingParams
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import encode_conversation
 from octavo.server.generation.spec import ChatSpec
-from octavo.server.http.disconnect import run_unless_gone
 from octavo.server.http.json_body import Int, JsonRoute, Text, quote
+from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.protocols.conversation import chat_tools

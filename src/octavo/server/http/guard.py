@@ -8,7 +8,6 @@ protocol.
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -17,10 +16,9 @@ import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from octavo.server.config import ServerConfig
-from octavo.server.errors import ApiError, log_failure, to_api_error
-from octavo.server.http.access import ApiKeys, OriginRules
+from octavo.server.errors import ApiError, ClientGoneError, shutting_down, to_api_error
+from octavo.server.http.access import ApiKeys, OriginRules, configured_keys
 from octavo.server.http.access_log import AccessRecord, new_request_id
-from octavo.server.http.disconnect import ClientGoneError, shutting_down
 from octavo.server.http.json_body import quote
 from octavo.server.http.route_table import Dialect, Headers, RouteTable
 
@@ -33,8 +31,6 @@ _CLOSE = {"Connection": "close"}
 
 RequestCounter: TypeAlias = Callable[["str | None", str, int, "str | None"], None]  # route, method, status, error code
 
-logger = logging.getLogger(__name__)
-
 
 class Guard:
     """ASGI middleware that costs microseconds a request and nothing for each event of a stream.
@@ -42,21 +38,13 @@ class Guard:
     It leaves in the request's state: `access`, its AccessRecord, `tenant` and `body`.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        config: ServerConfig,
-        keys: ApiKeys,
-        routes: RouteTable,
-        count: RequestCounter,
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, config: ServerConfig, routes: RouteTable, count: RequestCounter) -> None:
         self._app = app
         self._config = config
-        self._keys = keys
+        self._keys = ApiKeys(configured_keys(config))
         self._routes = routes
         self._count = count
-        self._origins = OriginRules(config.host, bool(keys), config.cors_origin)
+        self._origins = OriginRules(config.host, bool(self._keys), config.cors_origin)
         self._num_buffered = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -79,10 +67,7 @@ class Guard:
         except asyncio.CancelledError:  # by the web server, when it ends
             await exchange.fail(shutting_down())
         except Exception as error:
-            api_error = to_api_error(error, record.request_id)
-            if api_error.status == 500:
-                log_failure(logger, record.request_id, error)
-            await exchange.fail(api_error)
+            await exchange.fail(to_api_error(error, record.request_id))
         finally:
             record.duration_s = time.monotonic() - begin
             record.log()

@@ -70,7 +70,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._num_refused_at_once = num_refused_at_once
         self._routes = routes
-        self._target = b""
+        self.url = b""
         self._warn = warn
         self._header_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
@@ -127,7 +127,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._last_data_s = self.loop.time()
         self._unset_keepalive_if_required()
         if self._refusal is not None:
-            self._target = data.partition(b" ")[2].partition(b" ")[0]
+            self.url = data.partition(b" ")[2].partition(b" ")[0]
             self._refuse(self._refusal)
             return
         if self._awaits_head and self._header_timer is None:
@@ -142,11 +142,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._num_header_bytes = 0
-        self._target = b""
 
     def on_url(self, url: bytes) -> None:
         self._count_header_bytes(len(url))
-        self._target += url
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -227,7 +225,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _write_error(self, error: ApiError) -> None:
         """Answers in the format of the target, as far as it has been seen."""
-        dialect, request_id = self._routes.dialect(self._target.partition(b"?")[0].decode("latin-1")), new_request_id()
+        dialect, request_id = self._routes.dialect(self.url.partition(b"?")[0].decode("latin-1")), new_request_id()
         headers, body = dialect.error_answer(error, request_id)
         headers += [(b"connection", b"close"), *dialect.id_headers(request_id)]
         lines = [STATUS_LINE[error.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body]
@@ -305,19 +303,19 @@ class BoundedProtocol(HttpToolsProtocol):
         return True
 
     def _probe(self) -> None:
-        """Sends bytes that a connected client ignores, and that a disconnected client's kernel answers with a reset."""
+        """Sends bytes that a connected client ignores, and that a disconnected client's kernel answers with a reset.
+
+        It is repeated until the answer begins, since the client may leave later; a stream notices this when it writes.
+        """
+        if self.transport.is_closing():
+            return
         if not self.cycle.response_started:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            self.loop.call_later(_PROBE_PERIOD_S, self._probe)
         elif self.cycle.scope["state"].get("is_event_stream"):
             self.transport.write(b"2\r\n:\n\r\n")  # a chunk that holds a comment
         for delay in _CHECK_DELAYS_S:
             self.loop.call_later(delay, self._check_reset)
-        self.loop.call_later(_PROBE_PERIOD_S, self._probe_again)
-
-    def _probe_again(self) -> None:
-        """Probes again, since the client may have disconnected; a stream notices this when it writes."""
-        if not self.transport.is_closing() and not self.cycle.response_started:
-            self._probe()
 
     def _check_reset(self) -> None:
         raw = self.transport.get_extra_info("socket")

@@ -10,7 +10,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import reduce
 from typing import Annotated, Any, TypeAlias
 
 from fastapi.routing import APIRoute
@@ -165,27 +166,21 @@ def _check_depth(text: str) -> None:
                 raise bad_request(message, code="invalid_json")
 
 
-def _leaves(value: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    """Every string, number and name in a value. The path of a name is that of its object."""
+def _check_leaves(value: Any, path: Path = ()) -> None:
+    """Raises ApiError for a number beyond float64 and for half a surrogate pair. A name has the path of its object."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield path, name
-            yield from _leaves(item, (*path, name))
+            _check_leaves(name, path)
+            _check_leaves(item, (*path, name))
     elif isinstance(value, list):
         for i, item in enumerate(value):
-            yield from _leaves(item, (*path, i))
-    else:
-        yield path, value
-
-
-def _check_leaves(value: dict[str, Any]) -> None:
-    """Raises ApiError for a number beyond float64 and for half a surrogate pair."""
-    for path, leaf in _leaves(value):
-        if isinstance(leaf, float) and not math.isfinite(leaf):
-            name = format_path(path)
-            raise bad_request(f"{name} is a number that is too large", name, "invalid_value")
+            _check_leaves(item, (*path, i))
+    elif isinstance(value, float) and math.isinf(value):
+        name = format_path(path)
+        raise bad_request(f"{name} is a number that is too large", name, "invalid_value")
+    elif isinstance(value, str):
         try:
-            str(leaf).encode("utf-8")
+            value.encode("utf-8")
         except UnicodeEncodeError as error:
             name = format_path(path)
             message = f"{name or 'a name'} holds half of a surrogate pair at character {error.start}"
@@ -234,6 +229,8 @@ _KINDS: dict[str, tuple[str, str]] = {
     "string_pattern_mismatch": ("invalid_value", "must match {pattern}"),
     "string_too_long": ("string_above_max_length", "may have at most {max_length} characters"),
     "string_too_short": ("invalid_value", "must have at least {min_length} characters"),
+    "too_long": ("array_above_max_length", "has {actual_length} items; at most {max_length} are allowed"),
+    "too_short": ("invalid_value", "must have at least {min_length} items"),
     "greater_than_equal": ("{kind}_below_min_value", "must be at least {ge}"),
     "greater_than": ("{kind}_below_min_value", "must be above {gt}"),
     "less_than_equal": ("{kind}_above_max_value", "may be at most {le}"),
@@ -250,14 +247,10 @@ _KINDS: dict[str, tuple[str, str]] = {
     "model_attributes_type": ("invalid_type", "must be an object"),
     "none_required": ("invalid_type", "must be null"),
 }
+_WITHOUT_VALUE = ("missing_required_parameter", "unsupported_parameter", "array_above_max_length", "empty_array")
 
 
-_WITHOUT_VALUE = frozenset(
-    {"missing_required_parameter", "unsupported_parameter", "array_above_max_length", "empty_array"}
-)
-
-
-def to_bad_request(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
+def to_bad_request(errors: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     """A 400 for the first of pydantic's errors; for a union, the error of the member that is closest to the value."""
     found = [(_path(error, body), error) for error in errors]
     path, error, rivals = _choose(found)
@@ -265,9 +258,10 @@ def to_bad_request(errors: Sequence[Mapping[str, Any]], body: object) -> ApiErro
         return bad_request(str(cause), cause.param or format_path(path) or None, cause.code or "invalid_value")
     name = format_path(path)
     if rivals:
-        wanted = " or ".join(dict.fromkeys(_words(rival).removeprefix("must be ") for rival in rivals))
-        return bad_request(f"{name} must be {wanted}, not {quote(_value(path, body))}", name, "invalid_type")
-    code, words = _code(error), _words(error)
+        wanted = " or ".join(dict.fromkeys(_judge(rival)[1].removeprefix("must be ") for rival in rivals))
+        value = reduce(lambda value, part: value[part], path, body)
+        return bad_request(f"{name} must be {wanted}, not {quote(value)}", name, "invalid_type")
+    code, words = _judge(error)
     if not name:
         return bad_request(f"the body {words}", code=code)
     shown = "" if code in _WITHOUT_VALUE else f", not {quote(error['input'])}"
@@ -280,9 +274,9 @@ def _choose(
     """(path, error, all errors that together name the types allowed at the path)."""
     path, error = found[0]
     group = [(p, e) for p, e in found if p[:1] == path[:1]]
-    if len(group) == 1 or not _is_type_error(error):
+    if len(group) == 1 or _judge(error)[0] != "invalid_type":
         return path, error, []
-    judged = [(p, e) for p, e in group if not _is_type_error(e)]
+    judged = [(p, e) for p, e in group if _judge(e)[0] != "invalid_type"]
     if judged:
         path, error = max(judged, key=lambda item: len(item[0]))
         return path, error, []
@@ -315,37 +309,14 @@ def _path(error: Mapping[str, Any], body: object) -> Path:
     return tuple(parts)
 
 
-def _value(path: Path, body: Any) -> object:
-    for part in path:
-        body = body[part]
-    return body
-
-
-def _is_type_error(error: Mapping[str, Any]) -> bool:
-    return _code(error) == "invalid_type"
-
-
-def _code(error: Mapping[str, Any]) -> str:
-    kind = error["type"]
-    if kind == "too_long":
-        return "array_above_max_length"
-    if kind == "too_short":
-        return "empty_array" if error["ctx"]["actual_length"] == 0 else "invalid_value"
-    if kind in ("literal_error", "enum") and not isinstance(error["input"], str):
-        return "invalid_type"
-    if kind in _KINDS:
-        is_decimal = any(isinstance(bound, float) for bound in (error["input"], *error.get("ctx", {}).values()))
-        return _KINDS[kind][0].format(kind="decimal" if is_decimal else "integer")
-    return "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
-
-
-def _words(error: Mapping[str, Any]) -> str:
-    context = error.get("ctx", {})
-    kind = error["type"]
-    if kind == "too_long":
-        return f"has {context['actual_length']} items; at most {context['max_length']} are allowed"
-    if kind == "too_short":
-        return f"must have at least {context['min_length']} items"
-    if kind in _KINDS:
-        return _KINDS[kind][1].format(**context)
-    return f"is wrong: {error['msg']}"
+def _judge(error: Mapping[str, Any]) -> tuple[str, str]:
+    """(code, words) of one of pydantic's errors."""
+    kind, value, context = error["type"], error.get("input"), error.get("ctx", {})
+    other = "invalid_type" if kind.endswith(("_type", "_parsing")) else "invalid_value"
+    code, words = _KINDS.get(kind, (other, "is wrong: {msg}"))
+    if kind == "too_short" and context["actual_length"] == 0:
+        code = "empty_array"
+    elif kind in ("literal_error", "enum") and not isinstance(value, str):
+        code = "invalid_type"
+    is_decimal = any(isinstance(bound, float) for bound in (value, *context.values()))
+    return code.format(kind="decimal" if is_decimal else "integer"), words.format(**context, msg=error.get("msg"))

@@ -21,7 +21,7 @@ from fastapi import FastAPI
 
 from octavo.errors import OctavoError, UsageError
 from octavo.server.config import ServerConfig
-from octavo.server.http.disconnect import shutting_down
+from octavo.server.errors import shutting_down
 from octavo.server.http.http_protocol import IDLE_TIMEOUT_S, BoundedProtocol, RateLimitedWarning
 
 _NUM_OTHER_FILES = 16  # for the engine, logs and files that are opened while the server runs

@@ -14,16 +14,11 @@ from octavo.server.errors import ApiError
 Headers: TypeAlias = "list[tuple[bytes, bytes]]"
 
 
-def openai_body(error: ApiError, _request_id: str) -> dict[str, Any]:
-    """`{"error": {"message", "type", "param", "code"}}`."""
-    return error.body()
-
-
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """error_body: makes the body from an error and the request's id. id_header: besides x-request-id, in lower case."""
 
-    error_body: Callable[[ApiError, str], dict[str, Any]] = openai_body
+    error_body: Callable[[ApiError, str], dict[str, Any]] = lambda error, _request_id: error.body()
     id_header: bytes | None = None
 
     def id_headers(self, request_id: str) -> Headers:

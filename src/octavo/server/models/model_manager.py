@@ -25,10 +25,6 @@ _RETRY_LOAD_S = 10.0
 ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
-class _NotWantedError(OctavoError):
-    """Loading was cancelled because no request waits for the model any more."""
-
-
 class _Residency:
     """One period of a model in memory, from the first request for it until it is unloaded."""
 
@@ -218,7 +214,7 @@ class ModelManager:
         try:
             async with self._switching:
                 if not residency.num_users:
-                    raise _NotWantedError("all requests for the model were cancelled")
+                    raise asyncio.CancelledError  # no request waits for the model any more
                 residency.num_bytes = await self._loader.estimate_bytes(entry.name, entry.config)
                 await self._make_room(residency, entry.name)
                 began = time.monotonic()
@@ -231,7 +227,7 @@ class ModelManager:
             residency.is_leaving = True
             if entry.residency is residency:
                 entry.residency = None
-            if isinstance(error, OctavoError) and not isinstance(error, _NotWantedError):
+            if isinstance(error, OctavoError):
                 entry.last_error, entry.failed_at = error, time.monotonic()
                 if self.has_begun:  # until then the start of the server reports it
                     logger.warning("%s cannot be loaded: %s", entry.name, error)

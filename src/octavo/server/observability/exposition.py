@@ -6,6 +6,7 @@ Names, labels and units are those of vLLM if it has the same metric, so that its
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
@@ -148,14 +149,14 @@ def export(metrics: ServerMetrics, accept: str) -> tuple[bytes, str]:
     return generate_latest(_Exposition(metrics), escaping=_NO_ESCAPING), CONTENT_TYPE_PLAIN_0_0_4
 
 
+@dataclass(frozen=True)
 class _Exposition(Collector):
     """All metrics of a server and its process, one family after the other."""
 
-    def __init__(self, metrics: ServerMetrics) -> None:
-        self._metrics = metrics
+    metrics: ServerMetrics
 
     def collect(self) -> Iterator[Metric]:
-        prefix, models = self._metrics.prefix, self._metrics.models
+        prefix, models = self.metrics.prefix, self.metrics.models
         loaded = {name: figures for name, figures in models.items() if figures.status is not None}
         yield from _families(CounterMetricFamily, prefix, _COUNTERS, models)
         yield from _families(GaugeMetricFamily, prefix, _GAUGES, loaded)
@@ -168,11 +169,11 @@ class _Exposition(Collector):
         meaning = "Requests answered with an error instead of a result."
         rejections = CounterMetricFamily(f"{prefix}:requests_rejected", meaning, labels=["reason"])
         for reason in REJECTED_REASONS:
-            rejections.add_metric([reason], self._metrics.rejected[reason])
+            rejections.add_metric([reason], self.metrics.rejected[reason])
         yield rejections
         labels = ["route", "method", "status"]
         responses = CounterMetricFamily(f"{prefix}:http_requests", "HTTP responses by route template.", labels=labels)
-        for values, count in self._metrics.http.items():
+        for values, count in self.metrics.http.items():
             responses.add_metric([str(value) for value in values], count)
         yield responses
         yield from _PROCESS.collect()

@@ -7,7 +7,7 @@ Each request has one span with the children `queue`, `prefill` and `decode`, und
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,7 +23,6 @@ from octavo.generation_request import GenerationRequest
 from octavo.outputs import RequestMetrics
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import Span, Tracer
 
@@ -83,7 +82,9 @@ class RequestTracer:
 
     def begin(self, model_name: str, request: GenerationRequest) -> RequestSpan:
         """Starts the span of a prompt given to the engine."""
+        from opentelemetry.context import Context
         from opentelemetry.trace import SpanKind
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         http_request = _http_request.get() or {"headers": (), "state": {}}  # empty without a server
         access = http_request["state"].get("access")
@@ -106,9 +107,11 @@ class RequestTracer:
             attributes["http.route"] = route
             attributes["octavo.request_id"] = access.request_id
         start_ns = time.time_ns()
+        # The caller's span; the span begins a new trace if there is none or it is malformed.
+        carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in http_request["headers"]}
         span = self._tracer.start_span(
             f"{operation} {model_name}",
-            context=_parent(http_request["headers"]),
+            context=TraceContextTextMapPropagator().extract(carrier, context=Context()),
             kind=SpanKind.SERVER,
             attributes=attributes,
             start_time=start_ns,
@@ -150,12 +153,3 @@ class RequestSpan:
             span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR, error))
         span.end(end_time=now_ns)
-
-
-def _parent(headers: Iterable[tuple[bytes, bytes]]) -> Context:
-    """The caller's span, from its headers; a new trace if there is none or it is malformed."""
-    from opentelemetry.context import Context
-    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-    carrier = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}
-    return TraceContextTextMapPropagator().extract(carrier, context=Context())

@@ -18,10 +18,9 @@ from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, Te
 from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
-from octavo.server.http.disconnect import run_unless_gone
+from octavo.server.http.long_answer import EventStream, run_unless_gone
+from octavo.server.http.long_answer import event as sse_event
 from octavo.server.http.route_table import OPENAI, Dialect
-from octavo.server.http.sse import EventStream
-from octavo.server.http.sse import event as sse_event
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.protocol_fields import AnsweredFields
 from octavo.server.state import state_of

@@ -23,7 +23,7 @@ from octavo.server.generation.events import (
     Usage,
 )
 from octavo.server.generation.spec import ChatSpec, TextSpec
-from octavo.server.http.sse import event as sse_event
+from octavo.server.http.long_answer import event as sse_event
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
 from octavo.server.protocols.chat_request import ChatCompletionRequest
 from octavo.server.protocols.completion_request import CompletionRequest

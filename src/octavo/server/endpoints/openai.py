@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: continued and scored texts in OpenAI's shapes, with vLLM's additions."""
+"""`POST /v1/chat/completions` and `/v1/completions`, in OpenAI's shapes with vLLM's additions."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.http.json_body import JsonRoute
-from octavo.server.protocols.answer_schemas import COMPLETION, streamed_answer
+from octavo.server.protocols.answer_schemas import CHAT_COMPLETION, COMPLETION, streamed_answer
 from octavo.server.protocols.answering import answer
+from octavo.server.protocols.chat_request import ChatCompletionRequest
 from octavo.server.protocols.completion_request import CompletionRequest
-from octavo.server.protocols.openai_answer import CompletionWriter
+from octavo.server.protocols.openai_answer import ChatWriter, CompletionWriter
 
 router = APIRouter(route_class=JsonRoute, tags=["openai"])
+
+
+@router.post("/v1/chat/completions", responses=streamed_answer(CHAT_COMPLETION))
+async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
+    """Answers a conversation; with `stream` in server-sent events."""
+    return await answer(request, body, ChatWriter)
 
 
 @router.post("/v1/completions", responses=streamed_answer(COMPLETION))

@@ -1,23 +1,59 @@
-"""Server-sent events (WHATWG HTML, section 9.2), written while the answer is made."""
+"""Answers that take their time: ended when the client leaves or the server shuts down, whole or as events.
+
+Server-sent events (WHATWG HTML, section 9.2) are written while the answer is made.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from octavo.server.errors import ApiError, log_failure, to_api_error
+from octavo.server.errors import ApiError, ClientGoneError, to_api_error
 from octavo.server.http.access_log import record_of
-from octavo.server.http.disconnect import ClientGoneError, run_unless_gone
+
+T = TypeVar("T")
 
 _COMMENT = b": keep-alive\n\n"
 
-logger = logging.getLogger(__name__)
+
+async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. It is cancelled as soon as the client disconnects, which raises ClientGoneError.
+
+    The server ends it early by an error that it sets as the result of a future in `app.state.open_requests`.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_until_gone(request))
+    ended: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
+    open_requests: set[asyncio.Future[ApiError]] = request.app.state.open_requests
+    open_requests.add(ended)
+    waits: list[asyncio.Future[Any]] = [task, gone, ended]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        if ended.done():
+            raise ended.result()
+        raise ClientGoneError
+    finally:
+        open_requests.discard(ended)
+        ended.cancel()
+        gone.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _wait_until_gone(request: Request) -> None:
+    """Returns when the client has disconnected or has its whole answer."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def event(data: bytes, name: str | None = None) -> bytes:
@@ -71,8 +107,6 @@ class EventStream(Response):
                 return
             except Exception as error:
                 api_error = to_api_error(error, record.request_id)
-                if api_error.status == 500:
-                    log_failure(logger, record.request_id, error)
                 record.error_code = api_error.code
                 end = self._on_error(api_error) + self._last
             await send({"type": "http.response.body", "body": end, "more_body": False})
