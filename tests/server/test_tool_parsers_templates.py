@@ -107,5 +107,5 @@ def test_qwen_itself_writes_hermes(qwen_0_5b_path: Path) -> None:
 
 def test_formats_without_templates_can_teach() -> None:
     for item in tool_formats().values():
-        assert (item.system_prompt is None) == (item.write_call is None)
+        assert (item.system_prompt is None) == (item.call == "")
     assert tool_formats()["hermes"].system_prompt is not None

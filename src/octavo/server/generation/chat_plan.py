@@ -63,7 +63,9 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     is_taught = model.tool_format is None or (tool_format.system_prompt is not None and "tools" not in template)
     arguments = {**spec.template_arguments, **reasoning_arguments(template, spec.thinking, spec.reasoning_effort)}
     messages = [_plain_content(message, "developer" in template) for message in spec.messages]
-    shown_tools = [_without_strict(tool) for tool in tools]
+    # Models do not know `strict`; only the engine uses it.
+    functions = [{key: value for key, value in tool["function"].items() if key != "strict"} for tool in tools]
+    shown_tools = [{**tool, "function": function} for tool, function in zip(tools, functions, strict=True)]
     if is_taught:
         messages = for_plain_template(messages, shown_tools, tool_format)
     else:
@@ -92,12 +94,6 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
         constraint_field="tools" if tools else spec.constraint_field,
     )
     return adapted, AnswerFormat(create_tool_parser, reasoning, spec.parallel_tool_calls)
-
-
-def _without_strict(tool: Tool) -> Tool:
-    """The tool without `strict`, which models do not know; only the engine uses it."""
-    function = {name: value for name, value in tool["function"].items() if name != "strict"}
-    return {**tool, "function": function}
 
 
 def _with_tools(

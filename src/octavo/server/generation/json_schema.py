@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from typing import Annotated, Any
 from urllib.parse import unquote
 
@@ -20,7 +23,6 @@ from msgspec import Meta
 
 from octavo.engine.deep_stack import run_on_deep_stack
 from octavo.server.errors import refuse
-from octavo.server.generation.schema_circles import escaped, find_circle, find_endless
 from octavo.server.generation.spec import NamedTool, ToolChoice
 from octavo.server.tool_parsers.parameter_text import resolve
 
@@ -184,9 +186,9 @@ class _Checker:
         objects = [schema for schema in schemas.values() if isinstance(schema, dict)]
         if sum(len(schema.get("properties", ())) for schema in objects) > MAX_PROPERTIES:
             raise _SchemaError("", f"has more than {MAX_PROPERTIES:,} properties")
-        if (circle := find_circle(schemas)) is not None:
+        if (circle := _find_circle(schemas)) is not None:
             raise _SchemaError(circle, "refers to itself in a circle without end")
-        if (endless := find_endless(schemas)) is not None:
+        if (endless := _find_endless(schemas)) is not None:
             raise _SchemaError(endless, "needs a value within each of its values, so none is ever complete")
 
     def _check_node(self, schema: Any, pointer: str) -> Iterator[SchemaNode]:
@@ -196,12 +198,12 @@ class _Checker:
         if not isinstance(schema, dict):
             raise _SchemaError(pointer, f"must be an object or a boolean, not {_shown(schema)}")
         for keyword, value in schema.items():
-            place = f"{pointer}/{escaped(keyword)}"
+            place = f"{pointer}/{_escaped(keyword)}"
             _check_value(keyword, value, place)
             if keyword == "$ref":
                 yield self._referred(value, place)
             elif keyword in _SCHEMA_MAPS:
-                yield from ((item, f"{place}/{escaped(name)}") for name, item in value.items())
+                yield from ((item, f"{place}/{_escaped(name)}") for name, item in value.items())
             elif keyword in _SCHEMA_LISTS or (keyword == "items" and isinstance(value, list)):
                 yield from ((item, f"{place}/{index}") for index, item in enumerate(value))
             elif keyword in _SCHEMAS:
@@ -321,3 +323,71 @@ def _shown(value: object) -> str:
         return "an integer of more than 20 digits"
     text = json.dumps(value, ensure_ascii=True, default=repr)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _find_circle(schemas: Mapping[str, Any]) -> str | None:
+    """The pointer to a schema that applies itself to the same value again; None: there is none."""
+    targets = {pointer: list(chain(*_same_value(schema, pointer))) for pointer, schema in schemas.items()}
+    try:
+        TopologicalSorter(targets).prepare()
+    except CycleError as error:
+        return str(error.args[1][0])
+    return None
+
+
+def _find_endless(schemas: Mapping[str, Any]) -> str | None:
+    """The pointer to a schema whose every value contains another value of it, so that none is finite. Linear time."""
+    open_groups: dict[str, set[int]] = {}
+    users: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    for pointer, schema in schemas.items():
+        groups = _needs(schema, pointer)
+        open_groups[pointer] = set(range(len(groups)))
+        for index, group in enumerate(groups):
+            for member in group:
+                users[member].append((pointer, index))
+    finite = [pointer for pointer, groups in open_groups.items() if not groups]
+    for end in finite:
+        for pointer, index in users[end]:
+            if index in open_groups[pointer]:
+                open_groups[pointer].remove(index)
+                if not open_groups[pointer]:
+                    finite.append(pointer)
+    return next((pointer for pointer, groups in open_groups.items() if groups), None)
+
+
+def _same_value(schema: Any, pointer: str) -> list[list[str]]:
+    """Groups of schemas for the same value, which has to satisfy one of each group."""
+    if isinstance(schema, bool):
+        return []
+    members = {
+        keyword: [f"{pointer}/{keyword}/{index}" for index in range(len(schema.get(keyword, ())))]
+        for keyword in ("allOf", "anyOf", "oneOf")
+    }
+    referred = [[unquote(schema["$ref"][1:])]] if "$ref" in schema else []
+    return [*referred, *([member] for member in members["allOf"]), *filter(None, (members["anyOf"], members["oneOf"]))]
+
+
+def _needs(schema: Any, pointer: str) -> list[list[str]]:
+    """Groups of schemas; this schema has a finite value only if one of each group has one."""
+    if isinstance(schema, bool) or "enum" in schema or "const" in schema:
+        return []
+    places: list[str] = []
+    if schema.get("type") in ("object", ["object"]):
+        properties = schema.get("properties", {})
+        places = [f"properties/{_escaped(name)}" for name in schema.get("required", ()) if name in properties]
+    elif schema.get("type") in ("array", ["array"]):
+        places = _needed_items(schema)
+    return [*_same_value(schema, pointer), *([f"{pointer}/{place}"] for place in places)]
+
+
+def _needed_items(schema: dict[str, Any]) -> list[str]:
+    """Pointers to the schemas of the items that an array must have."""
+    num_needed, items = schema.get("minItems", 0), schema.get("items")
+    keyword, prefix = ("items", items) if isinstance(items, list) else ("prefixItems", schema.get("prefixItems", []))
+    needed = [f"{keyword}/{index}" for index in range(min(num_needed, len(prefix)))]
+    return [*needed, "items"] if isinstance(items, dict) and num_needed > len(prefix) else needed
+
+
+def _escaped(name: str) -> str:
+    """A name escaped for a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")

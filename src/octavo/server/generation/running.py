@@ -125,12 +125,13 @@ class Generation:
             self._num_running -= 1
 
     def _usage(self) -> Usage:
+        metrics = _combine(self._metrics)
         return Usage(
             num_prompt_tokens=sum(map(len, self.prompt_token_ids)),
-            num_cached_tokens=sum(metrics.num_cached_tokens for metrics in self._metrics),
+            num_cached_tokens=metrics.num_cached_tokens,
             num_completion_tokens=sum(reader.num_tokens for reader in self._readers),
             num_reasoning_tokens=sum(reader.num_reasoning_tokens for reader in self._readers),
-            metrics=_combine(self._metrics),
+            metrics=metrics,
         )
 
 

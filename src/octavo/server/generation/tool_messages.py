@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.grammar import write_call
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 
@@ -42,7 +43,7 @@ def for_plain_template(
 
     Raises ValueError if `tool_format` needs a template with tools.
     """
-    if tool_format.system_prompt is None or tool_format.write_call is None:
+    if tool_format.system_prompt is None:
         raise ValueError(f"the tool format {tool_format.name} needs a template with tools")
     converted: list[dict[str, Any]] = []
     follows_result = False
@@ -50,9 +51,10 @@ def for_plain_template(
         copy, is_result = dict(message), message["role"] == "tool"
         if is_result:
             copy = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-        if functions := [call["function"] for call in copy.pop("tool_calls", None) or ()]:
-            calls = [tool_format.write_call(function["name"], function["arguments"] or "{}") for function in functions]
-            copy["content"] = "\n".join([copy["content"], *calls] if copy.get("content") else calls)
+        if calls := copy.pop("tool_calls", None):
+            functions = [call["function"] for call in calls]
+            lines = [write_call(tool_format.call, item["name"], item["arguments"] or "{}") for item in functions]
+            copy["content"] = "\n".join([copy["content"], *lines] if copy.get("content") else lines)
         if follows_result and copy["role"] == "user":
             converted[-1]["content"] += f"\n{copy['content']}"
         else:

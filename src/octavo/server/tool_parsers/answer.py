@@ -44,10 +44,10 @@ def join_neighbours(parts: Iterable[Any]) -> list[Any]:
     joined: list[Any] = []
     for kind, group in groupby(parts, type):
         members = list(group)
-        if kind is str:
-            joined.append("".join(members))
+        if kind is CallStart:
+            joined += members
         else:
-            joined += members if kind is CallStart else [kind("".join(part.text for part in members))]
+            joined.append("".join(members) if kind is str else kind("".join(part.text for part in members)))
     return joined
 
 

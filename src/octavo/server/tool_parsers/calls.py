@@ -79,9 +79,9 @@ def json_call(answer: Answer, *, is_marked: bool = False) -> Reading[bool]:
 
 def named_call(
     answer: Answer,
-    *,
     pattern: re.Pattern[str],
     chars: re.Pattern[str],
+    *,
     mark: str = "",
     may_end: bool = False,
     tool_names: Collection[str] | None = None,

@@ -25,7 +25,6 @@ _TIMEOUT_S = 2.0
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 OPENS_OBJECT = frozenset({"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"})
-_ANY_ARGUMENTS = {"type": "object"}
 
 
 def forced_calls(call: str, separator: str = "\n") -> WriteGrammar:
@@ -58,7 +57,7 @@ def arguments_value(tool: Tool) -> str:
     if not is_strict and not OPENS_OBJECT & schema.keys():
         schema = {**schema, "additionalProperties": False}
     value = json_value(schema, is_strict=is_strict)
-    return value if is_strict or compiles(f"start: {value}") else json_value(_ANY_ARGUMENTS, is_strict=True)
+    return value if is_strict or compiles(f"start: {value}") else json_value({"type": "object"}, is_strict=True)
 
 
 def compiles(grammar: str) -> bool:

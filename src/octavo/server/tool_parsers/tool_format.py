@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import TypeAlias
 
 from octavo.server.tool_parsers import formats
@@ -23,7 +22,7 @@ ReadCall: TypeAlias = "Callable[[Answer], Reading[object]]"
 """Reads what may be a call, up to the first character that does not belong to one."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ToolFormat:
     """One way of writing tool calls.
 
@@ -39,7 +38,7 @@ class ToolFormat:
     is_list: an object behind these characters is another call.
     marks: markup that a vocabulary may have as tokens. Control tokens among them must stay in the text.
     system_prompt: describes the tools to a model whose template does not; None: this format needs a template.
-    write_call: writes a call of an earlier turn, from its name and the JSON text of its arguments.
+    call: a call as such a model is to write it; see `calls_grammar`.
     arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects.
     num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None: any.
     """
@@ -55,14 +54,9 @@ class ToolFormat:
     is_list: bool = False
     marks: tuple[str, ...] = ()
     system_prompt: Callable[[Sequence[Tool]], str] | None = None
-    write_call: Callable[[str, str], str] | None = None
+    call: str = ""
     arguments_as_text: bool = False
     num_call_id_chars: int | None = None
-
-    @cached_property
-    def pattern(self) -> re.Pattern[str]:
-        """See `marks_pattern`."""
-        return marks_pattern([*self.tags, *self.openings])
 
 
 class ToolParser:
@@ -74,6 +68,7 @@ class ToolParser:
     def __init__(self, tool_format: ToolFormat, tools: Sequence[Tool]) -> None:
         """tools: those of the request."""
         self._format = tool_format
+        self._pattern = marks_pattern([*tool_format.tags, *tool_format.openings])
         self._answer = Answer(tools)
         self._reading = self._read()
 
@@ -93,7 +88,7 @@ class ToolParser:
         answer, tags, openings = self._answer, self._format.tags, self._format.openings
         yield from self._read_calls(self._format.at_start)
         while (yield from answer.peek()):
-            mark = yield from answer.take_until(self._format.pattern, answer.text)
+            mark = yield from answer.take_until(self._pattern, answer.text)
             if mark in openings:
                 yield from self._read_calls(openings[mark])
             elif mark in tags:

@@ -31,9 +31,7 @@ def _read_addressed(answer: Answer, *, mark: str) -> Reading[None]:
         answer.take(len(_EVERYBODY))
         answer.drop()
     else:
-        yield from named_call(
-            answer, pattern=_HEADER, chars=_HEADER_CHARS, tool_names=None if mark else answer.parameters
-        )
+        yield from named_call(answer, _HEADER, _HEADER_CHARS, tool_names=None if mark else answer.parameters)
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:

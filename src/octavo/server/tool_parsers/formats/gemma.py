@@ -7,10 +7,9 @@ These models have no markup and no template for tools. A system prompt asks for 
 from __future__ import annotations
 
 import json
-from functools import partial
 
 from octavo.server.tool_parsers.calls import FENCE, fenced_call, json_call
-from octavo.server.tool_parsers.grammar import forced_calls, write_call
+from octavo.server.tool_parsers.grammar import forced_calls
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _INSTRUCTIONS = """\
@@ -32,5 +31,5 @@ FORMAT = ToolFormat(
     system_prompt=lambda tools: _INSTRUCTIONS.format(
         tools="\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     ),
-    write_call=partial(write_call, _CALL),
+    call=_CALL,
 )

@@ -10,7 +10,7 @@ import json
 from functools import partial
 
 from octavo.server.tool_parsers.calls import FENCE, fenced_call, json_call
-from octavo.server.tool_parsers.grammar import forced_calls, free_calls, write_call
+from octavo.server.tool_parsers.grammar import forced_calls, free_calls
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
 _OPEN = "<tool_call>"
@@ -40,5 +40,5 @@ FORMAT = ToolFormat(
     system_prompt=lambda tools: _INSTRUCTIONS.format(
         tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     ),
-    write_call=partial(write_call, _CALL),
+    call=_CALL,
 )

@@ -29,7 +29,7 @@ def _read_call(answer: Answer) -> Reading[None]:
     if first in ("[", "{"):
         yield from json_call(answer, is_marked=True)
     elif first:
-        yield from named_call(answer, pattern=_HEADER, chars=_HEADER_CHARS)
+        yield from named_call(answer, _HEADER, _HEADER_CHARS)
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
