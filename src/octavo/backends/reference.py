@@ -7,6 +7,7 @@ Every other backend is tested against it, operation by operation. The meaning of
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import accumulate
 from math import prod
 
 import numpy as np
@@ -46,13 +47,11 @@ def compile(  # noqa: A001 - the backend protocol's name
     """
     graph = graph.graph if isinstance(graph, Sizes) else graph
     dense: dict[Parameter, Array] = {}
-    total = sum(parameter_info(weights, p).nbytes for p in graph.parameters)
-    loaded = 0
-    for parameter in graph.parameters:
+    ends = [*accumulate(parameter_info(weights, p).nbytes for p in graph.parameters)]
+    for parameter, loaded in zip(graph.parameters, ends, strict=True):
         dense[parameter] = weight_of(weights, parameter).dequantize().astype(dtype, copy=False)
-        loaded += parameter_info(weights, parameter).nbytes
         if progress is not None:
-            progress(loaded, total)
+            progress(loaded, ends[-1])
     return ReferenceExecutor(graph, dense, limits, kv_dtype, dtype)
 
 
@@ -116,9 +115,8 @@ class ReferenceExecutor:
         self._states: dict[int, list[Array]] = {}
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
-        formats = {}
-        if self._kv_dtype is not None:
-            formats = layer_formats(self._graph, lambda p: self._weights[p], self._kv_dtype)
+        kv_dtype = self._kv_dtype
+        formats = layer_formats(self._graph, lambda p: self._weights[p], kv_dtype) if kv_dtype is not None else {}
         for kv in self._graph.kv_caches:
             _, group = self.cache_sizes.layout.place(kv.layer)
             cache = self._caches[kv.layer] = LayerCache.empty(kv, num_blocks, block_size, self._dtype, group)

@@ -77,10 +77,8 @@ class CacheLayout:
 
     def place(self, layer: int) -> tuple[int, int]:
         """(slot, group) of a layer."""
-        for index, group in enumerate(self.groups):
-            if layer in group.layers:
-                return group.layers.index(layer), index
-        raise KeyError(layer)
+        group = next(index for index, group in enumerate(self.groups) if layer in group.layers)
+        return self.groups[group].layers.index(layer), group
 
     def max_blocks(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
         """Blocks that a sequence of so many tokens holds at once, at most, over all groups."""

@@ -22,6 +22,7 @@ from octavo.graph.ops import (
     Op,
     RMSNorm,
     Rope,
+    RopeParams,
     SelectRows,
 )
 from octavo.graph.values import Rows, Value
@@ -99,42 +100,30 @@ def fuse_attention(node: Node, view: _View) -> list[Node] | None:
     op = node.op
     if not isinstance(op, Attention):
         return None
-    q_linear, q_norm, q_rope = _projection(op.q, op.params.head_dim, view)
-    k_linear, k_norm, k_rope = _projection(op.k, op.params.head_dim, view)
-    v_linear = view.producer(op.v)
-    linears = [linear for linear in (q_linear, k_linear, v_linear) if isinstance(linear, Linear)]
-    alike = (
-        len(linears) == 3
-        and view.used_once(op.v)
-        and len({linear.x for linear in linears}) == 1
-        and (q_rope and q_rope.rope) == (k_rope and k_rope.rope)
-        and (q_norm and q_norm.eps) == (k_norm and k_norm.eps)
-    )
-    if not alike:
+    q, q_norm, rope = _projection(op.q, op.params.head_dim, view)
+    k, k_norm, k_rope = _projection(op.k, op.params.head_dim, view)
+    v = view.producer(op.v) if view.used_once(op.v) else None
+    linears = [linear for linear in (q, k, v) if isinstance(linear, Linear)]
+    epsilons = [norm.eps if norm else None for norm in (q_norm, k_norm)]
+    alike = rope == k_rope and epsilons[0] == epsilons[1]
+    if not alike or len(linears) != 3 or len({linear.x for linear in linears}) != 1:
         return None
     product = FusedLinear(linears[0].x, None, tuple(x.weight for x in linears), tuple(x.bias for x in linears))
     qkv = view.new_value(*product.infer_shape())
-    attention = FusedAttention(
-        qkv,
-        op.params,
-        q_rope.rope if q_rope else None,
-        op.sinks,
-        q_norm.weight if q_norm else None,
-        k_norm.weight if k_norm else None,
-        q_norm.eps if q_norm else 0.0,
-    )
+    q_weight, k_weight = (norm.weight if norm else None for norm in (q_norm, k_norm))
+    attention = FusedAttention(qkv, op.params, rope, op.sinks, q_weight, k_weight, epsilons[0] or 0.0)
     return [Node(product, qkv, node.layer), replace(node, op=attention)]
 
 
-def _projection(value: Value, head_dim: int, view: _View) -> tuple[Op | None, RMSNorm | None, Rope | None]:
+def _projection(value: Value, head_dim: int, view: _View) -> tuple[Op | None, RMSNorm | None, RopeParams | None]:
     """The linear, norm of heads and rope that produce `value` in this order and have no other users."""
-    rope: Rope | None = None
+    rope: RopeParams | None = None
     norm: RMSNorm | None = None
     op = view.producer(value)
     if not view.used_once(value):
         return None, None, None
     if isinstance(op, Rope) and op.head_dim == head_dim and view.used_once(op.x):
-        rope, op = op, view.producer(op.x)
+        rope, op = op.rope, view.producer(op.x)
     if isinstance(op, RMSNorm) and op.weight.shape == (head_dim,) and view.used_once(op.x):
         norm, op = op, view.producer(op.x)
     return op, norm, rope

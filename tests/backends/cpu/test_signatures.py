@@ -101,7 +101,7 @@ def shortened(fields: list[tuple[str, Any, Any]]) -> Iterator[list[tuple[str, An
 
 
 def add_record(name: str, operands: Operands) -> None:
-    program = _native.Program("scalar", 1, (0, 0, 0), (1, 1, 1, 1, 1), [], 0)
+    program = _native.Program("scalar", 1, (0, 0), (1, 1, 1, 1, 1), [], 0)
     program.add_record(
         name,
         f"layers.0: {name}",
