@@ -62,7 +62,10 @@ def test_files_are_served_as_what_they_are(client: httpx.Client, name: str) -> N
     assert answer.headers["content-type"].startswith(kind[Path(name).suffix])
 
 
-@pytest.mark.parametrize("name", ["nothing.js", "..%2f..%2ferrors.py", "%2e%2e/errors.py", "chat.html/", "__init__.py"])
+@pytest.mark.parametrize(
+    "name",
+    ["nothing.js", "..%2f..%2ferrors.py", "%2e%2e/errors.py", "chat.html/", "__init__.py", "%00", "x" * 300, "."],
+)
 def test_nothing_else_is_served(client: httpx.Client, name: str) -> None:
     assert client.get(f"/web/{name}", headers={"Authorization": "Bearer sesame"}).status_code == 404
 

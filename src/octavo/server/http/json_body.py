@@ -71,7 +71,7 @@ class JsonRoute(APIRoute):
 
         async def handle(request: Request) -> Response:
             strict = _ParsedRequest(request.scope, request.receive)
-            strict.parsed = parse_object(request.state.body)
+            strict.parsed = parse_object(request.scope["state"].pop("body"))  # its memory is free now
             return await handler(strict)
 
         return handle

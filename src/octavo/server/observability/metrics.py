@@ -76,8 +76,10 @@ class ModelFigures:
     @property
     def resident_bytes(self) -> int:
         """Physical memory of the engine's process (Linux, proc(5)); 0 if it is gone or unknown."""
+        if self.status is None or self.status.pid is None:
+            return 0
         try:
-            pages = int(Path(f"/proc/{self.status and self.status.pid}/statm").read_text().split()[1])
+            pages = int(Path(f"/proc/{self.status.pid}/statm").read_text().split()[1])
         except (OSError, ValueError, IndexError):
             return 0
         return pages * os.sysconf("SC_PAGE_SIZE")
