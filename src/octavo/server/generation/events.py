@@ -142,16 +142,17 @@ class ChoiceReader:
         return parts
 
     def _event(self, part: ParsedPart | ReasoningPart) -> Event:
-        taken: Any = {"logprobs": tuple(self._logprobs), "token_ids": tuple(self._token_ids)}
+        taken = tuple(self._logprobs), tuple(self._token_ids)
         self._token_ids, self._logprobs = [], []
         if isinstance(part, str):
-            return TextDelta(self._index, part, **taken)
+            return TextDelta(self._index, part, *taken)
         if isinstance(part, ReasoningPart):
-            return ReasoningDelta(self._index, part.text, **taken)
+            return ReasoningDelta(self._index, part.text, *taken)
         if isinstance(part, CallArguments):
-            return ToolCallDelta(self._index, self._num_calls - 1, arguments=part.text, **taken)
+            return ToolCallDelta(self._index, self._num_calls - 1, None, None, part.text, *taken)
         self._num_calls += 1
-        return ToolCallDelta(self._index, self._num_calls - 1, f"call_{secrets.token_hex(12)}", part.name, **taken)
+        call_id = f"call_{secrets.token_hex(12)}"
+        return ToolCallDelta(self._index, self._num_calls - 1, call_id, part.name, "", *taken)
 
     def _end(self, events: list[Event], finish_reason: str, stop_reason: int | str | None) -> None:
         if finish_reason == "abort":

@@ -66,9 +66,9 @@ class ReasoningParser:
 
     def _read_on(self) -> list[ReasoningOrAnswer]:
         next(self._reading, None)
-        parts = join_neighbours(filter(None, self._parts))
+        parts = [part for part in self._parts if part]
         self._parts.clear()
-        return parts
+        return parts if len(parts) < 2 else join_neighbours(parts)
 
     def _read(self, marks: ReasoningFormat) -> Reading[None]:
         text, spaces = self._text, list[str]()

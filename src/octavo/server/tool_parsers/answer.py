@@ -246,4 +246,4 @@ class Answer(TextReader):
             self._parts.append(spaces)
             self._spaces = []
         parts, self._parts = self._parts, []
-        return join_neighbours(parts)
+        return parts if len(parts) < 2 else join_neighbours(parts)
