@@ -1,7 +1,10 @@
 // Packed weights as Python objects, and single kernels for tests and benchmarks.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
+#include <optional>
 #include <vector>
 
 #include "bindings.h"
@@ -21,35 +24,43 @@ namespace {
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 
-// A matrix of that type and size without its data. Throws std::invalid_argument if it cannot be packed.
-PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k) {
-    const WeightType& type = parse_weight_type(type_name);
-    const int32_t block_k = type.traits.block_k;
-    if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
-        throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) +
-                                    " cannot be packed");
-    if (k % block_k != 0)
-        throw std::invalid_argument(type_name + " has blocks of " + std::to_string(block_k) + " values; rows of " +
-                                    std::to_string(k) + " do not divide into them");
-    const int32_t columns = static_cast<int32_t>(k);
-    return {&type, static_cast<int32_t>(n), columns, packed_panel_bytes(type.traits, columns), nullptr};
+void check_bytes(const std::string& what, const Bytes& data, int64_t wanted) {
+    if (static_cast<int64_t>(data.shape(0)) != wanted)
+        throw std::invalid_argument(what + " takes " + std::to_string(wanted) + " bytes, not " +
+                                    std::to_string(data.shape(0)));
 }
-
-size_t packed_bytes(const PackedWeight& w) { return static_cast<size_t>(w.panel_bytes * num_panels(w)); }
 
 // A matrix in panels and what holds its memory: the matrix itself, or a Python object (a mapped file).
 class OwnedWeight {
   public:
     OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k)
-        : weight_(describe_packed(type_name, n, k)) {
-        const int64_t wanted = n * (k / weight_.type->traits.block_k) * weight_.type->file_bytes;
-        if (static_cast<int64_t>(data.shape(0)) != wanted)
-            throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
-                                        std::to_string(wanted) + " bytes, not " + std::to_string(data.shape(0)));
-        memory_ = SharedMemory(packed_bytes(weight_));
-        weight_.data = reinterpret_cast<const uint8_t*>(memory_.data());
-        const nb::gil_scoped_release release;  // callers pack several matrices at once
-        pack_panels(weight_, data.data(), reinterpret_cast<uint8_t*>(memory_.data()), 0, num_panels(weight_));
+        : type_name_(type_name), weight_(describe_packed(type_name, n, k)) {
+        const WeightType& type = parse_weight_type(type_name);
+        check_bytes(label(), data, n * (k / type.traits.block_k) * type.file_bytes);
+        pack([&](uint8_t* out) { pack_panels(weight_, data.data(), out, 0, num_panels(weight_)); });
+    }
+
+    // From arrays. zero: see GroupArrays. mins: zero points or minimums, as the name of the type says.
+    static OwnedWeight* from_groups(const std::string& type_name, int64_t n, int64_t k, int32_t bits, int32_t zero,
+                                    const Bytes& codes, const Bytes& scales, const std::optional<Bytes>& mins) {
+        std::unique_ptr<OwnedWeight> w(new OwnedWeight(type_name, describe_packed(type_name, n, k), {}));
+        const PanelTraits& t = w->weight_.type->traits;
+        const Groups& groups = w->weight_.groups;
+        if (!is_grouped(t)) throw std::invalid_argument(type_name + " has no groups");
+        const bool is_widened = t.bits == 8 && bits >= 5 && bits <= 8;
+        const bool is_byte = t.mins != Mins::none || (zero >= (1 << bits) - 128 && zero <= 128);
+        if ((bits != t.bits && !is_widened) || !is_byte)
+            throw std::invalid_argument("codes of " + std::to_string(bits) + " bits about " + std::to_string(zero) +
+                                        " cannot become " + type_name);
+        const int64_t num_groups = n * (k / groups.k);
+        check_bytes("codes of " + w->label(), codes, n * k / 8 * bits);
+        check_bytes("scales of " + w->label(), scales, num_groups * groups.scale_bytes);
+        if (mins.has_value() != (t.mins != Mins::none))
+            throw std::invalid_argument("minimums of " + type_name + (mins ? " are not wanted" : " are missing"));
+        if (mins) check_bytes("minimums of " + w->label(), *mins, num_groups * groups.min_bytes);
+        const GroupArrays arrays = {bits, zero, codes.data(), scales.data(), mins ? mins->data() : nullptr};
+        w->pack([&](uint8_t* out) { pack_groups(w->weight_, arrays, out); });
+        return w.release();
     }
 
     // Over bytes that are packed already. Kernels read just the bytes that type and size ask for, so that is what
@@ -63,17 +74,31 @@ class OwnedWeight {
         if (reinterpret_cast<uintptr_t>(panels.data()) % 64 != 0)
             throw std::invalid_argument("packed bytes must be aligned to 64");
         weight.data = panels.data();
-        return new OwnedWeight(weight, std::move(panels));
+        return new OwnedWeight(type_name, weight, std::move(panels));
     }
 
     const PackedWeight& weight() const { return weight_; }
     size_t nbytes() const { return packed_bytes(weight_); }
     bool is_view() const { return memory_.data() == nullptr; }
-    std::string type_name() const { return weight_.type->name; }
+    const std::string& type_name() const { return type_name_; }
 
   private:
-    OwnedWeight(const PackedWeight& weight, Bytes panels) : weight_(weight), panels_(std::move(panels)) {}
+    OwnedWeight(const std::string& type_name, const PackedWeight& weight, Bytes panels)
+        : type_name_(type_name), weight_(weight), panels_(std::move(panels)) {}
 
+    std::string label() const {
+        return type_name_ + " of " + std::to_string(weight_.n) + " x " + std::to_string(weight_.k);
+    }
+    template <typename F>
+    void pack(const F& write) {
+        memory_ = SharedMemory(packed_bytes(weight_));
+        uint8_t* const out = reinterpret_cast<uint8_t*>(memory_.data());
+        weight_.data = out;
+        const nb::gil_scoped_release release;  // callers pack several matrices at once
+        write(out);
+    }
+
+    std::string type_name_;
     PackedWeight weight_{};
     SharedMemory memory_;
     Bytes panels_;  // keeps a mapped file mapped
@@ -188,6 +213,9 @@ void bind_weights(nb::module_& module) {
         },
         "type_name"_a, "data"_a.noconvert(), "n"_a, "k"_a,
         "Packs a matrix [n, k] from its GGUF blocks. Raises ValueError for a type or size that cannot be packed.");
+    module.def("pack_groups", &OwnedWeight::from_groups, nb::rv_policy::take_ownership, "type_name"_a, "n"_a, "k"_a,
+               "bits"_a, "zero"_a, "codes"_a.noconvert(), "scales"_a.noconvert(), "mins"_a.noconvert().none(),
+               "Packs a matrix [n, k] from codes, scales and zero points or minimums of its groups.");
     module.def("view_packed", &OwnedWeight::view, nb::rv_policy::take_ownership, "type_name"_a, "panels"_a.noconvert(),
                "n"_a, "k"_a, "A matrix [n, k] over bytes that are packed already, without a copy.");
     module.def(
@@ -202,7 +230,8 @@ void bind_weights(nb::module_& module) {
     module.attr("PACK_LAYOUT_VERSION") = PACK_LAYOUT_VERSION;
     module.def("packable_types", [] {
         std::vector<std::string> names;
-        for (const WeightType& type : WEIGHT_TYPES) names.emplace_back(type.name);
+        for (const WeightType& type : WEIGHT_TYPES)
+            if (!is_grouped(type.traits)) names.emplace_back(type.name);
         return names;
     });
     nb::class_<KernelRun>(module, "KernelRun", "One kernel alone, for tests and benchmarks.")

@@ -6,20 +6,17 @@
 
 #include <algorithm>
 #include <cstring>
-#include <stdexcept>
 
 namespace octavo {
 namespace {
 
-using Tile = uint8_t[QUADS * QUAD_BYTES];  // the codes of one unit, one a byte, in quads
-
-void write_nibbles(const Tile tile, uint8_t* out) {
+void write_nibbles(const UnitCodes& tile, uint8_t* out) {
     for (int c = 0; c < 4; ++c)
         for (int j = 0; j < 64; ++j)
             out[64 * c + j] = static_cast<uint8_t>((tile[128 * c + j] & 15) | tile[128 * c + 64 + j] << 4);
 }
 
-void write_pairs(const Tile tile, uint8_t* out) {
+void write_pairs(const UnitCodes& tile, uint8_t* out) {
     for (int c = 0; c < 2; ++c)
         for (int j = 0; j < 64; ++j) {
             int byte = 0;
@@ -28,7 +25,7 @@ void write_pairs(const Tile tile, uint8_t* out) {
         }
 }
 
-void write_triples(const Tile tile, uint8_t* out) {
+void write_triples(const UnitCodes& tile, uint8_t* out) {
     for (int c = 0; c < 2; ++c)
         for (int i = 0; i < 3; ++i)
             for (int j = 0; j < 64; ++j)
@@ -36,29 +33,12 @@ void write_triples(const Tile tile, uint8_t* out) {
                     static_cast<uint8_t>(tile[256 * c + 64 * i + j] | tile[256 * c + 192 + j] >> (2 * i) << 6);
 }
 
-void write_bits(const Tile tile, int shift, uint8_t* out) {
+void write_bits(const UnitCodes& tile, int shift, uint8_t* out) {
     for (int j = 0; j < 64; ++j) {
         int byte = 0;
         for (int q = 0; q < 8; ++q) byte |= (tile[64 * q + j] >> shift & 1) << q;
         out[j] = static_cast<uint8_t>(byte);
     }
-}
-
-void write_unit(int bits, const Tile tile, uint8_t* out) {
-    switch (bits) {
-        case 8:
-            std::memcpy(out, tile, sizeof(Tile));
-            return;
-        case 6:
-            return write_triples(tile, out);
-        case 5:
-        case 4:
-            write_nibbles(tile, out);
-            break;
-        default:
-            write_pairs(tile, out);
-    }
-    if (bits % 2) write_bits(tile, bits - 1, out + QUAD_BYTES * (bits - 1));
 }
 
 template <typename T>
@@ -144,7 +124,7 @@ void pack_quantized(const PackedWeight& w, const uint8_t* source, uint8_t* out, 
     const int64_t row_bytes = static_cast<int64_t>(w.k / t.block_k) * type.file_bytes;
     const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
     BlockCodes blocks[PANEL_COLS] = {};
-    Tile tiles[8];
+    UnitCodes tiles[8];
     for (int64_t b = 0; b < w.k / t.block_k; ++b) {
         const uint8_t* const begin = source + first * row_bytes + b * type.file_bytes;
         const bool direct = places.pieces > 0 && columns == PANEL_COLS;
@@ -187,13 +167,21 @@ void pack_dense(const PackedWeight& w, const uint8_t* source, uint8_t* out, int3
 
 }  // namespace
 
-const WeightType& parse_weight_type(const std::string& name) {
-    std::string known;
-    for (const WeightType& type : WEIGHT_TYPES) {
-        if (name == type.name) return type;
-        known += (known.empty() ? "" : ", ") + std::string(type.name);
+void write_unit(int bits, const UnitCodes& codes, uint8_t* out) {
+    switch (bits) {
+        case 8:
+            std::memcpy(out, codes, sizeof(UnitCodes));
+            return;
+        case 6:
+            return write_triples(codes, out);
+        case 5:
+        case 4:
+            write_nibbles(codes, out);
+            break;
+        default:
+            write_pairs(codes, out);
     }
-    throw std::invalid_argument("weight type '" + name + "' cannot be packed; known: " + known);
+    if (bits % 2) write_bits(codes, bits - 1, out + QUAD_BYTES * (bits - 1));
 }
 
 void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end) {

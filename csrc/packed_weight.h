@@ -16,6 +16,8 @@
 // Codes of 2 bits have pairs, of 3 bits pairs and bits, of 4 nibbles, of 5 nibbles and bits, of 6 triples, of 8 bytes.
 // A header holds arrays of 16 columns: the scale (32 bytes, e8m0: 16), the minimum (32 bytes), then 16 bytes for the
 // scale of each unit or half unit and 16 bytes for the minimum of each unit. Traits say which of them exist.
+// Grouped types: a super-block is a group, whose width the matrix tells (Groups). Its header holds the scale and, if
+// there are any, zero points or minimums, as wide as the matrix says.
 //
 // A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share their compiled kernels.
 #pragma once
@@ -46,6 +48,7 @@ enum class Scales : uint8_t {
     i8_per_unit,
     u4_per_half_unit,  // f16 of a super-block times the low nibble of a byte of each half unit
     i8_per_half_unit,
+    group,  // f16 or f32 of a group, as Groups says
 };
 
 // Minimums: added to the scaled w.
@@ -54,13 +57,14 @@ enum class Mins : uint8_t {
     f16,               // of a super-block
     u8_per_unit,       // minus f16 of a super-block times a byte of each unit
     u4_per_half_unit,  // the same times the high nibble of the byte with the scale
+    group,             // minus the scale times a byte of a group, or f16 or f32, as Groups says
 };
 
 // All that kernels are compiled for.
 struct PanelTraits {
     Codes codes;
     int32_t bits;     // of a stored number
-    int32_t block_k;  // values of k in a super-block
+    int32_t block_k;  // values of k in a super-block; 0: Groups::k
     Scales scales = Scales::none;
     Mins mins = Mins::none;
 };
@@ -74,10 +78,11 @@ enum class FileBlock : uint8_t {
     q4_k,
     q6_k,
     iq4_xs,
+    none,  // comes as arrays (pack_groups.cpp)
 };
 
 struct WeightType {
-    const char* name;  // in GGUF files
+    const char* name;  // in GGUF files; of grouped types the beginning of a name
     FileBlock file;
     int32_t file_bytes;  // of a super-block
     PanelTraits traits;
@@ -85,9 +90,17 @@ struct WeightType {
     const int8_t* table = nullptr;  // [16]
 };
 
+// The super-blocks of a grouped type. All zero for other types.
+struct Groups {
+    int32_t k = 0;            // values in a super-block, a multiple of UNIT_K
+    int32_t scale_bytes = 0;  // 2: f16, 4: f32
+    int32_t min_bytes = 0;    // 1: zero points, otherwise minimums as wide as the scales; 0: neither
+};
+
 struct PackedWeight {
     const WeightType* type;
     int32_t n, k;
+    Groups groups;
     int64_t panel_bytes;  // a multiple of 64
     const uint8_t* data;  // 64-byte aligned
 };
@@ -105,7 +118,6 @@ constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 
 // Numbers of two exponent bits and one of mantissa, doubled, plus 12.
 constexpr int8_t E2M1_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-// The pack cache stores indices of this table: new rows go to its end.
 constexpr WeightType WEIGHT_TYPES[] = {
     {"F32", FileBlock::values, 4, {Codes::f32, 32, 1}},
     {"F16", FileBlock::values, 2, {Codes::f16, 16, 1}},
@@ -123,6 +135,14 @@ constexpr WeightType WEIGHT_TYPES[] = {
     {"IQ4_NL", FileBlock::simple, 18, {Codes::byte_table, 4, 32, Scales::f16}, 0, IQ4_VALUES},
     {"IQ4_XS", FileBlock::iq4_xs, 136, {Codes::byte_table, 4, 256, Scales::i8_per_unit}, 0, IQ4_VALUES},
     {"MXFP4", FileBlock::simple, 17, {Codes::offset_table, 4, 32, Scales::e8m0}, 12, E2M1_VALUES},
+    {"I2", FileBlock::none, 0, {Codes::offset, 2, 0, Scales::group}, 2},
+    {"I3", FileBlock::none, 0, {Codes::offset, 3, 0, Scales::group}, 4},
+    {"I4", FileBlock::none, 0, {Codes::offset, 4, 0, Scales::group}, 8},
+    {"I8", FileBlock::none, 0, {Codes::bytes, 8, 0, Scales::group}},
+    {"I2", FileBlock::none, 0, {Codes::plain, 2, 0, Scales::group, Mins::group}},
+    {"I3", FileBlock::none, 0, {Codes::plain, 3, 0, Scales::group, Mins::group}},
+    {"I4", FileBlock::none, 0, {Codes::plain, 4, 0, Scales::group, Mins::group}},
+    {"I8", FileBlock::none, 0, {Codes::bytes, 8, 0, Scales::group, Mins::group}},
 };
 constexpr int NUM_WEIGHT_TYPES = sizeof(WEIGHT_TYPES) / sizeof(WEIGHT_TYPES[0]);
 
@@ -135,12 +155,16 @@ constexpr bool has_table(const PanelTraits& t) { return t.codes >= Codes::offset
 constexpr bool has_zero(const PanelTraits& t) { return t.codes == Codes::offset || t.codes == Codes::offset_table; }
 // Signed bytes; all other codes are unsigned and below 64.
 constexpr bool is_wide(const PanelTraits& t) { return t.codes == Codes::bytes || t.codes == Codes::byte_table; }
-constexpr bool has_half_scales(const PanelTraits& t) { return t.scales >= Scales::u4_per_half_unit; }
+constexpr bool has_half_scales(const PanelTraits& t) {
+    return t.scales == Scales::u4_per_half_unit || t.scales == Scales::i8_per_half_unit;
+}
+constexpr bool is_grouped(const PanelTraits& t) { return t.scales == Scales::group; }
 
+// The sizes from here to block_bytes are those of types that are not grouped, except unit_bytes.
 constexpr int units(const PanelTraits& t) { return t.block_k / UNIT_K; }
 // Scales and minimums of a super-block that are bytes.
 constexpr int byte_scales(const PanelTraits& t) {
-    return t.scales < Scales::u8_per_unit ? 0 : units(t) * (has_half_scales(t) ? 2 : 1);
+    return t.scales < Scales::u8_per_unit || is_grouped(t) ? 0 : units(t) * (has_half_scales(t) ? 2 : 1);
 }
 constexpr int byte_mins(const PanelTraits& t) { return t.mins == Mins::u8_per_unit ? units(t) : 0; }
 // Where in a header the minimum, the byte scales and the byte minimums begin.
@@ -152,13 +176,16 @@ constexpr int byte_mins_at(const PanelTraits& t) { return byte_scales_at(t) + PA
 constexpr int header_bytes(const PanelTraits& t) { return byte_mins_at(t) + PANEL_COLS * byte_mins(t); }
 constexpr int unit_bytes(const PanelTraits& t) { return PANEL_COLS * UNIT_K * t.bits / 8; }
 constexpr int block_bytes(const PanelTraits& t) { return header_bytes(t) + PANEL_COLS * t.block_k * t.bits / 8; }
+constexpr int header_bytes(const Groups& g) { return PANEL_COLS * (g.scale_bytes + g.min_bytes); }
 
 // The traits that kernels support: their planes, and 16-bit sums without overflow (linear_avx2.h, linear_neon.h).
 constexpr bool is_computable(const WeightType& type) {
     const PanelTraits& t = type.traits;
     if (is_dense(t)) return t.block_k == 1 && t.scales == Scales::none && t.mins == Mins::none;
     const bool planes = t.codes == Codes::bytes ? t.bits == 8 : has_table(t) ? t.bits == 4 : t.bits >= 2 && t.bits <= 6;
-    const bool block = t.block_k % UNIT_K == 0 && t.block_k >= UNIT_K && t.block_k <= 256 && t.scales != Scales::none;
+    const bool block = is_grouped(t) ? t.block_k == 0 && (t.mins == Mins::none || t.mins == Mins::group)
+                                     : t.block_k % UNIT_K == 0 && t.block_k >= UNIT_K && t.block_k <= 256 &&
+                                           t.scales != Scales::none && t.mins != Mins::group;
     const bool constants = has_zero(t) == (type.zero != 0) && has_table(t) == (type.table != nullptr);
     // Minimums of half units take the place of the terms that zero points need.
     const bool half_units = t.mins == Mins::u4_per_half_unit
@@ -181,8 +208,11 @@ constexpr bool all_computable() {
 }
 static_assert(all_computable());
 
-constexpr int64_t packed_panel_bytes(const PanelTraits& t, int32_t k) {
-    return (static_cast<int64_t>(k / t.block_k) * block_bytes(t) + 63) / 64 * 64;
+constexpr int64_t packed_panel_bytes(const PanelTraits& t, const Groups& groups, int32_t k) {
+    const int64_t bytes =
+        is_grouped(t) ? static_cast<int64_t>(k / groups.k) * header_bytes(groups) + k / UNIT_K * int64_t{unit_bytes(t)}
+                      : static_cast<int64_t>(k / t.block_k) * block_bytes(t);
+    return (bytes + 63) / 64 * 64;
 }
 
 constexpr int32_t num_panels(const PackedWeight& w) { return (w.n + PANEL_COLS - 1) / PANEL_COLS; }

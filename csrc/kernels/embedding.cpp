@@ -39,7 +39,7 @@ void read_dense_column(const uint8_t* panel, int column, int k, float* out) {
 }
 
 void read_row(const PackedWeight& w, int32_t row, float* out) {
-    const Panel panel = {w.data + row / PANEL_COLS * w.panel_bytes, *w.type};
+    const Panel panel = {w.data + row / PANEL_COLS * w.panel_bytes, *w.type, w.groups};
     const int column = row % PANEL_COLS;
     with_format(w.type->traits, [&](auto format) {
         using F = decltype(format);

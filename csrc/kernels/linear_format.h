@@ -10,6 +10,9 @@
 // where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. Dense types: y = fma(w,
 // x, y) in increasing k. Every instruction set does exactly this, for any number of rows and threads, so all results
 // agree bit for bit.
+//
+// Groups with zero points z have the minimum m = -(s * z), which is exact where s is a float16: 11 and 8 bits. Codes of
+// 8 bits are kept as c - 128 and their z as z - 128; the minimum of a group becomes fma(s, 128, minimum).
 #pragma once
 
 #include "packed_weight.h"
@@ -28,6 +31,7 @@ struct Format {
     static constexpr int bits = Bits, units = octavo::units(traits), unit_bytes = octavo::unit_bytes(traits);
     static constexpr int header_bytes = octavo::header_bytes(traits), block_bytes = octavo::block_bytes(traits);
     static constexpr bool is_dense = octavo::is_dense(traits), is_wide = octavo::is_wide(traits);
+    static constexpr bool is_grouped = octavo::is_grouped(traits);
     static constexpr bool has_table = octavo::has_table(traits), has_zero = octavo::has_zero(traits);
     static constexpr bool has_half_scales = octavo::has_half_scales(traits);
     static constexpr bool has_byte_mins = Mins_ == Mins::u8_per_unit, has_half_mins = Mins_ == Mins::u4_per_half_unit;
@@ -150,10 +154,30 @@ inline int unit_code([[maybe_unused]] const int8_t* table, const uint8_t* codes,
     return u;
 }
 
-// A panel, with what types of equal traits may differ in.
+// A panel, with what matrices of equal traits may differ in.
 struct Panel {
     const uint8_t* data;
     const WeightType& type;
+    const Groups& groups;
+};
+
+// The sizes of a super-block: constants, or those of the groups of a matrix.
+template <typename F, bool IsGrouped = F::is_grouped>
+struct BlockSizes {
+    static constexpr int units = F::units, header_bytes = F::header_bytes, block_bytes = F::block_bytes;
+    explicit BlockSizes(const Groups&) {}
+};
+template <typename F>
+struct BlockSizes<F, true> {
+    int units, header_bytes;
+    int64_t block_bytes;
+    bool has_float_scales, has_zeros;
+    explicit BlockSizes(const Groups& g)
+        : units(g.k / UNIT_K),
+          header_bytes(octavo::header_bytes(g)),
+          block_bytes(header_bytes + static_cast<int64_t>(units) * F::unit_bytes),
+          has_float_scales(g.scale_bytes == 4),
+          has_zeros(g.min_bytes == 1) {}
 };
 
 // A walk over `count` units of a panel. What all units of a super-block share is converted once.
@@ -163,12 +187,14 @@ struct UnitCursor {
     int unit;  // in the super-block
 
     UnitCursor(const Panel& panel, int first, int count)
-        : header(panel.data + first / F::units * static_cast<int64_t>(F::block_bytes)),
-          unit(F::units == 1 ? 0 : first % F::units),
-          left_(count) {
+        : header(panel.data), unit(F::units == 1 ? 0 : first), left_(count), sizes_(panel.groups) {
+        header += first / sizes_.units * static_cast<int64_t>(sizes_.block_bytes);
+        if (F::units != 1) unit = first % sizes_.units;
         load_header();
     }
-    const uint8_t* codes() const { return header + F::header_bytes + unit * F::unit_bytes; }
+    const uint8_t* codes() const {
+        return header + sizes_.header_bytes + static_cast<int64_t>(unit) * F::unit_bytes;
+    }
     // s of the unit, 16 columns.
     F32x16 scales() const {
         [[maybe_unused]] const uint8_t* const bytes = header + byte_scales_at(F::traits) + PANEL_COLS * unit;
@@ -191,18 +217,38 @@ struct UnitCursor {
     // After the last unit, `header` is that of the next one, if there is any.
     void next() {
         --left_;
-        if (F::units == 1 || ++unit == F::units) {
+        if (F::units == 1 || ++unit == sizes_.units) {
             unit = 0;
-            header += F::block_bytes;
+            header += sizes_.block_bytes;
             if (left_ > 0) load_header();
         }
     }
 
   private:
     int left_;
+    BlockSizes<F> sizes_;
     F32x16 scale_, min_;
 
     void load_header() {
+        if constexpr (F::is_grouped)
+            load_group();
+        else
+            load_block();
+    }
+    void load_group() {
+        const auto load_stored = [&](const uint8_t* p) {
+            return sizes_.has_float_scales ? load(reinterpret_cast<const float*>(p)) : load_halves(p);
+        };
+        scale_ = load_stored(header);
+        if constexpr (F::mins > 0) {
+            const uint8_t* const at = header + PANEL_COLS * (sizes_.has_float_scales ? 4 : 2);
+            if (sizes_.has_zeros)
+                min_ = broadcast(0.0f) - scale_ * (F::bits == 8 ? load_i8(at) : load_u8(at));
+            else
+                min_ = F::bits == 8 ? fma(scale_, broadcast(128.0f), load_stored(at)) : load_stored(at);
+        }
+    }
+    void load_block() {
         scale_ = F::scales == Scales::e8m0 ? load_e8m0(header) : load_halves(header);
         if constexpr (F::mins > 0) min_ = load_halves(header + min_at(F::traits));
         if constexpr (F::has_byte_mins || F::has_half_mins) min_ = broadcast(0.0f) - min_;

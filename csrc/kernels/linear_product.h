@@ -215,15 +215,16 @@ void accumulate_packed(const Panel& panel, const PanelSums& s, [[maybe_unused]] 
 // Many rows: a piece of the panel is unpacked once for all of them. `next` is the panel after this one.
 template <typename F>
 void accumulate_unpacked(const Panel& panel, const uint8_t* next, const PanelSums& s, UnitTile<FormOf<F>>* tiles) {
-    constexpr int64_t PIECE_BYTES = static_cast<int64_t>(TILE_UNITS) / F::units * F::block_bytes;
-    const int64_t slice = align64((PIECE_BYTES + s.groups() - 1) / s.groups());
+    const BlockSizes<F> sizes(panel.groups);
+    const int64_t piece_bytes = static_cast<int64_t>(TILE_UNITS) * sizes.block_bytes / sizes.units;
+    const int64_t slice = align64((piece_bytes + s.groups() - 1) / s.groups());
     for (int32_t u0 = 0; u0 < s.image.units; u0 += TILE_UNITS) {
         const int units = s.image.units - u0 < TILE_UNITS ? s.image.units - u0 : TILE_UNITS;
         PackedSource<F> source(panel, u0, units);
         for (int u = 0; u < units; ++u, source.next()) unpack_unit<F>(source, tiles[u]);
         // The next piece comes from memory while this one is multiplied, a slice with each group: all at once would
         // fill the queue of misses, and the products would wait.
-        const uint8_t* ahead = u0 + units == s.image.units ? next : source.header;
+        const uint8_t* ahead = u0 + units == s.image.units ? next : F::is_grouped ? source.codes() : source.header;
         for (int32_t g = 0; g < s.groups(); ++g, ahead += slice) {
             prefetch_bytes(ahead, slice);
             const ImageGroup a = s.group(g);
@@ -352,7 +353,7 @@ class ProductRun {
         const WeightType& type = *run.weight.type;
         prepare_terms<FormOf<F>>(type, slot);
         for (int i = 0; i < run.count; ++i) {
-            const Panel panel = {run.data(i), type};
+            const Panel panel = {run.data(i), type, run.weight.groups};
             const PanelSums s = {a_.image, block_, s_.terms[slot], sums_of(slot, i)};
             UnitTile<FormOf<F>>* const tiles = reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles);
             if (p_.x.rows <= PACKED_ROWS)

@@ -26,7 +26,8 @@ struct PackedUnits : UnitCursor<F> {
     using UnitCursor<F>::UnitCursor;
     void prefetch() const {
         const uint8_t* const ahead = this->codes() + PREFETCH_BYTES;
-        for (int i = 0; i < F::block_bytes / F::units; i += 64) __builtin_prefetch(ahead + i);
+        constexpr int BYTES = F::is_grouped ? F::unit_bytes : F::block_bytes / (F::units > 0 ? F::units : 1);
+        for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(ahead + i);
     }
 };
 

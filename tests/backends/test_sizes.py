@@ -62,11 +62,11 @@ def test_every_type_takes_what_was_said(type_name: str, backend: str) -> None:
 
 
 def test_canonical_weights_without_a_kernel_are_counted_as_floats() -> None:
-    codes, scales = np.zeros((48, 128), np.uint8), np.zeros((48, 2), np.float16)
-    graph, weights = one_matrix(GroupedWeight(4, 128, codes, scales, 8))
+    codes, scales = np.zeros((48, 128), np.uint8), np.zeros((48, 16), np.float16)
+    graph, weights = one_matrix(GroupedWeight(4, 16, codes, scales, 8))
     (grown,) = get_backend("cpu").sizes(graph, weights, LIMITS).grown
-    assert (grown.type_name, grown.packed_as, grown.packed_bytes) == ("I4_128", "F16", 48 * 256 * 2)
-    assert grown.factor == pytest.approx(2 / (0.5 + 2 / 128))
+    assert (grown.type_name, grown.packed_as, grown.packed_bytes) == ("I4_16", "F16", 48 * 256 * 2)
+    assert grown.factor == pytest.approx(2 / (0.5 + 2 / 16))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import lower
+from octavo.backends.cpu.packing import pack
 from octavo.backends.cpu.threads import plan_threads
 from octavo.batch import Batch
 from octavo.graph.ops import Evaluation, LayerCache, Op
@@ -106,12 +107,9 @@ class SingleOp:
         weight = self.weights[operand.name]
         if len(operand.shape) == 1:
             return self.program.add_plain_weight(guarded(weight.dequantize()))
-        data = guarded(np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1))
-        n, k = int(np.prod(operand.shape[:-1])), operand.shape[-1]
-        panels = _native.pack_weight(weight.type_name, data, n, k).panels
-        return self.program.add_packed_weight(
-            _native.view_packed(weight.type_name, guarded(panels, alignment=64), n, k)
-        )
+        packed = pack(guard_arrays(weight))
+        panels = guarded(packed.panels, alignment=64)
+        return self.program.add_packed_weight(_native.view_packed(packed.type_name, panels, *packed.shape))
 
     def __call__(self, batch: Batch, values: Mapping[Value, Array]) -> Array:
         for index, value in enumerate(self.inputs):

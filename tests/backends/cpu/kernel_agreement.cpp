@@ -31,9 +31,30 @@ std::vector<Matrix> matrices(Matrices... list) {
     return out;
 }
 
-void compare_linear(Judge& judge, Random& random) {
+// The types of WEIGHT_TYPES, of grouped ones with several kinds of groups.
+std::vector<std::string> type_names() {
+    std::vector<std::string> names;
     for (const WeightType& type : WEIGHT_TYPES) {
-        const bool wide_blocks = type.traits.block_k == 256;
+        if (!is_grouped(type.traits)) {
+            names.push_back(type.name);
+        } else if (type.traits.mins == Mins::none) {
+            names.push_back(std::string(type.name) + "_32");
+            names.push_back(std::string(type.name) + "_ROW_F32");
+            names.push_back(std::string(type.name) + "_256");
+        } else {
+            names.push_back(std::string(type.name) + "_32_Z");
+            names.push_back(std::string(type.name) + "_ROW_M_F32");
+            names.push_back(std::string(type.name) + "_128_M");
+            names.push_back(std::string(type.name) + "_64_Z_F32");
+        }
+    }
+    return names;
+}
+
+void compare_linear(Judge& judge, Random& random) {
+    for (const std::string& type : type_names()) {
+        const PackedWeight packed = describe_packed(type, 1, 768);
+        const bool wide_blocks = (is_grouped(packed.type->traits) ? packed.groups.k : packed.type->traits.block_k) > 32;
         const auto compare = [&](int32_t n, int32_t k, const std::vector<int32_t>& row_counts, bool hostile) {
             Call call;
             call.kernel = "linear";
@@ -42,8 +63,7 @@ void compare_linear(Judge& judge, Random& random) {
             call.inputs =
                 matrices(hostile ? hostile_matrix(random, call.rows, k) : random_matrix(random, call.rows, k));
             call.weights = {random_weight(random, type, n, k), n % 2 ? random_vector(random, n) : Operand{}};
-            judge.compare(call, std::string(type.name) + " [" + std::to_string(n) + ", " + std::to_string(k) + "]",
-                          row_counts);
+            judge.compare(call, type + " [" + std::to_string(n) + ", " + std::to_string(k) + "]", row_counts);
         };
         std::vector<int32_t> rows = rows_up_to(40);
         rows.push_back(MAX_ROWS);
@@ -135,6 +155,10 @@ void compare_products(Judge& judge, Random& random) {
         call.ints = {2, KIND_SILU, scoring, 1};
         judge.compare(call, "scoring " + std::to_string(scoring), {1, 5, 33});
     }
+    call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "I4_64_Z", experts * inner, 64),
+                    random_weight(random, "I3_32", experts * inner, 64),
+                    random_weight(random, "I8_ROW_F32", experts * 64, inner)};
+    judge.compare(call, "grouped", {1, 5, 33});
 }
 
 void compare_embedding(Judge& judge, Random& random) {
@@ -145,9 +169,9 @@ void compare_embedding(Judge& judge, Random& random) {
     call.rows = call.step.num_tokens = 40;
     call.cols = 768;
     call.step.token_ids = ids.data();
-    for (const WeightType& type : WEIGHT_TYPES) {
+    for (const std::string& type : type_names()) {
         call.weights = {random_weight(random, type, 37, call.cols)};
-        judge.compare(call, type.name);
+        judge.compare(call, type);
     }
     std::vector<uint8_t> halves(1 << 17);
     for (size_t i = 0; i < halves.size(); i += 2) {

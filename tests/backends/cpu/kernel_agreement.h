@@ -75,6 +75,13 @@ struct Operand {
     std::shared_ptr<Memory> panels;
     std::shared_ptr<Floats> plain;
 
+    // Memory for the panels of `packed`.
+    uint8_t* allocate() {
+        panels = std::make_shared<Memory>(packed_bytes(packed), true);
+        uint8_t* const data = reinterpret_cast<uint8_t*>(panels->data());
+        packed.data = data;
+        return data;
+    }
     Weight weight() const {
         if (panels) return {&packed, nullptr, 0};
         return plain ? Weight{nullptr, plain->data(), static_cast<int64_t>(plain->size)} : Weight{};
@@ -133,12 +140,8 @@ inline std::vector<uint8_t> random_blocks(Random& random, const WeightType& type
 
 inline Operand pack(const WeightType& type, int32_t n, int32_t k, const std::vector<uint8_t>& blocks) {
     Operand operand;
-    operand.packed = {&type, n, k, packed_panel_bytes(type.traits, k), nullptr};
-    const int32_t panels = num_panels(operand.packed);
-    operand.panels = std::make_shared<Memory>(static_cast<size_t>(panels * operand.packed.panel_bytes), true);
-    uint8_t* const data = reinterpret_cast<uint8_t*>(operand.panels->data());
-    operand.packed.data = data;
-    pack_panels(operand.packed, blocks.data(), data, 0, panels);
+    operand.packed = {&type, n, k, {}, packed_panel_bytes(type.traits, {}, k), nullptr};
+    pack_panels(operand.packed, blocks.data(), operand.allocate(), 0, num_panels(operand.packed));
     return operand;
 }
 
@@ -146,7 +149,38 @@ inline Operand random_weight(Random& random, const WeightType& type, int32_t n, 
     return pack(type, n, k, random_blocks(random, type, static_cast<size_t>(n) * k / type.traits.block_k));
 }
 
-inline Operand random_weight(Random& random, const char* type_name, int32_t n, int32_t k) {
+// A matrix of a grouped type with random codes, scales and minimums.
+inline Operand random_groups(Random& random, const std::string& type_name, int32_t n, int32_t k) {
+    Operand operand;
+    operand.packed = describe_packed(type_name, n, k);
+    const WeightType& type = *operand.packed.type;
+    const Groups& groups = operand.packed.groups;
+    const size_t count = static_cast<size_t>(n) * (k / groups.k);
+    const auto random_bytes = [&](size_t size) {
+        std::vector<uint8_t> bytes(size);
+        for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
+        return bytes;
+    };
+    const auto random_numbers = [&](size_t size, int bytes) {
+        std::vector<uint8_t> numbers(size * bytes);
+        for (size_t i = 0; i < size; ++i) {
+            const uint16_t half = random_half(random);
+            const float full = 0.1f * random.uniform();
+            std::memcpy(numbers.data() + i * bytes, bytes == 2 ? static_cast<const void*>(&half) : &full, bytes);
+        }
+        return numbers;
+    };
+    const std::vector<uint8_t> codes = random_bytes(static_cast<size_t>(n) * k / 8 * type.traits.bits);
+    const std::vector<uint8_t> scales = random_numbers(count, groups.scale_bytes);
+    const std::vector<uint8_t> mins =
+        groups.min_bytes == 1 ? random_bytes(count) : random_numbers(count, groups.min_bytes);
+    const int32_t bits = type.traits.bits;
+    pack_groups(operand.packed, {bits, 1 << (bits - 1), codes.data(), scales.data(), mins.data()}, operand.allocate());
+    return operand;
+}
+
+inline Operand random_weight(Random& random, const std::string& type_name, int32_t n, int32_t k) {
+    if (is_grouped(describe_packed(type_name, n, k).type->traits)) return random_groups(random, type_name, n, k);
     return random_weight(random, parse_weight_type(type_name), n, k);
 }
 
@@ -165,7 +199,8 @@ struct Call {
 // Runs a job on all workers of a pool.
 template <typename F>
 void run_on(ThreadPool& pool, const F& job) {
-    pool.run([](void* context, Worker& worker) { (*static_cast<const F*>(context))(worker); }, const_cast<F*>(&job));
+    pool.run([](void* context, Worker& worker, size_t) { (*static_cast<const F*>(context))(worker); },
+             const_cast<F*>(&job));
 }
 
 // `cache`: of a layer, or null. Only `rows` rows of inputs and output.

@@ -190,7 +190,7 @@ def test_damage_anywhere_is_noticed(folder: Path, caplog: pytest.LogCaptureFixtu
     assert are_mapped(load(weights))
 
 
-@pytest.mark.parametrize("kind", [99, 2**64 - 1, 0])
+@pytest.mark.parametrize("kind", [1, 99, 2**64 - 1])
 def test_a_forged_header_cannot_make_a_matrix_another(
     kind: int, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,10 +34,26 @@ class PackedWeight:
 PACK_LAYOUT_VERSION: int
 
 def packable_types() -> list[str]:
-    """The weight types with kernels of their own."""
+    """The types of GGUF files with kernels of their own."""
 
 def pack_weight(type_name: str, data: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
     """Packs the bytes of a matrix [n, k]. Releases the interpreter lock. Raises ValueError if they do not fit."""
+
+def pack_groups(
+    type_name: str,
+    n: int,
+    k: int,
+    bits: int,
+    zero: int,
+    codes: NDArray[np.uint8],
+    scales: NDArray[np.uint8],
+    mins: NDArray[np.uint8] | None,
+) -> PackedWeight:
+    """Packs the codes of a matrix [n, k], `bits` each, and the scales and minimums of its groups, all as bytes.
+
+    type_name: `I4_128`, `I8_ROW_Z_F32`, ... (csrc/pack.h). zero: the code of zero. mins: zero points or minimums.
+    Releases the interpreter lock. Raises ValueError for arrays that do not fit type and size.
+    """
 
 def view_packed(type_name: str, panels: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
     """A matrix [n, k] over bytes that are packed already, kept alive and not copied.

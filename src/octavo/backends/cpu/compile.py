@@ -16,8 +16,9 @@ from octavo import env
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
+from octavo.backends.cpu.packing import packed_types
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
-from octavo.backends.cpu.weights import load_matrices, packed_types, plain_weight
+from octavo.backends.cpu.weights import load_matrices, plain_weight
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
 from octavo.errors import GraphError, UsageError
@@ -125,8 +126,9 @@ def sizes(
 
 def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> PackedType:
     info = parameter_info(weights, parameter)
-    packed_as = packed_types(info.type_name)[0]
-    num_bytes = _native.packed_nbytes(packed_as, math.prod(parameter.shape[:-1]), parameter.shape[-1])
+    n, k = math.prod(parameter.shape[:-1]), parameter.shape[-1]
+    packed_as = packed_types(info.type_name, k)[0]
+    num_bytes = _native.packed_nbytes(packed_as, n, k)
     return PackedType(info.type_name, packed_as, info.nbytes, num_bytes)
 
 

@@ -40,8 +40,8 @@ from octavo.backends.cpu import _native
 
 logger = logging.getLogger(__name__)
 
-_MAGIC = b"octavo packed 2\n"
-_ENTRY = struct.Struct("<QQ")  # index of the packed type, checksum of the packed bytes
+_MAGIC = b"octavo packed 3\n"
+_ENTRY = struct.Struct("<QQ")  # index among the possible packed types, checksum of the packed bytes
 _SUFFIX = ".packed"
 _ALIGNMENT = 4096
 
@@ -168,12 +168,13 @@ class PackCache:
 
     def _write(self, file: int, packed: Packed) -> int:
         """Writes one matrix after another, then the header. Returns the size of the file."""
-        types, entries = _native.packable_types(), []
+        entries = []
         with open(file, "wb", closefd=False) as out:
             out.seek(_padded(self._header_bytes))
-            for weight in packed:
+            for matrix, weight in zip(self._matrices, packed, strict=True):
                 out.write(weight.panels.data)
-                entries.append(_ENTRY.pack(types.index(weight.type_name), _native.checksum(weight.panels)))
+                kind = matrix.packed_types.index(weight.type_name)
+                entries.append(_ENTRY.pack(kind, _native.checksum(weight.panels)))
                 out.seek(_padded(out.tell()))
             end = out.tell()
             out.seek(0)
@@ -188,13 +189,12 @@ class PackCache:
         """Packed type and checksum of each matrix."""
         if len(header) != self._header_bytes or not header.startswith(self._key):
             raise _WrongFileError("not the packed weights of this model, or damaged")
-        types = _native.packable_types()
         entries = []
         stored = _ENTRY.iter_unpack(header[len(self._key) :])
         for matrix, (kind, checksum) in zip(self._matrices, stored, strict=True):
-            if kind >= len(types) or types[kind] not in matrix.packed_types:
+            if kind >= len(matrix.packed_types):
                 raise _WrongFileError(f"{matrix.name} has a type that it cannot have")
-            entries.append((types[kind], checksum))
+            entries.append((matrix.packed_types[kind], checksum))
         return entries
 
     def _places(self, packed_types: Sequence[str]) -> tuple[list[int], int]:

@@ -14,16 +14,15 @@ from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.pack_cache import Matrix, PackCache
+from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.parameters import fingerprint_of, parameter_info, release, weight_of
 from octavo.config import LoadProgress
 from octavo.graph.values import Parameter
-from octavo.quantization.packed import DenseWeight, GGMLWeight, Weight
+from octavo.quantization.packed import Weight
 
 if TYPE_CHECKING:
     from octavo.backends import PackCacheOptions
 
-_LARGEST_F16 = 65504.0
-_CHUNK_VALUES = 1 << 20  # numbers that are converted at a time
 _AHEAD = 4  # matrices, for each thread, that may be packed before the ones before them are written
 
 
@@ -72,8 +71,8 @@ def _packed(
     ahead: number of matrices packed, or being packed, before the caller takes the first of them.
     """
 
-    def pack(parameter: Parameter) -> _native.PackedWeight:
-        packed = _pack(weight_of(weights, parameter))
+    def pack_one(parameter: Parameter) -> _native.PackedWeight:
+        packed = pack(weight_of(weights, parameter))
         release(weights, parameter)
         return packed
 
@@ -83,7 +82,7 @@ def _packed(
         for parameter in parameters:
             if len(waiting) == ahead:
                 yield waiting.popleft().result()
-            waiting.append(executor.submit(pack, parameter))
+            waiting.append(executor.submit(pack_one, parameter))
         while waiting:
             yield waiting.popleft().result()
     finally:
@@ -95,36 +94,8 @@ def plain_weight(weights: Mapping[str, Weight], parameter: Parameter) -> NDArray
     return np.ascontiguousarray(weight_of(weights, parameter).dequantize(), np.float32).reshape(-1)
 
 
-def packed_types(type_name: str) -> tuple[str, ...]:
-    """The possible types of a matrix after packing. A type without a kernel becomes the narrowest float that fits."""
-    return (type_name,) if type_name in _native.packable_types() else ("F16", "F32")
-
-
-def _pack(weight: Weight) -> _native.PackedWeight:
-    """The matrix [product of the leading dimensions, last dimension] in the layout of the kernels."""
-    if packed_types(weight.type_name) != (weight.type_name,):
-        weight = _narrowed(weight)
-    assert isinstance(weight, (DenseWeight, GGMLWeight)), f"no kernel packs {type(weight).__name__}"
-    stored = np.ascontiguousarray(weight.data).view(np.uint8).reshape(-1)
-    return _native.pack_weight(weight.type_name, stored, math.prod(weight.shape[:-1]), weight.shape[-1])
-
-
-def _narrowed(weight: Weight) -> DenseWeight:
-    """The values as float16 if all fit, else as float32; converted a few rows at a time."""
-    *lead, rows, width = weight.shape
-    out = np.empty(weight.shape, np.float16)
-    step = max(_CHUNK_VALUES // (math.prod(lead) * width), 1)
-    for begin in range(0, rows, step):
-        chunk = slice(begin, begin + step)
-        values = weight.rows(chunk).dequantize()
-        if not np.abs(values).max(initial=0.0) <= _LARGEST_F16:
-            return DenseWeight(weight.dequantize())
-        out[..., chunk, :] = values
-    return DenseWeight(out)
-
-
 def _describe(weights: Mapping[str, Weight], parameter: Parameter) -> Matrix:
     """The description of a matrix before packing, for the pack cache."""
-    types = packed_types(parameter_info(weights, parameter).type_name)
     n, k = math.prod(parameter.shape[:-1]), parameter.shape[-1]
+    types = packed_types(parameter_info(weights, parameter).type_name, k)
     return Matrix(parameter.label, types, n, k, fingerprint_of(weights, parameter))

@@ -58,10 +58,16 @@ class GroupedWeight(Weight):
 
     @property
     def type_name(self) -> str:
-        """`I4_128`, `I8_ROW`; with `_Z` for zeros, `_M` for minima, `_ORDER` for a column order."""
-        marks = {"Z": self.zeros, "M": self.minima, "ORDER": self.column_order}
+        """`I4_128`, `I8_ROW`; with `_Z` for zeros, `_M` for minima, `_F32` for their float32, `_ORDER` for an order."""
+        is_float32 = np.float32 in (self.scales.dtype, None if self.minima is None else self.minima.dtype)
+        marks = {
+            "Z": self.zeros is not None,
+            "M": self.minima is not None,
+            "F32": is_float32,
+            "ORDER": self.column_order is not None,
+        }
         names = [f"I{self.bits}", str(self.group or "ROW")]
-        return "_".join(names + [mark for mark, array in marks.items() if array is not None])
+        return "_".join(names + [mark for mark, is_set in marks.items() if is_set])
 
     @property
     def column_step(self) -> int:
