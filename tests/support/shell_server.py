@@ -229,14 +229,20 @@ def running_shell(modules: list[ModuleType] | None = None, **options: Any) -> It
     sock = bind(config)
     address = sock.getsockname()[:2]
     server = web_server(app, config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])), daemon=True)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve(sockets=[sock])
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
     thread.start()
     wait_until(lambda: server.started)
     shell = Shell(config, probe, address)
     try:
         yield shell
     finally:
-        server.should_exit = True
+        loops[0].call_soon_threadsafe(server.ending.set)
         thread.join(10)
         logging.getLogger("octavo").propagate = True
 

@@ -85,7 +85,8 @@ class EngineProcess:
 
     def kill(self) -> None:
         """Ends a process at once, and a thread when it comes to read or send."""
-        self._engine.kill()
+        with suppress(OSError):  # it is another user's now: it ends with its connection
+            self._engine.kill()
         with suppress(OSError):  # the connection has ended
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -101,11 +101,19 @@ def num_spare_files() -> int:
 
 
 class WebServer(uvicorn.Server):
-    """uvicorn with a time limit for TLS handshakes, and `serve`'s signal handlers instead of its own."""
+    """uvicorn with a time limit for TLS handshakes, few wake-ups, and `serve`'s signal handlers instead of its own."""
 
     def __init__(self, config: uvicorn.Config, handshake_timeout: float) -> None:
         super().__init__(config)
         self._handshake_timeout = handshake_timeout
+        self.ending = asyncio.Event()  # set to end `serve`
+
+    async def main_loop(self) -> None:
+        """Wakes up once a second to update the date header; uvicorn would do so ten times a second."""
+        while not self.ending.is_set():
+            await self.on_tick(0)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.ending.wait(), 1.0)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()
@@ -220,7 +228,7 @@ async def _end_requests(app: FastAPI, server: WebServer) -> None:
     if server.server_state.tasks:  # of clients that do not read
         for connection in tuple(server.server_state.connections):
             connection.transport.abort()
-    server.should_exit = True
+    server.ending.set()
 
 
 def _on_loop_error(warn: RateLimitedWarning, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:

@@ -76,7 +76,5 @@ class RouteTable:
 
     def dialect(self, path: str) -> Dialect:
         """The dialect of a path, known or not. A path below one that has its own dialect speaks the same."""
-        if (exact := self._dialects.get(path)) is not None:
-            return exact
         below = (dialect for known, dialect in self._dialects.items() if known != "/" and path.startswith(f"{known}/"))
-        return next(below, OPENAI)
+        return self._dialects.get(path) or next(below, OPENAI)

@@ -73,11 +73,11 @@ class ModelLoader:
 
     async def estimate_bytes(self, name: str, config: EngineConfig) -> int:
         """The bytes that the model will take: weights, workspace and KV cache; 0 for the only model."""
-        if self._memory_bytes is None:
+        memory_bytes = self._memory_bytes
+        if memory_bytes is None:
             return 0
         path = await self._resolve(config)
-        memory_bytes, num_models = self._memory_bytes, self._num_models
-        plan = await _in_thread(lambda: _plan(path, config, memory_bytes, num_models))
+        plan = await _in_thread(lambda: _plan(path, config, memory_bytes, self._num_models))
         num_bytes, self._cache_bytes[name] = plan
         return num_bytes
 

@@ -162,8 +162,7 @@ class ModelManager:
 
     async def unload(self, name: str | None) -> None:
         """Unloads a model once its requests are finished; a later request loads it again."""
-        entry = self.entry(name)
-        residency = entry.residency
+        residency = self.entry(name).residency
         if residency is None:
             return
         residency.is_leaving = True
