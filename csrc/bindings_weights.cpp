@@ -1,10 +1,12 @@
 // Packed weights as Python objects, and single kernels for tests and benchmarks.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -40,26 +42,17 @@ class OwnedWeight {
         pack([&](uint8_t* out) { pack_panels(weight_, data.data(), out, 0, num_panels(weight_)); });
     }
 
-    // From arrays. zero: see GroupArrays. mins: zero points or minimums, as the name of the type says.
-    static OwnedWeight* from_groups(const std::string& type_name, int64_t n, int64_t k, int32_t bits, int32_t zero,
-                                    const Bytes& codes, const Bytes& scales, const std::optional<Bytes>& mins) {
-        std::unique_ptr<OwnedWeight> w(new OwnedWeight(type_name, describe_packed(type_name, n, k), {}));
-        const PanelTraits& t = w->weight_.type->traits;
-        const Groups& groups = w->weight_.groups;
-        if (!is_grouped(t)) throw std::invalid_argument(type_name + " has no groups");
-        const bool is_widened = t.bits == 8 && bits >= 5 && bits <= 8;
-        const bool is_byte = t.mins != Mins::none || (zero >= (1 << bits) - 128 && zero <= 128);
-        if ((bits != t.bits && !is_widened) || !is_byte)
-            throw std::invalid_argument("codes of " + std::to_string(bits) + " bits about " + std::to_string(zero) +
-                                        " cannot become " + type_name);
-        const int64_t num_groups = n * (k / groups.k);
-        check_bytes("codes of " + w->label(), codes, n * k / 8 * bits);
-        check_bytes("scales of " + w->label(), scales, num_groups * groups.scale_bytes);
-        if (mins.has_value() != (t.mins != Mins::none))
-            throw std::invalid_argument("minimums of " + type_name + (mins ? " are not wanted" : " are missing"));
-        if (mins) check_bytes("minimums of " + w->label(), *mins, num_groups * groups.min_bytes);
-        const GroupArrays arrays = {bits, zero, codes.data(), scales.data(), mins ? mins->data() : nullptr};
-        w->pack([&](uint8_t* out) { pack_groups(w->weight_, arrays, out); });
+    static OwnedWeight* from_groups(const std::string& type_name, std::pair<int64_t, int64_t> shape, int32_t bits,
+                                    int32_t zero, const Bytes& codes, const Bytes& scales,
+                                    const std::optional<Bytes>& mins, const std::optional<Bytes>& orders) {
+        const PackedWeight weight = describe_packed(type_name, shape.first, shape.second);
+        std::unique_ptr<OwnedWeight> w(new OwnedWeight(type_name, weight, {}));
+        const auto array = [](const std::optional<Bytes>& bytes) {
+            return bytes ? ByteArray{bytes->data(), bytes->shape(0)} : ByteArray{nullptr, 0};
+        };
+        const GroupArrays arrays = {bits, zero, array(codes), array(scales), array(mins), array(orders)};
+        check_groups(weight, type_name, arrays);
+        w->pack([&](uint8_t* out) { pack_groups(weight, arrays, out); });
         return w.release();
     }
 
@@ -74,7 +67,9 @@ class OwnedWeight {
         if (reinterpret_cast<uintptr_t>(panels.data()) % 64 != 0)
             throw std::invalid_argument("packed bytes must be aligned to 64");
         weight.data = panels.data();
-        return new OwnedWeight(type_name, weight, std::move(panels));
+        std::unique_ptr<OwnedWeight> w(new OwnedWeight(type_name, weight, std::move(panels)));
+        w->order_ids_ = find_orders(w->weight_);
+        return w.release();
     }
 
     const PackedWeight& weight() const { return weight_; }
@@ -96,10 +91,12 @@ class OwnedWeight {
         weight_.data = out;
         const nb::gil_scoped_release release;  // callers pack several matrices at once
         write(out);
+        order_ids_ = find_orders(weight_);
     }
 
     std::string type_name_;
     PackedWeight weight_{};
+    std::vector<uint64_t> order_ids_;
     SharedMemory memory_;
     Bytes panels_;  // keeps a mapped file mapped
 };
@@ -213,9 +210,18 @@ void bind_weights(nb::module_& module) {
         },
         "type_name"_a, "data"_a.noconvert(), "n"_a, "k"_a,
         "Packs a matrix [n, k] from its GGUF blocks. Raises ValueError for a type or size that cannot be packed.");
-    module.def("pack_groups", &OwnedWeight::from_groups, nb::rv_policy::take_ownership, "type_name"_a, "n"_a, "k"_a,
+    module.def("pack_groups", &OwnedWeight::from_groups, nb::rv_policy::take_ownership, "type_name"_a, "shape"_a,
                "bits"_a, "zero"_a, "codes"_a.noconvert(), "scales"_a.noconvert(), "mins"_a.noconvert().none(),
-               "Packs a matrix [n, k] from codes, scales and zero points or minimums of its groups.");
+               "orders"_a.noconvert().none(), "Packs a matrix [n, k] from the codes and scales of its groups.");
+    module.def(
+        "code_table",
+        [](const std::string& name) {
+            for (const WeightType& type : WEIGHT_TYPES)
+                if (name == type.name && is_grouped(type.traits) && type.table)
+                    return std::make_pair(std::vector<int>(type.table, type.table + 16), type.table_factor);
+            return std::make_pair(std::vector<int>(), 1.0f);
+        },
+        "name"_a, "The table of a grouped type as whole numbers, and the factor by which they are too large.");
     module.def("view_packed", &OwnedWeight::view, nb::rv_policy::take_ownership, "type_name"_a, "panels"_a.noconvert(),
                "n"_a, "k"_a, "A matrix [n, k] over bytes that are packed already, without a copy.");
     module.def(

@@ -20,9 +20,19 @@ const WeightType& parse_weight_type(const std::string& name);
 //     I4_128_Z      with zero points
 //     I4_128_M      with minimums
 //     I4_128_Z_F32  with scales (and minimums) of 32 bits instead of 16
+//     I4_128_ORDER  with an order of the columns; ORDER8: with eight, for as many experts
+//     NF4_64        entries of a table, with scales of 32 bits
+//     F8_E4M3, F8_E4M3_ROW, F8_E5M2_128X128    floats of 8 bits with scales of the matrix, of rows, of blocks
 // Throws std::invalid_argument if there is no such type or if rows do not divide into its blocks.
 PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k);
-inline size_t packed_bytes(const PackedWeight& w) { return static_cast<size_t>(w.panel_bytes * num_panels(w)); }
+
+inline size_t order_bytes(const PackedWeight& w) { return sizeof(int32_t) * static_cast<size_t>(w.num_orders) * w.k; }
+inline size_t packed_bytes(const PackedWeight& w) {
+    return static_cast<size_t>(w.panel_bytes * num_panels(w)) + (order_bytes(w) + 63) / 64 * 64;
+}
+// Lets a matrix with `data` find its orders there. Returns their ids, which the caller keeps. Throws
+// std::invalid_argument if one of them has a column that there is not.
+std::vector<uint64_t> find_orders(PackedWeight& w);
 
 // A quantized block of one column, spread out: codes one a byte, scales in header order.
 struct BlockCodes {
@@ -43,13 +53,20 @@ void write_unit(int bits, const UnitCodes& codes, uint8_t* out);
 void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end);
 
 // The arrays of a grouped matrix. Codes of a row follow each other without gaps, from the lowest bits up.
-struct GroupArrays {
-    int32_t bits;           // of a stored code: those of the type, or 5 to 8 for the type with 8
-    int32_t zero;           // the code of zero, for types without zero points and minimums: the middle, or any below 8
-    const uint8_t* codes;   // [n, k * bits / 8]
-    const uint8_t* scales;  // [n, groups], of groups.scale_bytes each
-    const uint8_t* mins;    // [n, groups], of groups.min_bytes each; or null
+struct ByteArray {
+    const uint8_t* data;
+    size_t size;
 };
+struct GroupArrays {
+    int32_t bits;      // of a stored code: those of the type, or 5 to 8 for whole numbers of 8
+    int32_t zero;      // the code of zero, for types without zero points and minimums: the middle, or any below 8
+    ByteArray codes;   // [n, k * bits / 8]
+    ByteArray scales;  // [n, groups], of groups.scale_bytes each
+    ByteArray mins;    // [n, groups], of groups.min_bytes each
+    ByteArray orders;  // int32 [w.num_orders, k]
+};
+// Throws std::invalid_argument naming what does not fit the matrix.
+void check_groups(const PackedWeight& w, const std::string& type_name, const GroupArrays& source);
 void pack_groups(const PackedWeight& w, const GroupArrays& source, uint8_t* out);
 
 }  // namespace octavo

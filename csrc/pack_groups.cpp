@@ -1,6 +1,7 @@
 // Packs matrices whose codes, scales and minimums come as arrays: grouped types (packed_weight.h).
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
 
 #include "pack.h"
 
@@ -48,6 +49,30 @@ void spread_unit(int bits, const uint8_t* stored, uint8_t* codes) {
     }
 }
 
+// A byte that stands for no number makes the scale of its block NaN: kernels then need not know it.
+bool has_nan(const uint8_t* values, int32_t count) {
+    return std::any_of(values, values + count, [](uint8_t value) { return (value & 127) == 127; });
+}
+
+void pack_float8_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel, uint8_t* out) {
+    const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
+    const int32_t groups = num_groups(w.groups, w.k);
+    if (columns < PANEL_COLS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes));
+    for (int32_t group = 0; group < groups; ++group) {
+        const int32_t k0 = group * w.groups.k, count = std::min(w.groups.k, w.k - k0);
+        uint8_t* const values = out + header_bytes(w.groups);
+        for (int32_t c = 0; c < columns; ++c) {
+            const uint8_t* const row = source.codes.data + static_cast<int64_t>(first + c) * w.k + k0;
+            float scale;
+            std::memcpy(&scale, source.scales.data + 4 * (static_cast<int64_t>(first + c) * groups + group), 4);
+            if (w.type->traits.codes == Codes::e4m3 && has_nan(row, count)) scale = __builtin_nanf("");
+            std::memcpy(out + 4 * c, &scale, 4);
+            for (int32_t k = 0; k < count; ++k) values[PANEL_COLS * k + c] = row[k];
+        }
+        out = values + PANEL_COLS * count;
+    }
+}
+
 // Bytes of a column side by side with those of the other columns.
 void write_column(uint8_t* out, int column, const uint8_t* value, int bytes) {
     std::memcpy(out + column * bytes, value, static_cast<size_t>(bytes));
@@ -56,7 +81,7 @@ void write_column(uint8_t* out, int column, const uint8_t* value, int bytes) {
 void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel, uint8_t* out) {
     const PanelTraits& t = w.type->traits;
     const Groups& g = w.groups;
-    const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first), groups = w.k / g.k;
+    const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first), groups = num_groups(g, w.k);
     const int64_t stored_unit = UNIT_K / 8 * source.bits, stored_row = w.k / UNIT_K * stored_unit;
     // Subtracted from codes that become signed bytes, and from their zero points.
     const int middle = t.bits < 8 ? 0 : t.mins == Mins::none ? source.zero : 128;
@@ -65,18 +90,18 @@ void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel,
         std::memset(out, 0, static_cast<size_t>(header_bytes(g)));
         for (int32_t c = 0; c < columns; ++c) {
             const int64_t at = static_cast<int64_t>(first + c) * groups + group;
-            write_column(out, c, source.scales + at * g.scale_bytes, g.scale_bytes);
+            write_column(out, c, source.scales.data + at * g.scale_bytes, g.scale_bytes);
             uint8_t* const mins = out + PANEL_COLS * g.scale_bytes;
             if (g.min_bytes == 1)
-                mins[c] = static_cast<uint8_t>(source.mins[at] - middle);
+                mins[c] = static_cast<uint8_t>(source.mins.data[at] - middle);
             else if (g.min_bytes > 1)
-                write_column(mins, c, source.mins + at * g.min_bytes, g.min_bytes);
+                write_column(mins, c, source.mins.data + at * g.min_bytes, g.min_bytes);
         }
         out += header_bytes(g);
         for (int32_t unit = group * (g.k / UNIT_K); unit < (group + 1) * (g.k / UNIT_K); ++unit) {
             for (int32_t c = 0; c < columns; ++c) {
                 uint8_t column[UNIT_K];
-                spread_unit(source.bits, source.codes + (first + c) * stored_row + unit * stored_unit, column);
+                spread_unit(source.bits, source.codes.data + (first + c) * stored_row + unit * stored_unit, column);
                 for (int i = 0; i < UNIT_K; ++i) column[i] = static_cast<uint8_t>(column[i] - middle);
                 for (int q = 0; q < QUADS; ++q) std::memcpy(codes + q * QUAD_BYTES + 4 * c, column + 4 * q, 4);
             }
@@ -89,7 +114,32 @@ void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel,
 }  // namespace
 
 void pack_groups(const PackedWeight& w, const GroupArrays& source, uint8_t* out) {
-    for (int32_t panel = 0; panel < num_panels(w); ++panel) pack_panel(w, source, panel, out + panel * w.panel_bytes);
+    const int32_t panels = num_panels(w);
+    const auto pack = is_dense(w.type->traits) ? pack_float8_panel : pack_panel;
+    for (int32_t panel = 0; panel < panels; ++panel) pack(w, source, panel, out + panel * w.panel_bytes);
+    if (w.num_orders > 0) std::memcpy(out + panels * w.panel_bytes, source.orders.data, source.orders.size);
+}
+
+void check_groups(const PackedWeight& w, const std::string& type_name, const GroupArrays& source) {
+    const PanelTraits& t = w.type->traits;
+    if (!is_grouped(t)) throw std::invalid_argument(type_name + " has no groups");
+    const bool is_widened = !is_dense(t) && t.bits == 8 && source.bits >= 5 && source.bits <= 8;
+    const bool is_byte = t.bits < 8 || is_dense(t) || t.mins != Mins::none ||
+                         (source.zero >= (1 << source.bits) - 128 && source.zero <= 128);
+    if ((source.bits != t.bits && !is_widened) || !is_byte)
+        throw std::invalid_argument("codes of " + std::to_string(source.bits) + " bits about " +
+                                    std::to_string(source.zero) + " cannot become " + type_name);
+    const auto check = [&](const char* what, const ByteArray& array, size_t wanted) {
+        if (array.size == wanted) return;
+        throw std::invalid_argument(std::string(what) + " of " + type_name + " of " + std::to_string(w.n) + " x " +
+                                    std::to_string(w.k) + " take " + std::to_string(wanted) + " bytes, not " +
+                                    std::to_string(array.size));
+    };
+    const size_t groups = static_cast<size_t>(w.n) * num_groups(w.groups, w.k);
+    check("codes", source.codes, static_cast<size_t>(w.n) * w.k * source.bits / 8);
+    check("scales", source.scales, groups * w.groups.scale_bytes);
+    check("minimums", source.mins, groups * w.groups.min_bytes);
+    check("column orders", source.orders, order_bytes(w));
 }
 
 }  // namespace octavo

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "checksum.h"
 #include "pack.h"
 
 namespace octavo {
@@ -14,6 +15,7 @@ constexpr int32_t ROW = 0;  // as the width of a group
 struct GroupedName {
     const WeightType* type = nullptr;  // null: the name is none
     Groups groups;
+    int32_t num_orders = 0;
 };
 
 std::vector<std::string> split(const std::string& name) {
@@ -27,29 +29,59 @@ std::vector<std::string> split(const std::string& name) {
     return parts;
 }
 
+// -1: the text is no number.
+int32_t parse_number(const std::string& text) {
+    if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos) return -1;
+    return std::stoi(text);
+}
+
 // A multiple of UNIT_K; -1: the text is none.
 int32_t parse_group(const std::string& text) {
     if (text == "ROW") return ROW;
-    if (text.empty() || text.size() > 7 || text.find_first_not_of("0123456789") != std::string::npos) return -1;
-    const int32_t group = std::stoi(text);
+    const int32_t group = parse_number(text);
     return group > 0 && group % UNIT_K == 0 ? group : -1;
+}
+
+// F8_E4M3, F8_E4M3_ROW, F8_E4M3_128X128: the second number is the width of a block, ALL that of a row. The first one
+// does not matter, because every row has its own scales when it is packed.
+GroupedName parse_float8(const std::string& name, const std::vector<std::string>& parts) {
+    GroupedName found;
+    found.groups = {ROW, 4, 0};
+    if (parts.size() > 3) return {};
+    if (parts.size() == 3 && parts[2] != "ROW") {
+        const size_t cross = parts[2].find('X');
+        const std::string rows = parts[2].substr(0, cross);
+        const std::string width = cross == std::string::npos ? "" : parts[2].substr(cross + 1);
+        if (rows != "ALL" && parse_number(rows) < 1) return {};
+        if (width != "ALL") found.groups.k = parse_number(width);
+        if (width != "ALL" && found.groups.k < 1) return {};
+    }
+    for (const WeightType& type : WEIGHT_TYPES)
+        if (is_grouped(type.traits) && is_dense(type.traits) && name.substr(0, 7) == type.name) found.type = &type;
+    return found;
 }
 
 GroupedName parse_grouped(const std::string& name) {
     const std::vector<std::string> parts = split(name);
     if (parts.size() < 2) return {};
+    if (parts[0] == "F8") return parse_float8(name, parts);
     GroupedName found;
-    found.groups = {parse_group(parts[1]), 2, 0};
+    found.groups.k = parse_group(parts[1]);
     size_t at = 2;
     const auto take = [&](const char* mark) { return at < parts.size() && parts[at] == mark && ++at; };
     const bool has_zeros = take("Z"), has_mins = !has_zeros && take("M");
-    if (take("F32")) found.groups.scale_bytes = 4;
-    if (has_zeros) found.groups.min_bytes = 1;
-    if (has_mins) found.groups.min_bytes = found.groups.scale_bytes;
-    if (at < parts.size() || found.groups.k < 0) return {};
+    found.groups.scale_bytes = take("F32") ? 4 : 2;
+    if (at < parts.size() && parts[at].rfind("ORDER", 0) == 0) {
+        const std::string count = parts[at++].substr(5);
+        found.num_orders = count.empty() ? 1 : parse_number(count);
+    }
+    if (at < parts.size() || found.groups.k < 0 || found.num_orders < 0) return {};
     const Mins mins = has_zeros || has_mins ? Mins::group : Mins::none;
     for (const WeightType& type : WEIGHT_TYPES)
         if (is_grouped(type.traits) && type.traits.mins == mins && parts[0] == type.name) found.type = &type;
+    if (found.type && found.type->table) found.groups.scale_bytes = 4;
+    if (has_zeros) found.groups.min_bytes = 1;
+    if (has_mins) found.groups.min_bytes = found.groups.scale_bytes;
     return found;
 }
 
@@ -74,14 +106,36 @@ PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k)
     const int32_t columns = static_cast<int32_t>(k);
     int64_t block_k = type.traits.block_k;
     if (grouped.type) {
-        if (grouped.groups.k == ROW) grouped.groups.k = (columns + UNIT_K - 1) / UNIT_K * UNIT_K;
-        block_k = grouped.groups.k;
+        const int32_t step = is_dense(type.traits) ? 1 : UNIT_K;
+        if (grouped.groups.k == ROW) grouped.groups.k = (columns + step - 1) / step * step;
+        block_k = is_dense(type.traits) ? 1 : grouped.groups.k;
     }
     if (k % block_k != 0)
         throw std::invalid_argument(type_name + " has blocks of " + std::to_string(block_k) + " values; rows of " +
                                     std::to_string(k) + " do not divide into them");
-    const Groups groups = grouped.type ? grouped.groups : Groups{};
-    return {&type, static_cast<int32_t>(n), columns, groups, packed_panel_bytes(type.traits, groups, columns), nullptr};
+    if (grouped.num_orders > 0 && n % grouped.num_orders != 0)
+        throw std::invalid_argument(std::to_string(n) + " rows do not divide into the orders of " + type_name);
+    PackedWeight w{&type, static_cast<int32_t>(n), columns, grouped.type ? grouped.groups : Groups{}, 0, nullptr};
+    w.panel_bytes = packed_panel_bytes(type.traits, w.groups, columns);
+    w.num_orders = grouped.num_orders;
+    return w;
+}
+
+std::vector<uint64_t> find_orders(PackedWeight& w) {
+    std::vector<uint64_t> ids;
+    if (w.num_orders == 0) return ids;
+    const uint8_t* const bytes = w.data + num_panels(w) * w.panel_bytes;
+    w.order = reinterpret_cast<const int32_t*>(bytes);
+    for (int32_t i = 0; i < w.num_orders; ++i) {
+        const int32_t* const order = w.order + static_cast<int64_t>(i) * w.k;
+        for (int32_t j = 0; j < w.k; ++j)
+            if (order[j] < 0 || order[j] >= w.k)
+                throw std::invalid_argument("column " + std::to_string(order[j]) + " in the order of " +
+                                            std::to_string(w.k) + " columns");
+        ids.push_back(checksum(reinterpret_cast<const uint8_t*>(order), sizeof(int32_t) * w.k));
+    }
+    w.order_id = ids.data();
+    return ids;
 }
 
 }  // namespace octavo

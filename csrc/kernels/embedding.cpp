@@ -14,10 +14,11 @@ inline float lane(F32x16 v, int i) {
     return t[i];
 }
 
+// order: null, or the columns of `out` in the order of the codes.
 template <typename F>
-void read_column(const Panel& panel, int column, int k, float* out) {
+void read_column(const Panel& panel, int column, int k, const int32_t* order, float* out) {
     UnitCursor<F> cursor(panel, 0, k / UNIT_K);
-    for (int u = 0; u < k / UNIT_K; ++u, cursor.next(), out += UNIT_K) {
+    for (int u = 0; u < k / UNIT_K; ++u, cursor.next()) {
         const float scale = lane(cursor.scales(), column);
         for (int half = 0; half < 2; ++half) {
             // s * scale_j and m are exact, so the order is that of the file's definition.
@@ -27,15 +28,26 @@ void read_column(const Panel& panel, int column, int k, float* out) {
             for (int i = 16 * half; i < 16 * half + 16; ++i) {
                 const int code = unit_code<F>(panel.type.table, cursor.codes(), i, column);
                 const float w = s * static_cast<float>(code - panel.type.zero);
-                out[i] = F::mins > 0 ? w + m : w;
+                out[order ? order[u * UNIT_K + i] : u * UNIT_K + i] = F::mins > 0 ? w + m : w;
             }
         }
     }
 }
 
 template <typename F>
-void read_dense_column(const uint8_t* panel, int column, int k, float* out) {
-    for (int i = 0; i < k; ++i) out[i] = lane(load_dense<F>(panel, i), column);
+void read_dense_column(const Panel& panel, int column, int k, float* out) {
+    if constexpr (F::is_grouped) {
+        const uint8_t* block = panel.data;
+        for (int k0 = 0; k0 < k; k0 += panel.groups.k) {
+            const int count = k - k0 < panel.groups.k ? k - k0 : panel.groups.k;
+            const float scale = lane(dense_scales<F>(block), column);
+            block += header_bytes(panel.groups);
+            for (int i = 0; i < count; ++i) out[k0 + i] = scale * lane(load_dense<F>(block, i), column);
+            block += static_cast<int64_t>(count) * PANEL_COLS;
+        }
+    } else {
+        for (int i = 0; i < k; ++i) out[i] = lane(load_dense<F>(panel.data, i), column);
+    }
 }
 
 void read_row(const PackedWeight& w, int32_t row, float* out) {
@@ -44,9 +56,9 @@ void read_row(const PackedWeight& w, int32_t row, float* out) {
     with_format(w.type->traits, [&](auto format) {
         using F = decltype(format);
         if constexpr (F::is_dense)
-            read_dense_column<F>(panel.data, column, w.k, out);
+            read_dense_column<F>(panel, column, w.k, out);
         else
-            read_column<F>(panel, column, w.k, out);
+            read_column<F>(panel, column, w.k, w.order, out);
     });
 }
 

@@ -1,4 +1,5 @@
-// Products of F32, F16 and BF16 panels: float32, one fma a value in increasing k, lanes are columns.
+// Products of panels of floats: float32, one fma a value in increasing k, lanes are columns. Floats of 8 bits have a
+// sum for each super-block, in the same way from 0, and y = fma(scale, sum, y).
 #pragma once
 
 #include "linear_format.h"
@@ -8,6 +9,7 @@ namespace {
 
 constexpr int DENSE_TILE_K = 128;
 constexpr int DENSE_ROWS = 4;
+constexpr int DENSE_MOST_ROWS = 128;  // of a product with scales
 
 // Activations of a dense product: rows of k floats.
 struct DenseRows {
@@ -16,10 +18,39 @@ struct DenseRows {
     int rows;
 };
 
+// E4M3 becomes float16 by a shift, which makes it too small by this factor; scales are multiplied by it.
+template <typename F>
+constexpr float SCALE_FACTOR = F::codes == Codes::e4m3 ? 256.0f : 1.0f;
+
+#if defined(__AVX2__)
+template <typename F>
+inline F32x16 load_float8(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
+    if constexpr (F::codes == Codes::e4m3)  // copies the sign over the highest bit of the exponent, which it then clears
+        halves = _mm256_and_si256(_mm256_srai_epi16(halves, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
+#if defined(__AVX512F__)
+    return {_mm512_cvtph_ps(halves)};
+#else
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+#endif
+}
+#else
+template <typename F>
+inline F32x16 load_float8(const uint8_t* p) {
+    uint16_t halves[PANEL_COLS];
+    for (int i = 0; i < PANEL_COLS; ++i)
+        halves[i] = static_cast<uint16_t>(F::codes == Codes::e4m3 ? (p[i] & 128) << 8 | (p[i] & 127) << 7 : p[i] << 8);
+    return load_f16(halves);
+}
+#endif
+
 template <typename F>
 inline F32x16 load_dense(const uint8_t* panel, int64_t k) {
     if constexpr (F::codes == Codes::f32)
         return load(reinterpret_cast<const float*>(panel) + k * PANEL_COLS);
+    else if constexpr (F::bits == 8)
+        return load_float8<F>(panel + k * PANEL_COLS);
     else if constexpr (F::codes == Codes::f16)
         return load_f16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
     else
@@ -64,7 +95,7 @@ void multiply_dense_panel(const uint8_t* panel, int k, DenseRows x, float* c) {
     if (F::codes == Codes::f32 || x.rows <= DENSE_ROWS) {
         for (int k0 = 0; k0 < k; k0 += DENSE_TILE_K) {
             const int count = k - k0 < DENSE_TILE_K ? k - k0 : DENSE_TILE_K;
-            const uint8_t* const piece = panel + static_cast<int64_t>(k0) * F::block_bytes;
+            const uint8_t* const piece = panel + static_cast<int64_t>(k0) * (PANEL_COLS * F::bits / 8);
             multiply_dense<F>(piece, count, {x.data + k0, x.stride, x.rows}, c);
         }
         return;
@@ -75,6 +106,30 @@ void multiply_dense_panel(const uint8_t* panel, int k, DenseRows x, float* c) {
         for (int i = 0; i < count; ++i) store(tile + i * PANEL_COLS, load_dense<F>(panel, k0 + i));
         multiply_dense<Format<Codes::f32, 32, 1, Scales::none, Mins::none>>(reinterpret_cast<uint8_t*>(tile), count,
                                                                             {x.data + k0, x.stride, x.rows}, c);
+    }
+}
+
+// The scales of a super-block, for numbers as load_dense gives them.
+template <typename F>
+inline F32x16 dense_scales(const uint8_t* header) {
+    return load(reinterpret_cast<const float*>(header)) * broadcast(SCALE_FACTOR<F>);
+}
+
+// The same for floats with scales, at most DENSE_MOST_ROWS rows.
+template <typename F>
+void multiply_scaled_panel(const uint8_t* panel, const Groups& groups, int k, DenseRows x, float* c) {
+    alignas(64) float sums[DENSE_MOST_ROWS * PANEL_COLS];
+    for (int k0 = 0; k0 < k; k0 += groups.k) {
+        const int count = k - k0 < groups.k ? k - k0 : groups.k;
+        const F32x16 scales = dense_scales<F>(panel);
+        panel += header_bytes(groups);
+        for (int r = 0; r < x.rows; ++r) store(sums + PANEL_COLS * r, broadcast(0.0f));
+        multiply_dense_panel<F>(panel, count, {x.data + k0, x.stride, x.rows}, sums);
+        for (int r = 0; r < x.rows; ++r) {
+            float* const y = c + PANEL_COLS * r;
+            store(y, fma(scales, load(sums + PANEL_COLS * r), load(y)));
+        }
+        panel += static_cast<int64_t>(count) * PANEL_COLS;
     }
 }
 

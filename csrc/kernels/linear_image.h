@@ -202,9 +202,14 @@ struct Image {
         const int count = rows - first < ROW_GROUP ? rows - first : ROW_GROUP;
         return {data + static_cast<int64_t>(first) * units * ROW_UNIT_BYTES, count};
     }
-    void quantize_row(const float* x, int32_t row) const {
+    // order: null, or the columns of x in the order of the codes.
+    void quantize_row(const float* x, int32_t row, const int32_t* order) const {
         const ImageGroup g = group(row / ROW_GROUP);
-        for (int u = 0; u < units; ++u) quantize_unit(x + u * UNIT_K, g.unit(u), row % ROW_GROUP, g.rows);
+        for (int u = 0; u < units; ++u) {
+            float gathered[UNIT_K];
+            for (int i = 0; order && i < UNIT_K; ++i) gathered[i] = x[order[u * UNIT_K + i]];
+            quantize_unit(order ? gathered : x + u * UNIT_K, g.unit(u), row % ROW_GROUP, g.rows);
+        }
     }
 };
 

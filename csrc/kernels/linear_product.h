@@ -27,6 +27,7 @@ namespace {
 
 constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
 constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
+static_assert(BLOCK_ROWS <= DENSE_MOST_ROWS);
 constexpr int TILE_UNITS = 16;   // units that are unpacked at once: they stay in the L1 cache
 constexpr int LEAST_ROWS = 8;    // the smallest piece of work: so many rows times panels
 constexpr int RUN_PANELS = 16;   // panels of one weight whose sums are kept until all are finished, if rows are few
@@ -46,22 +47,40 @@ struct Product {
 
 constexpr int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
 
+inline uint64_t order_id(const PackedWeight& w) { return w.order ? *w.order_id : 0; }
+
+// Weights with the same order of columns share an image of the activations; those of several experts have none in
+// common, as far as their scratch memory goes. Returns whether weight i is the first of those that share. image: that of
+// weight i.
+inline bool has_new_image(const Product& p, int i, int& image) {
+    const PackedWeight& w = *p.weights[i].packed;
+    image = 0;
+    for (int j = 0; j < i; ++j) {
+        const PackedWeight& other = *p.weights[j].packed;
+        int earlier;
+        if (is_dense(other.type->traits) || !has_new_image(p, j, earlier)) continue;
+        const bool is_known = w.num_orders <= 1 && other.num_orders <= 1;
+        if (is_known && w.num_orders == other.num_orders && order_id(w) == order_id(other)) return false;
+        ++image;
+    }
+    return !is_dense(w.type->traits);
+}
+
 // The requirements that the weights of a product share.
 struct ProductNeeds {
-    bool quantized = false, normed_rows = false;
+    int images = 0;
+    bool normed_rows = false;
     explicit ProductNeeds(const Product& p) {
         for (int i = 0; i < p.num_weights; ++i) {
-            const bool dense = is_dense(p.weights[i].packed->type->traits);
-            quantized |= !dense;
-            normed_rows |= dense && p.norm;
+            int image;
+            images += has_new_image(p, i, image);
+            normed_rows |= is_dense(p.weights[i].packed->type->traits) && p.norm;
         }
     }
-    // Bytes of the prepared activations: the int8 image, then normed float rows.
-    int64_t image_bytes(const Product& p, int64_t rows) const {
-        return quantized ? align64(Image::bytes(rows, p.x.cols)) : 0;
-    }
+    // Bytes of the prepared activations: the int8 images, then normed float rows.
+    static int64_t image_bytes(const Product& p, int64_t rows) { return align64(Image::bytes(rows, p.x.cols)); }
     int64_t bytes(const Product& p, int64_t rows) const {
-        return image_bytes(p, rows) + (normed_rows ? align64(rows * p.x.cols * 4) : 0);
+        return images * image_bytes(p, rows) + (normed_rows ? align64(rows * p.x.cols * 4) : 0);
     }
 };
 
@@ -115,13 +134,18 @@ struct ProductScratch {
 
 // The activations of a step, ready for the products.
 struct Activations {
-    Image image;
+    Image first_image;
+    int64_t image_bytes;
     const float* dense;  // rows of x or normed rows, [rows, k]
+
+    Image image(int i) const {
+        return {first_image.data + i * image_bytes, first_image.rows, first_image.units};
+    }
 };
 
 // Normalizes and quantizes the rows [begin, end).
-inline void prepare_rows(const Product& p, const Activations& a, float* row, int32_t begin, int32_t end) {
-    const ProductNeeds needs(p);
+inline void prepare_rows(const Product& p, const ProductNeeds& needs, const Activations& a, float* row, int32_t begin,
+                         int32_t end) {
     const int64_t k = p.x.cols;
     for (int32_t i = begin; i < end; ++i) {
         const float* source = p.x.data + i * k;
@@ -130,7 +154,8 @@ inline void prepare_rows(const Product& p, const Activations& a, float* row, int
             rms_norm_group(normed, source, p.norm, k, p.eps);
             source = normed;
         }
-        if (needs.quantized) a.image.quantize_row(source, i);
+        for (int j = 0, image; j < p.num_weights; ++j)
+            if (has_new_image(p, j, image)) a.image(image).quantize_row(source, i, p.weights[j].packed->order);
     }
 }
 
@@ -139,13 +164,14 @@ inline Activations prepare(const Product& p, const ProductScratch& scratch, void
     const int32_t rows = p.x.rows;
     const bool few = rows <= FEW_ROWS;
     uint8_t* const base = few ? scratch.activations : static_cast<uint8_t*>(shared);
-    float* const normed = reinterpret_cast<float*>(base + needs.image_bytes(p, rows));
-    const Activations a{{base, rows, p.x.cols / UNIT_K}, needs.normed_rows ? normed : p.x.data};
+    const int64_t image_bytes = needs.image_bytes(p, rows);
+    float* const normed = reinterpret_cast<float*>(base + needs.images * image_bytes);
+    const Activations a{{base, rows, p.x.cols / UNIT_K}, image_bytes, needs.normed_rows ? normed : p.x.data};
     if (few) {
-        prepare_rows(p, a, scratch.row, 0, rows);
-    } else if (needs.quantized || needs.normed_rows) {
+        prepare_rows(p, needs, a, scratch.row, 0, rows);
+    } else if (needs.images > 0 || needs.normed_rows) {
         const Range part = share(rows, worker);
-        prepare_rows(p, a, scratch.row, static_cast<int32_t>(part.begin), static_cast<int32_t>(part.end));
+        prepare_rows(p, needs, a, scratch.row, static_cast<int32_t>(part.begin), static_cast<int32_t>(part.end));
         worker.barrier();
     }
     return a;
@@ -155,15 +181,18 @@ struct RowBlock {
     int32_t first, count;  // first is a multiple of ROW_GROUP
 };
 
-// The terms of a block depend on the type of the weight only: kept until either changes.
+// The terms of a block of an image depend on the type of the weight only: kept until one of them changes.
 struct TermsKey {
     const WeightType* type = nullptr;
+    int image = 0;
     int32_t first = -1;
 };
 
 // Neighbouring panels of one weight.
 struct PanelRun {
     const PackedWeight& weight;
+    Image image;  // of the activations, in the weight's order of columns
+    int image_index;
     int32_t first;
     int count;
 
@@ -309,8 +338,8 @@ class ProductRun {
         for (int32_t panel = begin; panel < end; panel += step) {
             const int count = end - panel < step ? end - panel : step;
             prefetch_output(column + panel * PANEL_COLS, count);
-            accumulate({*p_.weights[i].packed, panel, count}, 0);
-            if (gated()) accumulate({*p_.weights[1].packed, panel, count}, 1);
+            accumulate(panel_run(i, panel, count), 0);
+            if (gated()) accumulate(panel_run(1, panel, count), 1);
             for (int j = 0; j < count; ++j) {
                 if (gated())
                     finish_gated(panel + j, j);
@@ -318,6 +347,12 @@ class ProductRun {
                     finish(i, panel + j, column, sums_of(0, j));
             }
         }
+    }
+
+    PanelRun panel_run(int i, int32_t first, int count) const {
+        int image;
+        has_new_image(p_, i, image);
+        return {*p_.weights[i].packed, a_.image(image), image, first, count};
     }
 
     // Many rows lie far apart: by the time they are written their cache lines are here.
@@ -345,16 +380,20 @@ class ProductRun {
     void accumulate_dense(const PanelRun& run, int slot) {
         const int64_t k = p_.x.cols;
         const DenseRows rows = {a_.dense + block_.first * k, k, block_.count};
-        for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), p_.x.cols, rows, sums_of(slot, i));
+        for (int i = 0; i < run.count; ++i)
+            if constexpr (F::is_grouped)
+                multiply_scaled_panel<F>(run.data(i), run.weight.groups, p_.x.cols, rows, sums_of(slot, i));
+            else
+                multiply_dense_panel<F>(run.data(i), p_.x.cols, rows, sums_of(slot, i));
     }
 
     template <typename F>
     void accumulate_quantized(const PanelRun& run, int slot) {
         const WeightType& type = *run.weight.type;
-        prepare_terms<FormOf<F>>(type, slot);
+        prepare_terms<FormOf<F>>(type, run, slot);
         for (int i = 0; i < run.count; ++i) {
             const Panel panel = {run.data(i), type, run.weight.groups};
-            const PanelSums s = {a_.image, block_, s_.terms[slot], sums_of(slot, i)};
+            const PanelSums s = {run.image, block_, s_.terms[slot], sums_of(slot, i)};
             UnitTile<FormOf<F>>* const tiles = reinterpret_cast<UnitTile<FormOf<F>>*>(s_.tiles);
             if (p_.x.rows <= PACKED_ROWS)
                 accumulate_packed<F>(panel, s, tiles);
@@ -364,13 +403,14 @@ class ProductRun {
     }
 
     template <typename Form>
-    void prepare_terms(const WeightType& type, int slot) {
-        if (keys_[slot].type == &type && keys_[slot].first == block_.first) return;
+    void prepare_terms(const WeightType& type, const PanelRun& run, int slot) {
+        const TermsKey& key = keys_[slot];
+        if (key.type == &type && key.image == run.image_index && key.first == block_.first) return;
         const int zero = is_wide(type.traits) ? WIDE_ZERO : type.zero;
         int32_t* out = s_.terms[slot];
         for (int32_t g = 0; g * ROW_GROUP < block_.count; ++g)
-            out = write_terms<Form>(a_.image.group(block_.first / ROW_GROUP + g), a_.image.units, zero, out);
-        keys_[slot] = {&type, block_.first};
+            out = write_terms<Form>(run.image.group(block_.first / ROW_GROUP + g), run.image.units, zero, out);
+        keys_[slot] = {&type, run.image_index, block_.first};
     }
 
     static int lanes_of(const PackedWeight& w, int32_t panel) {

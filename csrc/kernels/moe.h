@@ -42,6 +42,11 @@ inline ExpertWeight expert_weight(const Weight& w, int32_t expert, int32_t n) {
     const int64_t first = static_cast<int64_t>(expert) * n, panel = first / PANEL_COLS;
     PackedWeight p = *w.packed;
     p.data += panel * p.panel_bytes;
+    if (p.num_orders > 1) {
+        p.order += static_cast<int64_t>(expert) * p.k;
+        p.order_id += expert;
+        p.num_orders = 1;
+    }
     const int32_t skip = static_cast<int32_t>(first - panel * PANEL_COLS);
     p.n = skip + n;
     return {p, skip};

@@ -37,12 +37,15 @@ std::vector<std::string> type_names() {
     for (const WeightType& type : WEIGHT_TYPES) {
         if (!is_grouped(type.traits)) {
             names.push_back(type.name);
+        } else if (is_dense(type.traits)) {
+            names.push_back(type.name);
+            names.push_back(std::string(type.name) + "_128X128");
         } else if (type.traits.mins == Mins::none) {
             names.push_back(std::string(type.name) + "_32");
             names.push_back(std::string(type.name) + "_ROW_F32");
             names.push_back(std::string(type.name) + "_256");
         } else {
-            names.push_back(std::string(type.name) + "_32_Z");
+            names.push_back(std::string(type.name) + "_32_Z_ORDER");
             names.push_back(std::string(type.name) + "_ROW_M_F32");
             names.push_back(std::string(type.name) + "_128_M");
             names.push_back(std::string(type.name) + "_64_Z_F32");
@@ -159,6 +162,11 @@ void compare_products(Judge& judge, Random& random) {
                     random_weight(random, "I3_32", experts * inner, 64),
                     random_weight(random, "I8_ROW_F32", experts * 64, inner)};
     judge.compare(call, "grouped", {1, 5, 33});
+    call.weights = {random_weight(random, "BF16", experts, 64),
+                    random_weight(random, "I4_64_Z_ORDER6", experts * inner, 64),
+                    random_weight(random, "NF4_32", experts * inner, 64),
+                    random_weight(random, "I4_32_ORDER6", experts * 64, inner)};
+    judge.compare(call, "with orders", {1, 5, 33});
 }
 
 void compare_embedding(Judge& judge, Random& random) {

@@ -74,6 +74,7 @@ struct Operand {
     PackedWeight packed{};
     std::shared_ptr<Memory> panels;
     std::shared_ptr<Floats> plain;
+    std::shared_ptr<std::vector<uint64_t>> order_ids;
 
     // Memory for the panels of `packed`.
     uint8_t* allocate() {
@@ -155,7 +156,7 @@ inline Operand random_groups(Random& random, const std::string& type_name, int32
     operand.packed = describe_packed(type_name, n, k);
     const WeightType& type = *operand.packed.type;
     const Groups& groups = operand.packed.groups;
-    const size_t count = static_cast<size_t>(n) * (k / groups.k);
+    const size_t count = static_cast<size_t>(n) * num_groups(groups, k);
     const auto random_bytes = [&](size_t size) {
         std::vector<uint8_t> bytes(size);
         for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random.bits());
@@ -170,12 +171,25 @@ inline Operand random_groups(Random& random, const std::string& type_name, int32
         }
         return numbers;
     };
-    const std::vector<uint8_t> codes = random_bytes(static_cast<size_t>(n) * k / 8 * type.traits.bits);
+    const auto random_order = [&](int32_t* order) {
+        for (int32_t i = 0; i < k; ++i) order[i] = i;
+        for (int32_t i = k - 1; i > 0; --i) std::swap(order[i], order[random.below(i + 1)]);
+    };
+    std::vector<uint8_t> codes = random_bytes(static_cast<size_t>(n) * k * type.traits.bits / 8);
+    for (uint8_t& code : codes)
+        if (is_dense(type.traits)) code &= 0xbf;  // without NaN and infinity
     const std::vector<uint8_t> scales = random_numbers(count, groups.scale_bytes);
     const std::vector<uint8_t> mins =
         groups.min_bytes == 1 ? random_bytes(count) : random_numbers(count, groups.min_bytes);
+    std::vector<uint8_t> orders(order_bytes(operand.packed));
+    for (size_t at = 0; at < orders.size(); at += 4 * static_cast<size_t>(k))
+        random_order(reinterpret_cast<int32_t*>(orders.data() + at));
+    const auto array = [](const std::vector<uint8_t>& v) { return ByteArray{v.data(), v.size()}; };
     const int32_t bits = type.traits.bits;
-    pack_groups(operand.packed, {bits, 1 << (bits - 1), codes.data(), scales.data(), mins.data()}, operand.allocate());
+    const GroupArrays arrays = {bits, 1 << (bits - 1), array(codes), array(scales), array(mins), array(orders)};
+    check_groups(operand.packed, type_name, arrays);
+    pack_groups(operand.packed, arrays, operand.allocate());
+    operand.order_ids = std::make_shared<std::vector<uint64_t>>(find_orders(operand.packed));
     return operand;
 }
 

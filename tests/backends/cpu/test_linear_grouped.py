@@ -171,7 +171,7 @@ def test_sizes_are_known_before_packing_and_the_pack_cache_keeps_the_bytes(
     (first,), (second,) = (packed.values() for packed in kept)
     assert first.is_view
     assert second.is_view
-    assert first.type_name == packed_types(weight.type_name, 256)[0]
+    assert first.type_name == packed_types(weight.type_name, (48, 256))[0]
     assert first.panels.tobytes() == second.panels.tobytes() == pack(weight).panels.tobytes()
 
 
@@ -193,7 +193,7 @@ def test_groups_cost_their_scales_and_nothing_else():
 @pytest.mark.parametrize(("group", "k"), [(16, 64), (None, 40), (8, 40)])
 def test_groups_without_a_kernel_become_floats(group, k, isa):
     weight, x = random_grouped((16, k), 9, group=group), gaussian(3, k)
-    assert packed_types(weight.type_name, k) == ("F16", "F32")
+    assert packed_types(weight.type_name, (16, k)) == ("F16", "F32")
     assert pack(weight).type_name == "F16"
     assert product_error(product(weight, x, isa), weight, x) <= GAUSSIAN_ERROR
 
@@ -201,7 +201,7 @@ def test_groups_without_a_kernel_become_floats(group, k, isa):
 def pack_groups(type_name: str, bits: int, zero: int, scales: int = 32, mins: int | None = None) -> None:
     zeros = None if mins is None else np.zeros(mins, np.uint8)
     codes = np.zeros(16 * 64 * bits // 8, np.uint8)
-    _native.pack_groups(type_name, 16, 64, bits, zero, codes, np.zeros(scales, np.uint8), zeros)
+    _native.pack_groups(type_name, (16, 64), bits, zero, codes, np.zeros(scales, np.uint8), zeros, None)
 
 
 def test_what_cannot_be_packed_is_named():
@@ -215,11 +215,11 @@ def test_what_cannot_be_packed_is_named():
         pack_groups("I4_ROW", 3, 8)
     with pytest.raises(ValueError, match="codes of 8 bits about 0 cannot become I8_ROW"):
         pack_groups("I8_ROW", 8, 0)
-    with pytest.raises(ValueError, match="scales of I4_32 of 16 x 64 takes 64 bytes, not 32"):
+    with pytest.raises(ValueError, match="scales of I4_32 of 16 x 64 take 64 bytes, not 32"):
         pack_groups("I4_32", 4, 8)
-    with pytest.raises(ValueError, match="minimums of I4_ROW_Z are missing"):
+    with pytest.raises(ValueError, match="minimums of I4_ROW_Z of 16 x 64 take 16 bytes, not 0"):
         pack_groups("I4_ROW_Z", 4, 8)
-    with pytest.raises(ValueError, match="minimums of I4_ROW are not wanted"):
+    with pytest.raises(ValueError, match="minimums of I4_ROW of 16 x 64 take 0 bytes, not 16"):
         pack_groups("I4_ROW", 4, 8, mins=16)
     with pytest.raises(ValueError, match="Q4_0 has no groups"):
         pack_groups("Q4_0", 4, 8)

@@ -41,19 +41,23 @@ def pack_weight(type_name: str, data: NDArray[np.uint8], n: int, k: int) -> Pack
 
 def pack_groups(
     type_name: str,
-    n: int,
-    k: int,
+    shape: tuple[int, int],
     bits: int,
     zero: int,
     codes: NDArray[np.uint8],
     scales: NDArray[np.uint8],
     mins: NDArray[np.uint8] | None,
+    orders: NDArray[np.uint8] | None,
 ) -> PackedWeight:
     """Packs the codes of a matrix [n, k], `bits` each, and the scales and minimums of its groups, all as bytes.
 
     type_name: `I4_128`, `I8_ROW_Z_F32`, ... (csrc/pack.h). zero: the code of zero. mins: zero points or minimums.
-    Releases the interpreter lock. Raises ValueError for arrays that do not fit type and size.
+    orders: the column of each code, int32; several orders for experts. Releases the interpreter lock. Raises ValueError
+    for arrays that do not fit type and size.
     """
+
+def code_table(name: str) -> tuple[list[int], float]:
+    """The table of `NF4` or `FP4` as whole numbers, and the factor by which they are too large; empty for others."""
 
 def view_packed(type_name: str, panels: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
     """A matrix [n, k] over bytes that are packed already, kept alive and not copied.

@@ -127,7 +127,7 @@ def sizes(
 def _packed_matrix(weights: Mapping[str, Weight], parameter: Parameter) -> PackedType:
     info = parameter_info(weights, parameter)
     n, k = math.prod(parameter.shape[:-1]), parameter.shape[-1]
-    packed_as = packed_types(info.type_name, k)[0]
+    packed_as = packed_types(info.type_name, parameter.shape)[0]
     num_bytes = _native.packed_nbytes(packed_as, n, k)
     return PackedType(info.type_name, packed_as, info.nbytes, num_bytes)
 

@@ -9,36 +9,62 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.backends.cpu import _native
-from octavo.quantization.packed import DenseWeight, GGMLWeight, GroupedWeight, Weight
+from octavo.quantization.packed import (
+    CodebookWeight,
+    DenseWeight,
+    Float8Weight,
+    GGMLWeight,
+    GroupedWeight,
+    Weight,
+)
 
 _FLOATS = ("F16", "F32")
 _LARGEST_F16 = 65504.0
 _CHUNK_VALUES = 1 << 20  # numbers that are converted at a time
 _UNIT = 32  # columns that the kernels take together
-_GROUPED = re.compile(r"I(?P<bits>[2-8])_(?P<group>\d+|ROW)(?P<mins>_[ZM])?(?P<scales>_F32)?")
+_GROUPED = re.compile(r"I(?P<bits>[2-8])_(?P<group>\d+|ROW)(?P<mins>_[ZM])?(?P<scales>_F32)?(?P<order>_ORDER)?")
+_CODEBOOK = re.compile(r"(?P<name>[A-Z]{2,}4)_(?P<group>\d+)")
+_FLOAT8 = re.compile(r"F8_E(4M3|5M2)(_ROW|_(ALL|\d+)X(ALL|\d+))?")
 
 
-def packed_types(type_name: str, width: int) -> tuple[str, ...]:
-    """The possible types of a matrix with rows of `width` after packing, the likely one first.
+def packed_types(type_name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
+    """The possible types of a matrix of that type and shape after packing, the likely one first.
 
     A type without a kernel becomes the narrowest float that fits.
     """
     if type_name in _native.packable_types():
         return (type_name,)
+    if _FLOAT8.fullmatch(type_name):
+        return (type_name,)
+    if codebook := _CODEBOOK.fullmatch(type_name):
+        known = bool(_native.code_table(codebook["name"])[0]) and _is_divided(codebook["group"], shape[-1])
+        return (type_name, *_FLOATS) if known else _FLOATS
     grouped = _GROUPED.fullmatch(type_name)
-    if grouped is None or width % _UNIT or (grouped["group"] != "ROW" and int(grouped["group"]) % _UNIT):
+    if grouped is None or not _is_divided(grouped["group"], shape[-1]):
         return _FLOATS
     bits, mins, scales = int(grouped["bits"]), grouped["mins"] or "", grouped["scales"] or ""
     # The kernels have no planes of five to seven bits for these, and one code of zero; others become zero points.
     name = f"I{bits if bits < 5 else 8}_{grouped['group']}"
-    return (*dict.fromkeys([f"{name}{mins}{scales}", f"{name}{mins or '_Z'}{scales}"]), *_FLOATS)
+    experts = math.prod(shape[:-2])
+    order = f"_ORDER{experts if experts > 1 else ''}" if grouped["order"] else ""
+    return (*dict.fromkeys([f"{name}{mins}{scales}{order}", f"{name}{mins or '_Z'}{scales}{order}"]), *_FLOATS)
+
+
+def _is_divided(group: str, width: int) -> bool:
+    """True if groups and rows are whole units of the kernels. group: its columns, or `ROW`."""
+    return width % _UNIT == 0 and (group == "ROW" or int(group) % _UNIT == 0)
 
 
 def pack(weight: Weight) -> _native.PackedWeight:
     """The matrix [product of the leading dimensions, last dimension] in one of its `packed_types`."""
-    types = packed_types(weight.type_name, weight.shape[-1])
-    if isinstance(weight, GroupedWeight) and types != _FLOATS and 0 <= weight.zero <= 255:
-        return _pack_grouped(weight, types)
+    if isinstance(weight, Float8Weight):
+        return _pack_float8(weight)
+    types = packed_types(weight.type_name, weight.shape)
+    if types != _FLOATS:
+        if isinstance(weight, GroupedWeight) and 0 <= weight.zero <= 255:
+            return _pack_grouped(weight, types)
+        if isinstance(weight, CodebookWeight) and _has_table(weight):
+            return _pack_codebook(weight)
     if types != (weight.type_name,):
         weight = _narrowed(weight)
     assert isinstance(weight, (DenseWeight, GGMLWeight)), f"no kernel packs {type(weight).__name__}"
@@ -47,17 +73,39 @@ def pack(weight: Weight) -> _native.PackedWeight:
 
 def _pack_grouped(weight: GroupedWeight, types: tuple[str, ...]) -> _native.PackedWeight:
     """Zero points and minimums as they are; a code of zero that the type lacks becomes a zero point of each group."""
-    number = np.float32 if types[0].endswith("_F32") else np.float16
-    name, bits, mins = types[0], weight.bits, weight.zeros
+    number = np.float32 if "_F32" in types[0] else np.float16
+    name, bits, mins, order = types[0], weight.bits, weight.zeros, weight.column_order
     if weight.minima is not None:
         mins = weight.minima.astype(number, copy=False)
     elif mins is None and weight.zero != 1 << (bits - 1) and bits not in (5, 6, 7):
         name, mins = types[1], np.full(weight.scales.shape, weight.zero, np.uint8)
-    scales = weight.scales.astype(number, copy=False)
     return _native.pack_groups(
-        name, *_matrix_shape(weight), bits, weight.zero, _bytes(weight.codes), _bytes(scales),
-        None if mins is None else _bytes(mins),
+        name, _matrix_shape(weight), bits, weight.zero,
+        _bytes(weight.codes), _bytes(weight.scales.astype(number, copy=False)),
+        None if mins is None else _bytes(mins), None if order is None else _bytes(order),
     )  # fmt: skip
+
+
+def _has_table(weight: CodebookWeight) -> bool:
+    """True if the kernels have just this table, rounded to whole numbers. Others of its name become floats."""
+    table, factor = _native.code_table(weight.name)
+    return bool(np.rint(np.array(weight.table) * factor).tolist() == table)
+
+
+def _pack_codebook(weight: CodebookWeight) -> _native.PackedWeight:
+    """The scales are those of the table as whole numbers (csrc/packed_weight.h has the error)."""
+    _, factor = _native.code_table(weight.name)
+    scales = (weight.scales.astype(np.float64) / factor).astype(np.float32)
+    shape = _matrix_shape(weight)
+    return _native.pack_groups(weight.type_name, shape, 4, 0, _bytes(weight.codes), _bytes(scales), None, None)
+
+
+def _pack_float8(weight: Float8Weight) -> _native.PackedWeight:
+    """Every row gets the scales of its block."""
+    rows = weight.shape[-2]
+    scales = np.repeat(weight.scales, weight.block_rows or rows, axis=-2)[..., :rows, :]
+    shape = _matrix_shape(weight)
+    return _native.pack_groups(weight.type_name, shape, 8, 0, _bytes(weight.data), _bytes(scales), None, None)
 
 
 def _matrix_shape(weight: Weight) -> tuple[int, int]:

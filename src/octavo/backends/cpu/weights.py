@@ -97,5 +97,5 @@ def plain_weight(weights: Mapping[str, Weight], parameter: Parameter) -> NDArray
 def _describe(weights: Mapping[str, Weight], parameter: Parameter) -> Matrix:
     """The description of a matrix before packing, for the pack cache."""
     n, k = math.prod(parameter.shape[:-1]), parameter.shape[-1]
-    types = packed_types(parameter_info(weights, parameter).type_name, k)
+    types = packed_types(parameter_info(weights, parameter).type_name, parameter.shape)
     return Matrix(parameter.label, types, n, k, fingerprint_of(weights, parameter))
