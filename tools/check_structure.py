@@ -26,7 +26,7 @@ LEAVES = {"errors", "env", "batch", "sampling_params", "outputs", "config", "gen
 ALLOWED: dict[str, set[str]] = {
     "graph": set(),
     "models": {"graph"},
-    "quantization": set(),
+    "quantization": {"models"},
     "backends": {"graph", "quantization"},
     "loader": {"quantization", "models"},
     "tokenizer": {"loader"},

@@ -277,9 +277,13 @@ def test_infinite_scales_load(tmp_path: Path) -> None:
         (CONFIG | {"num_hidden_layers": 10**9}, "num_hidden_layers"),
         (
             CONFIG | {"quantization_config": {"quant_method": "gptq", "group_size": -7}},
-            "names the method 'gptq', which",
+            "quantization_config.bits is None: is not supported; supported: 2, 3, 4, 8",
         ),
-        (CONFIG | {"quantization_config": "odd"}, "names the method 'odd', which is not supported"),
+        (CONFIG | {"quantization_config": "odd"}, "quantization_config is 'odd': must be an object"),
+        (
+            CONFIG | {"quantization_config": {"quant_method": "odd"}},
+            "quantization_config.quant_method is 'odd': is not supported; awq, .*gptq.* are; take",
+        ),
         ([CONFIG], "a JSON object is needed, not list"),
     ],
 )

@@ -46,18 +46,19 @@ def show(*, model: str, as_json: bool) -> None:
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """The facts under their names in the JSON output; sizes in bytes, lengths in tokens."""
     config = checkpoint.config
-    tensors = checkpoint.file.tensors.values()
+    files = {tensor.file for tensor in checkpoint.file.tensors.values()}
     num_weights: Counter[str] = Counter()
     num_bytes: Counter[str] = Counter()
-    for tensor in tensors:
-        num_weights[tensor.type_name] += math.prod(tensor.shape)
-        num_bytes[tensor.type_name] += tensor.nbytes
+    for weight in checkpoint.stored:
+        num_weights[weight.type_name] += math.prod(weight.shape)
+        num_bytes[weight.type_name] += weight.nbytes
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,
+        "quantization": checkpoint.quantization,
         "architecture": checkpoint.architecture,
         **{label: checkpoint.file.metadata.get(key) for key, label in _ORIGIN.items()},
-        "file_bytes": sum(file.stat().st_size for file in {tensor.file for tensor in tensors}),
+        "file_bytes": sum(file.stat().st_size for file in files),
         "num_parameters": sum(num_weights.values()),
         "bits_per_weight": 8 * sum(num_bytes.values()) / max(sum(num_weights.values()), 1),
         "formats": {name: {"weights": num_weights[name], "bytes": n} for name, n in num_bytes.most_common()},
@@ -101,10 +102,11 @@ def _has_chat_template(checkpoint: Checkpoint) -> bool:
 
 
 def _write(facts: dict[str, Any]) -> None:
+    kind = (facts["format"], facts["quantization"])
     write_facts(
         {
             "path": facts["path"],
-            "architecture": f"{facts['architecture']} ({facts['format']})",
+            "architecture": f"{facts['architecture']} ({', '.join(filter(None, kind))})",
             **{label: facts[label] or "not stated" for label in _ORIGIN.values()},
             "parameters": f"{facts['num_parameters']:,}",
             "size": f"{size(facts['file_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Container, Iterator, Mapping
+import zlib
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +16,15 @@ from octavo.errors import ModelLoadError
 from octavo.loader.gguf import open_gguf, part_names
 from octavo.loader.json_file import read_json_object
 from octavo.loader.safetensors import INDEX_NAME, open_safetensors
-from octavo.loader.tensor_files import TensorFiles, Weights
+from octavo.loader.tensor_files import Source, TensorFiles, Weights
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
 from octavo.loader.transforms import transformed
 from octavo.models import Architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import FileFormat, WeightTable
-from octavo.quantization.packed import DENSE_TYPES
+from octavo.quantization.checkpoints import lowered
+from octavo.quantization.packed import DENSE_TYPES, WeightInfo
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ class Checkpoint:
     config: ModelConfig  # the `Config` of that module
     weights: Weights
     file: TensorFiles
+    stored: Sequence[WeightInfo]  # the weights as the files have them
+    quantization: str | None = None  # method of a quantized safetensors checkpoint
 
     def close(self) -> None:
         """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
@@ -125,7 +129,7 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
     with _errors_of(path):
         config = module.Config.from_gguf(ConfigReader({**file.metadata, **rope}, f"{architecture}."), shapes)
         weights = Weights(transformed(stored, table.transforms, config, "gguf"), file)
-    return Checkpoint(path, "gguf", architecture, config, weights, file)
+    return Checkpoint(path, "gguf", architecture, config, weights, file, list(file.tensors.values()))
 
 
 def _check_vectors(file: TensorFiles) -> None:
@@ -144,15 +148,19 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     config_path = path.parent / "config.json"
     config_json = read_json_object(config_path, MAX_CONFIG_BYTES)
     architecture, module = _architecture(config_path, "model_type", config_json.get("model_type"))
-    _check_quantization(config_path, config_json)
     table = weight_table(module)
     with _errors_of(config_path):
         config = module.Config.from_hf(ConfigReader(config_json))
-    names = [tensor for tensor in file.tensors if not tensor.endswith("rotary_emb.inv_freq")]
-    stored = {_checkpoint_name(tensor, table): file.source(tensor) for tensor in names}
+        section = _quantization(config_path, config_json)
+        packed = _packed(section, file) if section else {}
+    used = {tensor for source in packed.values() for tensor in source.tensors}
+    names = [n for n in file.tensors if n not in used and not n.endswith("rotary_emb.inv_freq")]
+    sources = {name: file.source(name) for name in names} | packed
+    stored = {_checkpoint_name(name, table): source for name, source in sources.items()}
     with _errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
-    return Checkpoint(path, "safetensors", architecture, config, weights, file)
+    quantization = section.text("quant_method") if section else None
+    return Checkpoint(path, "safetensors", architecture, config, weights, file, list(sources.values()), quantization)
 
 
 def _architecture(path: Path, key: str, name: object) -> tuple[str, Architecture]:
@@ -164,15 +172,25 @@ def _architecture(path: Path, key: str, name: object) -> tuple[str, Architecture
     return models.known_architectures()[name], module
 
 
-def _check_quantization(path: Path, config_json: Mapping[str, object]) -> None:
-    """Refuses quantized checkpoints by the name of their method; otherwise their weights would seem to be missing."""
-    section = config_json.get("quantization_config")
-    if section is not None:
-        method = section.get("quant_method") if isinstance(section, dict) else section
-        raise ModelLoadError(
-            f"{path}: quantization_config names the method {method!r:.40}, which is not supported; take the "
-            "unquantized checkpoint or a GGUF file"
-        )
+def _quantization(config_path: Path, config_json: Mapping[str, object]) -> ConfigReader | None:
+    """The configuration of a quantized checkpoint: in config.json, or in a file beside it as older tools write it."""
+    key, beside = "quantization_config", config_path.with_name("quantize_config.json")
+    section = config_json.get(key)
+    if section is None and beside.is_file():
+        key, section = beside.name, {"quant_method": "gptq", **read_json_object(beside, MAX_CONFIG_BYTES)}
+    return None if section is None else ConfigReader({key: section}).section(key)
+
+
+def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:
+    """The quantized weights by name in the file."""
+    settings = zlib.crc32(repr(section.values).encode())
+    found: dict[str, Source] = {}
+    for weight in lowered(section, file):
+        nbytes = sum(file.tensors[tensor].nbytes for tensor in weight.tensors)
+        steps = f"{weight.name} {settings}"
+        like = weight.like
+        found[weight.name] = Source(like.type_name, like.shape, nbytes, weight.tensors, weight.make, steps)
+    return found
 
 
 @contextmanager

@@ -23,7 +23,9 @@ logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<variant>[\w.-]+))?", re.ASCII)
 _PATH_LIKE = re.compile(r"[./~].*|.*\.(gguf|safetensors)", re.DOTALL)
-_SIDE_FILES = frozenset({"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"})
+_SIDE_FILES = frozenset(
+    {"config.json", "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+)
 _SIDE_FILES |= {"tokenizer.model", "special_tokens_map.json", "chat_template.jinja", "chat_template.json"}
 # Of several GGUF files in a repository, the one that most people want: small, with little loss.
 _PREFERRED_VARIANTS = ("Q4_K_M", "Q4_K_S", "Q4_0", "Q5_K_M", "Q6_K", "Q8_0", "BF16", "F16")

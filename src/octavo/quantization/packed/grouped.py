@@ -76,7 +76,7 @@ class GroupedWeight(Weight):
         return lcm(self.group or 1, 8 // gcd(8, self.bits))
 
     def dequantize(self) -> NDArray[np.float32]:
-        values = _unpacked(self.codes, self.bits)
+        values = unpacked(self.codes, self.bits)
         grouped = values.reshape(*self.scales.shape, -1).astype(np.float32)
         if self.minima is None:
             grouped -= np.float32(self.zero) if self.zeros is None else self.zeros[..., None].astype(np.float32)
@@ -91,10 +91,18 @@ class GroupedWeight(Weight):
         return ordered
 
 
-def _unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
-    """The codes of each row, one a byte."""
+def unpacked(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The codes of each row, one a byte: [*, in * bits / 8] -> [*, in]."""
     if 8 % bits == 0:
         return fields(codes, bits)
     stream = np.unpackbits(codes, axis=-1, bitorder="little").reshape(*codes.shape[:-1], -1, bits)
     values: NDArray[np.uint8] = stream @ (1 << np.arange(bits)).astype(np.uint8)
     return values
+
+
+def packed(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """The inverse of `unpacked`."""
+    if bits == 8:
+        return values
+    stream = np.unpackbits(values[..., None], axis=-1, count=bits, bitorder="little")
+    return np.packbits(stream.reshape(*values.shape[:-1], -1), axis=-1, bitorder="little")

@@ -1,0 +1,53 @@
+"""The quantized checkpoint formats of Hugging Face, one in each file, found by file name.
+
+A module here has `METHODS`, its names in the configuration, and `Format`, which makes canonical weights of the stored
+tensors of one layer. The stored tensors decide which layers are quantized; all others stay plain. Files with a leading
+underscore are shared parts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import ModuleType
+from typing import Protocol
+
+from octavo.errors import ModelLoadError
+from octavo.models._reading import ConfigReader
+from octavo.quantization.checkpoints._layer import Layer, Lowered, StoredTensors, layers
+
+
+class CheckpointFormat(Protocol):
+    """The class of a format. It is made with the section of the configuration about quantization."""
+
+    def weights(self, layer: Layer) -> Iterator[Lowered]:
+        """The weights of this layer that are quantized. Raises ModelLoadError naming key or tensor."""
+
+
+@cache
+def known_methods() -> Mapping[str, ModuleType]:
+    """Every name of a method with its module."""
+    names = [name for _, name, _ in pkgutil.iter_modules(__path__) if not name.startswith("_")]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    return {method: module for module in modules for method in module.METHODS}
+
+
+def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
+    """All quantized weights of a file, not read yet. Raises ModelLoadError naming key or tensor."""
+    method = config.text("quant_method")
+    if method not in known_methods():
+        raise config.error(
+            "quant_method",
+            method,
+            f"is not supported; {', '.join(sorted(known_methods()))} are; take a checkpoint of one of these, the "
+            "unquantized one or a GGUF file",
+        )
+    made: CheckpointFormat = known_methods()[method].Format(config)
+    layer: Layer | None = None
+    try:
+        for layer in layers(file):
+            yield from made.weights(layer)
+    except ValueError as error:  # sizes that no canonical weight has
+        raise ModelLoadError(f"layer {layer and layer.name!r:.80}: {error}") from error

@@ -1,0 +1,52 @@
+"""AWQ in the layout of AutoAWQ's matrix product (`gemm`): eight rows of codes in a word, in an order of their own.
+
+scale * (code - zero). Source: `WQLinear_GEMM` of AutoAWQ, https://github.com/casper-hansen/AutoAWQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.models._reading import ConfigReader
+from octavo.quantization.checkpoints._layer import FLOATS, Layer, Lowered, choice, group_size, hollow
+from octavo.quantization.packed import GroupedWeight, Weight
+from octavo.quantization.packed.grouped import packed, unpacked
+
+METHODS = ("awq",)
+
+_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # of the codes of rows 0 to 7 in a word, from the lowest bits up
+
+
+class Format:
+    def __init__(self, config: ConfigReader) -> None:
+        self._config = config
+        choice(config, "bits", (4,))
+        choice(config, "zero_point", (True,), True)
+        choice(config, "version", ("gemm", "GEMM"), "gemm")
+
+    def weights(self, layer: Layer) -> Iterator[Lowered]:
+        if "qweight" not in layer.parts:
+            return
+        width, num_words = layer.matrix("qweight", "I32")
+        out = num_words * 8
+        group = group_size(self._config, "group_size", width)
+        groups = width // (group or width)
+        layer.check("scales", (groups, out), *FLOATS)
+        layer.check("qzeros", (groups, num_words), "I32")
+
+        def make() -> Weight:
+            codes, zeros = (_rows(layer.array(part)) for part in ("qweight", "qzeros"))
+            scales = np.ascontiguousarray(layer.array("scales").T)
+            return GroupedWeight(4, group, packed(codes, 4), scales, zeros=zeros)
+
+        scales = layer.scales_like("scales", out, groups)
+        yield layer.lower(GroupedWeight(4, group, hollow(out, width // 2), scales, zeros=hollow(out, groups)), make)
+
+
+def _rows(words: NDArray[np.int32]) -> NDArray[np.uint8]:
+    """The codes of words [n, out / 8], one a byte: [out, n]."""
+    codes = unpacked(words.view(np.uint8), 4).reshape(len(words), -1, 8)[..., _PLACES]
+    return np.ascontiguousarray(codes.reshape(len(words), -1).T)

@@ -1,0 +1,103 @@
+"""LLM.int8, NF4 and FP4 of bitsandbytes. The tensors say everything; nothing is read from the configuration.
+
+LLM.int8: code * scale / 127, with a scale for each row. Its outliers are a matter of activations, not of weights.
+NF4 and FP4: scale * table[code], where blocks run over the flattened matrix. With double quantization the scales are
+codes too: nested scale * nested table[code] + offset.
+Source: `QuantState` of bitsandbytes, https://github.com/bitsandbytes-foundation/bitsandbytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import gcd
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.models._reading import MAX_WIDTH, ConfigReader
+from octavo.quantization.checkpoints._layer import Layer, Lowered, choice, hollow
+from octavo.quantization.packed import CodebookWeight, GroupedWeight, Weight
+
+METHODS = ("bitsandbytes",)
+
+_STATE = "weight.quant_state.bitsandbytes__"
+_MAX_STATE_BYTES = 1 << 12
+
+
+class Format:
+    def __init__(self, config: ConfigReader) -> None:
+        """config: not used."""
+
+    def weights(self, layer: Layer) -> Iterator[Lowered]:
+        if "SCB" in layer.parts:
+            yield _int8(layer)
+        for part in layer.parts:
+            if part.startswith(_STATE):
+                yield _four_bits(layer, _state(layer, part))
+
+
+def _int8(layer: Layer) -> Lowered:
+    out, width = layer.matrix("weight", "I8")
+    layer.check("SCB", (out,), "F32")
+    if "weight_format" in layer.parts and layer.bytes("weight_format").any():
+        raise layer.error("weight_format", "is not 0: only the plain order of rows is supported")
+
+    def make() -> Weight:
+        scales = layer.array("SCB")[:, None] / np.float32(127)
+        return GroupedWeight(8, None, layer.array("weight").view(np.uint8) ^ np.uint8(128), scales, 128)
+
+    return layer.lower(GroupedWeight(8, None, hollow(out, width), hollow(out, 1, dtype="f4"), 128), make)
+
+
+def _state(layer: Layer, part: str) -> ConfigReader:
+    """The JSON object that describes a matrix."""
+    stored = layer.bytes(part)
+    try:
+        if stored.nbytes > _MAX_STATE_BYTES or not isinstance(state := json.loads(stored.tobytes()), dict):
+            raise ValueError(f"an object of at most {_MAX_STATE_BYTES} bytes is needed")
+    except (ValueError, RecursionError) as error:
+        raise layer.error(part, f"is not a quantization state: {error}") from error
+    name = layer.parts[part]
+    return ConfigReader({f"{name}: {key}": value for key, value in state.items()}, f"{name}: ")
+
+
+def _four_bits(layer: Layer, state: ConfigReader) -> Lowered:
+    name = choice(state, "quant_type", ("nf4", "fp4")).upper()
+    sizes = state.values.get(f"{state.prefix}shape")
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n <= MAX_WIDTH for n in sizes):
+        raise state.error("shape", sizes, f"must be two whole numbers from 1 to {MAX_WIDTH}")
+    out, width = sizes
+    if width % 2 or layer.bytes("weight").nbytes * 2 != out * width:
+        raise state.error("shape", sizes, f"needs an even width and {out * width / 2} bytes of `weight`")
+    block = state.integer("blocksize", high=1 << 16)
+    # A block may run on into the next row, so each row is cut into pieces that lie within one block.
+    piece = gcd(block, width)
+    layer.check("weight.quant_map", (16,), "F32")
+    table = tuple(layer.array("weight.quant_map").tolist())
+    num_blocks = -(-out * width // block)
+    is_nested = "weight.nested_absmax" in layer.parts
+    layer.check("weight.absmax", (num_blocks,), "U8" if is_nested else "F32")
+    if is_nested:
+        nested, offset = (
+            state.integer("nested_blocksize", high=1 << 16),
+            np.float32(state.number("nested_offset", low=-1e6)),
+        )
+        layer.check("weight.nested_absmax", (-(-num_blocks // nested),), "F32")
+        layer.check("weight.nested_quant_map", (256,), "F32")
+
+    def scales() -> NDArray[np.float32]:
+        found: NDArray[Any] = layer.array("weight.absmax")
+        if is_nested:
+            each = np.repeat(layer.array("weight.nested_absmax"), nested)[:num_blocks]
+            found = layer.array("weight.nested_quant_map")[found] * each + offset
+        return np.repeat(found, block // piece)[: out * width // piece].reshape(out, -1)
+
+    def make() -> Weight:
+        pairs = layer.bytes("weight").reshape(out, -1)
+        swapped: NDArray[Any] = pairs << 4 | pairs >> 4  # stored with the first column in the high four bits
+        return CodebookWeight(name, table, piece, swapped, scales())
+
+    empty = hollow(out, width // 2), hollow(out, width // piece, dtype="f4")
+    return layer.lower(CodebookWeight(name, table, piece, *empty), make)

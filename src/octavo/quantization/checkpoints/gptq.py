@@ -1,0 +1,78 @@
+"""GPTQ: codes packed along the columns, by AutoGPTQ and GPTQModel.
+
+scale * (code - zero); in version 1 of the format the stored zeros are one less, modulo the number of codes. Column i
+has the scale of group g_idx[i]. Source: `QuantLinear` of AutoGPTQ, https://github.com/AutoGPTQ/AutoGPTQ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from octavo.models._reading import ConfigReader
+from octavo.quantization.checkpoints._layer import (
+    FLOATS,
+    Layer,
+    Lowered,
+    choice,
+    column_order,
+    group_size,
+    hollow,
+    matches,
+)
+from octavo.quantization.packed import GroupedWeight, Weight
+from octavo.quantization.packed.grouped import packed, unpacked
+
+METHODS = ("gptq",)
+
+_BITS = (2, 3, 4, 8)
+
+
+class Format:
+    def __init__(self, config: ConfigReader) -> None:
+        self._config = config
+        key = "checkpoint_format" if config.has("checkpoint_format") else "format"
+        self._zero_offset = int(choice(config, key, ("gptq", "gptq_v2"), "gptq") == "gptq")
+        choice(config, "bits", _BITS)
+
+    def _of(self, name: str) -> ConfigReader:
+        """The configuration of a layer. GPTQModel has keys of its own for layers that match a pattern."""
+        dynamic = self._config.section("dynamic")
+        for key in dynamic.values:
+            pattern = key.removeprefix(dynamic.prefix)
+            # A layer that `-:` takes out has a plain weight.
+            if not pattern.startswith("-:") and matches(dynamic, pattern, pattern.removeprefix("+:"), name):
+                own, prefix = dynamic.section(pattern), self._config.prefix
+                keys = {prefix + key.removeprefix(own.prefix): value for key, value in own.values.items()}
+                return ConfigReader({**self._config.values, **keys}, prefix)
+        return self._config
+
+    def weights(self, layer: Layer) -> Iterator[Lowered]:
+        if "qweight" not in layer.parts:
+            return
+        num_words, out = layer.matrix("qweight", "I32")
+        config = self._of(layer.name)
+        bits, is_symmetric = choice(config, "bits", _BITS), config.flag("sym", True)
+        width = num_words * 32 // bits
+        group = group_size(config, "group_size", width)
+        groups, zero = width // (group or width), 1 << bits - 1
+        layer.check("scales", (groups, out), *FLOATS)
+        layer.check("qzeros", (groups, -(-out * bits // 32)), "I32")
+        order = column_order(layer, "g_idx", width, group)
+
+        def make() -> Weight:
+            codes = np.ascontiguousarray(layer.array("qweight").T).view(np.uint8)
+            if order is not None:
+                codes = packed(unpacked(codes, bits)[:, order], bits)
+            stored = unpacked(layer.array("qzeros").view(np.uint8), bits)[:, :out].T
+            zeros = (stored + np.uint8(self._zero_offset)) & np.uint8((1 << bits) - 1)
+            if is_symmetric and (zeros != zero).any():
+                raise layer.error("qzeros", f"has other zeros than {zero}; set sym to false in the configuration")
+            scales = np.ascontiguousarray(layer.array("scales").T)
+            kept = None if is_symmetric else np.ascontiguousarray(zeros)
+            return GroupedWeight(bits, group, codes, scales, zero, kept, column_order=order)
+
+        codes, scales = hollow(out, width * bits // 8), layer.scales_like("scales", out, groups)
+        zeros = None if is_symmetric else hollow(out, groups)
+        yield layer.lower(GroupedWeight(bits, group, codes, scales, zero, zeros, column_order=order), make)
