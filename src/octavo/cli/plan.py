@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo.cli.show import bits_per_weight
 from octavo.cli.terminal import find_model, write_facts, write_json
 from octavo.config import EngineConfig
 from octavo.engine.progress import size
@@ -24,6 +25,8 @@ class MemoryNeeds:
 
     model: str
     architecture: str
+    quantization: str | None
+    bits_per_weight: float  # as stored
     weight_bytes: int
     kv_dtype: str
     kv_bytes_per_token: int
@@ -111,6 +114,8 @@ def memory_needs(
     return MemoryNeeds(
         model=str(checkpoint.path),
         architecture=checkpoint.architecture,
+        quantization=checkpoint.quantization,
+        bits_per_weight=bits_per_weight(checkpoint),
         weight_bytes=weight_bytes,
         kv_dtype=config.kv_dtype,
         kv_bytes_per_token=cache.token_bytes,
@@ -136,7 +141,8 @@ def _write(needs: MemoryNeeds) -> None:
     write_facts(
         {
             "model": f"{needs.model} ({needs.architecture})",
-            "weights": size(needs.weight_bytes),
+            "weights": f"{size(needs.weight_bytes)}; {needs.bits_per_weight:.2f} bits per weight in the file"
+            + (f", {needs.quantization}" if needs.quantization else ""),
             "workspace": size(needs.workspace_bytes),
             "KV cache": f"{needs.kv_dtype}, {size(needs.kv_bytes_per_token)} a token; "
             f"{size(needs.kv_bytes)} for {needs.users} x {needs.context:,} tokens",

@@ -60,7 +60,7 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         **{label: checkpoint.file.metadata.get(key) for key, label in _ORIGIN.items()},
         "file_bytes": sum(file.stat().st_size for file in files),
         "num_parameters": sum(num_weights.values()),
-        "bits_per_weight": 8 * sum(num_bytes.values()) / max(sum(num_weights.values()), 1),
+        "bits_per_weight": bits_per_weight(checkpoint),
         "formats": {name: {"weights": num_weights[name], "bytes": n} for name, n in num_bytes.most_common()},
         "context_length": config.max_position_embeddings,
         "vocab_size": config.vocab_size,
@@ -73,6 +73,11 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "has_chat_template": _has_chat_template(checkpoint),
         "warnings": _warnings(checkpoint),
     }
+
+
+def bits_per_weight(checkpoint: Checkpoint) -> float:
+    """The mean of all weights, as the files have them."""
+    return 8 * sum(w.nbytes for w in checkpoint.stored) / max(sum(math.prod(w.shape) for w in checkpoint.stored), 1)
 
 
 def _warnings(checkpoint: Checkpoint) -> list[str]:

@@ -1,0 +1,229 @@
+"""Quantized safetensors checkpoints: each layout as a whole tiny model, single layers, and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config
+
+from octavo.errors import ModelLoadError
+from octavo.loader.checkpoint import Checkpoint, open_checkpoint
+from octavo.loader.safetensors import open_safetensors
+from octavo.models._reading import ConfigReader
+from octavo.quantization.checkpoints import Lowered, lowered
+from tests.models.test_parity import TOKENS, assert_close, logits_of
+from tests.support import quantized_checkpoints, tiny_models
+from tests.support.processes import octavo_here
+from tests.support.quantized_checkpoints import CASES, as_tensor, write
+
+RNG = np.random.default_rng(5)
+# Kernels quantize activations to eight bits.
+NATIVE_TOLERANCE = 4e-2
+NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
+
+
+def tiny_model() -> PreTrainedModel:
+    torch.manual_seed(1)
+    config = Qwen2Config(
+        vocab_size=96,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    )
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+            parameter += float("norm" in name)
+    return model
+
+
+def opened(path: Path, name: str) -> tuple[PreTrainedModel, Checkpoint, set[str]]:
+    model = tiny_model()
+    quantized = write(model, path, *CASES[name])
+    return model, open_checkpoint(path), quantized
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_whole_model(name: str, tmp_path: Path) -> None:
+    """Exact numbers in the reference backend; type, shape and size are known before a weight is made."""
+    model, checkpoint, quantized = opened(tmp_path, name)
+    state = {n.removeprefix("model."): t.numpy() for n, t in model.state_dict().items()}
+    assert quantized <= set(checkpoint.weights)
+    for weight_name in checkpoint.weights:
+        weight, info = checkpoint.weights[weight_name], checkpoint.weights.info(weight_name)
+        assert (weight.type_name, weight.shape) == (info.type_name, info.shape)
+        if weight_name in quantized:
+            assert info.type_name not in ("F32", "F16", "BF16")
+            np.testing.assert_allclose(weight.dequantize(), state[weight_name], rtol=3e-7, atol=1e-9)
+        else:
+            np.testing.assert_array_equal(weight.dequantize(), state[weight_name])
+    assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_cpu_backend(name: str, tmp_path: Path) -> None:
+    model, checkpoint, _ = opened(tmp_path, name)
+    assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), NATIVE_TOLERANCE)
+
+
+def layer_file(path: Path, tensors: dict[str, Any], config: dict[str, object], stem: str = "a.b_proj") -> list[Lowered]:
+    save_file({f"{stem}.{part}": as_tensor(array).contiguous() for part, array in tensors.items()}, path)
+    return list(lowered(ConfigReader({"q": config}).section("q"), open_safetensors(path)))
+
+
+@pytest.mark.parametrize(("block", "width", "type_name"), [(64, 96, "NF4_32"), (64, 80, "NF4_16"), (128, 64, "NF4_64")])
+@pytest.mark.parametrize("nested", [False, True])
+def test_blocks_that_run_over_the_ends_of_rows(
+    block: int, width: int, type_name: str, nested: bool, tmp_path: Path
+) -> None:
+    w = RNG.normal(size=(7, width)).astype(np.float32)
+    packed = quantized_checkpoints.four_bits("nf4", block, nested=nested)(w, RNG)
+    [weight] = layer_file(tmp_path / "x.safetensors", packed.tensors, {"quant_method": "bitsandbytes"})
+    assert weight.make().type_name == weight.like.type_name == type_name
+    np.testing.assert_array_equal(weight.make().dequantize(), packed.meaning)
+
+
+def test_mxfp4_experts_keep_the_order_of_their_rows(tmp_path: Path) -> None:
+    w = RNG.normal(size=(3, 10, 64)).astype(np.float32)
+    blocks, scales, meaning = quantized_checkpoints.mxfp4(w)
+    tensors = {"gate_up_proj_blocks": blocks, "gate_up_proj_scales": scales, "gate_up_proj_bias": np.zeros((3, 10))}
+    [weight] = layer_file(tmp_path / "x.safetensors", tensors, {"quant_method": "mxfp4"}, "mlp.experts")
+    assert weight.name == "mlp.experts.gate_up_proj.weight"
+    assert weight.like.shape == weight.make().shape == w.shape
+    np.testing.assert_array_equal(weight.make().dequantize(), meaning)
+    np.testing.assert_array_equal(weight.make().rows(slice(0, None, 2)).dequantize(), meaning[:, ::2])
+
+
+def test_patterns_of_gptqmodel(tmp_path: Path) -> None:
+    """`+:` gives layers their own bits and groups, `-:` leaves them plain."""
+    w = RNG.normal(size=(32, 64)).astype(np.float32)
+    dynamic = {"-:lm_head": {}, r"+:.*\.b_proj": {"bits": 8, "group_size": 32}}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "dynamic": dynamic}
+    packed = quantized_checkpoints.gptq(8, 32, symmetric=True)(w, RNG)
+    [weight] = layer_file(tmp_path / "x.safetensors", packed.tensors, config)
+    assert weight.like.type_name == "I8_32"
+    np.testing.assert_array_equal(weight.make().dequantize(), packed.meaning)
+
+
+def test_groups_of_compressed_tensors(tmp_path: Path) -> None:
+    """A name or a pattern of names comes before the class of all layers."""
+    w = RNG.normal(size=(32, 64)).astype(np.float32)
+    config: Any = quantized_checkpoints.compressed("mixed-precision", {"num_bits": 4, "strategy": "channel"})
+    config["config_groups"]["group_0"]["format"] = "pack-quantized"
+    special = {"num_bits": 8, "strategy": "group", "group_size": 32}
+    group = {"targets": [r"re:.*b_proj$"], "weights": special, "format": "pack-quantized"}
+    config["config_groups"]["group_1"] = group
+    for stem, bits, size in (("a.b_proj", 8, 32), ("a.c_proj", 4, None)):
+        packed = quantized_checkpoints.integers(bits, size, packed=True)(w, RNG)
+        [weight] = layer_file(tmp_path / "x.safetensors", packed.tensors, config, stem)
+        np.testing.assert_array_equal(weight.make().dequantize(), packed.meaning)
+    config["config_groups"].pop("group_0")
+    with pytest.raises(ModelLoadError, match=r"'a\.c_proj' is quantized, but no target"):
+        layer_file(tmp_path / "x.safetensors", packed.tensors, config, "a.c_proj")
+
+
+def test_older_gptq_files_have_a_configuration_of_their_own(tmp_path: Path) -> None:
+    model, _, _ = opened(tmp_path, "gptq-4")
+    config = json.loads((tmp_path / "config.json").read_text())
+    quantization = config.pop("quantization_config")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    quantization.pop("quant_method")
+    (tmp_path / "quantize_config.json").write_text(json.dumps(quantization))
+    assert_close(logits_of(open_checkpoint(tmp_path)), tiny_models.expected_logits(model, TOKENS))
+
+
+def test_show_and_plan_name_the_method(tmp_path: Path) -> None:
+    opened(tmp_path, "awq-64")
+    text = octavo_here("show", tmp_path).stdout
+    assert "qwen2 (safetensors, awq)" in text
+    assert "I4_64_Z" in text
+    facts = json.loads(octavo_here("show", tmp_path, "--json").stdout)
+    num_weights = facts["formats"]["I4_64_Z"]["weights"]
+    assert num_weights == 2 * (128 * 128 + 2 * 64 * 128 + 3 * 128 * 256)
+    assert facts["formats"]["I4_64_Z"]["bytes"] * 8 / num_weights == 4 + 20 / 64
+    assert "awq" in octavo_here("plan", tmp_path).stdout
+
+
+def test_settings_are_a_part_of_the_fingerprint(tmp_path: Path) -> None:
+    """The pack cache must not serve the zeros of version 1 for version 2."""
+    name = "layers.0.mlp.up_proj.weight"
+    found = []
+    for version in ("gptq", "gptq_v2"):
+        model = tiny_model()
+        write(model, tmp_path, CASES["gptq-4"][0] | {"checkpoint_format": version}, CASES["gptq-4"][1])
+        found.append(open_checkpoint(tmp_path).weights.fingerprint(name))
+    assert found[0] != found[1]
+
+
+def damaged(name: str, change: dict[str, object], reason: str) -> Any:
+    return pytest.param(name, change, {}, reason, id=reason[:40])
+
+
+def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
+    return pytest.param(name, {}, tensors, reason, id=reason[:40])
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "tensors", "reason"),
+    [
+        damaged("gptq-4", {"quant_method": "hqq"}, "quant_method is 'hqq': is not supported; awq, .* are; take"),
+        damaged("gptq-4", {"quant_method": None}, "quant_method is missing"),
+        damaged("gptq-4", {"bits": 5}, "bits is 5: is not supported; supported: 2, 3, 4, 8"),
+        damaged("gptq-4", {"bits": True}, "bits is True"),
+        damaged("gptq-4", {"group_size": 0}, "group_size is 0"),
+        damaged("gptq-4", {"group_size": 48}, "group_size is 48: must be -1 or a divisor of the width"),
+        damaged("gptq-4", {"group_size": 32}, "scales' has the shape"),
+        damaged("gptq-4", {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'.*gptq, gptq_v2"),
+        damaged("gptq-4", {"sym": "yes"}, "sym is 'yes'"),
+        damaged("gptq-4", {"dynamic": {"+:(a+)+": {}}}, "repeated groups"),
+        damaged("gptq-4", {"dynamic": {"+:(": {}}}, "is not a regular expression"),
+        damaged("awq-64", {"bits": 8}, "bits is 8: is not supported; supported: 4"),
+        damaged("awq-64", {"version": "gemv"}, "version is 'gemv'"),
+        damaged("awq-64", {"zero_point": False}, "zero_point is False"),
+        damaged("fp8-block", {"weight_block_size": [128, 0]}, "weight_block_size is .*two whole numbers"),
+        damaged("w4a16", {"format": "marlin-24"}, "format is 'marlin-24': is not supported; supported: pack-quantized"),
+        damaged("w4a16", {"sparsity_config": {"format": "sparse"}}, "sparsity_config.format is 'sparse'"),
+        damaged("w4a16", {"transform_config": {"config_groups": {"a": 1}}}, "transforms of activations"),
+        damaged("w4a16", {"config_groups": {"g": {"targets": 7}}}, "config_groups.g.targets is 7"),
+        damaged("w4a16", {"config_groups": {}}, "no target in config_groups matches"),
+        broken("gptq-4", {"qzeros": None}, "has no tensor 'qzeros'"),
+        broken("gptq-4", {"qweight": np.zeros((16, 128), np.int64)}, "has the type I64; I32 is needed"),
+        broken("gptq-4-act-order", {"g_idx": np.zeros(128, np.int32)}, "does not put 32 columns into each group"),
+        broken("fp8-block", {"weight_scale_inv": np.zeros((7, 3), np.float32)}, r"shape \[7, 3\]; needed"),
+        broken("w4a16", {"weight_shape": np.array([128, -5])}, "weight_packed' has the shape"),
+        broken("nf4", {NF4_STATE: np.frombuffer(b"[" * 900, np.uint8)}, "not a quantization state"),
+        broken("nf4", {NF4_STATE: np.frombuffer(b'{"quant_type":"x"}', np.uint8)}, "supported: nf4, fp4"),
+        broken("nf4", {"weight.absmax": np.zeros(3, np.float32)}, r"absmax' has the shape \[3\]"),
+        broken("llm-int8", {"weight_format": np.array(1, np.uint8)}, "is not 0"),
+    ],
+)
+def test_damaged(name: str, change: dict[str, object], tensors: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    """Errors name the file and the key or the tensor, before any weight is made."""
+    write(tiny_model(), tmp_path, {k: v for k, v in (CASES[name][0] | change).items() if v is not None}, CASES[name][1])
+    stored = load_file(tmp_path / "model.safetensors")
+    for part, array in tensors.items():
+        stored.pop(f"model.layers.0.self_attn.q_proj.{part}")
+        if array is not None:
+            stored[f"model.layers.0.self_attn.q_proj.{part}"] = as_tensor(array)
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=reason) as raised:
+        open_checkpoint(tmp_path)
+    assert str(raised.value).startswith(str(tmp_path))
+
+
+def test_zeros_that_are_not_symmetric(tmp_path: Path) -> None:
+    config, packer = CASES["gptq-4"]
+    w = RNG.normal(size=(32, 64)).astype(np.float32)
+    [weight] = layer_file(tmp_path / "x.safetensors", packer(w, RNG).tensors, config | {"sym": True})
+    with pytest.raises(ModelLoadError, match="qzeros' has other zeros than 8; set sym to false"):
+        weight.make()
