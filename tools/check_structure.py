@@ -246,8 +246,8 @@ def check_prose() -> Iterator[str]:
 
 # Request models and answers have the names that their protocol's documentation gives them.
 PROTOCOL_ROOMS = ("server/protocols/", "server/endpoints/")
-# Each model file has a class of this name: it is how the loader finds it.
-NAMES_OF_AN_INTERFACE = {"models/": "Config"}
+# Each model or format file has a class of this name: it is how the loader finds it.
+NAMES_OF_AN_INTERFACE = {"models/": "Config", "quantization/checkpoints/": "Format"}
 
 
 def defined_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
