@@ -61,7 +61,7 @@ SharedMemory::SharedMemory(size_t bytes) : size_(bytes) {
     static std::mutex mutex;
     static std::weak_ptr<Region> newest;
     const size_t size = round_up(bytes, 64);
-    if (size > REGION / 2) {
+    if (size >= HUGE_PAGE) {
         region_ = std::make_shared<Region>(Region{Memory(size), size});
         data_ = region_->memory.data();
         return;
