@@ -95,6 +95,16 @@ OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
 }
+NAMED = "named in `x-octavo-ignored-fields`"
+IGNORED_EVERYWHERE = {
+    "request_id": Entry("r", 1, "text", without_effect=NAMED),
+    "guided_decoding_backend": Entry("x", 1, "text", without_effect=NAMED),
+    "cache_prompt": Entry(True, "yes", "true, false", without_effect=NAMED),
+    "id_slot": Entry(-1, "a", "an integer", without_effect=NAMED),
+    "timings_per_token": Entry(True, "yes", "true, false", without_effect=NAMED),
+    "return_progress": Entry(True, "yes", "true, false", without_effect=NAMED),
+}
+RETENTION = Entry("24h", 1, "text", without_effect=NAMED)
 SAMPLING = {
     "model": OWN_MODEL,
     "stream": FLAG,
@@ -154,6 +164,7 @@ SAMPLING = {
     "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
     "safety_identifier": USER,
     "prompt_cache_key": CACHE_KEY,
+    **IGNORED_EVERYWHERE,
 }
 CHAT = Route(
     "/v1/chat/completions",
@@ -168,7 +179,13 @@ CHAT = Route(
         "tools": Entry([TOOL], [{"type": "retrieval", "function": {"name": "x"}}], "functions"),
         "tool_choice": Entry("required", "always", "none, auto, required, a function", {"tools": [TOOL]}),
         "parallel_tool_calls": Entry(False, "no", "true, false", {"tools": [TOOL]}),
-        "reasoning_effort": Entry("medium", 1, "the values of the chat template; others are refused"),
+        "reasoning_effort": Entry("medium", 1, f"for the chat template; {NAMED} if it has none"),
+        "thinking": Entry({"type": "enabled"}, {"type": "x"}, f"enabled, disabled, adaptive; {NAMED} without thinking"),
+        "enable_thinking": Entry(True, "yes", f"true, false; {NAMED} without thinking"),
+        "verbosity": Entry("low", "mute", "low, medium, high", without_effect=NAMED),
+        "prediction": Entry({"type": "content"}, 1, "an object", without_effect=NAMED),
+        "prompt_cache_retention": RETENTION,
+        "functions": Entry([], [{}], "only an empty list", without_effect=NAMED),
         "modalities": Entry(["text"], ["audio"], "only text", without_effect="answers are text"),
         "chat_template_kwargs": Entry({"a": 1}, {"messages": []}, "an object"),
         "add_generation_prompt": FLAG,
@@ -177,16 +194,11 @@ CHAT = Route(
         ),
     },
     {
-        "functions": [],
         "function_call": "auto",
         "audio": {},
-        "prediction": {},
         "web_search_options": {},
-        "verbosity": "low",
-        "prompt_cache_retention": "24h",
         "best_of": 2,
         "lora_name": "x",
-        "guided_decoding_backend": "x",
     },
 )
 COMPLETIONS = Route(
@@ -231,8 +243,9 @@ RESPONSES = Route(
             "required", {"type": "mcp"}, "none, auto, required, a function, `allowed_tools`", {"tools": [OWN_TOOL]}
         ),
         "parallel_tool_calls": FLAG,
-        "text": Entry({"format": {"type": "json_object"}}, {"verbosity": "low"}, "`format`; `verbosity` only medium"),
-        "reasoning": Entry({}, {"summary": "auto"}, "`effort` if the chat template supports it"),
+        "text": Entry({"format": {"type": "json_object"}}, {"verbosity": "mute"}, f"`format`; `verbosity` is {NAMED}"),
+        "reasoning": Entry({}, {"summary": "auto"}, f"`effort`, which is {NAMED} if the chat template has none"),
+        "prompt_cache_retention": RETENTION,
         "max_output_tokens": Entry(5, 0, "1 to the rest of the context"),
         "temperature": TEMPERATURE,
         "top_p": TOP_P,
@@ -256,7 +269,7 @@ RESPONSES = Route(
         "prompt": Entry(None, {"id": "x"}, "only null", without_effect="there are no stored prompts"),
         **OPTIONS,
     },
-    {"seed": 1, "top_k": 5, "stop": "x", "prompt_cache_retention": "24h", "context_management": []},
+    {"seed": 1, "top_k": 5, "stop": "x", "context_management": []},
 )
 CACHE_CONTROL = Entry(
     {"type": "ephemeral"},
@@ -356,9 +369,10 @@ TGI_BODY = Route(
         "parameters": Entry({}, 1, "an object; its fields are listed below"),
         "stream": FLAG,
         "model": OWN_MODEL,
+        "options": Entry({}, 1, "an object", without_effect=NAMED),
         **OPTIONS,
     },
-    {"options": {}},
+    {"raw": True},
 )
 ROUTES = (
     CHAT,
@@ -377,13 +391,16 @@ _HEAD = """# Fields of requests
 
 Written by `tools/openai_matrix.py` from the request models. A test sends a valid and an invalid value of every \
 field below: the valid one is answered with 200, the invalid one with a 400 that names the field. `null` is the same \
-as leaving a field out; a field that is not listed is refused by name. [protocols.md](protocols.md) describes the \
-answers.
+as leaving a field out; a field that is not listed is refused by name, because it may be misspelt. Fields that only \
+steer another product's machinery are accepted, named in the header `x-octavo-ignored-fields` of the answer, and \
+logged once. Messages of earlier turns may have any other keys. [protocols.md](protocols.md) describes the answers.
 
 - Required and named tools (`tool_choice`) are enforced by a grammar in every tool format. Under `auto`, `strict` \
 tools are enforced after the marks of the format, in every format except gemma's; they are refused there and with beam \
 search. [protocols.md](protocols.md) describes the other text that is read as a call.
-- Tools cannot be combined with a format of the answer (`response_format` and similar fields).
+- Tools together with a JSON format of the answer (`response_format`, `text.format`, `output_config.format`): a \
+grammar makes the answer a call or JSON of the schema. Tools cannot be combined with a regular expression, a choice or \
+a grammar.
 - Hugging Face's `InferenceClient` names a model `dummy` if it is given only an address; pass `model` with each chat \
 request.
 """

@@ -202,7 +202,7 @@ def test_a_call_in_any_pieces_is_the_same(smollm2_tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"params": SamplingParams(structured_outputs=StructuredOutputsParams(json_object=True))}, "tools"),
+        ({"params": SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))}, "tools"),
         ({"params": BeamSearchParams(beam_width=2), "tool_choice": "required"}, "tool_choice"),
         ({"params": BeamSearchParams(beam_width=2), "tools": [ADD, STRICT_SUB]}, "tools[1].function.strict"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +23,7 @@ from octavo.server.generation.spec import ChatSpec, NamedTool
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template
 from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers.answer import Tool
+from octavo.server.tool_parsers.grammar import or_json
 from octavo.server.tool_parsers.tool_format import ToolFormat, ToolParser, tool_formats
 from octavo.tokenizer.tokenizer import Tokenizer
 
@@ -36,11 +38,13 @@ class AnswerFormat:
     """The parts into which an answer is split.
 
     create_tool_parser: None if the answer has no calls. reasoning: None if reasoning stays in the text.
+    ignored_fields: fields of the spec without effect on this model.
     """
 
     create_tool_parser: Callable[[], ToolParser] | None = None
     reasoning: ReasoningFormat | None = None
     parallel_tool_calls: bool = True
+    ignored_fields: tuple[str, ...] = ()
 
     def create_reader(self, index: int, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> ChoiceReader:
         """A reader for choice `index` of the answer to this prompt."""
@@ -55,13 +59,14 @@ class AnswerFormat:
 def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerFormat]:
     """The request adapted to the model's template, with the constraints of its tools, and the format of the answer.
 
-    Raises UsageError if a tool must be called and the request also has another constraint on the answer.
+    With tools and a JSON format the answer is calls or JSON. Raises UsageError for tools beside another constraint.
     """
     template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
     tool_format = model.tool_format or tool_formats()[_TAUGHT_FORMAT]
     is_taught = model.tool_format is None or (tool_format.system_prompt is not None and "tools" not in template)
-    arguments = {**spec.template_arguments, **reasoning_arguments(template, spec.thinking, spec.reasoning_effort)}
+    switches, ignored_fields = reasoning_arguments(template, spec.thinking, spec.reasoning_effort)
+    arguments = {**spec.template_arguments, **switches}
     messages = [_plain_content(message, "developer" in template) for message in spec.messages]
     # Models do not know `strict`; only the engine uses it.
     functions = [{key: value for key, value in tool["function"].items() if key != "strict"} for tool in tools]
@@ -81,7 +86,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     if reasoning is not None:
         is_control_token = _token_id(model.tokenizer, reasoning.close) in model.tokenizer.special_token_ids
         # Calls that must come leave no room for thinking, and no grammar's text has control tokens.
-        if params.structured_outputs is not None and (not tools or spec.tool_choice != "auto" or is_control_token):
+        is_free = tools and spec.tool_choice == "auto" and spec.params.structured_outputs is None
+        if params.structured_outputs is not None and (not is_free or is_control_token):
             reasoning = None
         elif is_control_token:
             params = dataclasses.replace(params, skip_special_tokens=False)
@@ -90,10 +96,10 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
         messages=messages,
         template_arguments=arguments,
         params=params,
-        # With tools the only constraint is the one that makes the model call them.
+        # With tools the constraint is the one that makes the model call them.
         constraint_field="tools" if tools else spec.constraint_field,
     )
-    return adapted, AnswerFormat(create_tool_parser, reasoning, spec.parallel_tool_calls)
+    return adapted, AnswerFormat(create_tool_parser, reasoning, spec.parallel_tool_calls, ignored_fields)
 
 
 def _with_tools(
@@ -103,13 +109,15 @@ def _with_tools(
     token_ids, params = mark_token_ids(tokenizer, tool_format), spec.params
     if not tokenizer.special_token_ids.isdisjoint(token_ids.values()):
         params = dataclasses.replace(params, skip_special_tokens=False)
-    if params.structured_outputs is not None:
-        raise refuse(
-            "tools", "cannot be combined with a format of the answer; send tool_choice none, or leave one of them out"
-        )
+    wanted = params.structured_outputs
+    if wanted is not None and wanted.json is None and not wanted.json_object:
+        raise refuse("tools", "can be combined with JSON as the format of the answer, not with another constraint")
+    if wanted is not None and spec.tool_choice == "auto" and tool_format.is_bare:
+        reason = "have the form of an answer in JSON with this model; send tool_choice none or required"
+        raise refuse("tools", f"cannot be combined with a format of the answer, because calls {reason}")
     sampling = None if isinstance(params, BeamSearchParams) else params
     write, may_be_many = tool_format.grammar, spec.parallel_tool_calls
-    if spec.tool_choice == "auto":
+    if spec.tool_choice == "auto" and wanted is None:
         strict = [i for i, tool in enumerate(tools) if tool["function"].get("strict")]
         if not strict:
             return params
@@ -124,8 +132,10 @@ def _with_tools(
     elif isinstance(spec.tool_choice, NamedTool):
         name, may_be_many = spec.tool_choice.name, False
         tools = [tool for tool in tools if tool["function"]["name"] == name]
-    grammar = StructuredOutputsParams(grammar=write(tools, may_be_many, token_ids))
-    return dataclasses.replace(sampling, structured_outputs=grammar)
+    grammar = write(tools, may_be_many, token_ids)
+    if wanted is not None and spec.tool_choice == "auto":
+        grammar = or_json(grammar, {"type": "object"} if wanted.json is None else json.loads(str(wanted.json)) or {})
+    return dataclasses.replace(sampling, structured_outputs=StructuredOutputsParams(grammar=grammar))
 
 
 def _plain_content(message: Mapping[str, Any], knows_developers: bool) -> dict[str, Any]:

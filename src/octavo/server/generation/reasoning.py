@@ -115,25 +115,31 @@ def find_reasoning_format(chat_template: str) -> ReasoningFormat | None:
     return next((item for item in _FORMATS if item.close in chat_template), None)
 
 
-def reasoning_arguments(chat_template: str, thinking: str | None, effort: str | None) -> dict[str, Any]:
-    """The template's variables for this thinking and effort.
+def reasoning_arguments(
+    chat_template: str, thinking: str | None, effort: str | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The template's variables for this thinking and effort, and which of the two fields have no effect.
 
     thinking: enabled, disabled, or adaptive: the model decides; None: off if that is possible. effort: none switches
     reasoning off.
-    Raises UsageError naming `thinking.type` or `reasoning_effort` if the template does not support it.
+    Raises UsageError naming `thinking.type` or `reasoning_effort` if it switches off what has no switch.
     """
     arguments: dict[str, Any] = {}
+    ignored: list[str] = []
+    is_marked = find_reasoning_format(chat_template) is not None
+    no_switch = "switches thinking off, but this model's chat template has no such switch; leave it out"
     if thinking != "adaptive" and _SWITCH in chat_template:
         arguments[_SWITCH] = thinking == "enabled"
-    elif thinking == "enabled" and find_reasoning_format(chat_template) is None:
-        raise refuse("thinking.type", "asks for thinking, but this model does not mark its thinking; leave it out")
-    elif thinking == "disabled" and find_reasoning_format(chat_template) is not None:
-        reason = "switches thinking off, but this model's chat template has no such switch; leave it out"
-        raise refuse("thinking.type", reason)
+    elif thinking == "enabled" and not is_marked:
+        ignored.append("thinking")
+    elif thinking == "disabled" and is_marked:
+        raise refuse("thinking.type", no_switch)
     if effort is not None and _EFFORT in chat_template:
         arguments[_EFFORT] = effort
     elif effort == "none" and _SWITCH in chat_template:
         arguments[_SWITCH] = False
+    elif effort == "none" and is_marked:
+        raise refuse(_EFFORT, no_switch)
     elif effort is not None:
-        raise refuse(_EFFORT, "is unknown to this model's chat template; leave it out", "unsupported_parameter")
-    return arguments
+        ignored.append(_EFFORT)
+    return arguments, tuple(ignored)

@@ -37,7 +37,8 @@ class Generation:
 
     request_id: the server's own. prompt_token_ids: of each prompt, as the engine got them; a conversation is one.
     num_truncated_tokens: cut off the prompts because the request asked for it. prompt_logprobs: of each prompt, as
-    in `RequestOutput`; complete with the first event.
+    in `RequestOutput`; complete with the first event. ignored_fields: of the spec, because this model has no use for
+    them.
     """
 
     def __init__(
@@ -47,8 +48,10 @@ class Generation:
         num_truncated_tokens: int,
         streams: Sequence[AnswerStream],
         readers: Sequence[ChoiceReader],
+        ignored_fields: Sequence[str] = (),
     ) -> None:
         """prompts, streams: one per prompt. readers: one per choice; those of prompt i are i * n to i * n + n - 1."""
+        self.ignored_fields = ignored_fields
         self.request_id = ticket.request_id
         self.prompt_token_ids: Sequence[Sequence[int]] = prompts
         self.num_truncated_tokens = num_truncated_tokens
@@ -170,7 +173,7 @@ async def start_generation(
             await ticket.wait(submit)
         numbers = range(num_prompts * params.num_choices)
         readers = [answer_format.create_reader(index, model.tokenizer, prompts[0]) for index in numbers]
-        return Generation(ticket, prompts, num_truncated, streams, readers)
+        return Generation(ticket, prompts, num_truncated, streams, readers, answer_format.ignored_fields)
     except BaseException:
         ticket.release()
         for stream in streams:

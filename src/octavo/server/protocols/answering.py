@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
@@ -32,7 +33,10 @@ S = TypeVar("S", bound="ChatSpec | TextSpec")
 
 BlockDelta: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta"
 
+logger = logging.getLogger(__name__)
+
 _encoder = msgspec.json.Encoder()
+_LOGGED: set[tuple[str | None, str]] = set()  # routes and fields of the tables of ignored fields: bounded
 
 
 @dataclass(eq=False)
@@ -125,7 +129,7 @@ async def answer(
 
     The generation ends when the client leaves. Raises UsageError for what cannot be honoured.
     """
-    spec = body.to_spec(tenant_of(request))
+    spec, ignored = body.to_spec(tenant_of(request)), body.find_ignored()
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
 
     async def begin() -> AnswerWriter[Any, Any]:
@@ -133,6 +137,7 @@ async def answer(
         record.model = model.name
         generation = await start_generation(state, model, spec, record.request_id)
         resources.push_async_callback(generation.aclose)
+        ignored.extend(body.own_names.get(name, name) for name in generation.ignored_fields)
         return writer_class(body, spec, model, generation)
 
     async def whole() -> dict[str, Any]:
@@ -143,13 +148,26 @@ async def answer(
 
     try:
         if not body.stream:
-            return Response(_encoder.encode(await run_unless_gone(request, whole())), media_type="application/json")
+            content = _encoder.encode(await run_unless_gone(request, whole()))
+            return _naming(ignored, record, Response(content, media_type="application/json"))
         writer = await run_unless_gone(request, begin())
         held = resources.pop_all()
     finally:
         await resources.aclose()
     chunks = _stream(writer, record, _encode)
-    return EventStream(request, chunks, on_error=lambda error: _encode(writer.fail(error)), last=writer.last, held=held)
+    on_error: Callable[[ApiError], bytes] = lambda error: _encode(writer.fail(error))  # noqa: E731
+    return _naming(ignored, record, EventStream(request, chunks, on_error=on_error, last=writer.last, held=held))
+
+
+def _naming(ignored: Sequence[str], record: AccessRecord, response: Response) -> Response:
+    """The response with the names of the fields that had no effect; each is logged once for a route."""
+    if ignored:
+        response.headers["x-octavo-ignored-fields"] = ", ".join(ignored)
+    for name in ignored:
+        if (record.route, name) not in _LOGGED:
+            _LOGGED.add((record.route, name))
+            logger.info("%s: the field %s is accepted and has no effect", record.route, name)
+    return response
 
 
 async def _stream(

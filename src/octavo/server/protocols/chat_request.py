@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import refuse
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
-from octavo.server.http.json_body import Int, Text, format_path, quote
+from octavo.server.http.json_body import Int, Text, quote
 from octavo.server.protocols.conversation import chat_call, chat_tools, check_call_arguments
-from octavo.server.protocols.protocol_fields import ByType, NullIsAbsent, NumLogprobs
+from octavo.server.protocols.ignored_fields import CHAT, with_ignored
+from octavo.server.protocols.protocol_fields import ByType, Historic, NullIsAbsent, NumLogprobs
 from octavo.server.protocols.sampling_fields import SamplingFields
 
 MAX_MESSAGES = 4096
@@ -33,35 +34,31 @@ _OWN_VARIABLES = frozenset(
 )
 
 
-class ContentPart(NullIsAbsent):
-    """A part of the content. Only text is supported; other fields are allowed, to name the type in the error."""
-
-    model_config = ConfigDict(extra="allow", json_schema_extra={"additionalProperties": True})
+class ContentPart(Historic):
+    """A part of the content. Only text is supported; the error about any other kind names its type."""
 
     type: Text
     text: Text | None = None
     refusal: Text | None = None
 
 
-class CalledFunction(NullIsAbsent):
-    """arguments: JSON text. parsed_arguments: a copy that OpenAI's client adds for its own use."""
+class CalledFunction(Historic):
+    """arguments: JSON text."""
 
     name: Text
     arguments: Text
-    parsed_arguments: Any = None
 
 
-class CalledTool(NullIsAbsent):
-    """An earlier call of the model. index: left over by clients that have joined a stream."""
+class CalledTool(Historic):
+    """An earlier call of the model."""
 
     id: Text
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None
 
 
-class Message(NullIsAbsent):
-    """A message of any role. parsed: a copy of the content that OpenAI's client adds for its own use."""
+class Message(Historic):
+    """A message of any role."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[ContentPart] | None = None
@@ -71,7 +68,6 @@ class Message(NullIsAbsent):
     refusal: Text | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
-    parsed: Any = None
 
 
 class FunctionTool(NullIsAbsent):
@@ -124,7 +120,14 @@ class TemplateFields(NullIsAbsent):
         return arguments | given(self, "add_generation_prompt", "continue_final_message")
 
 
-class ChatCompletionRequest(SamplingFields, TemplateFields):
+class Thinking(NullIsAbsent):
+    """Anthropic's and DeepSeek's switch. budget_tokens: only max_tokens bounds the thinking."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Int | None = None
+
+
+class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):  # type: ignore[misc]
     """A conversation to continue."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
@@ -135,7 +138,13 @@ class ChatCompletionRequest(SamplingFields, TemplateFields):
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
+    thinking: Thinking | None = None
+    enable_thinking: bool | None = None
     modalities: list[Literal["text"]] | None = None
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        return {} if self.enable_thinking is None else {"thinking": "enable_thinking"}
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -143,7 +152,7 @@ class ChatCompletionRequest(SamplingFields, TemplateFields):
 
     def to_spec(self, tenant: str) -> ChatSpec:
         params, constraint_field = _sampling_params(self)
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs", "needs logprobs: true", "invalid_value")
         if self.prompt_logprobs is not None and self.stream:
             raise refuse("prompt_logprobs", "needs stream: false", "invalid_value")
@@ -162,8 +171,15 @@ class ChatCompletionRequest(SamplingFields, TemplateFields):
             tool_choice=tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_arguments=self.template_arguments(self.messages),
+            thinking=_thinking(self),
             reasoning_effort=self.reasoning_effort,
         )
+
+
+def _thinking(body: ChatCompletionRequest) -> Literal["enabled", "disabled", "adaptive"]:
+    if body.thinking is not None:
+        return body.thinking.type
+    return "adaptive" if body.enable_thinking is None else "enabled" if body.enable_thinking else "disabled"
 
 
 def _sampling_params(body: ChatCompletionRequest) -> tuple[SamplingParams | BeamSearchParams, str]:
@@ -172,7 +188,9 @@ def _sampling_params(body: ChatCompletionRequest) -> tuple[SamplingParams | Beam
         reason = f"is {limit} and max_completion_tokens is {other}; give one of them"
         raise refuse("max_tokens", reason, "invalid_value")
     try:
-        return body.sampling_params(other if limit is None else limit)
+        params: tuple[SamplingParams | BeamSearchParams, str]
+        params = body.sampling_params(other if limit is None else limit)
+        return params
     except UsageError as error:
         if error.param == "max_tokens" and limit is None:
             raise UsageError(f"max_completion_{error}", param="max_completion_tokens", code=error.code) from None
@@ -235,10 +253,6 @@ def _text_part(part: ContentPart, where: str, position: int) -> dict[str, str]:
         text = part.text if part.type == "text" else part.refusal
         if text is None:
             raise UsageError(f"{name}.{part.type} is required", param=f"{name}.text", code="missing_required_parameter")
-        extra = set(part.model_extra or ()) - {"cache_control"}
-        if extra:
-            wrong = format_path((name, sorted(extra)[0]))
-            raise UsageError(f"{wrong} is not a parameter of text", param=wrong, code="unsupported_parameter")
         return {"type": "text", "text": text}
     if part.type in _OTHER_PARTS:
         raise refuse(f"{name}.type", f"is {part.type}; this model reads text only", "unsupported_value")

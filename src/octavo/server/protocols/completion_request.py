@@ -12,6 +12,7 @@ from octavo.server.errors import refuse
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.generation.spec import TextSpec, read_options
 from octavo.server.http.json_body import WHOLE, Int, Text
+from octavo.server.protocols.ignored_fields import COMPLETIONS, with_ignored
 from octavo.server.protocols.protocol_fields import NumLogprobs, kind_of_inputs
 from octavo.server.protocols.sampling_fields import SamplingFields
 
@@ -40,7 +41,7 @@ Prompts: TypeAlias = Annotated[
 ]
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ignore[misc]
     """One prompt or several, each as text or as token ids."""
 
     prompt: Prompts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -20,7 +20,7 @@ from octavo.server.http.json_body import WHOLE, Int, Number, Text
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
 from octavo.server.protocols.conversation import Conversation, chat_tools
 from octavo.server.protocols.protocol_errors import ANTHROPIC
-from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, NullIsAbsent
+from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 4096
@@ -40,7 +40,7 @@ class CacheControl(NullIsAbsent):
     ttl: Literal["5m", "1h"] | None = None
 
 
-class Block(NullIsAbsent):
+class Block(Historic):
     cache_control: CacheControl | None = None
 
 
@@ -51,17 +51,14 @@ class Citations(NullIsAbsent):
 class TextBlock(Block):
     type: Literal["text"]
     text: Text
-    citations: Citations | Annotated[list[Any], Field(max_length=0)] | None = None
+    citations: Citations | list[Any] | None = None
 
 
 class ToolUseBlock(Block):
-    """caller: part of an answer that is sent back."""
-
     type: Literal["tool_use"]
     id: Text
     name: Text
     input: dict[str, Any]
-    caller: dict[str, Any] | None = None
 
 
 TextContent: TypeAlias = Annotated[
@@ -76,7 +73,7 @@ class ToolResultBlock(Block):
     is_error: bool | None = None
 
 
-class ThinkingBlock(NullIsAbsent):
+class ThinkingBlock(Historic):
     """Earlier thinking. The chat template decides if the model sees it again. The signature is not checked."""
 
     type: Literal["thinking"]
@@ -87,7 +84,7 @@ class ThinkingBlock(NullIsAbsent):
 AnyBlock: TypeAlias = Annotated[TextBlock | ToolUseBlock | ToolResultBlock | ThinkingBlock, ByType()]
 
 
-class Message(NullIsAbsent):
+class Message(Historic):
     role: Literal["user", "assistant", "system"]
     content: Annotated[Text | Annotated[list[AnyBlock], Field(min_length=1, max_length=MAX_BLOCKS)], ByType()]
 
@@ -198,6 +195,10 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
     top_k: Int | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        return FIELD_NAMES
 
     def to_spec(self, tenant: str) -> ChatSpec:
         if isinstance(self.thinking, EnabledThinking) and self.thinking.budget_tokens >= self.max_tokens:

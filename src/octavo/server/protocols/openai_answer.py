@@ -48,7 +48,8 @@ class OpenAIWriter(AnswerWriter[R, S]):
         self._num_completion_tokens = 0
         self._begun: set[int] = set()  # choices that have had their first chunk
         self._includes_usage = self.request.has_stream_option("include_usage")
-        self._has_running_usage = self.request.has_stream_option("continuous_usage_stats")
+        is_off = getattr(self.request.stream_options, "include_usage", None) is False
+        self._has_running_usage = not is_off and self.request.has_stream_option("continuous_usage_stats")
         self._head: dict[str, Any] = {
             "id": f"{self.id_prefix}-{self.generation.request_id}",
             "object": self.chunk_kind if self.request.stream else self.kind,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Set
 from types import UnionType
-from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import (
     AfterValidator,
@@ -63,6 +64,12 @@ class NullIsAbsent(RequestModel):
         return data
 
 
+class Historic(NullIsAbsent):
+    """A part of an earlier turn. Keys that other products have added to it are not read."""
+
+    model_config = ConfigDict(extra="ignore", json_schema_extra={"additionalProperties": True})
+
+
 def _field(item: dataclasses.Field[Any]) -> tuple[Any, None]:
     """A field that may be null or left out, for one of a dataclass that checks its values itself.
 
@@ -91,10 +98,24 @@ class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_OPTION
 
 
 class AnsweredFields(OptionFields):
-    """The fields of every request for an answer. model: None is the default."""
+    """The fields of every request for an answer. model: None is the default.
+
+    ignored_fields: the accepted fields that have no effect.
+    """
+
+    ignored_fields: ClassVar[Set[str]] = frozenset()
 
     model: Text | None = None
     stream: bool | None = None
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        """The protocol's names for the fields of the spec, where they differ."""
+        return {}
+
+    def find_ignored(self) -> list[str]:
+        """The names of the given fields that have no effect."""
+        return sorted(name for name in self.ignored_fields if getattr(self, name) is not None)
 
     def to_spec(self, tenant: str) -> ChatSpec | TextSpec:
         """The request to a model. Raises UsageError for what cannot be honoured."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
@@ -18,8 +18,9 @@ from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given
 from octavo.server.http.json_body import Int, Number, RequestModel, Text
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
 from octavo.server.protocols.conversation import Conversation, chat_tools, check_call_arguments
+from octavo.server.protocols.ignored_fields import RESPONSES, with_ignored
 from octavo.server.protocols.openai_answer import chat_logprobs
-from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, NullIsAbsent, NumLogprobs
+from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent, NumLogprobs
 
 MAX_ITEMS = 4096
 LOGPROBS = "message.output_text.logprobs"
@@ -36,16 +37,14 @@ FIELD_NAMES = {
 Status: TypeAlias = Literal["in_progress", "completed", "incomplete"]
 
 
-class TextPart(NullIsAbsent):
-    """annotations, logprobs: parts of an answer that is sent back. The model does not see them."""
+class TextPart(Historic):
+    """A text of the user, or of an answer that is sent back."""
 
     type: Literal["input_text", "output_text"]
     text: Text
-    annotations: list[Any] | None = None
-    logprobs: list[Any] | None = None
 
 
-class RefusalPart(NullIsAbsent):
+class RefusalPart(Historic):
     type: Literal["refusal"]
     refusal: Text
 
@@ -54,7 +53,7 @@ Part: TypeAlias = Annotated[TextPart | RefusalPart, ByType()]
 Content: TypeAlias = Annotated[Text | Annotated[list[Part], Field(min_length=1, max_length=1024)], ByType()]
 
 
-class Item(NullIsAbsent):
+class Item(Historic):
     id: Text | None = None
     status: Status | None = None
 
@@ -63,7 +62,6 @@ class MessageItem(Item):
     type: Literal["message"] | None = None
     role: Literal["user", "assistant", "system", "developer"]
     content: Content
-    phase: Literal["commentary", "final_answer"] | None = None
 
 
 class FunctionCallItem(Item):
@@ -79,12 +77,12 @@ class FunctionCallOutputItem(Item):
     output: Content
 
 
-class ReasoningText(NullIsAbsent):
+class ReasoningText(Historic):
     type: Literal["reasoning_text"]
     text: Text
 
 
-class SummaryText(NullIsAbsent):
+class SummaryText(Historic):
     type: Literal["summary_text"]
     text: Text
 
@@ -153,7 +151,7 @@ class StreamOptions(RequestModel):
     include_obfuscation: bool | None = None
 
 
-class ResponsesRequest(AnsweredFields):
+class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore[misc]
     """All other fields are refused by name. Nothing is stored, so every request brings its whole conversation."""
 
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
@@ -183,6 +181,14 @@ class ResponsesRequest(AnsweredFields):
     conversation: Text | dict[str, Any] | None = None
     max_tool_calls: Int | None = None
     prompt: dict[str, Any] | None = None
+
+    @property
+    def own_names(self) -> Mapping[str, str]:
+        return FIELD_NAMES
+
+    def find_ignored(self) -> list[str]:
+        has_verbosity = self.text is not None and self.text.verbosity not in (None, "medium")
+        return [*super().find_ignored(), *(["text.verbosity"] if has_verbosity else [])]
 
     def to_spec(self, tenant: str) -> ChatSpec:
         _refuse_unsupported(self)
@@ -220,7 +226,6 @@ def _refuse_unsupported(body: ResponsesRequest) -> None:
         ("prompt", body.prompt is not None, "there are no stored prompts here"),
         ("max_tool_calls", body.max_tool_calls is not None, "there are no built-in tools here"),
         ("service_tier", body.service_tier not in (None, "auto", "default"), "there is one tier"),
-        ("text.verbosity", body.text is not None and body.text.verbosity not in (None, "medium"), "leave it out"),
         ("reasoning.summary", reasoning.summary is not None, whole),
         ("reasoning.generate_summary", reasoning.generate_summary is not None, whole),
         ("stream_options", body.stream_options is not None and not body.stream, "it needs stream: true"),

@@ -100,6 +100,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     """The fields that chat and text requests share."""
 
     stream_options: StreamOptions | None = None
+    stop: Text | list[Text] | None = None
     logit_bias: Annotated[dict[str, Any], Field(json_schema_extra=_BIAS)] | None = None
     spaces_between_special_tokens: bool | None = None
     use_beam_search: bool | None = None
@@ -126,7 +127,8 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
 
     @model_validator(mode="after")
     def _check_values(self) -> SamplingFields:
-        if self.stream_options is not None and not self.stream:
+        options = self.stream_options
+        if not self.stream and options is not None and True in (options.include_usage, options.continuous_usage_stats):
             raise refuse("stream_options", "needs stream: true", "invalid_value")
         for name, is_refused in (
             ("store: true", self.store),
@@ -157,7 +159,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         max_tokens: as requested, or the default of the route; None: up to the end of the context.
         Raises UsageError naming the field whose value is wrong.
         """
-        arguments = given(self, *_PARAMETERS)
+        arguments = {name: value for name, value in given(self, *_PARAMETERS).items() if (name, value) != ("stop", "")}
         if self.logit_bias is not None:
             bias = self.logit_bias.items()
             arguments["logit_bias"] = {int(key) if _TOKEN_ID.fullmatch(key) else key: value for key, value in bias}

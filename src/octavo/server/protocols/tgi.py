@@ -15,6 +15,8 @@ from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import TextSpec, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, RequestModel, Text, quote
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
+from octavo.server.protocols.ignored_fields import TGI as TGI_FIELDS
+from octavo.server.protocols.ignored_fields import with_ignored
 from octavo.server.protocols.openai_answer import finite, most_likely, token_text
 from octavo.server.protocols.protocol_errors import TGI
 from octavo.server.protocols.protocol_fields import AnsweredFields, NumLogprobs, with_parameters
@@ -66,7 +68,7 @@ class Parameters(with_parameters(RequestModel, *_NUMBERS)):  # type: ignore[misc
         return bool(self.do_sample or self.top_k is not None or shapes)
 
 
-class GenerateRequest(AnsweredFields):
+class GenerateRequest(with_ignored(AnsweredFields, TGI_FIELDS)):  # type: ignore[misc]
     """stream: for `/` and `/generate`. model: an addition to TGI, for servers with several models."""
 
     inputs: Text

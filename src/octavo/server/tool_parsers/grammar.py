@@ -72,6 +72,13 @@ def json_value(schema: Mapping[str, Any], *, is_strict: bool) -> str:
     return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
 
+def or_json(calls: str, schema: Mapping[str, Any]) -> str:
+    """The grammar of an answer that is either calls, by this grammar, or JSON of this schema."""
+    return (
+        f"{calls.replace('start:', 'calls:', 1)}start: calls | answer\nanswer: {json_value(schema, is_strict=True)}\n"
+    )
+
+
 def literal(text: str) -> str:
     """Exactly this text."""
     return json.dumps(text, ensure_ascii=False)

@@ -40,6 +40,7 @@ class ToolFormat:
     system_prompt: describes the tools to a model whose template does not; None: this format needs a template.
     call: a call as such a model is to write it; see `calls_grammar`.
     arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects.
+    is_bare: calls are bare JSON objects, which no grammar can tell from an answer in JSON while they are written.
     num_call_id_chars: templates of this format expect call ids of exactly this many letters and digits; None: any.
     """
 
@@ -56,6 +57,7 @@ class ToolFormat:
     system_prompt: Callable[[Sequence[Tool]], str] | None = None
     call: str = ""
     arguments_as_text: bool = False
+    is_bare: bool = False
     num_call_id_chars: int | None = None
 
 

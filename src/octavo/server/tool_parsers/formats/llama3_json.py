@@ -41,6 +41,7 @@ FORMAT = ToolFormat(
     openings={"{": json_call},
     after_call=";",
     is_list=True,
+    is_bare=True,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
     marks=(_TAG,),

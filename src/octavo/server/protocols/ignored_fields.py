@@ -1,0 +1,38 @@
+"""The fields that only steer another product's machinery: accepted, and named in `x-octavo-ignored-fields`.
+
+None of them changes an answer. A field that would change it belongs to a request's own fields, or is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, create_model
+
+from octavo.server.http.json_body import Int, RequestModel, Text
+
+Table: TypeAlias = "Mapping[str, Any]"
+"""The names of the fields and their types."""
+
+_OPENAI: Table = {"prompt_cache_retention": Text}
+_VLLM: Table = {"request_id": Text, "guided_decoding_backend": Text}
+_LLAMA_CPP: Table = {"cache_prompt": bool, "id_slot": Int, "timings_per_token": bool, "return_progress": bool}
+COMPLETIONS: Table = {**_VLLM, **_LLAMA_CPP}
+CHAT: Table = {
+    **_OPENAI,
+    **COMPLETIONS,
+    "verbosity": Literal["low", "medium", "high"],
+    "prediction": dict[str, Any],
+    "functions": Annotated[list[Any], Field(max_length=0)],
+}
+RESPONSES: Table = _OPENAI
+TGI: Table = {"options": dict[str, Any]}
+
+
+def with_ignored(base: type[RequestModel], table: Table) -> Any:
+    """A model that also has the fields of this table; `ignored_fields` has their names."""
+    added: dict[str, Any] = {name: (kind | None, None) for name, kind in table.items()}
+    model = create_model(base.__name__, __base__=base, **added)
+    model.ignored_fields = frozenset(table)  # type: ignore[attr-defined]
+    return model
