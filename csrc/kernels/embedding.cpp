@@ -1,4 +1,4 @@
-// Rows of the embedding matrix, dequantized from the packed panels that the output head shares.
+// Embedding and PositionEmbedding: rows of a matrix, dequantized from packed panels; the output head may share them.
 #include "elementwise.h"
 #include "linear_dense.h"
 #include "linear_format.h"
@@ -7,6 +7,7 @@ namespace octavo {
 namespace {
 
 OCTAVO_SIGNATURE(Embedding, (), (weight), (), ());
+OCTAVO_SIGNATURE(PositionEmbedding, (), (weight), (offset), ());
 
 inline float lane(F32x16 v, int i) {
     float t[16];
@@ -62,13 +63,22 @@ void read_row(const PackedWeight& w, int32_t row, float* out) {
     });
 }
 
+// indices: the row of each token, less `offset`.
+void read_rows(const PackedWeight& w, const int32_t* indices, int32_t offset, const View& out, const Worker& worker) {
+    const Range rows = share(out.rows, worker);
+    for (int64_t r = rows.begin; r < rows.end; ++r) read_row(w, indices[r] + offset, out.data + r * out.cols);
+}
+
 void embedding(const Args& args, const Step& step, Worker& worker) {
-    const PackedWeight& w = *args.weights[Embedding::weight].packed;
-    const Range rows = share(args.output.rows, worker);
-    for (int64_t r = rows.begin; r < rows.end; ++r)
-        read_row(w, step.token_ids[r], args.output.data + r * args.output.cols);
+    read_rows(*args.weights[Embedding::weight].packed, step.token_ids, 0, args.output, worker);
+}
+
+void position_embedding(const Args& args, const Step& step, Worker& worker) {
+    const int32_t offset = static_cast<int32_t>(args.ints[PositionEmbedding::offset]);
+    read_rows(*args.weights[PositionEmbedding::weight].packed, step.positions, offset, args.output, worker);
 }
 
 }  // namespace
 OCTAVO_KERNEL(embedding, Embedding);
+OCTAVO_KERNEL(position_embedding, PositionEmbedding);
 }  // namespace octavo

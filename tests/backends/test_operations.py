@@ -10,7 +10,7 @@ import pytest
 from octavo.backends import Executor, ExecutorLimits, get_backend, reference
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import PASSES
-from octavo.errors import GraphError
+from octavo.errors import GraphError, UsageError
 from octavo.graph import ops
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, Op, RopeParams
@@ -28,6 +28,7 @@ HEADS = AttentionParams(0, 4, 2, 16, 0.25, window=7)
 ROPE = RopeParams(tuple(0.5**i for i in range(8)))
 SHAPES = {
     "embed.weight": (50, WIDTH),
+    "positions.weight": (66, WIDTH),
     "square.weight": (WIDTH, WIDTH),
     "square.bias": (WIDTH,),
     "wide.weight": (96, WIDTH),
@@ -59,6 +60,7 @@ def attention(g: Graph, x: Value) -> Value:
 # Graphs in which the operation survives the passes, or is made by them.
 GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
+    ops.PositionEmbedding: lambda g, x: x + g.position_embedding("positions", 2),
     ops.Input: lambda g, x: x + g.add_operation(ops.Input(0, Rows.TOKENS, WIDTH)),
     ops.Linear: lambda g, x: g.linear(x, "square"),
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
@@ -70,6 +72,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Activation: lambda g, x: g.activation(x, "gelu_tanh"),
     ops.GatedActivation: lambda g, x: g.silu_mul(x, g.scale(x, 2.0)),
     ops.Softcap: lambda g, x: g.softcap(x, 1.5),
+    ops.Clip: lambda g, x: g.clip(x, 0.1),
     ops.Rope: lambda g, x: g.rope(x, 16, ROPE),
     ops.Attention: attention,
     ops.SelectRows: lambda g, x: g.select_rows(x),
@@ -112,6 +115,15 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
     # The cpu backend's cache holds 16-bit numbers.
     tolerance = 5e-3 if graph.kv_caches else 1e-5
     np.testing.assert_allclose(results[1], results[0], rtol=0, atol=tolerance * np.abs(results[0]).max())
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_sequences_beyond_the_learned_positions_are_refused(backend: str) -> None:
+    g = Graph(SHAPES)
+    g.output = g.select_rows(g.position_embedding("positions", 3))
+    weights = {"positions.weight": DenseWeight(np.zeros(SHAPES["positions.weight"], np.float32))}
+    with pytest.raises(UsageError, match=r"max_model_len 64 is more than the 63 positions .*; give at most 63"):
+        get_backend(backend).compile(g, weights, LIMITS)
 
 
 def test_an_operation_without_a_kernel_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from octavo.engine.engine import Engine, EngineLimits
 from octavo.graph.passes import optimize
 from octavo.outputs import RequestOutput
 from octavo.sampling_params import RequestOutputKind, SamplingParams
+from tests.support import tiny_classic
 from tests.support.fake_executor import FakeTokenizer, create_request
 from tests.support.integrity import check_integrity
 from tests.support.tiny_models import tiny_graph, tiny_model
@@ -49,7 +50,7 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     return [[choice.token_ids for choice in found[str(i)].outputs] for i in range(len(prompts))]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", *tiny_classic.CONFIGS])
 def test_greedy_answers_are_those_of_transformers(name: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, output_kind=RequestOutputKind.FINAL_ONLY)
     found = answers(tiny_engine(name), PROMPTS, params)

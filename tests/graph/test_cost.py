@@ -7,7 +7,7 @@ import pytest
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.cost import Cost, graph_cost, node_cost
-from octavo.graph.ops import AttentionParams, StepSizes
+from octavo.graph.ops import AttentionParams, Rope, StepSizes
 from octavo.graph.passes import optimize
 from tests.support.tiny_models import CONFIGS, tiny_graph
 
@@ -54,7 +54,8 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
         matrices += weights["embed_tokens.weight"].data.size
     assert 2 * 64 * matrices < plain.flops < 2 * 64 * matrices * 1.5
     # Fused attention takes sines and cosines once for q and k.
-    assert 0.99 * plain.flops < fused.flops < plain.flops
+    rotary = any(isinstance(node.op, Rope) for node in graph.nodes)
+    assert 0.99 * plain.flops < fused.flops < plain.flops or (fused.flops == plain.flops and not rotary)
     assert fused.bytes_read + fused.bytes_written < 0.95 * (plain.bytes_read + plain.bytes_written)
 
 

@@ -74,6 +74,14 @@ def test_embedding() -> None:
     np.testing.assert_array_equal(out, a.weights[table][[3, 9, 3]])
 
 
+def test_position_embedding() -> None:
+    a = Arrays(0)
+    table = a.weight(10, 6)
+    batch = step([(Request([3, 9, 3], [0]), 3)])
+    out = evaluate(ops.PositionEmbedding(table, 2), {}, a.weights, batch)
+    np.testing.assert_array_equal(out, a.weights[table][2:5])
+
+
 def test_linear(a: Arrays) -> None:
     x, w, b = a.value(), a.weight(5, a.cols), a.weight(5)
     a.check(ops.Linear(x, w, b), functional.linear(a[x], a[w], a[b]))
@@ -106,6 +114,7 @@ def test_arithmetic(a: Arrays) -> None:
     a.check(ops.Mul(x, y), a[x] * a[y])
     a.check(ops.Scale(x, -0.3), a[x] * -0.3)
     a.check(ops.Softcap(x, 1.5), 1.5 * torch.tanh(a[x] / 1.5))
+    a.check(ops.Clip(x, 0.5), a[x].clamp(-0.5, 0.5))
 
 
 @pytest.mark.parametrize("kind", TORCH_ACTIVATIONS)
@@ -254,6 +263,8 @@ WRONG = {
     "gate": (lambda: ops.GatedActivation(X, OUT, "silu"), "shapes differ"),
     "scale": (lambda: ops.Scale(X, float("nan")), "not finite"),
     "softcap": (lambda: ops.Softcap(X, 0.0), "not positive"),
+    "clip": (lambda: ops.Clip(X, 0.0), "limit 0.0 is not positive"),
+    "positions": (lambda: ops.PositionEmbedding(Parameter("p", (4, 8)), 4), "offset 4 of 4 rows"),
     "select": (lambda: ops.SelectRows(OUT), "one row a token"),
     "rope heads": (lambda: ops.Rope(X, 3, RopeParams((1.0,))), "not a multiple of head_dim 3"),
     "rope width": (lambda: ops.Rope(X, 4, RopeParams((1.0,) * 3)), "3 rotary frequencies do not fit head_dim 4"),

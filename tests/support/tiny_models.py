@@ -22,12 +22,14 @@ from transformers import (
 )
 
 from octavo.graph.builder import Graph
+from octavo.loader.checkpoint import checkpoint_name
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import GGUF_STEMS, renamed
 from octavo.loader.transforms import transformed
 from octavo.models import build_graph, load_architecture, weight_table
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
+from tests.support import tiny_classic
 
 _SIZES = {
     "vocab_size": 96,
@@ -79,23 +81,26 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
+    **tiny_classic.CONFIGS,
 }
 
 # Groups of layers with block tables of their own, as many as any of these has.
 NUM_CACHE_GROUPS = 7
 
 # GGUF files of these architectures have no place for what makes the configuration special.
-GGUF_CONFIGS = [name for name in CONFIGS if name not in ("qwen2-window", "gemma3-softcap")]
+GGUF_CONFIGS = [n for n in CONFIGS if n not in {"qwen2-window", "gemma3-softcap", *tiny_classic.WITHOUT_GGUF}]
 
 
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
     """The model in float32, with weights so large that every part of it shows in the logits."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32, attn_implementation="eager").eval()
+    # The eager form of Falcon in transformers adds the slopes of ALiBi twice.
+    form = "sdpa" if name == "falcon-alibi" else "eager"
+    model = AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32, attn_implementation=form).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():
             parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
-            if parameter.dim() == 1 and "norm" in parameter_name and not name.startswith("gemma"):
+            if parameter.dim() == 1 and parameter_name.endswith("weight") and not name.startswith("gemma"):
                 parameter += 1.0
             if "embed_tokens" in parameter_name:
                 parameter *= parameter.shape[-1] ** 0.25
@@ -113,8 +118,9 @@ def tiny_graph(name: str, seed: int = 0) -> tuple[Graph, dict[str, Weight]]:
     model = tiny_model(name, seed)
     module = load_architecture(model.config.model_type)
     config = module.Config.from_hf(ConfigReader(model.config.to_dict()))
-    stored = {n.removeprefix("model."): _source(n, t.numpy()) for n, t in model.state_dict().items()}
-    sources = transformed(stored, weight_table(module).transforms, config, "safetensors")
+    table = weight_table(module)
+    stored = {checkpoint_name(n, table): _source(n, t.numpy()) for n, t in model.state_dict().items()}
+    sources = transformed(stored, table.transforms, config, "safetensors")
     weights = {name: source.make() for name, source in sources.items()}
     return build_graph(model.config.model_type, config, {n: w.shape for n, w in weights.items()}), weights
 
@@ -133,6 +139,8 @@ def save_safetensors(model: PreTrainedModel, directory: Path) -> Path:
 def save_gguf(model: PreTrainedModel, path: Path) -> Path:
     """The model as a converter writes it, every tensor as F32."""
     config = model.config
+    if config.model_type in tiny_classic.GGUF_ARCHITECTURES:
+        return tiny_classic.save_gguf(model, path)
     architecture = {"mistral": "llama", "gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, config)

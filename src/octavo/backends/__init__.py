@@ -56,6 +56,16 @@ class PendingStep(Protocol):
         """
 
 
+def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
+    """Raises UsageError if a sequence could have more tokens than the model has learned positions."""
+    positions = graph.max_positions
+    if positions is not None and limits.max_model_len > positions:
+        raise UsageError(
+            f"max_model_len {limits.max_model_len} is more than the {positions} positions that the model has learned; "
+            f"give at most {positions}"
+        )
+
+
 class FinishedStep:
     """A `PendingStep` of an executor that computes on the calling thread: done before it is returned."""
 

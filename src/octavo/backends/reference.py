@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from octavo.backends import BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions
+from octavo.backends import BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions, check_model_len
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
 from octavo.backends.parameters import parameter_info, weight_of
@@ -46,6 +46,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     kv_dtype: the type to which keys and values are rounded; they are stored in `dtype`. None: no rounding.
     """
     graph = graph.graph if isinstance(graph, Sizes) else graph
+    check_model_len(graph, limits)
     dense: dict[Parameter, Array] = {}
     ends = [*accumulate(parameter_info(weights, p).nbytes for p in graph.parameters)]
     for parameter, loaded in zip(graph.parameters, ends, strict=True):

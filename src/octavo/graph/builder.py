@@ -13,6 +13,7 @@ from octavo.graph.ops import (
     Add,
     Attention,
     AttentionParams,
+    Clip,
     Embedding,
     GatedActivation,
     Input,
@@ -22,6 +23,7 @@ from octavo.graph.ops import (
     MoE,
     Mul,
     Op,
+    PositionEmbedding,
     RMSNorm,
     Rope,
     RopeParams,
@@ -141,6 +143,12 @@ class Graph:
         return sum(cache.elements_per_sequence for cache in self.state_caches)
 
     @property
+    def max_positions(self) -> int | None:
+        """The positions for which the model has learned an embedding; None: it has no such table."""
+        tables = [node.op.num_positions for node in self.nodes if isinstance(node.op, PositionEmbedding)]
+        return min(tables, default=None)
+
+    @property
     def parameters(self) -> list[Parameter]:
         """The weights that the graph uses, each once, in the order of first use."""
         return list(dict.fromkeys(p for node in self.nodes for p in node.op.parameters))
@@ -150,6 +158,10 @@ class Graph:
     def embedding(self, name: str) -> Value:
         """The embeddings of the step's tokens: [TOKENS, cols]."""
         return self.add_operation(Embedding(self._weight(name, "embedding")))
+
+    def position_embedding(self, name: str, offset: int = 0) -> Value:
+        """The learned embeddings of the positions of the step's tokens: [TOKENS, cols]."""
+        return self.add_operation(PositionEmbedding(self._weight(name, "position_embedding"), offset))
 
     def linear(self, x: Value, name: str) -> Value:
         """x @ weight.T, and + bias if the checkpoint has one."""
@@ -208,6 +220,9 @@ class Graph:
 
     def softcap(self, x: Value, cap: float) -> Value:
         return self.add_operation(Softcap(x, cap))
+
+    def clip(self, x: Value, limit: float) -> Value:
+        return self.add_operation(Clip(x, limit))
 
     def rope(self, x: Value, head_dim: int, rope: RopeParams) -> Value:
         return self.add_operation(Rope(x, head_dim, rope))

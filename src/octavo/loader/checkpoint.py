@@ -33,6 +33,8 @@ MAX_ROPE_FACTORS = 1 << 12
 
 _PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
+# Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
+_BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +156,9 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
         section = _quantization(config_path, config_json)
         packed = _packed(section, file) if section else {}
     used = {tensor for source in packed.values() for tensor in source.tensors}
-    names = [n for n in file.tensors if n not in used and not n.endswith("rotary_emb.inv_freq")]
+    names = [n for n in file.tensors if n not in used and not n.endswith(_BUFFERS)]
     sources = {name: file.source(name) for name in names} | packed
-    stored = {_checkpoint_name(name, table): source for name, source in sources.items()}
+    stored = {checkpoint_name(name, table): source for name, source in sources.items()}
     with _errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
     quantization = section.text("quant_method") if section else None
@@ -204,7 +206,7 @@ def _errors_of(path: Path) -> Iterator[None]:
         raise ModelLoadError(f"{path}: the configuration makes no sense: {error!r:.200}") from error
 
 
-def _checkpoint_name(name: str, table: WeightTable) -> str:
+def checkpoint_name(name: str, table: WeightTable) -> str:
     """That of a safetensors file without its prefix, and as the architecture's table has it."""
     prefix = next((prefix for prefix in table.prefixes if name.startswith(prefix)), "")
     name = name.removeprefix(prefix)

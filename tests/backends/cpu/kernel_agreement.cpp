@@ -181,6 +181,13 @@ void compare_embedding(Judge& judge, Random& random) {
         call.weights = {random_weight(random, type, 37, call.cols)};
         judge.compare(call, type);
     }
+    std::vector<int32_t> positions;
+    for (int32_t i = 0; i < 40; ++i) positions.push_back(random.below(35));
+    Call learned = call;
+    learned.kernel = "position_embedding";
+    learned.step.positions = positions.data();
+    learned.ints = {2};
+    judge.compare(learned, "offset 2");
     std::vector<uint8_t> halves(1 << 17);
     for (size_t i = 0; i < halves.size(); i += 2) {
         const uint16_t half = static_cast<uint16_t>(i / 2);
@@ -207,7 +214,8 @@ void compare_simple(Judge& judge, Random& random) {
                                                                         {"add", {}},
                                                                         {"mul", {}},
                                                                         {"scale", {}},
-                                                                        {"softcap", {}}};
+                                                                        {"softcap", {}},
+                                                                        {"clip", {}}};
         for (const auto& [kernel, weights] : kernels) {
             call.kernel = kernel;
             call.weights = weights;

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from octavo.backends.cpu import _native
-from octavo.graph.ops import Embedding, FusedLinear, GatedActivation, Linear, Logits, MoE, RMSNorm
+from octavo.graph.ops import Embedding, FusedLinear, GatedActivation, Linear, Logits, MoE, PositionEmbedding, RMSNorm
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.quantize import random_weight
@@ -108,6 +108,14 @@ def test_embedding_is_the_dequantized_row_bit_for_bit(type_name, isa, run_op, cp
     op = Embedding(Parameter("embed", (50, K)))
     out = run_op(op, {}, weights={"embed": weight}, batch=cpu_batch(60, vocab=50), isa=isa, threads=2)
     np.testing.assert_array_equal(out, weight.dequantize()[np.arange(60) % 50])
+
+
+@pytest.mark.parametrize("type_name", ["F32", "F16", "Q8_0"])
+def test_position_embedding_is_the_row_of_the_position_bit_for_bit(type_name, isa, run_op, cpu_batch):
+    weight = random_weight(type_name, (62, K), 12)
+    op = PositionEmbedding(Parameter("positions", (62, K)), 2)
+    out = run_op(op, {}, weights={"positions": weight}, batch=cpu_batch(60), isa=isa, threads=2)
+    np.testing.assert_array_equal(out, weight.dequantize()[2:])
 
 
 def experts(type_name: str, intermediate: int, seed: int = 13):

@@ -9,6 +9,7 @@ from octavo.backends.cpu import _native
 from octavo.graph.ops import (
     Activation,
     Add,
+    Clip,
     GatedActivation,
     LayerNorm,
     Mul,
@@ -30,6 +31,7 @@ OPS: dict[str, MakeOp] = {
     "mul": Mul,
     "scale": lambda a, _: Scale(a, -1.7),
     "softcap": lambda a, _: Softcap(a, 2.5),
+    "clip": lambda a, _: Clip(a, 0.5),
     "rms_norm": lambda a, _: RMSNorm(a, Parameter("weight", (a.cols,)), 1e-6),
     "layer_norm": lambda a, _: LayerNorm(a, Parameter("weight", (a.cols,)), Parameter("bias", (a.cols,)), 1e-5),
     "layer_norm_no_bias": lambda a, _: LayerNorm(a, Parameter("weight", (a.cols,)), None, 1e-3),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from octavo import env
+from octavo.backends import check_model_len
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
@@ -73,6 +74,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     """See `octavo.backends.Backend.compile`. Raises GraphError naming an operation without a native kernel."""
     isa = choose_isa(options.isa)
     _check_kernels(graph.graph if isinstance(graph, Sizes) else graph)
+    check_model_len(graph.graph if isinstance(graph, Sizes) else graph, limits)
     if not isinstance(graph, Sizes):
         passes = PASSES if options.optimized else ()
         graph = sizes(graph, weights, limits, num_threads=num_threads, kv_dtype=kv_dtype, passes=passes)
@@ -177,7 +179,7 @@ def _make_program(
     """A program without operations, with the values of the graph in the order of its nodes."""
     memory = plan(graph, limits.rows, _ELEMENT_BYTES)
     values = [node.output for node in graph.nodes]
-    # The limit of token ids in a batch: the rows of the embedding.
+    # The limit of token ids in a batch: the rows of the embedding, not those of a table of positions.
     tables = [p.shape[0] for node in graph.nodes if node.op.name == "embedding" for p in node.op.parameters]
     return _native.Program(
         isa,

@@ -46,6 +46,30 @@ class Embedding(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class PositionEmbedding(Op):
+    """The rows of `Batch.positions`, learned in training. The first `offset` rows belong to no position."""
+
+    weight: Parameter  # [offset + positions, cols]; -> [TOKENS, cols]
+    offset: int = 0
+
+    @property
+    def num_positions(self) -> int:
+        """The positions that the table has."""
+        return self.weight.shape[0] - self.offset
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
+        require(0 <= self.offset < self.weight.shape[0], f"offset {self.offset} of {self.weight.shape[0]} rows")
+        return Rows.TOKENS, self.weight.shape[1]
+
+    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
+        return min(1.0, sizes.tokens / parameter.shape[0])
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return step.weights[self.weight][step.batch.positions + self.offset]
+
+
+@dataclass(frozen=True, slots=True)
 class Linear(Op):
     """x @ weight.T + bias"""
 

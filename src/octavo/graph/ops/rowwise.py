@@ -164,6 +164,20 @@ class Softcap(Elementwise):
 
 
 @dataclass(frozen=True, slots=True)
+class Clip(Elementwise):
+    """x, limited to [-limit, limit]"""
+
+    x: Value
+    limit: float
+
+    def check_attributes(self) -> None:
+        require(self.limit > 0, f"limit {self.limit} is not positive")
+
+    def evaluate(self, step: Evaluation) -> Array:
+        return np.clip(step.values[self.x], -self.limit, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
 class RMSNorm(Op):
     """x / rms(x) * weight, over groups of weight.shape[0] columns (heads).
 
