@@ -7,7 +7,7 @@ import pytest
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.cost import Cost, graph_cost, node_cost
-from octavo.graph.ops import AttentionParams, Rope, StepSizes
+from octavo.graph.ops import AttentionParams, Clip, Rope, StepSizes
 from octavo.graph.passes import optimize
 from tests.support.tiny_models import CONFIGS, tiny_graph
 
@@ -56,7 +56,9 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     # Fused attention takes sines and cosines once for q and k.
     rotary = any(isinstance(node.op, Rope) for node in graph.nodes)
     assert 0.99 * plain.flops < fused.flops < plain.flops or (fused.flops == plain.flops and not rotary)
-    assert fused.bytes_read + fused.bytes_written < 0.95 * (plain.bytes_read + plain.bytes_written)
+    # Clipping of q, k and v lies between products and attention.
+    share = 0.97 if any(isinstance(node.op, Clip) for node in graph.nodes) else 0.95
+    assert fused.bytes_read + fused.bytes_written < share * (plain.bytes_read + plain.bytes_written)
 
 
 def test_fewer_outputs_cost_less() -> None:
