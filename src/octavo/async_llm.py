@@ -14,7 +14,6 @@ from octavo.errors import OctavoError
 from octavo.generation_request import Params, RequestOptions
 from octavo.llm import LoadedLLM, take_options
 from octavo.outputs import RequestOutput
-from octavo.sampling_params import SamplingParams
 from octavo.tokenizer.chat_template import Message
 
 
@@ -39,7 +38,7 @@ class AsyncLLM(LoadedLLM):
         options: fields of `RequestOptions`, such as priority.
         Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         # Tokenizing a book takes a while; other requests of this loop must not wait for it.
         request = await asyncio.to_thread(
             self._session.create_request, prompt, params, request_id=request_id, options=RequestOptions(**options)

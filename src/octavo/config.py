@@ -49,9 +49,14 @@ class EngineConfig:
     pack_cache: bool = option(False, "keep packed weights on disk; later starts map them and share their memory")
     pack_cache_size: int | str = option("32GiB", "maximum disk space for the packed weights of all models")
     num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
+    generation_config: str = option(
+        "auto",
+        "sampling for fields that a request leaves open: auto (what the model's makers recommend), none (neutral "
+        "values), or the path of a generation_config.json",
+    )
 
     def __post_init__(self) -> None:
-        for name in ("model", "backend"):
+        for name in ("model", "backend", "generation_config"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise UsageError(f"{name} must be a name, not {value!r}")
@@ -64,6 +69,8 @@ class EngineConfig:
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
         check_integer("max_itl", self.max_itl, 0, 3_600_000)
         check_integer("block_size", self.block_size, 1, 1024)
+        if self.block_size != 8 and self.block_size % 16 and self.backend == "cpu":
+            raise UsageError(f"block_size is {self.block_size}; on the backend cpu it must be 8 or a multiple of 16")
         check_integer("num_threads", self.num_threads, 0, 1024)
         if self.max_model_len is not None:
             check_integer("max_model_len", self.max_model_len, 2, 2**30)

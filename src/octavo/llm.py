@@ -18,6 +18,7 @@ from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.generation_request import Params, RequestOptions
+from octavo.loader.generation_config import SamplingDefaults
 from octavo.outputs import RejectedPromptsError, RequestOutput
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message
@@ -87,6 +88,18 @@ class LoadedLLM:
         """The engine's counters since the model was loaded."""
         return self._session.metrics
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a request without any: those that the model's makers recommend, with vLLM's `max_tokens`.
+
+        `dataclasses.replace` makes others of them. `LLM(generation_config="none")` gives the neutral ones.
+        """
+        return SamplingParams().with_defaults(self.sampling_defaults.values)
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """The values behind `get_default_sampling_params`, and where they come from."""
+        return self._session.sampling_defaults
+
     def close(self) -> None:
         """Ends running requests with an error and gives the memory back. May be called twice."""
         self._session.close()
@@ -121,7 +134,8 @@ class LLM(LoadedLLM):
     ) -> list[RequestOutput]:
         """Answers prompts (texts or token ids, one or many), all at once, in their order.
 
-        sampling_params: one for all, or one a prompt. options: fields of `RequestOptions`, such as priority, likewise.
+        sampling_params: one for all, or one a prompt; None: `get_default_sampling_params`.
+        options: fields of `RequestOptions`, such as priority, likewise.
         use_tqdm: vLLM's name; False: no progress bar. There is one only on a terminal, after a second.
         Raises UsageError for a single wrong prompt, and RejectedPromptsError, which has the answers to all
         others, if some of many are wrong.
@@ -163,7 +177,7 @@ class LLM(LoadedLLM):
 
         options: fields of `RequestOptions`. Raises UsageError before the first piece if the request is wrong.
         """
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
         request = self._session.create_request(
             prompt, params, output_kind=RequestOutputKind.DELTA, options=RequestOptions(**options)
         )
@@ -195,7 +209,7 @@ class LLM(LoadedLLM):
         single: bool,
     ) -> list[RequestOutput]:
         """Submits all, waits for all. single: a refused prompt raises its own error."""
-        default = SamplingParams() if sampling_params is None else sampling_params
+        default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", default, len(prompts))
         values = {name: _one_each(name, value, len(prompts)) for name, value in options.items()}
         results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]] = queue.SimpleQueue()

@@ -6,7 +6,8 @@ These two classes and `PoolingParams` share members, so that callers need not te
 is_answered: tokens follow the prompt. num_choices: number of answers to a request. num_seats: sequences that run in
 lockstep from the first step on. output_kind: content of the items of a stream. sampling: the rules that sample each
 sequence. with_output_kind(kind): the same parameters for another kind of stream. Also max_tokens, ignore_eos,
-skip_special_tokens, structured_outputs and prompt_logprobs, which are None where they do not apply.
+skip_special_tokens, structured_outputs and prompt_logprobs, which are None where they do not apply. The first two also
+share with_defaults(values): the parameters with a model's defaults for sampling.
 """
 
 from __future__ import annotations
@@ -165,6 +166,9 @@ class SamplingParams:
     def with_output_kind(self, kind: RequestOutputKind) -> SamplingParams:
         return replace(self, output_kind=kind)
 
+    def with_defaults(self, values: Mapping[str, Any]) -> SamplingParams:
+        return replace(self, **values)
+
     @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
@@ -235,6 +239,10 @@ class BeamSearchParams:
 
     def with_output_kind(self, kind: RequestOutputKind) -> BeamSearchParams:  # noqa: ARG002
         """The same parameters: a search has nothing to show before its end."""
+        return self
+
+    def with_defaults(self, values: Mapping[str, Any]) -> BeamSearchParams:  # noqa: ARG002
+        """The same parameters: a search does not sample."""
         return self
 
 

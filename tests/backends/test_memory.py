@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_a_group_that_uses_more_than_its_limit_leaves_nothing(tmp_path: Path) ->
 def test_strange_group_files_do_no_harm(tmp_path: Path, text: str) -> None:
     proc, cgroups = machine(tmp_path, text)
     assert host_memory(proc, cgroups).available_bytes == 8 * GIB
+
+
+def test_a_limit_on_the_address_space_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proc, cgroups = machine(tmp_path, "0::/\n")
+    (proc / "self" / "statm").write_text("1024 0 0 0 0 0 0\n")
+    monkeypatch.setattr("resource.getrlimit", lambda _: (GIB, GIB))
+    assert host_memory(proc, cgroups).available_bytes == GIB - 1024 * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_machine_without_proc(tmp_path: Path) -> None:
+    assert 0 < host_memory(tmp_path / "proc", tmp_path).available_bytes <= 2**50
 
 
 def test_this_machine() -> None:

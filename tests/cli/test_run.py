@@ -87,10 +87,16 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("x", "--raw", "--system", "y"), 2, "--system needs the chat template"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "--kv-cache-memory is 'much'"),
         (("MODEL", "ab"), 2, "no chat template"),
-        (("MODEL", "ab" * 100, "--raw"), 2, "64"),
+        (("MODEL", "ab" * 100, "--raw"), 2, "at most 63, so that one new token has room. Shorten it\n"),
+        (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise max_model_len, for this model up to 64"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "kv_cache_memory"),
         (("/nowhere/model.gguf", "x"), 3, "/nowhere/model.gguf"),
         (("smollm3", "x"), 3, "did you mean smollm2"),
+        (("smolm2",), 2, "there is no model smolm2; did you mean smollm2?"),
+        (("x", "-f", "/nowhere/notes.txt"), 2, "/nowhere/notes.txt: No such file or directory"),
+        (("x", "--schema", "SCHEMA", "--regex", "a"), 2, "--schema and --regex exclude each other"),
+        (("x", "--schema", "TEXT"), 2, "notes.gguf: no JSON schema"),
+        (("x", "--block-size", "4"), 2, "--block-size is 4; on the backend cpu it must be 8 or a multiple of 16"),
         (("TEXT", "x"), 3, "notes.gguf"),
         (("STRANGE", "x"), 3, "lama"),
     ],
@@ -127,8 +133,10 @@ def test_the_prompt_is_missing_at_a_terminal() -> None:
         assert "octavo run [MODEL] PROMPT" in terminal.wait_for("for a conversation: octavo chat")
         assert terminal.wait() == 2
     with Terminal("run", "smollm2") as terminal:
-        terminal.wait_for("smollm2 is a model, and the prompt is missing")
-        assert terminal.wait() == 2
+        terminal.wait_for("/help for help")  # a conversation
+        terminal.wait_for(">>> ")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
 
 
 def test_parameters_that_leave_no_token_are_exit_code_2(tiny: Path) -> None:
@@ -211,3 +219,110 @@ def test_a_wrong_value_is_called_by_its_option(option: list[str], said: str) -> 
     result = subprocess.run([*COMMAND, "run", *option, "hi"], capture_output=True, text=True)
     assert result.returncode == 2
     assert result.stderr.startswith(said)
+
+
+def test_texts_before_the_prompt(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("ab")
+    (tmp_path / "b.txt").write_text("ba")
+    options = ("--raw", *GREEDY, "--json")
+    piped = octavo("run", tiny, "cd", *options, stdin="abcd")
+    assert json.loads(piped.stdout)["prompt"] == "abcd\n\ncd"
+    files = octavo("run", tiny, "cd", "-f", tmp_path / "a.txt", "--file", tmp_path / "b.txt", *options, stdin="dd")
+    assert json.loads(files.stdout)["prompt"] == "ab\n\nba\n\ndd\n\ncd"
+    only = octavo("run", tiny, "-f", tmp_path / "a.txt", *options)
+    assert json.loads(only.stdout)["prompt"] == "ab"
+
+
+def test_a_file_that_is_no_text_is_refused(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "picture.png").write_bytes(b"ab\xff\xfe")
+    result = octavo_here("run", tiny, "x", "-f", tmp_path / "picture.png")
+    assert (result.returncode, "byte 2 is not UTF-8" in result.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("prompt", ["-5 + a?", "- fix ab", "--what a", "-7a"])
+def test_a_prompt_may_begin_with_a_dash(tiny: Path, prompt: str) -> None:
+    for arguments in ((tiny, prompt, "--raw", *GREEDY, "--json"), (tiny, "--raw", *GREEDY, "--json", "--", prompt)):
+        assert json.loads(octavo_here("run", *arguments).stdout)["prompt"] == prompt
+
+
+def test_a_value_may_begin_with_a_dash(tiny: Path) -> None:
+    result = octavo_here("run", tiny, "abcd", "--raw", "--stop", "- a", *GREEDY, "--json", "--seed=-5")
+    assert json.loads(result.stdout)["prompt"] == "abcd"
+
+
+def test_constraints(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"enum": ["ab"]}')
+    for constraint, answer in (
+        (("--choice", "abab", "--choice", "cdcd"), {"abab", "cdcd"}),
+        (("--regex", "(cd){3}"), {"cdcdcd"}),
+        (("--grammar", 'start: "ab" "cd"'), {"abcd"}),
+    ):
+        result = octavo_here("run", tiny, "ab", "--raw", "--temperature", "0", *constraint)
+        assert result.stdout.strip() in answer, result.stderr
+
+
+def test_a_schema(smollm2_path: Path, tmp_path: Path) -> None:
+    schema = {"type": "object", "properties": {"size": {"type": "integer"}}, "required": ["size"]}
+    (tmp_path / "schema.json").write_text(json.dumps({**schema, "additionalProperties": False}))
+    result = octavo_here("run", smollm2_path, "How large?", "--schema", tmp_path / "schema.json", "--max-tokens", "60")
+    assert isinstance(json.loads(result.stdout)["size"], int)
+
+
+def test_verbose_tells_counts_times_and_rates(tiny: Path) -> None:
+    result = octavo_here("run", tiny, "abcd", "--raw", *GREEDY, "--ignore-eos", "--verbose")
+    lines = [line.split()[0] for line in result.stderr.splitlines()]
+    assert lines == ["load", "prompt", "answer", "total"]
+    assert "2 tokens (0 cached)" in result.stderr
+
+
+def test_the_sampling_is_the_models(tmp_path: Path) -> None:
+    path = tmp_path / "greedy.gguf"
+    path.write_bytes(tiny_gguf({"general.sampling.temp": 0.0}))
+    run = ("run", path, "abcd", "--raw", "--ignore-eos", "--max-tokens", "12", "--json")
+    texts = {json.loads(octavo_here(*run, "--seed", seed).stdout)["text"] for seed in "12345"}
+    assert len(texts) == 1
+    for explicit in (("--temperature", "1"), ("--generation-config", "none")):
+        texts = {json.loads(octavo_here(*run, "--seed", seed, *explicit).stdout)["text"] for seed in "12345"}
+        assert len(texts) > 1
+
+
+def test_the_end_at_a_limit_is_told(tiny: Path) -> None:
+    result = octavo_here("run", tiny, "abcd", "--raw", "--temperature", "0", "--ignore-eos")
+    assert result.stderr == "octavo: the answer ends after 62 tokens: the context of the model is full\n"
+    asked = octavo_here("run", tiny, "abcd", "--raw", "--temperature", "0", "--ignore-eos", "--max-tokens", "3")
+    assert asked.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [("serv",), ("cht", "x"), ("Run", "x")])
+def test_a_wrong_command_gets_a_suggestion(arguments: tuple[str, ...]) -> None:
+    result = octavo_here(*arguments)
+    assert result.returncode == 2
+    assert "Did you mean" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [("-h",), ("run", "-h"), ("serve", "-h")])
+def test_h_is_help(arguments: tuple[str, ...]) -> None:
+    assert octavo_here(*arguments).stdout == octavo_here(*arguments[:-1], "--help").stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("redirect", "code", "said"),
+    [
+        (">/dev/full", 1, "octavo: input or output: No space left on device\n"),
+        (">&-", 1, "octavo: standard output: is closed\n"),
+        ("<&-", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(tiny: Path, redirect: str, code: int, said: str) -> None:
+    command = " ".join([*COMMAND, "run", str(tiny), "abcd", "--raw", *GREEDY, redirect])
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (code, said)
+
+
+def test_an_address_space_that_is_too_small_is_no_internal_error(smollm2_path: Path) -> None:
+    for limit in (400_000, 900_000):
+        command = f"ulimit -v {limit}; " + " ".join([*COMMAND, "run", str(smollm2_path), "hi", *GREEDY])
+        result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+        assert "internal error" not in result.stderr
+        assert "Traceback" not in result.stderr
+        assert result.returncode in (0, 3)

@@ -25,7 +25,16 @@ from tests.support.tiny_gguf import tiny_gguf
 
 def test_show(smollm2_path: Path) -> None:
     text = octavo_here("show", "smollm2").stdout
-    for fact in ("llama (gguf)", "134,515,008", "8,192 tokens", "apache-2.0", "Q4_1", "Q8_0", "chat template  yes"):
+    for fact in (
+        "llama (gguf)",
+        "134,515,008",
+        "8,192 tokens",
+        "apache-2.0",
+        "Q4_1",
+        "Q8_0",
+        "chat template  yes",
+        "temperature 0.2, top_p 0.9",
+    ):
         assert fact in text
     facts = json.loads(octavo_here("show", smollm2_path, "--json").stdout)
     assert facts["file_bytes"] == os.path.getsize(smollm2_path)

@@ -139,6 +139,7 @@ def test_the_card_of_a_model(model: ServedModel) -> None:
         assert abs(card["created"] - time.time()) < 60
         assert (card["max_model_len"], card["state"], card["has_chat_template"]) == (256, "loaded", True)
         assert card["default_sampling_params"]["temperature"] == 1.0
+        assert card["default_sampling_source"] == "neutral values"
         for name, value in card["default_sampling_params"].items():
             assert value == getattr(SamplingParams(), name)
         assert card["memory"] == {"weight_bytes": 1024, "kv_cache_bytes": 64 * 16 * 64, "workspace_bytes": 0}

@@ -21,6 +21,7 @@ from octavo.engine.prompts import PromptEncoder
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.loader.checkpoint import open_checkpoint
+from octavo.loader.generation_config import SamplingDefaults
 from octavo.outputs import CompletionOutput, Logprob, PoolingOutput, RequestMetrics, RequestOutput
 from octavo.server.models.served_model import ServedModel
 from octavo.server.tool_parsers.tool_format import ToolFormat
@@ -63,6 +64,7 @@ class FakeClient:
     state: EngineState = EngineState.READY
     requests: list[GenerationRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     figures: EngineMetrics = field(default_factory=EngineMetrics)
     is_closed: bool = False
 
@@ -85,6 +87,7 @@ class FakeClient:
             weight_bytes=1024,
             workspace_bytes=0,
             num_threads=1,
+            sampling_defaults=self.sampling_defaults,
         )
 
     def status(self) -> EngineStatus:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,11 +42,18 @@ class MemoryBudget:
 def host_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> MemoryBudget:
     """The main memory: the minimum of what the system has available and the rest of each enclosing control group.
 
-    File cache counts as available, in a group as on the machine. proc, cgroups: the mount points of these file
-    systems. Raises OSError if there is no `meminfo`.
+    A limit on the address space (`ulimit -v`) counts too. File cache counts as available, in a group as on the machine.
+    proc, cgroups: the mount points of these file systems; without the first, only free memory counts.
     """
-    lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
-    available = next(int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"])
+    page, available = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with suppress(OSError):
+        lines = (line.split() for line in (proc / "meminfo").read_text().splitlines())
+        available = next(int(words[1]) * 1024 for words in lines if words[:1] == ["MemAvailable:"])
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        with suppress(OSError):
+            used = int((proc / "self" / "statm").read_text().split()[0]) * page
+            available = min(available, max(address_space - used, 0))
     for group in control_groups("memory", proc / "self" / "cgroup", cgroups):
         limit = _number(group, "memory.max", "memory.limit_in_bytes")
         usage = _number(group, "memory.current", "memory.usage_in_bytes")

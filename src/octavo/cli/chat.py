@@ -15,7 +15,7 @@ from octavo.cli.options import (
     with_engine_options,
     with_sampling_options,
 )
-from octavo.cli.terminal import load_model, write
+from octavo.cli.terminal import is_terminal, load_model, say_limit, write
 from octavo.errors import EngineDeadError, OctavoError
 
 if TYPE_CHECKING:
@@ -40,13 +40,19 @@ def chat(*, model: str, system: str | None, engine_options: Options, sampling_op
 
     MODEL is a path, a hub id or a short name [default: smollm2].
     """
+    converse(model, system, engine_options, sampling_options)
+
+
+def converse(model: str, system: str | None, engine_options: Options, sampling_options: Options) -> None:
+    """Loads the model and answers line after line of standard input."""
     params = sampling_params(sampling_options)
     with suppress(ImportError):
         import readline  # noqa: F401 - gives `input` history and editing
     with load_model(model, engine_options, will_chat=True) as llm:
-        if sys.stdin.isatty():
+        params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
+        if is_terminal(sys.stdin):
             write("/help for help, Ctrl-D to exit\n")
-        conversation = _Conversation(llm, params, system)
+        conversation = _Conversation(llm, params, system, has_bound="max_tokens" not in sampling_options)
         conversation.encode()  # a model without a chat template is refused before the first question
         while (line := _read_line()) is not None:
             if not conversation.take(line):
@@ -54,7 +60,9 @@ def chat(*, model: str, system: str | None, engine_options: Options, sampling_op
 
 
 class _Conversation:
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, *, has_bound: bool) -> None:
+        """has_bound: the length of an answer has the limit of everybody, so its end there is told."""
+        self._has_bound = has_bound
         self._llm = llm
         self._params = params
         self._system = system
@@ -95,11 +103,13 @@ class _Conversation:
     def _answer(self, question: str) -> None:
         self._messages.append({"role": "user", "content": question})
         pieces: list[str] = []
+        last = None
         try:
             with self._llm.stream(self.encode(), self._params) as stream:
                 for part in stream:
                     pieces.append(part.outputs[0].text)
                     write(pieces[-1])
+                    last = part
         except KeyboardInterrupt:  # the partial answer stays in the conversation
             pass
         except EngineDeadError:
@@ -109,20 +119,22 @@ class _Conversation:
             click.echo(f"octavo: {error} (/reset starts a new conversation)", err=True)
             return
         write("\n")
+        if self._has_bound and last is not None:
+            say_limit(last)
         self._messages.append({"role": "assistant", "content": "".join(pieces)})
 
 
 def _read_line() -> str | None:
     """The next line that the user types; None at the end of the input."""
-    is_terminal = sys.stdin.isatty()
+    at_terminal = is_terminal(sys.stdin)
     try:
-        return input(">>> " if is_terminal else "")
-    except EOFError:
-        if is_terminal:
+        return input(">>> " if at_terminal else "")
+    except (EOFError, RuntimeError):  # the second: standard input is closed
+        if at_terminal:
             write("\n")
         return None
     except KeyboardInterrupt:
-        if not is_terminal:
+        if not at_terminal:
             raise
         write("\n(Ctrl-D or /exit to exit)\n")
         return ""

@@ -6,6 +6,7 @@ not available; 5 the engine died too often; 130 Ctrl-C; 141 the reader of the ou
 
 from __future__ import annotations
 
+import difflib
 import io
 import logging
 import os
@@ -28,6 +29,14 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(_COMMANDS)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        near = difflib.get_close_matches(args[0], _COMMANDS, 1)
+        if near and args[0] not in _COMMANDS:
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
@@ -35,7 +44,9 @@ class _Commands(click.Group):
         return command
 
 
-@click.group("octavo", cls=_Commands, invoke_without_command=True)
+@click.group(
+    "octavo", cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, message="octavo %(version)s", help="Show the version and exit.")
 @click.pass_context
 def octavo(context: click.Context) -> None:
@@ -74,12 +85,22 @@ def _run(arguments: list[str], is_debug: bool) -> int:
     except (KeyboardInterrupt, click.Abort):
         return 130
     except ReaderGoneError:
-        # Discard what is still buffered, or the interpreter complains when it flushes it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return 141
+    except OSError as error:
+        _discard_output()
+        return _fail(1, f"{error.filename or 'input or output'}: {error.strerror or error}", is_debug)
+    except MemoryError:
+        return _fail(3, "out of memory: take a smaller model, or lower --kv-cache-memory or --max-model-len", is_debug)
     except Exception as error:
         what = f"internal error: {type(error).__name__}: {error} (run again with --debug for the traceback)"
         return _fail(1, what, is_debug)
+
+
+def _discard_output() -> None:
+    """Discards what is still buffered, or the interpreter complains when it flushes it at exit."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _one_line(error: BaseException) -> str:

@@ -37,12 +37,15 @@ _SAMPLING_HELP: dict[str, str] = {
     "include_stop_str_in_output": "keep the stop text in the answer",
     "ignore_eos": "continue after the end-of-text token, up to --max-tokens",
     "min_tokens": "minimum length of the answer, in tokens",
-    "max_tokens": "maximum length of the answer, in tokens; default: up to the end of the context",
+    "max_tokens": "maximum length of the answer, in tokens",
     "logprobs": "with --json: log-probabilities of each token and of this many most likely ones",
     "skip_special_tokens": "leave control tokens out of the text",
 }
-# Defaults for readable answers: no limit on the length, and few unlikely tokens.
-_ANSWER_DEFAULTS: Options = {"temperature": 0.2, "top_p": 0.9, "max_tokens": None}
+# Beyond every useful answer: a model that repeats itself comes to an end.
+MAX_ANSWER_TOKENS = 4096
+# Those of `octavo.loader.generation_config`, which is not imported here because that takes a tenth of a second.
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty")
+_SHOWN_DEFAULTS: Options = {**dict.fromkeys(MODEL_DEFAULTS, "the model's"), "max_tokens": MAX_ANSWER_TOKENS}
 
 
 def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,15 +71,14 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each field of `SamplingParams` that applies to a single answer, as `sampling_options`."""
     known = _options_of(SamplingParams)
     options = {
-        name: (known[name][0], text, _ANSWER_DEFAULTS.get(name, known[name][2]))
-        for name, text in _SAMPLING_HELP.items()
+        name: (known[name][0], text, _SHOWN_DEFAULTS.get(name, known[name][2])) for name, text in _SAMPLING_HELP.items()
     }
     return _with_options(command, "sampling_options", options)
 
 
 def sampling_params(options: Options) -> SamplingParams:
-    """The parameters of one answer. Raises UsageError."""
-    return SamplingParams(**{**_ANSWER_DEFAULTS, **options})
+    """The parameters of one answer, before the model's defaults are known. Raises UsageError."""
+    return SamplingParams(**{"max_tokens": MAX_ANSWER_TOKENS, **options})
 
 
 def in_flags(message: str) -> str:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.chat import converse
 from octavo.cli.options import (
     DEFAULT_MODEL,
     Options,
@@ -18,19 +22,43 @@ from octavo.cli.options import (
     with_engine_options,
     with_sampling_options,
 )
-from octavo.cli.terminal import load_model, write, write_json
+from octavo.cli.terminal import is_terminal, load_model, say_limit, write, write_json
 from octavo.errors import UsageError
+from octavo.sampling_params import StructuredOutputsParams
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.outputs import RequestOutput
     from octavo.sampling_params import SamplingParams
 
+_DASHED_PROMPT = re.compile(r"-(?!-?[\w-]+=)(?:\s|\d|.*\s)", re.DOTALL)
 
-@click.command()
+
+class _RunCommand(click.Command):
+    """A word with white space or a digit after its dash, such as `-5 + 3?`, is a prompt, not a list of options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with_value = {name for param in self.params if not getattr(param, "is_flag", True) for name in param.opts}
+        end = args.index("--") if "--" in args else len(args)
+        is_prompt = [
+            before not in with_value and _DASHED_PROMPT.match(word) is not None
+            for before, word in zip(["", *args], args[:end], strict=False)
+        ]
+        options = [word for word, moves in zip(args, is_prompt, strict=False) if not moves]
+        prompts = [word for word, moves in zip(args, is_prompt, strict=False) if moves]
+        return super().parse_args(ctx, [*options, "--", *prompts, *args[end + 1 :]])
+
+
+@click.command(cls=_RunCommand)
 @click.argument("words", nargs=-1, metavar="[MODEL] PROMPT")
 @click.option("--system", help="system message before the prompt")
+@click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="text before the prompt; may be repeated")
+@click.option("--schema", metavar="FILE", help="the answer is JSON that matches the JSON schema in this file")
+@click.option("--grammar", metavar="TEXT", help="the answer matches this Lark grammar")
+@click.option("--regex", metavar="TEXT", help="the answer matches this regular expression")
+@click.option("--choice", multiple=True, metavar="TEXT", help="the answer is this text or another --choice")
 @click.option("--raw", is_flag=True, help="continue the prompt as it is, without the chat template")
+@click.option("--verbose", is_flag=True, help="print counts, times and rates at the end, on standard error")
 @click.option("--json", "as_json", is_flag=True, help="print text, token ids and timings as JSON at the end")
 @with_engine_options
 @with_sampling_options
@@ -38,51 +66,98 @@ def run(
     *,
     words: tuple[str, ...],
     system: str | None,
+    files: tuple[str, ...],
     raw: bool,
+    verbose: bool,
     as_json: bool,
     engine_options: Options,
     sampling_options: Options,
+    **constraint: Any,
 ) -> None:
     """Answer a prompt. The answer is printed as it is generated.
 
-    MODEL is a path, a hub id or a short name [default: smollm2]. With - as PROMPT, the prompt is read from standard
-    input.
+    MODEL is a path, a hub id or a short name [default: smollm2]. Without a prompt at a terminal, a conversation begins.
+    Text on standard input is put before the prompt; with - as PROMPT it is the prompt.
     """
     started = time.monotonic()
-    model, prompt = _model_and_prompt(list(words))
-    params = sampling_params(sampling_options)
+    params = replace(sampling_params(sampling_options), structured_outputs=_constraint(**constraint))
+    model, prompt = _model_and_prompt(list(words), files)
     if raw and system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out: use only one of the two")
     if params.logprobs is not None and not as_json:
         raise UsageError("--logprobs needs --json, which shows them")
+    if prompt is None:
+        converse(model, system, engine_options, sampling_options)
+        return
     with load_model(model, engine_options, will_chat=not raw) as llm:
         load_s = time.monotonic() - started
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
+        params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
         parts = _stream(llm, prompt_ids, params, show=not as_json)
+    report = _report(model, prompt, parts, load_s, time.monotonic() - started)
     if as_json:
-        write_json(_report(model, prompt, parts, load_s, time.monotonic() - started), indent=None)
+        write_json(report, indent=None)
+    if verbose:
+        click.echo(_summary(report["timings"]), err=True)
+    if "max_tokens" not in sampling_options:
+        say_limit(parts[-1])
 
 
-def _model_and_prompt(words: list[str]) -> tuple[str, str]:
-    """Raises UsageError if there are too many words or no prompt."""
+def _constraint(
+    schema: str | None, grammar: str | None, regex: str | None, choice: tuple[str, ...]
+) -> StructuredOutputsParams | None:
+    """The constraint on the answer, if one is given. Raises UsageError for several, or for a file without a schema."""
+    values = {"schema": schema, "grammar": grammar, "regex": regex, "choice": choice or None}
+    given: dict[str, Any] = {name: value for name, value in values.items() if value is not None}
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(f'--{name}' for name in given)} exclude each other: give one of them")
+    if schema is not None:
+        try:
+            return StructuredOutputsParams(json=json.loads(_read(schema)))
+        except ValueError as error:
+            raise UsageError(f"--schema {schema}: no JSON schema: {error}") from error
+    return StructuredOutputsParams(**given) if given else None
+
+
+def _model_and_prompt(words: list[str], files: tuple[str, ...]) -> tuple[str, str | None]:
+    """The prompt with the texts of files and standard input before it; None: a conversation at the terminal.
+
+    Raises UsageError if there are too many words or no prompt.
+    """
     if len(words) > 2:
         raise UsageError(f"run takes a model and a prompt, not {len(words)} words: put quotes around the prompt")
-    is_piped = not sys.stdin.isatty()
-    if len(words) == 2:
-        model, prompt = words
-    elif words and is_piped and _is_model(words[0]):
-        model, prompt = words[0], "-"
+    if len(words) == 2 or (words and _is_model(words[0])):
+        model, *rest = words
     else:
-        model, prompt = DEFAULT_MODEL, words[0] if words else "-"
-    if prompt == "-":
-        if not words and not is_piped:
-            raise UsageError("the prompt is missing: octavo run [MODEL] PROMPT; for a conversation: octavo chat")
-        prompt = sys.stdin.read()
-    elif len(words) == 1 and _is_model(prompt):
-        raise UsageError(f"{prompt} is a model, and the prompt is missing: octavo run {prompt} PROMPT")
-    if not prompt.strip():
+        model, rest = DEFAULT_MODEL, words
+    has_input = not is_terminal(sys.stdin)
+    if not rest and not has_input and not files:
+        if words:
+            return model, None
+        raise UsageError("the prompt is missing: octavo run [MODEL] PROMPT; for a conversation: octavo chat")
+    question = "" if rest in ([], ["-"]) else rest[0]
+    texts = [_read(file) for file in files]
+    if rest == ["-"] or (has_input and "-" not in files):
+        texts.append(_read("-"))
+    # An empty input is that of a script without one.
+    prompt = "\n\n".join(text for text in (*texts, question) if text.strip())
+    if not prompt:
         raise UsageError("the prompt is empty: octavo run [MODEL] PROMPT")
+    if words == [question] and " " not in question and not any(texts):
+        _refuse_near_miss(question)
     return model, prompt
+
+
+def _read(file: str) -> str:
+    """The text of a file, or of standard input if it is -. Raises UsageError if it cannot be read."""
+    try:
+        if file != "-":
+            return Path(file).read_text("utf-8")
+        return "" if sys.stdin is None else sys.stdin.read()
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: byte {error.start} is not UTF-8; a text file is needed") from error
 
 
 def _is_model(word: str) -> bool:
@@ -93,6 +168,14 @@ def _is_model(word: str) -> bool:
         if word.endswith((".gguf", ".safetensors")) or (Path(word) / "config.json").is_file():
             return True
     return word.lower() in ALIASES
+
+
+def _refuse_near_miss(word: str) -> None:
+    """Raises UsageError if the only word is nearly the name of a model, and so hardly a question."""
+    from octavo.loader.aliases import ALIASES
+
+    if near := difflib.get_close_matches(word.lower(), ALIASES, 1, 0.75):
+        raise UsageError(f"there is no model {word}; did you mean {near[0]}? As a prompt: octavo run {near[0]} {word}")
 
 
 def _messages(system: str | None, prompt: str) -> list[dict[str, str]]:
@@ -143,3 +226,16 @@ def _report(model: str, prompt: str, parts: list[RequestOutput], load_s: float, 
     if entries:
         report["logprobs"] = [{str(i): asdict(logprob) for i, logprob in entry.items()} for entry in entries]
     return report
+
+
+def _summary(timings: dict[str, Any]) -> str:
+    """Counts, times and rates in lines."""
+    rates = [timings["prefill_tokens_per_s"], timings["decode_tokens_per_s"]]
+    prefill, decode = (f", {rate:,.0f} tokens/s" if rate else "" for rate in rates)
+    return (
+        f"load    {timings['load_s']:.2f} s\n"
+        f"prompt  {timings['num_prompt_tokens']:,} tokens ({timings['num_cached_tokens']:,} cached) "
+        f"in {timings['prefill_s']:.2f} s{prefill}\n"
+        f"answer  {timings['num_generated_tokens']:,} tokens in {timings['decode_s']:.2f} s{decode}\n"
+        f"total   {timings['total_s']:.2f} s"
+    )

@@ -45,7 +45,9 @@ def show(*, model: str, as_json: bool) -> None:
 
 def describe(checkpoint: Checkpoint) -> dict[str, Any]:
     """The facts under their names in the JSON output; sizes in bytes, lengths in tokens."""
-    config = checkpoint.config
+    from octavo.loader.generation_config import sampling_defaults
+
+    config, defaults = checkpoint.config, sampling_defaults(checkpoint)
     files = {tensor.file for tensor in checkpoint.file.tensors.values()}
     num_weights: Counter[str] = Counter()
     num_bytes: Counter[str] = Counter()
@@ -71,6 +73,8 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "head_dim": config.head_dim,
         "tokenizer": _tokenizer_kind(checkpoint),
         "has_chat_template": _has_chat_template(checkpoint),
+        "default_sampling_params": defaults.values,
+        "default_sampling_source": defaults.source,
         "warnings": _warnings(checkpoint),
     }
 
@@ -108,6 +112,7 @@ def _has_chat_template(checkpoint: Checkpoint) -> bool:
 
 def _write(facts: dict[str, Any]) -> None:
     kind = (facts["format"], facts["quantization"])
+    sampling = ", ".join(f"{name} {value:g}" for name, value in facts["default_sampling_params"].items())
     write_facts(
         {
             "path": facts["path"],
@@ -120,6 +125,7 @@ def _write(facts: dict[str, Any]) -> None:
             "layers": f"{facts['num_layers']}, hidden size {facts['hidden_size']}",
             "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, of {facts['head_dim']}",
             "chat template": "yes" if facts["has_chat_template"] else "no",
+            "sampling": f"{sampling or 'temperature 1'} ({facts['default_sampling_source']})",
         }
     )
     for warning in facts["warnings"]:

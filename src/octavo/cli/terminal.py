@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from octavo.cli.options import MAX_ANSWER_TOKENS
 from octavo.engine.progress import ProgressBar
 
 if TYPE_CHECKING:
     from octavo.cli.options import Options
     from octavo.llm import LLM
+    from octavo.outputs import RequestOutput
 
 
 def find_model(model: str) -> Path:
@@ -46,12 +49,28 @@ def show_help_without_command(context: click.Context) -> None:
         write(context.get_help() + "\n")
 
 
+def is_terminal(stream: TextIO | None) -> bool:
+    """False for a stream that is closed, too."""
+    return stream is not None and stream.isatty()
+
+
+def say_limit(last: RequestOutput) -> None:
+    """Says on standard error why the answer ends in the middle, if it does. last: its last output."""
+    if last.outputs[0].finish_reason == "length":
+        count = last.metrics.num_generated_tokens
+        full = "the context of the model is full"
+        why = f"{count:,} is the limit; --max-tokens sets another" if count >= MAX_ANSWER_TOKENS else full
+        click.echo(f"octavo: the answer ends after {count:,} tokens: {why}", err=True)
+
+
 class ReaderGoneError(Exception):
     """The reader of the output has closed it. Not a BrokenPipeError, because connections raise that too."""
 
 
 def write(text: str) -> None:
-    """Writes text to standard output and flushes it. Raises ReaderGoneError."""
+    """Writes text to standard output and flushes it. Raises ReaderGoneError, or OSError: a full disk, for example."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "is closed", "standard output")
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -11,6 +11,7 @@ from octavo.config import KVDtype
 from octavo.engine.metrics import EngineMetrics
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
+from octavo.loader.generation_config import SamplingDefaults
 from octavo.outputs import PoolingOutput, RequestOutput
 
 
@@ -45,6 +46,7 @@ class ModelInfo:
     workspace_bytes: int
     num_threads: int
     load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
     @property
     def num_cache_tokens(self) -> int:

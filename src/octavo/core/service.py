@@ -288,4 +288,5 @@ def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, flo
         workspace_bytes=executor.workspace_bytes,
         num_threads=executor.num_threads,
         load_seconds=load_seconds,
+        sampling_defaults=loaded.sampling_defaults,
     )

@@ -38,7 +38,10 @@ Output: TypeAlias = "RequestOutput | PoolingOutput | RequestFailure"
 
 @dataclass(frozen=True, slots=True)
 class EngineLimits:
-    """The limits of the engine. max_model_len: prompt and output of one sequence, in tokens."""
+    """The limits of the engine. max_model_len: prompt and output of one sequence, in tokens.
+
+    longer_context: what allows a longer one, for errors; empty at the model's own limit.
+    """
 
     max_model_len: int
     max_num_seqs: int
@@ -48,6 +51,7 @@ class EngineLimits:
     num_blocks: int
     vocab_size: int  # columns of the logits
     enable_prefix_caching: bool = True
+    longer_context: str = ""
     max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_backend
@@ -16,6 +16,7 @@ from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
+from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
 from octavo.models import build_graph
 from octavo.tokenizer import load_tokenizer
@@ -48,6 +49,7 @@ class LoadedModel:
     eos_token_id: int | None  # the one that a chat template writes
     path: Path
     hidden_size: int
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
 
 
 def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> LoadedModel:
@@ -58,15 +60,21 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
     """
     checkpoint = open_checkpoint(resolve_model(config.model))
     try:
+        defaults = sampling_defaults(checkpoint, config.generation_config)  # an error comes before the long work
         # The vocabulary is made while the weights are packed, which mostly runs without the GIL.
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
-            return _load(config, checkpoint, background.submit(load_tokenizer, checkpoint), progress)
+            tokenizer = background.submit(load_tokenizer, checkpoint)
+            return _load(config, checkpoint, tokenizer, defaults, progress)
     finally:
         checkpoint.close()
 
 
 def _load(
-    config: EngineConfig, checkpoint: Checkpoint, tokenizer: Future[Tokenizer], progress: LoadProgress | None
+    config: EngineConfig,
+    checkpoint: Checkpoint,
+    tokenizer: Future[Tokenizer],
+    defaults: SamplingDefaults,
+    progress: LoadProgress | None,
 ) -> LoadedModel:
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
@@ -86,6 +94,7 @@ def _load(
             num_blocks=plan.num_blocks,
             vocab_size=checkpoint.config.vocab_size,
             enable_prefix_caching=config.enable_prefix_caching,
+            longer_context=_longer_context(model_len, plan.max_model_len, trained),
             max_itl_s=config.max_itl / 1e3,
         )
         engine = Engine(executor, tokenizer.result(), engine_limits)
@@ -102,7 +111,15 @@ def _load(
         eos_token_id=_eos_token_id(checkpoint, engine.tokenizer),
         path=checkpoint.path,
         hidden_size=checkpoint.config.hidden_size,
+        sampling_defaults=defaults,
     )
+
+
+def _longer_context(wanted: int, fitting: int, trained: int) -> str:
+    """The end of an error about the length of a prompt."""
+    if fitting < wanted:
+        return ", or raise kv_cache_memory or free memory: the model itself allows more"
+    return f", or raise max_model_len, for this model up to {trained}" if fitting < trained else ""
 
 
 def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
@@ -206,7 +223,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
         if budget > usable:
             raise InsufficientMemoryError(
                 f"kv_cache_memory is {size(budget)}, but of the {size(available_bytes)} that are free after loading "
-                f"only {size(usable)} can be used; lower it"
+                f"only {size(usable)} can be used; lower it to {usable}"
             )
     else:
         budget = max(usable // 2, min(blocks_per_request * block_bytes, usable))
@@ -214,10 +231,11 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
     arithmetic = f"one token takes {sizes.token_bytes / 1024:g} KiB of cache, and {size(budget)} hold {fitting} tokens"
     if config.max_model_len is not None and fitting < model_len:
-        raise InsufficientMemoryError(
-            f"max_model_len {model_len} does not fit: {arithmetic}. Lower max_model_len to {fitting}, or free "
-            f"{size(sizes.sequence_bytes(model_len, block, step) - budget)} more"
-        )
+        lower = f"Lower max_model_len to {fitting}, or" if fitting > 1 else "At least"
+        more = f"free {size(sizes.sequence_bytes(model_len, block, step) - budget)} more"
+        if config.kv_cache_bytes is not None:
+            more = f"raise kv_cache_memory to {blocks_per_request * block_bytes}"
+        raise InsufficientMemoryError(f"max_model_len {model_len} does not fit: {arithmetic}. {lower} {more}")
     least = min(MIN_MODEL_LEN, model_len)
     if fitting < least:
         raise InsufficientMemoryError(

@@ -97,8 +97,8 @@ class RequestFactory:
         if len(prompt) > longest:
             raise UsageError(
                 f"the prompt has {len(prompt)} tokens; with a context of {context} tokens it can have at most "
-                f"{longest}{', so that one new token has room' if is_answered else ''}. Shorten it, or raise "
-                "max_model_len",
+                f"{longest}{', so that one new token has room' if is_answered else ''}. Shorten "
+                f"it{limits.longer_context}",
                 param="prompt",
                 code="context_length_exceeded",
             )

@@ -47,6 +47,7 @@ class Session:
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
         self.metrics: EngineMetrics = self._loaded.engine.metrics
         self.max_model_len = self._loaded.engine.limits.max_model_len
+        self.sampling_defaults = self._loaded.sampling_defaults
         self._engine = AsyncEngine(self._loaded.engine, on_round_end)
         # Runs at exit too: a thread in native code must not outlive the interpreter.
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor)

@@ -20,10 +20,10 @@ class Memory(BaseModel):
     workspace_bytes: int
 
 
-class SamplingDefaults(BaseModel):
-    """The default sampling of requests on OpenAI's and Anthropic's routes, with vLLM's names.
+class DefaultSampling(BaseModel):
+    """The sampling of a request that leaves these fields open, with vLLM's names.
 
-    The values are those of `SamplingParams`, the same for all models. TGI's requests are greedy by default.
+    TGI's requests are greedy by default.
     """
 
     temperature: float
@@ -39,6 +39,7 @@ class SamplingDefaults(BaseModel):
 class ModelCard(BaseModel):
     """OpenAI's fields and additional ones, which are null if they are known only after the model was loaded.
 
+    default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
     max_model_len: maximum tokens of a request, prompt and answer. reason: the error of the last failed attempt to load
     the model.
     """
@@ -50,7 +51,8 @@ class ModelCard(BaseModel):
     root: str
     parent: str | None = None
     max_model_len: int | None
-    default_sampling_params: SamplingDefaults
+    default_sampling_params: DefaultSampling | None
+    default_sampling_source: str | None
     state: ModelState
     reason: str | None
     architecture: str | None
@@ -97,12 +99,17 @@ async def unload_model(request: Request, model_id: str) -> ModelCard:
 
 def _card(entry: ModelEntry) -> ModelCard:
     info, model = entry.info, entry.model
+    defaults = None
+    if info is not None:
+        params = SamplingParams().with_defaults(info.sampling_defaults.values)
+        defaults = DefaultSampling.model_validate(params, from_attributes=True)
     return ModelCard(
         id=entry.name,
         created=entry.created,
         root=entry.config.model,
         max_model_len=info.max_model_len if info is not None else None,
-        default_sampling_params=SamplingDefaults.model_validate(SamplingParams(), from_attributes=True),
+        default_sampling_params=defaults,
+        default_sampling_source=info.sampling_defaults.source if info is not None else None,
         state=entry.state,
         reason=str(entry.last_error) if entry.last_error is not None else None,
         architecture=info.architecture if info is not None else None,

@@ -43,7 +43,8 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
             f"the prompt has {longest} tokens, and the context of this model has {limit} for prompt and answer; "
             f"at most {limit - 1} leave room for one token: shorten it"
         )
-        remedy = ", or ask for truncate_prompt_tokens" if spec.offers_truncation else ""
+        # A conversation that is cut at a token is none.
+        remedy = "" if isinstance(spec, ChatSpec) else ", or ask for truncate_prompt_tokens"
         raise UsageError(message + remedy, param=param, code="context_length_exceeded")
     return prompts, num_truncated
 

@@ -38,19 +38,19 @@ def read_options(body: object) -> RequestOptions:
 class Common:
     """The fields of all kinds of requests, beside the prompt.
 
-    options: see `read_options`. tenant: identifies the API key; only the same tenant can cancel the request or share
-    its prefix cache, which `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last
-    ones, or all but the middle; -1: as many as fit; None: a prompt beyond the context is an error.
-    max_tokens_may_shrink: max_tokens is only a default, so the context may end the answer earlier. offers_truncation:
-    the protocol has a field for truncate_prompt_tokens, which an error then suggests. constraint_field: the field of
-    the request with the structured outputs, for errors about them.
+    given: fields of params that the request names; the model's defaults fill the others. options: see `read_options`.
+    tenant: identifies the API key; only the same tenant can cancel the request or share its prefix cache, which
+    `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last ones, or all but the
+    middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink: max_tokens is only
+    a default, so the context may end the answer earlier. constraint_field: the field of the request with the structured
+    outputs, for errors about them.
     """
 
     params: SamplingParams | BeamSearchParams
+    given: frozenset[str] = frozenset()
     options: RequestOptions = field(default_factory=RequestOptions)
     tenant: str = ""
     truncate_prompt_tokens: int | None = None
-    offers_truncation: bool = True
     truncation_side: Literal["left", "middle"] = "left"
     max_tokens_may_shrink: bool = False
     constraint_field: str = "structured_outputs"

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -135,10 +135,11 @@ async def answer(
     async def begin() -> AnswerWriter[Any, Any]:
         model = await resources.enter_async_context(state.models.use(body.model))
         record.model = model.name
-        generation = await start_generation(state, model, spec, record.request_id)
+        filled = replace(spec, params=spec.params.with_defaults(model.info.sampling_defaults.without(spec.given)))
+        generation = await start_generation(state, model, filled, record.request_id)
         resources.push_async_callback(generation.aclose)
         ignored.extend(body.own_names.get(name, name) for name in generation.ignored_fields)
-        return writer_class(body, spec, model, generation)
+        return writer_class(body, filled, model, generation)
 
     async def whole() -> dict[str, Any]:
         writer = await begin()

@@ -160,6 +160,7 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
         tool_choice: ToolChoice = NamedTool(choice.function.name) if isinstance(choice, NamedToolChoice) else choice
         return ChatSpec(
             params=params,
+            given=self.given_parameters,
             options=read_options(self),
             constraint_field=constraint_field,
             tenant=tenant,

@@ -72,6 +72,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
         prompt = self.prompt
         return TextSpec(
             params=params,
+            given=self.given_parameters,
             options=read_options(self),
             constraint_field=constraint_field,
             tenant=tenant,

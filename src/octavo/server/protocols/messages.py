@@ -180,7 +180,6 @@ class CountTokensRequest(NullIsAbsent):
             template_arguments={"continue_final_message": True} if _continues(messages[-1]) else {},
             thinking=None if thinking is None else thinking.type,
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
-            offers_truncation=False,
             max_tokens_may_shrink=True,  # the protocol has a stop_reason for this, and clients ask for more than needed
         )
 
@@ -208,12 +207,13 @@ class MessagesRequest(CountTokensRequest, AnsweredFields):
         if self.output_config is not None and (chosen := self.output_config.format) is not None:
             check_schema(chosen.schema_, "output_config.format.schema")
             structured = StructuredOutputsParams(json=chosen.schema_)
+        named = given(self, "max_tokens", "temperature", "top_p", "top_k")
         params = SamplingParams(
-            **given(self, "max_tokens", "temperature", "top_p", "top_k"),
+            **named,
             stop=self.stop_sequences or (),
             structured_outputs=structured,
         )
-        return replace(super().to_spec(tenant), params=params, options=read_options(self))
+        return replace(super().to_spec(tenant), params=params, given=frozenset(named), options=read_options(self))
 
 
 def _chat_messages(messages: Sequence[Message], system: str | Sequence[TextBlock] | None) -> list[dict[str, Any]]:

@@ -194,14 +194,16 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
         _refuse_unsupported(self)
         choice = _tool_choice(self)
         tools = chat_tools([tool.model_dump(exclude={"type"}) for tool in _allowed_tools(self)], choice)
+        named = given(self, "temperature", "top_p")
         wants_logprobs = self.top_logprobs is not None or LOGPROBS in (self.include or ())
         return ChatSpec(
             params=SamplingParams(
-                **given(self, "temperature", "top_p"),
+                **named,
                 max_tokens=self.max_output_tokens,
                 logprobs=(self.top_logprobs or 0) if wants_logprobs else None,
                 structured_outputs=_structured(self.text),
             ),
+            given=frozenset(named),
             tenant=tenant,
             options=read_options(self),
             truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
@@ -416,7 +418,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         return self._item_event(kind, item_id=self._item["id"], content_index=0, **fields)
 
     def _empty_response(self) -> dict[str, Any]:
-        body = self.request
+        body, params = self.request, self.spec.params.sampling
         choice = body.tool_choice
         text = {} if body.text is None else body.text.model_dump(by_alias=True, exclude_none=True)
         return {
@@ -440,12 +442,12 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
             "store": False,
-            "temperature": 1.0 if body.temperature is None else body.temperature,
+            "temperature": params.temperature,
             "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
             "top_logprobs": self._num_top_logprobs,
-            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_p": params.top_p,
             "truncation": body.truncation or "disabled",
             "usage": None,
             "user": body.user,

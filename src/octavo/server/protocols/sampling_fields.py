@@ -146,6 +146,11 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         return self
 
     @property
+    def given_parameters(self) -> frozenset[str]:
+        """See `Common.given`."""
+        return frozenset(given(self, *_PARAMETERS))
+
+    @property
     def num_top_logprobs(self) -> int | None:
         """The number of most likely tokens to report with each token; None: no log-probabilities."""
         raise NotImplementedError

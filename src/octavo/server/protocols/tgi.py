@@ -80,10 +80,12 @@ class GenerateRequest(with_ignored(AnsweredFields, TGI_FIELDS)):  # type: ignore
 
     def to_spec(self, tenant: str) -> TextSpec:
         parameters = self.wanted
+        named = given(parameters, *_NUMBERS) if parameters.samples else SamplingParams.__dataclass_fields__
         _refuse_unsupported(parameters, bool(self.stream))
         return TextSpec(
             prompts=[self.inputs],
             params=_sampling_params(parameters, bool(self.stream)),
+            given=frozenset(named),
             options=read_options(self),
             tenant=tenant,
             truncate_prompt_tokens=parameters.truncate,

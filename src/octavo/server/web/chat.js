@@ -11,6 +11,7 @@ const SAVE_INTERVAL_MS = 1000;
 const RETRY_MS = 2000;
 const LEAVING_MS = 200; // from the end of a page's connections to that of the page
 const LEAST_RATE_S = 0.1; // a rate over less time says nothing
+const ANSWER_LIMIT = 4096; // tokens of an answer without Max tokens; settings and `octavo run` have the same
 
 const prompt = byId("prompt");
 const send = byId("send");
@@ -19,6 +20,7 @@ const live = byId("live");
 const modelPicker = byId("model");
 
 let conversation = store.newConversation();
+let models = [];
 let run = null; // the answer that is being written: { conversation, message, index, controller }
 
 const transcript = new Transcript({
@@ -123,6 +125,7 @@ async function answer() {
   const body = requestBody();
   conversation.model = modelPicker.value;
   const message = { role: "assistant", content: "", reasoning: "", model: modelPicker.value, stats: {}, ending: "stopped" };
+  message.limit = body.max_tokens ?? null;
   conversation.messages.push(message);
   const index = conversation.messages.length - 1;
   transcript.append(message);
@@ -141,6 +144,7 @@ async function answer() {
     if (!current.controller.signal.aborted) message.error = describe(error);
   }
   if (run === current) run = null;
+  if (!shownCard()?.default_sampling_params) loadModels(); // the question has loaded the model
   store.saveConversation(current.conversation);
   if (current.conversation === conversation) transcript.finish(index, message);
   showRunning();
@@ -178,6 +182,10 @@ async function receive(current, body) {
     if (isDrawn) {
       isDrawn = false;
       requestAnimationFrame(draw);
+    }
+    if (message.limit === null && numDeltas >= ANSWER_LIMIT && message.ending === "stopped") {
+      message.ending = "limit";
+      return; // which ends the request
     }
     if (now - lastSave > SAVE_INTERVAL_MS) {
       lastSave = now;
@@ -266,8 +274,11 @@ function resize() {
   send.disabled = !prompt.value.trim();
 }
 
+function shownCard() {
+  return models.find((model) => model.id === modelPicker.value);
+}
+
 async function loadModels() {
-  let models;
   try {
     models = (await getJson("/v1/models")).data;
   } catch (error) {
@@ -279,6 +290,8 @@ async function loadModels() {
   const chosen = conversation.model || modelPicker.value;
   modelPicker.replaceChildren(...models.map((model) => element("option", { value: model.id }, model.id)));
   if (models.some((model) => model.id === chosen)) modelPicker.value = chosen;
+  settings.showDefaults(shownCard());
+  if (shownCard()?.state === "loading") setTimeout(loadModels, RETRY_MS);
 }
 
 byId("composer").addEventListener("submit", (event) => {
@@ -292,6 +305,7 @@ prompt.addEventListener("keydown", (event) => {
     submit();
   }
 });
+modelPicker.addEventListener("change", () => settings.showDefaults(shownCard()));
 stop.addEventListener("click", () => {
   halt();
   focusPrompt();

@@ -57,6 +57,16 @@ export class Settings {
     else this.#opener.focus();
   }
 
+  /** Shows the sampling of empty fields. card: the model's entry in /v1/models. */
+  showDefaults(card) {
+    const defaults = card?.default_sampling_params ?? {};
+    for (const name of NUMBERS) if (name in defaults) byId(name).placeholder = String(defaults[name]);
+    const source = card?.default_sampling_source;
+    byId("defaults").textContent = source
+      ? `Empty fields use the values shown in grey (${source}).`
+      : "Empty fields use the model's defaults.";
+  }
+
   showSystem(text) {
     byId("system").value = text;
   }

@@ -121,7 +121,8 @@ export class Transcript {
     if (message.content) actions.append(iconButton("copy", "Copy this answer", "copy"));
     if (!message.error) actions.append(iconButton("again", "Answer again", "again"));
     const notes = formatRate(message.stats ?? {});
-    if (message.ending === "length") notes.push("cut at the token limit");
+    if (message.ending === "length") notes.push(message.limit ? `ended at Max tokens, ${message.limit}` : "ended: the context is full");
+    if (message.ending === "limit") notes.push("ended at 4,096 tokens; Max tokens in the settings allows more");
     if (message.ending === "stopped" && !message.error) notes.push("stopped");
     actions.append(element("span", { className: "stats" }, ...notes.map((note) => element("span", {}, note))));
     view.item.append(actions);

@@ -1,0 +1,108 @@
+"""The sampling that a model's makers recommend, for the fields that a request leaves open.
+
+The first source that names a value counts: `generation_config.json` beside safetensors or the `general.sampling.*` keys
+of a GGUF file, then the table `sampling_defaults.json` by the name of the base model, taken from the makers' files.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from octavo.errors import ModelLoadError, UsageError
+from octavo.loader.checkpoint import Checkpoint
+from octavo.loader.json_file import read_json_object
+from octavo.sampling_params import SamplingParams
+
+FILE_NAME = "generation_config.json"
+
+_MAX_BYTES = 1 << 20
+_NEUTRAL = ("none", "vllm")  # the second is vLLM's word
+# The field of `SamplingParams` -> its key in generation_config.json, and the last part of its key in a GGUF file.
+SAMPLING_KEYS = {
+    "temperature": ("temperature", "temp"),
+    "top_p": ("top_p", "top_p"),
+    "top_k": ("top_k", "top_k"),
+    "min_p": ("min_p", "min_p"),
+    "typical_p": ("typical_p", None),
+    "repetition_penalty": ("repetition_penalty", "penalty_repeat"),
+}
+# Keys of GGUF files that name the model, the most exact one first.
+_NAMES = ("general.name", "general.base_model.0.name", "general.basename")
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """values: by field of `SamplingParams`. source: where they come from, in words."""
+
+    values: dict[str, int | float] = field(default_factory=dict)
+    source: str = "neutral values"
+
+    def without(self, given: Container[str]) -> dict[str, int | float]:
+        """The values of all fields but the given ones."""
+        return {name: value for name, value in self.values.items() if name not in given}
+
+
+def sampling_defaults(checkpoint: Checkpoint, choice: str = "auto") -> SamplingDefaults:
+    """The defaults of a model. choice: see `EngineConfig.generation_config`.
+
+    Raises ModelLoadError naming file, key and value.
+    """
+    if choice in _NEUTRAL:
+        return SamplingDefaults()
+    if choice != "auto":
+        path = Path(choice).expanduser()
+        path = path / FILE_NAME if path.is_dir() else path
+        return SamplingDefaults(_from_json(path), str(path))
+    if checkpoint.format == "gguf":
+        keys = {name: key and f"general.sampling.{key}" for name, (_, key) in SAMPLING_KEYS.items()}
+        if values := _checked(checkpoint.path, checkpoint.file.metadata, keys):
+            return SamplingDefaults(values, "general.sampling of the file")
+    elif (path := checkpoint.path.parent / FILE_NAME).is_file() and (values := _from_json(path)):
+        return SamplingDefaults(values, FILE_NAME)
+    base = _base_model(checkpoint)
+    return SamplingDefaults(_table()[base], f"the makers of {base}") if base else SamplingDefaults()
+
+
+def _from_json(path: Path) -> dict[str, int | float]:
+    config = read_json_object(path, _MAX_BYTES)
+    values = _checked(path, config, {name: key for name, (key, _) in SAMPLING_KEYS.items()})
+    return {"temperature": 0.0} if config.get("do_sample") is False else values
+
+
+def _checked(path: Path, found: Mapping[str, object], keys: Mapping[str, str | None]) -> dict[str, int | float]:
+    """The values that are given, each checked."""
+    values: dict[str, int | float] = {}
+    for name, key in keys.items():
+        if key is None or found.get(key) is None:
+            continue
+        try:
+            value = getattr(SamplingParams(**{name: found[key]}), name)  # type: ignore[arg-type]
+        except UsageError as error:
+            raise ModelLoadError(f"{path}: {key}: {error}; --generation-config none leaves it out") from error
+        values[name] = round(value, 6)  # a GGUF file has float32: 0.8 reads as 0.800000011920929
+    return values
+
+
+def _base_model(checkpoint: Checkpoint) -> str | None:
+    """The row of the table for this model, by its metadata, its file or folder, or its folder in the hub's cache."""
+    path, is_gguf = checkpoint.path, checkpoint.format == "gguf"
+    names = [checkpoint.file.metadata.get(key) for key in _NAMES] if is_gguf else []
+    hub_names = re.findall(r"models--([^/]+)", str(path))
+    for name in (*names, path.stem if is_gguf else path.parent.name, *hub_names):
+        plain = re.sub(r"[^a-z0-9.]+", "-", name.lower()) if isinstance(name, str) else ""
+        matches = [key for key in _table() if re.search(rf"(?:^|-){re.escape(key)}(?:$|[-.])", plain)]
+        if matches:
+            return max(matches, key=len)
+    return None
+
+
+@cache
+def _table() -> dict[str, dict[str, int | float]]:
+    text = Path(__file__).with_name("sampling_defaults.json").read_text()
+    table: dict[str, dict[str, int | float]] = json.loads(text)
+    return table
