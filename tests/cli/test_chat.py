@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 from tests.support.processes import Terminal, octavo, octavo_here
@@ -38,6 +39,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None
         terminal.wait_for(" ")
         terminal.type("\x03")
         terminal.wait_for(">>> ")
+        time.sleep(0.3)  # readline loses a signal between its prompt and its wait for input
         terminal.type("\x03")
         terminal.wait_for("(Ctrl-D or /exit to exit)")
         terminal.wait_for(">>> ")

@@ -13,6 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from octavo.errors import EngineDeadError, OverloadedError
+from octavo.loader.generation_config import SamplingDefaults
+from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.browser import browser, watched_page
@@ -61,7 +63,8 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def engine(smollm2_tokenizer: Tokenizer) -> FakeClient:
-    return FakeClient(smollm2_tokenizer, max_model_len=4096)
+    defaults = SamplingDefaults({"temperature": 0.2}, "the makers of scripted")
+    return FakeClient(smollm2_tokenizer, max_model_len=4096, sampling_defaults=defaults)
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +229,29 @@ def test_settings_reach_the_request_and_stay(page: Page) -> None:
     page.reload()
     assert page.input_value("#temperature") == "0.3"
     assert page.input_value("#system") == "You are terse."
+
+
+def test_the_settings_show_the_models_defaults(page: Page, engine: FakeClient) -> None:
+    assert page.get_attribute("#temperature", "placeholder") == "0.2"
+    assert page.get_attribute("#top_k", "placeholder") == "0"
+    expect(page.locator("#defaults")).to_contain_text("the makers of scripted")
+    ask_to_the_end(page)
+    params = engine.requests[-1].params
+    assert isinstance(params, SamplingParams)
+    assert (params.temperature, params.max_tokens) == (0.2, None)
+
+
+def test_an_answer_without_end_ends_and_says_so(page: Page, engine: FakeClient) -> None:
+    page.keyboard.press("Control+,")
+    page.fill("#max_tokens", "1")
+    engine.script = Script(["word "], finish_reason="length")
+    ask_to_the_end(page)
+    expect(page.locator(".stats")).to_contain_text("ended at Max tokens, 1")
+    page.fill("#max_tokens", "")
+    engine.script = Script(["word "] * 4200, never_ends=True)
+    ask_to_the_end(page)
+    expect(page.locator(".stats").last).to_contain_text("ended at 4,096 tokens; Max tokens in the settings allows more")
+    assert not page.locator("#stop").is_visible()
 
 
 def test_editing_and_answering_again(page: Page, engine: FakeClient) -> None:
