@@ -6,7 +6,6 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable
-from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -131,6 +130,8 @@ def _list_files(repository: str, timeout_s: float) -> tuple[str, list[str]]:
 
     Raises ModelLoadError; _UnreachableError if the hub does not answer in time.
     """
+    from multiprocessing.pool import ThreadPool
+
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
