@@ -25,7 +25,7 @@ void spread_unit(const uint8_t* stored, uint8_t* codes) {
     for (int i = 0; i < UNIT_K; i += 8, stored += Bits) {
         uint64_t word = 0;
         std::memcpy(&word, stored, Bits);
-        if (Bits < 8) word = spread_codes<Bits == 8 ? 1 : Bits>(word);
+        if (Bits < 8) word = spread_codes < Bits == 8 ? 1 : Bits > (word);
         std::memcpy(codes + i, &word, 8);
     }
 }

@@ -33,7 +33,7 @@ enum class Codes : uint8_t {
     f32,
     f16,
     bf16,
-    e4m3,          // of 8 bits; no code is NaN
+    e4m3,  // of 8 bits; no code is NaN
     e5m2,
     plain,         // w = u
     offset,        // w = u - zero

@@ -27,7 +27,8 @@ template <typename F>
 inline F32x16 load_float8(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
-    if constexpr (F::codes == Codes::e4m3)  // copies the sign over the highest bit of the exponent, which it then clears
+    if constexpr (F::codes ==
+                  Codes::e4m3)  // copies the sign over the highest bit of the exponent, which it then clears
         halves = _mm256_and_si256(_mm256_srai_epi16(halves, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
 #if defined(__AVX512F__)
     return {_mm512_cvtph_ps(halves)};

@@ -192,9 +192,7 @@ struct UnitCursor {
         if (F::units != 1) unit = first % sizes_.units;
         load_header();
     }
-    const uint8_t* codes() const {
-        return header + sizes_.header_bytes + static_cast<int64_t>(unit) * F::unit_bytes;
-    }
+    const uint8_t* codes() const { return header + sizes_.header_bytes + static_cast<int64_t>(unit) * F::unit_bytes; }
     // s of the unit, 16 columns.
     F32x16 scales() const {
         [[maybe_unused]] const uint8_t* const bytes = header + byte_scales_at(F::traits) + PANEL_COLS * unit;

@@ -28,9 +28,9 @@ namespace {
 constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
 constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
 static_assert(BLOCK_ROWS <= DENSE_MOST_ROWS);
-constexpr int TILE_UNITS = 16;   // units that are unpacked at once: they stay in the L1 cache
-constexpr int LEAST_ROWS = 8;    // the smallest piece of work: so many rows times panels
-constexpr int RUN_PANELS = 16;   // panels of one weight whose sums are kept until all are finished, if rows are few
+constexpr int TILE_UNITS = 16;  // units that are unpacked at once: they stay in the L1 cache
+constexpr int LEAST_ROWS = 8;   // the smallest piece of work: so many rows times panels
+constexpr int RUN_PANELS = 16;  // panels of one weight whose sums are kept until all are finished, if rows are few
 
 // One fused product. Everything but `weights` may be absent.
 struct Product {
@@ -50,8 +50,8 @@ constexpr int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
 inline uint64_t order_id(const PackedWeight& w) { return w.order ? *w.order_id : 0; }
 
 // Weights with the same order of columns share an image of the activations; those of several experts have none in
-// common, as far as their scratch memory goes. Returns whether weight i is the first of those that share. image: that of
-// weight i.
+// common, as far as their scratch memory goes. Returns whether weight i is the first of those that share. image: that
+// of weight i.
 inline bool has_new_image(const Product& p, int i, int& image) {
     const PackedWeight& w = *p.weights[i].packed;
     image = 0;
@@ -138,9 +138,7 @@ struct Activations {
     int64_t image_bytes;
     const float* dense;  // rows of x or normed rows, [rows, k]
 
-    Image image(int i) const {
-        return {first_image.data + i * image_bytes, first_image.rows, first_image.units};
-    }
+    Image image(int i) const { return {first_image.data + i * image_bytes, first_image.rows, first_image.units}; }
 };
 
 // Normalizes and quantizes the rows [begin, end).

@@ -18,7 +18,7 @@ from octavo.engine.load import plan_cache
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.cache import CacheSizes, cache_layout
 from octavo.loader.checkpoint import open_checkpoint
-from tests.support import tiny_models
+from tests.support import converted_gguf, tiny_models
 from tests.support.processes import octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -114,7 +114,7 @@ def test_impossible_parameters_are_exit_code_2(smollm2_path: Path, arguments: tu
 
 def test_a_plan_counts_layers_with_a_window_up_to_it(tmp_path: Path) -> None:
     """Tiny Gemma 3: one global layer and six that see 8 tokens, which compute up to 512 in a step."""
-    checkpoint = open_checkpoint(tiny_models.save_gguf(tiny_models.tiny_model("gemma3"), tmp_path / "gemma3.gguf"))
+    checkpoint = open_checkpoint(converted_gguf.save_gguf(tiny_models.tiny_model("gemma3"), tmp_path / "gemma3.gguf"))
     config = EngineConfig(max_num_batched_tokens=512)
     needs = {n: memory_needs(checkpoint, n, 2, MemoryBudget(8 << 30), config) for n in (256, 4096, 8192)}
     windows = set(checkpoint.config.windows)

@@ -13,10 +13,11 @@ from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.passes import optimize
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.models import build_graph
-from tests.support import tiny_models
+from tests.support import converted_gguf, tiny_models
 from tests.support.batches import Request, step
 
 TOKENS = np.random.default_rng(0).integers(0, 96, 30).tolist()
+ROPE_TENSORS = ("llama-llama3-rope", "phi3-longrope")  # divisors of frequencies, rounded to float32 in GGUF files only
 LIMITS = ExecutorLimits(64, 4, 64, 64)
 
 
@@ -30,7 +31,7 @@ def test_safetensors(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", tiny_models.GGUF_CONFIGS)
 def test_gguf(name: str, tmp_path: Path) -> None:
     model = tiny_models.tiny_model(name)
-    checkpoint = open_checkpoint(tiny_models.save_gguf(model, tmp_path / "model.gguf"))
+    checkpoint = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
     assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
 
 
@@ -39,17 +40,17 @@ def test_cpu_backend(name: str, tmp_path: Path) -> None:
     """Weights are float32; only the cache rounds, to 16 bits."""
     model = tiny_models.tiny_model(name)
     if name in tiny_models.GGUF_CONFIGS:
-        checkpoint = open_checkpoint(tiny_models.save_gguf(model, tmp_path / "model.gguf"))
+        checkpoint = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
     else:
         checkpoint = open_checkpoint(tiny_models.save_safetensors(model, tmp_path))
     assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), 2e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in tiny_models.GGUF_CONFIGS if name != "llama-llama3-rope"])
+@pytest.mark.parametrize("name", [name for name in tiny_models.GGUF_CONFIGS if name not in ROPE_TENSORS])
 def test_both_formats_give_the_same_bits(name: str, tmp_path: Path) -> None:
-    """Whatever the converter has changed is changed back. Llama 3's divisors are float32 in GGUF files only."""
+    """Whatever the converter has changed is changed back."""
     model = tiny_models.tiny_model(name)
-    gguf = open_checkpoint(tiny_models.save_gguf(model, tmp_path / "model.gguf"))
+    gguf = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
     safetensors = open_checkpoint(tiny_models.save_safetensors(model, tmp_path / "directory"))
     for backend in ("reference", "cpu"):
         np.testing.assert_array_equal(logits_of(gguf, backend), logits_of(safetensors, backend))
@@ -70,4 +71,5 @@ def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.
 def assert_close(logits: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float = 1e-4) -> None:
     """The largest error relative to the largest logit."""
     assert logits.std() > 0.1
+    np.testing.assert_array_equal(logits.argmax(axis=-1), expected.argmax(axis=-1))
     assert np.abs(logits - expected).max() < tolerance * np.abs(expected).max()

@@ -143,7 +143,7 @@ def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, grap
     Raises GraphError if the weights do not fit the configuration.
     """
     if graph is None:
-        graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+        graph = build_graph(checkpoint.architecture, checkpoint.config.for_length(context), checkpoint.weights.shapes)
     return get_backend(config.backend).sizes(
         graph,
         checkpoint.weights,
@@ -172,7 +172,8 @@ def _compile(
     config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: LoadProgress | None
 ) -> Executor:
     try:
-        graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+        model_config = checkpoint.config.for_length(limits.max_model_len)
+        graph = build_graph(checkpoint.architecture, model_config, checkpoint.weights.shapes)
     except GraphError as error:  # a weight is missing or has another shape than the configuration says
         raise ModelLoadError(f"{checkpoint.path}: {error}") from error
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})

@@ -129,7 +129,8 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
     # Rotary factors are tensors in GGUF files, but they configure: the model reads them as metadata.
     rope = {tensor: file.weight(tensor).dequantize() for tensor in ROPE_FACTORS if tensor in file.tensors}
     with _errors_of(path):
-        config = module.Config.from_gguf(ConfigReader({**file.metadata, **rope}, f"{architecture}."), shapes)
+        prefix = f"{file.metadata['general.architecture']}."
+        config = module.Config.from_gguf(ConfigReader({**file.metadata, **rope}, prefix), shapes)
         weights = Weights(transformed(stored, table.transforms, config, "gguf"), file)
     return Checkpoint(path, "gguf", architecture, config, weights, file, list(file.tensors.values()))
 

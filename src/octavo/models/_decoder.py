@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
+
+import numpy as np
 
 from octavo.errors import ModelLoadError
 from octavo.graph.ops import AttentionParams, RopeParams
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
-from octavo.models._rope import rope_from_gguf, rope_from_hf
+from octavo.models._rope import long_rope_from_gguf, long_rope_from_hf, rope_from_gguf, rope_from_hf
 
+Windows = tuple[int | None, ...]
 ConfigT = TypeVar("ConfigT", bound="DecoderConfig")
 
 
@@ -26,6 +29,21 @@ class ModelConfig:
     head_dim: int
     max_position_embeddings: int  # tokens
 
+    def for_length(self, max_model_len: int) -> ModelConfig:  # noqa: ARG002
+        """The configuration for sequences of at most so many tokens."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The mixture of experts in the layers whose weights include a router (`mlp.gate`).
+
+    top_k: experts of a token. normalize: the weights of these sum to 1.
+    """
+
+    top_k: int
+    normalize: bool
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
@@ -33,11 +51,16 @@ class DecoderConfig(ModelConfig):
 
     intermediate_size: int
     value_dim: int  # columns of a value head
-    rms_norm_eps: float
+    norm_eps: float
     tie_word_embeddings: bool  # the embedding is the output head, too
     rope: RopeParams
-    windows: tuple[int | None, ...]  # [num_layers]; tokens that a token sees, itself included
-    head_norms: bool = False  # a norm on each head of q and k
+    windows: Windows  # [num_layers]; tokens that a token sees, itself included
+    qk_norm: bool = False  # a norm on q and k: on each head or, if the weight is as wide, on all columns
+    attention_scale: float | None = None  # of q . k; None: head_dim^-0.5
+    attention_softcap: float | None = None
+    experts: Experts | None = None
+    short_rope: RopeParams | None = None  # long-rope: in place of `rope` in sequences of up to original_length tokens
+    original_length: int = 0
 
     @property
     def output_head(self) -> str:
@@ -50,16 +73,22 @@ class DecoderConfig(ModelConfig):
         return 2 * len(self.rope.frequencies)
 
     def attention(self, layer: int) -> AttentionParams:
-        """The attention of one layer, scaled by head_dim^-0.5."""
+        """The attention of one layer."""
         return AttentionParams(
             layer,
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
-            self.head_dim**-0.5,
+            self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale,
             self.windows[layer],
+            self.attention_softcap,
             value_dim=self.value_dim,
         )
+
+    def for_length(self, max_model_len: int) -> DecoderConfig:
+        if self.short_rope is None or max_model_len > self.original_length:
+            return self
+        return replace(self, rope=self.short_rope)
 
     @classmethod
     def from_gguf(cls: type[ConfigT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> ConfigT:
@@ -67,18 +96,31 @@ class DecoderConfig(ModelConfig):
 
         Raises ModelLoadError naming the key.
         """
+        return cls.read_gguf(reader, shapes)
+
+    @classmethod
+    def read_gguf(
+        cls: type[ConfigT],
+        reader: ConfigReader,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        norm_eps: str = "attention.layer_norm_rms_epsilon",
+        experts: Experts | None = None,
+    ) -> ConfigT:
+        """norm_eps: the key of the norms' epsilon; experts: None: a file with experts is refused."""
         embedding = shapes.get("embed_tokens.weight", ())
         if len(embedding) != 2:
             raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
-        if experts := reader.integer("expert_count", 0, low=0):
-            raise reader.error("expert_count", experts, "experts are not supported by this architecture yet")
+        if experts is None and (count := reader.integer("expert_count", 0, low=0)):
+            raise reader.error("expert_count", count, "experts are not supported by this architecture")
         num_layers = reader.integer("block_count", high=MAX_LAYERS)
-        if f"layers.{num_layers - 1}.input_layernorm.weight" not in shapes:
+        if not any(name.startswith(f"layers.{num_layers - 1}.") for name in shapes):
             raise reader.error("block_count", num_layers, f"the file has no tensors of block {num_layers - 1}")
         hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
         num_heads = reader.integer("attention.head_count", high=MAX_WIDTH)
         head_dim = _head_dim(reader, "attention.key_length", hidden_size, num_heads)
         max_positions = reader.integer("context_length")
+        original = long_rope_from_gguf(reader, max_positions)
         return cls(
             vocab_size=embedding[0],
             num_layers=num_layers,
@@ -89,10 +131,13 @@ class DecoderConfig(ModelConfig):
             head_dim=head_dim,
             value_dim=reader.integer("attention.value_length", head_dim, high=MAX_WIDTH),
             max_position_embeddings=max_positions,
-            rms_norm_eps=reader.number("attention.layer_norm_rms_epsilon", high=1.0),
+            norm_eps=reader.number(norm_eps, high=1.0),
             tie_word_embeddings="lm_head.weight" not in shapes,
             rope=rope_from_gguf(reader, head_dim, max_positions),
             windows=(reader.integer("attention.sliding_window", 0, low=0) or None,) * num_layers,
+            experts=experts,
+            short_rope=rope_from_gguf(reader, head_dim, max_positions, original) if original else None,
+            original_length=original or 0,
         )
 
     @classmethod
@@ -106,13 +151,15 @@ class DecoderConfig(ModelConfig):
         reader: ConfigReader,
         *,
         rope: ConfigReader | None = None,
-        windows: tuple[int | None, ...] | None = None,
+        windows: Windows | None = None,
         activation: tuple[str, ...] = ("silu", "swish"),
         theta: float = 10000.0,
+        norm_eps: str = "rms_norm_eps",
+        experts: Experts | None = None,
     ) -> ConfigT:
         """reader: config.json; rope: its part about the rotary embedding, if it is not in the usual place; windows: one
         per layer; None: as `use_sliding_window` says; activation: the names of the MLP's activation; theta: the rotary
-        base if config.json has none.
+        base if config.json has none; norm_eps: the key of the norms' epsilon.
 
         Raises ModelLoadError naming the key.
         """
@@ -125,6 +172,8 @@ class DecoderConfig(ModelConfig):
         head_dim = _head_dim(reader, "head_dim", hidden_size, num_heads)
         max_positions = reader.integer("max_position_embeddings")
         theta = reader.number("rope_theta", theta, low=1.0)
+        rope = rope or rope_section(reader)
+        original = long_rope_from_hf(rope, max_positions)
         return cls(
             vocab_size=reader.integer("vocab_size"),
             num_layers=num_layers,
@@ -135,14 +184,17 @@ class DecoderConfig(ModelConfig):
             head_dim=head_dim,
             value_dim=head_dim,
             max_position_embeddings=max_positions,
-            rms_norm_eps=reader.number("rms_norm_eps", 1e-6, high=1.0),
+            norm_eps=reader.number(norm_eps, 1e-6, high=1.0),
             tie_word_embeddings=reader.flag("tie_word_embeddings", False),
-            rope=rope_from_hf(rope or _hf_rope(reader), head_dim, theta, max_positions),
+            rope=rope_from_hf(rope, head_dim, theta, max_positions),
             windows=_hf_windows(reader, num_layers) if windows is None else windows,
+            experts=experts,
+            short_rope=rope_from_hf(rope, head_dim, theta, max_positions, original) if original else None,
+            original_length=original or 0,
         )
 
 
-def _hf_rope(reader: ConfigReader) -> ConfigReader:
+def rope_section(reader: ConfigReader) -> ConfigReader:
     """The section of config.json about the rotary embedding, in its newer or its older form."""
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     # Older files keep these two beside the section.
@@ -150,7 +202,7 @@ def _hf_rope(reader: ConfigReader) -> ConfigReader:
     return section.with_defaults({key: reader.values[key] for key in beside if reader.has(key)})
 
 
-def _hf_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+def _hf_windows(reader: ConfigReader, num_layers: int) -> Windows:
     """Qwen's sliding windows, one per layer: off unless `use_sliding_window`, then from `max_window_layers` on."""
     if not reader.flag("use_sliding_window", False):
         return (None,) * num_layers
@@ -161,7 +213,21 @@ def _hf_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
-def windows_of_types(reader: ConfigReader, num_layers: int, window: int) -> tuple[int | None, ...]:
+def experts_from_gguf(reader: ConfigReader, *, normalize: bool) -> Experts | None:
+    """None if the file has no experts. normalize: unless the file says otherwise."""
+    count = reader.integer("expert_count", 0, low=0)
+    if not count:
+        return None
+    return Experts(reader.integer("expert_used_count", high=count), reader.flag("expert_weights_norm", normalize))
+
+
+def experts_from_hf(reader: ConfigReader, *, normalize: bool) -> Experts:
+    """normalize: the weights of the chosen experts sum to 1."""
+    count = reader.integer("num_local_experts" if reader.has("num_local_experts") else "num_experts")
+    return Experts(reader.integer("num_experts_per_tok", high=count), normalize)
+
+
+def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) -> Windows:
     """The window of each layer by `layer_types`. Raises ModelLoadError for a type other than attention."""
     windows = {"full_attention": None, "sliding_attention": window}
     kinds = reader.texts("layer_types", num_layers)
@@ -169,6 +235,14 @@ def windows_of_types(reader: ConfigReader, num_layers: int, window: int) -> tupl
         if kind not in windows:
             raise reader.error("layer_types", kind, f"must be {' or '.join(windows)}")
     return tuple(windows[kind] for kind in kinds)
+
+
+def windows_of_pattern(reader: ConfigReader, key: str, num_layers: int, default: int, window: int | None) -> Windows:
+    """The windows of layers if every n-th has none. key: of n, or of a list that has true for layers with a window."""
+    if isinstance(reader.values.get(reader.prefix + key), (list, tuple, np.ndarray)):
+        return tuple(window if local else None for local in reader.flags(key, num_layers))
+    pattern = reader.integer(key, default)
+    return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
 
 
 def _head_dim(reader: ConfigReader, key: str, hidden_size: int, num_heads: int) -> int:

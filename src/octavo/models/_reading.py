@@ -82,6 +82,16 @@ class ConfigReader:
         numbers = ConfigReader({f"{self.prefix}{key}[{i}]": v for i, v in enumerate(value)})
         return tuple(numbers.number(k) for k in numbers.values)
 
+    def flags(self, key: str, length: int) -> tuple[bool, ...]:
+        """The first `length` of a list of true and false, or 1 and 0."""
+        value = self._get(key, None)
+        if not isinstance(value, (list, tuple, np.ndarray)) or len(value) < length:
+            raise self.error(key, value, f"must be {length} values")
+        for flag in value[:length]:
+            if not isinstance(flag, (bool, int, np.bool_, np.integer)) or flag not in (0, 1):
+                raise self.error(key, flag, "must be true or false")
+        return tuple(bool(flag) for flag in value[:length])
+
     def texts(self, key: str, length: int) -> tuple[str, ...]:
         """So many strings."""
         value = self._get(key, None)

@@ -15,6 +15,8 @@ from octavo.batch import Float64
 from octavo.graph.ops import RopeParams
 from octavo.models._reading import ConfigReader
 
+_LONG_ROPE = ("longrope", "su")
+
 
 def base_frequencies(rotary_dim: int, theta: float) -> Float64:
     """theta^(-2 i / rotary_dim), [rotary_dim / 2]. Su et al., arXiv 2104.09864."""
@@ -72,10 +74,29 @@ def yarn(
     return RopeParams(tuple(frequencies.tolist()), _mscale(factor, 1.0))
 
 
-def rope_from_hf(section: ConfigReader, head_dim: int, theta: float, max_positions: int) -> RopeParams:
+def long_rope_from_hf(section: ConfigReader, max_positions: int) -> int | None:
+    """The length in tokens up to which long-rope takes its short factors; None: another kind, or no long factors."""
+    if section.text("rope_type", section.text("type", "default")) not in _LONG_ROPE:
+        return None
+    original = section.integer("original_max_position_embeddings", max_positions, low=2)
+    return original if original < max_positions else None
+
+
+def long_rope_from_gguf(reader: ConfigReader, max_positions: int) -> int | None:
+    """The same of a GGUF file."""
+    if not ConfigReader(reader.values).has("rope_factors_long.weight"):
+        return None
+    original = reader.integer("rope.scaling.original_context_length", max_positions)
+    return original if original < max_positions else None
+
+
+def rope_from_hf(
+    section: ConfigReader, head_dim: int, theta: float, max_positions: int, length: int | None = None
+) -> RopeParams:
     """section: `rope_parameters` or `rope_scaling`, which win over theta, the model's own base.
 
-    max_positions: context length of the model. Raises ModelLoadError naming the key.
+    max_positions: context length of the model. length: of the longest sequence; None: max_positions.
+    Raises ModelLoadError naming the key.
     """
     theta = section.number("rope_theta", theta, low=1.0)
     rotary_dim = int(head_dim * section.number("partial_rotary_factor", 1.0, high=1.0))
@@ -93,18 +114,19 @@ def rope_from_hf(section: ConfigReader, head_dim: int, theta: float, max_positio
         return llama3(rotary_dim, theta, section, original)
     if kind == "yarn":
         return _yarn_from_hf(section, rotary_dim, theta, original, section.number("factor", max_positions / original))
-    if kind in ("longrope", "su"):
+    if kind in _LONG_ROPE:
         factor = section.number("factor", max_positions / original)
         attention = section.optional_number("attention_factor")
         if attention is None:  # Ding et al., arXiv 2402.13753
             attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
-        divisors = section.numbers("long_factor" if max_positions > original else "short_factor", rotary_dim // 2)
+        name = "long_factor" if (length or max_positions) > original else "short_factor"
+        divisors = section.numbers(name, rotary_dim // 2)
         return scaled(rotary_dim, theta, divisors, attention)
     raise section.error("rope_type", kind, "must be default, linear, dynamic, llama3, yarn or longrope")
 
 
-def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int) -> RopeParams:
-    """reader: metadata with the architecture's prefix. Raises ModelLoadError naming the key."""
+def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int, length: int | None = None) -> RopeParams:
+    """reader: metadata with the architecture's prefix; the rest as in `rope_from_hf`."""
     theta = reader.number("rope.freq_base", 10000.0, low=1.0)
     rotary_dim = reader.integer("rope.dimension_count", head_dim, low=2, high=head_dim)
     if rotary_dim % 2:
@@ -112,7 +134,7 @@ def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int) -> R
     original = reader.integer("rope.scaling.original_context_length", max_positions)
     tensors = ConfigReader(reader.values)
     if tensors.has("rope_factors_long.weight"):
-        name = "rope_factors_long.weight" if max_positions > original else "rope_factors_short.weight"
+        name = "rope_factors_long.weight" if (length or max_positions) > original else "rope_factors_short.weight"
         attention = reader.number("rope.scaling.attn_factor", 1.0)
         return scaled(rotary_dim, theta, tensors.numbers(name, rotary_dim // 2), attention)
     if tensors.has("rope_freqs.weight"):

@@ -95,3 +95,25 @@ def halves_of_pairs(num_heads: int, head_dim: int, rotary_dim: int) -> NDArray[n
     head = np.arange(head_dim)
     head[:rotary_dim] = np.concatenate([head[0:rotary_dim:2], head[1:rotary_dim:2]])
     return (head_dim * np.arange(num_heads)[:, None] + head).reshape(-1)
+
+
+def gate_and_up() -> Transform:
+    """`gate_up_proj` cut into its halves."""
+    parts = ("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj")
+    return Split("layers.*.mlp.gate_up_proj", parts, lambda c: (c.intermediate_size, c.intermediate_size))
+
+
+def rotary_pairs(only: FileFormat | None = None) -> tuple[Transform, ...]:
+    """`halves_of_pairs` for q and k of every layer of a model with a `DecoderConfig`."""
+    return (
+        Permute("layers.*.self_attn.q_proj", lambda c: halves_of_pairs(c.num_heads, c.head_dim, c.rotary_dim), only),
+        Permute("layers.*.self_attn.k_proj", lambda c: halves_of_pairs(c.num_kv_heads, c.head_dim, c.rotary_dim), only),
+    )
+
+
+def stacked_experts() -> tuple[Transform, ...]:
+    """One tensor per expert in safetensors files; GGUF files have them stacked."""
+    return tuple(
+        Stack(f"layers.*.mlp.experts.*.{part}_proj", f"layers.*.mlp.experts.{part}_proj", "safetensors")
+        for part in ("gate", "up", "down")
+    )

@@ -6,31 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops import RopeParams
 from octavo.graph.values import Value
-from octavo.models._decoder import DecoderConfig, windows_of_types
+from octavo.models import gemma2
+from octavo.models._decoder import windows_of_pattern, windows_of_types
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models._rope import rope_from_hf, scaled
 from octavo.models._weights import Fold, WeightTable
 
 ALIASES = ("gemma3_text",)
-_NORMS = (
-    "norm",
-    "layers.*.self_attn.q_norm",
-    "layers.*.self_attn.k_norm",
-    "layers.*.input_layernorm",
-    "layers.*.post_attention_layernorm",
-    "layers.*.pre_feedforward_layernorm",
-    "layers.*.post_feedforward_layernorm",
-)
+_HEAD_NORMS = ("layers.*.self_attn.q_norm", "layers.*.self_attn.k_norm")
 WEIGHTS = WeightTable(
-    names={
-        "blk.*.post_attention_norm": "layers.*.post_attention_layernorm",
-        "blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm",
-        "blk.*.post_ffw_norm": "layers.*.post_feedforward_layernorm",
-    },
-    # A norm multiplies by 1 + weight. The converter to GGUF has added the one.
-    transforms=tuple(Fold(stem, 1.0, "safetensors") for stem in _NORMS),
+    names=gemma2.WEIGHTS.names,
+    transforms=(*gemma2.WEIGHTS.transforms, *(Fold(stem, 1.0, "safetensors") for stem in _HEAD_NORMS)),
 )
 
 # Values that published files leave out.
@@ -49,26 +37,21 @@ _GLOBAL_THETA = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Config(DecoderConfig):
+class Config(gemma2.Config):
     """Gemma's configuration; `rope` is that of the global layers, which have no window."""
 
     local_rope: RopeParams = _NO_ROPE
-    attention_scale: float = 0.0
-    logit_softcap: float | None = None
-
-    def attention(self, layer: int) -> AttentionParams:
-        return replace(DecoderConfig.attention(self, layer), scale=self.attention_scale)
+    qk_norm: bool = True
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = super(Config, cls).from_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
-        pattern = reader.integer("attention.sliding_window_pattern", _PATTERN)
+        plain = cls.read_gguf(reader.with_defaults({"rope.freq_base": _GLOBAL_THETA}), shapes)
         window = reader.integer("attention.sliding_window", 0, low=0) or None
         # The file lacks the scale of the query; only in the 27B model (62 layers) it differs from head_dim.
         query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 62 else plain.head_dim
         return replace(
             plain,
-            windows=_windows(plain.num_layers, pattern, window),
+            windows=windows_of_pattern(reader, "attention.sliding_window_pattern", plain.num_layers, _PATTERN, window),
             local_rope=scaled(plain.head_dim, reader.number("rope.freq_base_swa", _LOCAL_THETA, low=1.0)),
             attention_scale=query_dim**-0.5,
             logit_softcap=reader.optional_number("final_logit_softcapping"),
@@ -103,25 +86,7 @@ class Config(DecoderConfig):
 
 def build(g: Graph, cfg: Config) -> Value:
     """The logits [OUTPUTS, vocab]."""
-
-    def norm(x: Value, name: str) -> Value:
-        return g.rms_norm(x, name, cfg.rms_norm_eps)
-
-    h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
-    for i in range(cfg.num_layers):
-        p = f"layers.{i}."
-        x = norm(h, p + "input_layernorm")
-        q, k, v = (g.linear(x, p + f"self_attn.{n}_proj") for n in "qkv")
-        q, k = norm(q, p + "self_attn.q_norm"), norm(k, p + "self_attn.k_norm")
-        rotary = cfg.rope if cfg.windows[i] is None else cfg.local_rope
-        q, k = (g.rope(y, cfg.head_dim, rotary) for y in (q, k))
-        x = g.linear(g.attention(q, k, v, cfg.attention(i)), p + "self_attn.o_proj")
-        h = h + norm(x, p + "post_attention_layernorm")
-        x = norm(h, p + "pre_feedforward_layernorm")
-        x = g.gelu_mul(g.linear(x, p + "mlp.gate_proj"), g.linear(x, p + "mlp.up_proj"), approximate=True)
-        h = h + norm(g.linear(x, p + "mlp.down_proj"), p + "post_feedforward_layernorm")
-    h = norm(g.select_rows(h), "norm")
-    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)
+    return gemma2.decoder(g, cfg, [cfg.rope if window is None else cfg.local_rope for window in cfg.windows])
 
 
 def _hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
@@ -129,8 +94,4 @@ def _hf_windows(reader: ConfigReader) -> tuple[int | None, ...]:
     window = reader.integer("sliding_window", 4096)
     if reader.has("layer_types"):
         return windows_of_types(reader, num_layers, window)
-    return _windows(num_layers, reader.integer("sliding_window_pattern", _PATTERN), window)
-
-
-def _windows(num_layers: int, pattern: int, window: int | None) -> tuple[int | None, ...]:
-    return tuple(None if (layer + 1) % pattern == 0 else window for layer in range(num_layers))
+    return windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)

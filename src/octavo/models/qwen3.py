@@ -15,7 +15,7 @@ __all__ = ["Config", "build"]
 class Config(DecoderConfig):
     """Upper layers may have a sliding window."""
 
-    head_norms: bool = True
+    qk_norm: bool = True
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:

@@ -1,0 +1,38 @@
+"""Attention and MLP of a layer, as most decoders write them down."""
+
+from __future__ import annotations
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import GatedActivation, RopeParams
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig
+
+
+def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, rope: RopeParams | None) -> Value:
+    """The attention of a layer from its projections to the output's: [TOKENS, hidden]. rope: None: nothing rotates."""
+    p = f"layers.{layer}.self_attn."
+    q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
+    if cfg.qk_norm:
+        q, k = (g.rms_norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
+    if rope is not None:
+        q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
+    return g.linear(g.attention(q, k, v, cfg.attention(layer)), p + "o_proj")
+
+
+def gated_mlp(g: Graph, x: Value, stem: str, kind: str = "silu") -> Value:
+    """down(kind(gate(x)) * up(x)) of the weights under `stem`."""
+    gate, up = (g.linear(x, f"{stem}.{n}_proj") for n in ("gate", "up"))
+    return g.linear(g.add_operation(GatedActivation(gate, up, kind)), f"{stem}.down_proj")
+
+
+def plain_mlp(g: Graph, x: Value, stem: str, kind: str) -> Value:
+    """down(kind(up(x))) of the weights under `stem`."""
+    return g.linear(g.activation(g.linear(x, f"{stem}.up_proj"), kind), f"{stem}.down_proj")
+
+
+def mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:
+    """The experts of a layer if it has a router, else its gated MLP."""
+    stem = f"layers.{layer}.mlp"
+    if cfg.experts is None or f"{stem}.gate.weight" not in g.weights:
+        return gated_mlp(g, x, stem)
+    return g.moe(x, stem, cfg.experts.top_k, normalize=cfg.experts.normalize)

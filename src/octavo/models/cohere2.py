@@ -1,0 +1,58 @@
+"""Command R7B and A: attention and MLP side by side; layers with a window rotate, global ones do not. 2501.18795."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig, windows_of_pattern, windows_of_types
+from octavo.models._layers import attention, mlp
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import WeightTable, rotary_pairs
+
+# Both kinds of files have the two columns of a rotated pair side by side.
+WEIGHTS = WeightTable(transforms=rotary_pairs())
+_PATTERN = 4  # every fourth layer is global
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration with the factor of the logits."""
+
+    logit_scale: float = 1.0
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        plain = cls.read_gguf(reader, shapes, norm_eps="attention.layer_norm_epsilon")
+        window = reader.integer("attention.sliding_window")
+        key = "attention.sliding_window_pattern"
+        windows = windows_of_pattern(reader, key, plain.num_layers, _PATTERN, window)
+        return replace(plain, windows=windows, logit_scale=reader.number("logit_scale"))
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        defaults = {"tie_word_embeddings": True, "layer_norm_eps": 1e-5, "sliding_window": 4096}
+        reader = reader.with_defaults(defaults)
+        if reader.flag("use_qk_norm", False):
+            raise reader.error("use_qk_norm", True, "norms on q and k are not supported")
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        window = reader.integer("sliding_window")
+        if reader.has("layer_types"):
+            windows = windows_of_types(reader, num_layers, window)
+        else:
+            windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, _PATTERN, window)
+        plain = cls.read_hf(reader, windows=windows, norm_eps="layer_norm_eps")
+        return replace(plain, logit_scale=reader.number("logit_scale", 0.0625))
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i, window in enumerate(cfg.windows):
+        x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        h = h + attention(g, x, cfg, i, None if window is None else cfg.rope)
+        h = h + mlp(g, x, cfg, i)
+    h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head, scale=cfg.logit_scale)

@@ -1,0 +1,65 @@
+"""EXAONE 4: norms after attention and MLP, norms on heads, global layers without rotation. arXiv 2507.11407."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig, windows_of_pattern, windows_of_types
+from octavo.models._layers import attention, mlp
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models.olmo2 import WEIGHTS
+
+__all__ = ["WEIGHTS", "Config", "build"]
+
+_PATTERN = 4  # every fourth layer is global
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration; the 1.2B model has no windows and rotates everywhere."""
+
+    qk_norm: bool = True
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        plain = cls.read_gguf(reader, shapes)
+        window = reader.integer("attention.sliding_window", 0, low=0) or None
+        key = "attention.sliding_window_pattern"
+        return replace(plain, windows=windows_of_pattern(reader, key, plain.num_layers, _PATTERN, window))
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        return cls.read_hf(reader, windows=_hf_windows(reader, num_layers))
+
+
+def build(g: Graph, cfg: DecoderConfig) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    windowed = any(cfg.windows)
+    for i, window in enumerate(cfg.windows):
+        x = attention(g, h, cfg, i, None if windowed and window is None else cfg.rope)
+        h = h + g.rms_norm(x, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        x = mlp(g, h, cfg, i)
+        h = h + g.rms_norm(x, f"layers.{i}.post_feedforward_layernorm", cfg.norm_eps)
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)
+
+
+def _hf_windows(reader: ConfigReader, num_layers: int) -> tuple[int | None, ...]:
+    if not reader.has("sliding_window"):
+        return (None,) * num_layers
+    window = reader.integer("sliding_window")
+    if reader.has("layer_types"):
+        return windows_of_types(reader, num_layers, window)
+    key, pattern = "sliding_window_pattern", reader.values.get("sliding_window_pattern")
+    if not isinstance(pattern, str):
+        return windows_of_pattern(reader, key, num_layers, _PATTERN, window)
+    # "LLLG", repeated; the last layer is global in any case.
+    if not pattern or set(pattern) - {"L", "G"}:
+        raise reader.error(key, pattern, "must be a number, or letters L (local) and G (global)")
+    local = [pattern[layer % len(pattern)] == "L" for layer in range(num_layers - 1)]
+    return (*(window if flag else None for flag in local), None)

@@ -1,0 +1,104 @@
+"""Gemma 2: norms before and after, soft caps, a window in every other layer. arXiv 2408.00118."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import RopeParams
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig, windows_of_pattern, windows_of_types
+from octavo.models._layers import attention, gated_mlp
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import Fold, WeightTable
+
+_NORMS = (
+    "norm",
+    "layers.*.input_layernorm",
+    "layers.*.post_attention_layernorm",
+    "layers.*.pre_feedforward_layernorm",
+    "layers.*.post_feedforward_layernorm",
+)
+WEIGHTS = WeightTable(
+    names={
+        "blk.*.post_attention_norm": "layers.*.post_attention_layernorm",
+        "blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm",
+        "blk.*.post_ffw_norm": "layers.*.post_feedforward_layernorm",
+    },
+    # A norm multiplies by 1 + weight. The converter to GGUF has added the one.
+    transforms=tuple(Fold(stem, 1.0, "safetensors") for stem in _NORMS),
+)
+
+# Values that published files leave out.
+_DEFAULTS = {
+    "head_dim": 256,
+    "tie_word_embeddings": True,
+    "sliding_window": 4096,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration with the cap of the logits."""
+
+    logit_softcap: float | None = None
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        plain = cls.read_gguf(reader, shapes)
+        # The file lacks the scale of the query; only in the 27B model (46 layers) it differs from head_dim.
+        query_dim = plain.hidden_size // plain.num_heads if plain.num_layers == 46 else plain.head_dim
+        window = reader.integer("attention.sliding_window", 4096)
+        return replace(
+            plain,
+            windows=windows_of_pattern(reader, "attention.sliding_window_pattern", plain.num_layers, 2, window),
+            attention_scale=query_dim**-0.5,
+            attention_softcap=reader.number("attn_logit_softcapping", 50.0),
+            logit_softcap=reader.number("final_logit_softcapping", 30.0),
+        )
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        caps = ("attn_logit_softcapping", "final_logit_softcapping")
+        null = [key for key in caps if key in reader.values and not reader.has(key)]  # null: no cap
+        reader = reader.with_defaults(_DEFAULTS)
+        if reader.flag("use_bidirectional_attention", False):
+            raise reader.error("use_bidirectional_attention", True, "attention to later tokens is not supported")
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        window = reader.integer("sliding_window", 4096)
+        if reader.has("layer_types"):
+            windows = windows_of_types(reader, num_layers, window)
+        else:
+            windows = windows_of_pattern(reader, "sliding_window_pattern", num_layers, 2, window)
+        attention_cap, logit_cap = (None if key in null else reader.number(key) for key in caps)
+        return replace(
+            cls.read_hf(reader, windows=windows, activation=("gelu_pytorch_tanh",)),
+            attention_scale=reader.number("query_pre_attn_scalar", 256.0) ** -0.5,
+            attention_softcap=attention_cap,
+            logit_softcap=logit_cap,
+        )
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    return decoder(g, cfg, [cfg.rope] * cfg.num_layers)
+
+
+def decoder(g: Graph, cfg: Config, ropes: Sequence[RopeParams]) -> Value:
+    """The model with a rotary embedding for each layer."""
+
+    def norm(x: Value, name: str) -> Value:
+        return g.rms_norm(x, name, cfg.norm_eps)
+
+    h = g.embedding("embed_tokens") * cfg.hidden_size**0.5
+    for i, rope in enumerate(ropes):
+        p = f"layers.{i}."
+        x = attention(g, norm(h, p + "input_layernorm"), cfg, i, rope)
+        h = h + norm(x, p + "post_attention_layernorm")
+        x = gated_mlp(g, norm(h, p + "pre_feedforward_layernorm"), p + "mlp", "gelu_tanh")
+        h = h + norm(x, p + "post_feedforward_layernorm")
+    h = norm(g.select_rows(h), "norm")
+    return g.logits(h, cfg.output_head, softcap=cfg.logit_softcap)

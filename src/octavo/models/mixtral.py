@@ -1,0 +1,37 @@
+"""Mixtral: Mistral with experts. GGUF files call it llama. Jiang et al., arXiv 2401.04088."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.models._decoder import DecoderConfig, experts_from_hf
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import WeightTable, stacked_experts
+from octavo.models.llama import build
+
+__all__ = ["WEIGHTS", "Config", "build"]
+
+WEIGHTS = WeightTable(
+    names={
+        "layers.*.block_sparse_moe.gate": "layers.*.mlp.gate",
+        "layers.*.block_sparse_moe.experts.*.w1": "layers.*.mlp.experts.*.gate_proj",
+        "layers.*.block_sparse_moe.experts.*.w2": "layers.*.mlp.experts.*.down_proj",
+        "layers.*.block_sparse_moe.experts.*.w3": "layers.*.mlp.experts.*.up_proj",
+    },
+    transforms=stacked_experts(),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The weights of the chosen experts always sum to 1."""
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        window = reader.integer("sliding_window") if reader.has("sliding_window") else None
+        return cls.read_hf(
+            reader,
+            windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
+            theta=1e6,
+            experts=experts_from_hf(reader, normalize=True),
+        )

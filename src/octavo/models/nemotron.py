@@ -1,0 +1,47 @@
+"""Nemotron 4 and Minitron: LayerNorm of 1 + weight, squared relu, half of a head rotates. arXiv 2402.16819."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig
+from octavo.models._layers import attention, plain_mlp
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import Fold, WeightTable
+
+# The converter to GGUF has added the one.
+_NORMS = ("norm", "layers.*.input_layernorm", "layers.*.post_attention_layernorm")
+WEIGHTS = WeightTable(transforms=tuple(Fold(stem, 1.0, "safetensors") for stem in _NORMS))
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration."""
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        return cls.read_gguf(reader, shapes, norm_eps="attention.layer_norm_epsilon")
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        return cls.read_hf(
+            reader.with_defaults({"partial_rotary_factor": 0.5, "norm_eps": 1e-5}),
+            windows=(None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
+            activation=("relu2",),
+            norm_eps="norm_eps",
+        )
+
+
+def build(g: Graph, cfg: DecoderConfig) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        h = h + attention(g, x, cfg, i, cfg.rope)
+        x = g.layer_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        h = h + plain_mlp(g, x, f"layers.{i}.mlp", "relu2")
+    h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)

@@ -1,0 +1,34 @@
+"""Phi 3, 3.5 and Phi 4: Llama with fused projections, partial rotation and long-rope. arXiv 2404.14219."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from octavo.models._decoder import DecoderConfig
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import Split, WeightTable, gate_and_up
+from octavo.models.llama import build
+
+__all__ = ["WEIGHTS", "Config", "build"]
+
+WEIGHTS = WeightTable(
+    names={"blk.*.ffn_up": "layers.*.mlp.gate_up_proj"},
+    transforms=(
+        Split(
+            "layers.*.self_attn.qkv_proj",
+            ("layers.*.self_attn.q_proj", "layers.*.self_attn.k_proj", "layers.*.self_attn.v_proj"),
+            lambda c: tuple(heads * c.head_dim for heads in (c.num_heads, c.num_kv_heads, c.num_kv_heads)),
+        ),
+        gate_and_up(),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration; a window, if there is one, holds in every layer."""
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        window = reader.integer("sliding_window") if reader.has("sliding_window") else None
+        return cls.read_hf(reader, windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS))

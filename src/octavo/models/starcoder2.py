@@ -1,0 +1,51 @@
+"""StarCoder 2: LayerNorm, biases, a plain MLP with gelu. Lozhkov et al., arXiv 2402.19173."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig
+from octavo.models._layers import attention, plain_mlp
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import WeightTable
+
+WEIGHTS = WeightTable(
+    names={
+        "layers.*.mlp.c_fc": "layers.*.mlp.up_proj",
+        "layers.*.mlp.c_proj": "layers.*.mlp.down_proj",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """The shared configuration; a window, if there is one, holds in every layer."""
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        return cls.read_gguf(reader, shapes, norm_eps="attention.layer_norm_epsilon")
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        window = reader.integer("sliding_window") if reader.has("sliding_window") else None
+        return cls.read_hf(
+            reader.with_defaults({"tie_word_embeddings": True, "norm_epsilon": 1e-5}),
+            windows=(window,) * reader.integer("num_hidden_layers", high=MAX_LAYERS),
+            activation=("gelu_pytorch_tanh",),
+            norm_eps="norm_epsilon",
+        )
+
+
+def build(g: Graph, cfg: DecoderConfig) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        x = g.layer_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        h = h + attention(g, x, cfg, i, cfg.rope)
+        x = g.layer_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        h = h + plain_mlp(g, x, f"layers.{i}.mlp", "gelu_tanh")
+    h = g.layer_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)

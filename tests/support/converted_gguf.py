@@ -1,0 +1,164 @@
+"""Tiny models as GGUF, written as llama.cpp's converter does, with the tensor names of the gguf package."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tests.support import tiny_classic
+from tests.support.tiny_models import stored_tensors
+
+_ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "ministral3": "mistral3",
+    "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "olmo3": "olmo2",
+}
+_PERMUTED = ("llama", "mistral3", "granite", "smollm3")  # q and k in pairs
+_ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # to the weights of norms
+_EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def save_gguf(model: PreTrainedModel, path: Path) -> Path:
+    """The model as a converter writes it, every tensor as F32."""
+    config = model.config
+    if config.model_type in tiny_classic.GGUF_ARCHITECTURES:
+        return tiny_classic.save_gguf(model, path)
+    architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
+    writer = gguf.GGUFWriter(path, architecture)
+    _add_metadata(writer, config)
+    arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
+    for name, array in _with_stacked_experts(stored_tensors(model)).items():
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if architecture in _PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj"):
+            heads = config.num_attention_heads if ".q_proj" in name else config.num_key_value_heads
+            array = _permute(array, heads)
+        if architecture in _ONE_ADDED and name.endswith("norm.weight"):
+            array = array + 1.0
+        if name.endswith("shared_expert_gate.weight"):
+            array = array[0]
+        known = names.get_name(name, (".weight", ".bias"))
+        assert known is not None, name
+        writer.add_tensor(known, np.ascontiguousarray(array, np.float32))
+    for name, array in _rotary_tensors(config).items():
+        writer.add_tensor(name, array)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    stacked: dict[str, list[NDArray[np.float32]]] = {}
+    for name, array in tensors.items():
+        whole = _EXPERT.sub(".experts.", name)
+        stacked.setdefault(whole, []).append(array)
+    return {n: np.stack(arrays) if ".experts." in n else arrays[0] for n, arrays in stacked.items()}
+
+
+def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    _add_rope(writer, config, head_dim)
+    if getattr(config, "sliding_window", None):
+        writer.add_sliding_window(config.sliding_window)
+        if config.model_type in ("olmo3", "exaone4"):
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config.layer_types])
+    numbers = {
+        "rms_norm_eps": writer.add_layer_norm_rms_eps,
+        "layer_norm_eps": writer.add_layer_norm_eps,
+        "norm_epsilon": writer.add_layer_norm_eps,
+        "norm_eps": writer.add_layer_norm_eps,
+        "attn_logit_softcapping": writer.add_attn_logit_softcapping,
+        "final_logit_softcapping": writer.add_final_logit_softcapping,
+        "attention_multiplier": writer.add_attention_scale,
+        "embedding_multiplier": writer.add_embedding_scale,
+        "residual_multiplier": writer.add_residual_scale,
+        "logits_scaling": writer.add_logit_scale,
+        "logit_scale": writer.add_logit_scale,
+        "use_parallel_residual": writer.add_parallel_residual,
+        "num_experts": writer.add_expert_count,
+        "num_local_experts": writer.add_expert_count,
+        "num_experts_per_tok": writer.add_expert_used_count,
+        "moe_intermediate_size": writer.add_expert_feed_forward_length,
+    }
+    for key, write in numbers.items():
+        if key in config.to_dict() and getattr(config, key) is not None:
+            write(getattr(config, key))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
+    writer.add_token_types([1] * config.vocab_size)
+    writer.add_token_merges(["t 1"])
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig, head_dim: int) -> None:
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
+    if rope["rope_type"] in ("yarn", "longrope"):
+        original = rope["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        if rope["rope_type"] == "longrope":
+            factor = config.max_position_embeddings / original
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)))
+    if rope.get("llama_4_scaling_beta"):
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+
+
+def _rotary_tensors(config: PreTrainedConfig) -> dict[str, NDArray[np.float32]]:
+    rope = config.rope_parameters
+    if rope.get("rope_type") == "llama3":
+        return {"rope_freqs.weight": _llama3_divisors(config)}
+    if rope.get("rope_type") == "longrope":
+        kinds = ("long", "short")
+        return {f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], np.float32) for kind in kinds}
+    return {}
+
+
+def _permute(array: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+    """From halves of a head to pairs side by side, as converters do for llama."""
+    pairs = array.reshape(heads, 2, array.shape[0] // heads // 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
+def _llama3_divisors(config: PreTrainedConfig) -> NDArray[np.float32]:
+    """The tensor that the converter stores: the divisor of each frequency."""
+    rope = config.rope_parameters
+    original, factor = rope["original_max_position_embeddings"], rope["factor"]
+    low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+    divisors = []
+    head_dim = config.hidden_size // config.num_attention_heads
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * math.pi * rope["rope_theta"] ** (i / head_dim)
+        if wavelength < original / high:
+            divisors.append(1.0)
+        elif wavelength > original / low:
+            divisors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            divisors.append(1.0 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
