@@ -132,7 +132,7 @@ SAMPLING = {
     "allowed_token_ids": Entry([5, 6], [], "1 and more ids of the model"),
     "ignore_eos": FLAG,
     "min_tokens": Entry(2, -1, "0 to `max_tokens`", {"max_tokens": 5}),
-    "max_tokens": Entry(5, -1, "1 to the rest of the context"),
+    "max_tokens": Entry(5, -2, "1 and more, cut to the rest of the context; -1: up to its end"),
     "skip_special_tokens": FLAG,
     "spaces_between_special_tokens": Entry(True, False, "only true", without_effect="this is always done"),
     "prompt_logprobs": Entry(1, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, not streamed"),
@@ -142,7 +142,7 @@ SAMPLING = {
     "response_format": Entry(
         {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}},
         {"type": "json_schema", "json_schema": {"name": "a", "schema": {"not": {}}}},
-        "`text`, `json_object` (with TGI's `value`, a schema, if given), `json_schema`; always strict",
+        "`text`, `json_object` (with TGI's `value` or llama.cpp's `schema` if given), `json_schema`; always strict",
     ),
     "structured_outputs": Entry(
         {"regex": "a+"}, {"regex": "a", "choice": ["b"]}, "one of `json`, `regex`, `choice`, `grammar`, `json_object`"
@@ -150,10 +150,14 @@ SAMPLING = {
     "guided_json": Entry(SCHEMA, {"type": "banana"}, "a JSON schema"),
     "guided_regex": Entry("a+", 1, "a regular expression"),
     "guided_choice": Entry(["a", "b"], [], f"1 to {MAX_LIST_ITEMS} strings"),
+    "json_schema": Entry(SCHEMA, {"type": "banana"}, "a JSON schema"),
+    "grammar": Entry('root ::= "a"', "root ::= nowhere", "a grammar in GBNF or Lark"),
+    "n_predict": Entry(5, -2, "as `max_tokens`"),
+    "repeat_penalty": Entry(1.1, 10.5, "as `repetition_penalty`"),
     "guided_grammar": Entry('start: "a"', 1, "a Lark grammar"),
     "truncate_prompt_tokens": Entry(8, 0, "1 and more; -1: as many as fit"),
     "truncation_side": Entry(
-        "middle", "top", "left, middle, with `truncate_prompt_tokens`", {"truncate_prompt_tokens": 8}
+        "middle", "top", "left, middle, right, with `truncate_prompt_tokens`", {"truncate_prompt_tokens": 8}
     ),
     **OPTIONS,
     "return_token_ids": FLAG,
@@ -246,9 +250,10 @@ RESPONSES = Route(
         "text": Entry({"format": {"type": "json_object"}}, {"verbosity": "mute"}, f"`format`; `verbosity` is {NAMED}"),
         "reasoning": Entry({}, {"summary": "auto"}, f"`effort`, which is {NAMED} if the chat template has none"),
         "prompt_cache_retention": RETENTION,
-        "max_output_tokens": Entry(5, 0, "1 to the rest of the context"),
+        "max_output_tokens": Entry(5, 0, "as `max_tokens`"),
         "temperature": TEMPERATURE,
         "top_p": TOP_P,
+        "top_k": TOP_K,
         "top_logprobs": Entry(2, 21, "0 to 20"),
         "stream": FLAG,
         "stream_options": Entry(
@@ -269,7 +274,7 @@ RESPONSES = Route(
         "prompt": Entry(None, {"id": "x"}, "only null", without_effect="there are no stored prompts"),
         **OPTIONS,
     },
-    {"seed": 1, "top_k": 5, "stop": "x", "context_management": []},
+    {"seed": 1, "stop": "x", "context_management": []},
 )
 CACHE_CONTROL = Entry(
     {"type": "ephemeral"},

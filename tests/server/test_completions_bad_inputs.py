@@ -45,7 +45,7 @@ CASES = {
     "best_of above n": ({"prompt": "a", "best_of": 3, "n": 2}, "best_of", "unsupported_value"),
     "too many prompts": ({"prompt": ["a"] * 1000}, "prompt", "array_above_max_length"),
     "max_tokens zero": ({"prompt": "a", "max_tokens": 0}, "max_tokens", "integer_below_min_value"),
-    "max_tokens beyond the context": ({"prompt": "a", "max_tokens": 8192}, "max_tokens", "context_length_exceeded"),
+    "max_tokens below -1": ({"prompt": "a", "max_tokens": -2}, "max_tokens", "integer_below_min_value"),
     "logprobs above": ({"prompt": "a", "logprobs": 10**6}, "logprobs", "integer_above_max_value"),
     "logprobs boolean": ({"prompt": "a", "logprobs": True}, "logprobs", "invalid_type"),
     "suffix": ({"prompt": "a", "suffix": "b"}, "suffix", "unsupported_parameter"),

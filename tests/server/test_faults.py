@@ -308,10 +308,10 @@ def test_sigstop_of_an_idle_engine(smollm2_path: Path) -> None:
 def test_a_request_that_can_never_fit_is_refused_before_it_waits(small: RunningServer) -> None:
     witness = Witness(small)
     with small.client as client:
-        answer = client.post(COMPLETIONS, json=body(5000))
+        answer = client.post(COMPLETIONS, json={**body(5), "prompt": [5] * 9000})
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
-    assert (error["param"], error["code"]) == ("max_tokens", "context_length_exceeded")
+    assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
     witness.check()
 
 

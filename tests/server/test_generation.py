@@ -273,25 +273,22 @@ def test_prompts_that_do_not_fit(smollm2_tokenizer: Tokenizer) -> None:
             harness.events(text([5] * length, params=SamplingParams(max_tokens=1)))
         assert (caught.value.param, caught.value.code) == ("prompt", "context_length_exceeded")
         assert str(MAX_MODEL_LEN) in str(caught.value)
-    with pytest.raises(UsageError) as caught:
-        harness.events(text([5] * 200, params=SamplingParams(max_tokens=100)))
-    assert (caught.value.param, caught.value.code) == ("max_tokens", "context_length_exceeded")
-    for number in ("200", "100", "300", "256", "56"):
-        assert number in str(caught.value)
     assert not harness.client.requests
 
 
-def test_the_last_place_of_the_context_is_used(smollm2_tokenizer: Tokenizer) -> None:
+def test_max_tokens_is_cut_to_the_rest_of_the_context(smollm2_tokenizer: Tokenizer) -> None:
     harness = Harness(smollm2_tokenizer, Script(["a", "b"]))
-    harness.events(text([5] * (MAX_MODEL_LEN - 1), params=SamplingParams(max_tokens=1)))
-    harness.events(text([5] * (MAX_MODEL_LEN - 1), params=SamplingParams(max_tokens=16), max_tokens_may_shrink=True))
-    assert [request.params.max_tokens for request in harness.client.requests] == [1, 1]
+    for length, max_tokens in ((1, 1), (1, 16), (56, 57), (56, 56), (56, 55), (56, None)):
+        prompt = [5] * (MAX_MODEL_LEN - length)
+        harness.events(text(prompt, params=SamplingParams(max_tokens=max_tokens)))
+    assert [request.params.max_tokens for request in harness.client.requests] == [1, 1, 56, 56, 55, None]
 
 
 @pytest.mark.parametrize(
     ("limit", "side", "kept"),
     [
         (4, "left", [6, 7, 8, 9]),
+        (4, "right", [0, 1, 2, 3]),
         (4, "middle", [0, 1, 8, 9]),
         (3, "middle", [0, 1, 9]),
         (1, "middle", [0]),

@@ -206,7 +206,7 @@ def test_a_request_beyond_the_context_or_too_wide_is_the_callers_mistake(narrow:
     with narrow.client as client:
         answer = client.post("/v1/completions", json={"prompt": ["a"] * 257, "max_tokens": 1})
         assert answer.status_code == 400
-        answer = client.post(CHAT, json=body(9000))
+        answer = client.post("/v1/completions", json={"prompt": [5] * 9000, "max_tokens": 1})
         assert answer.status_code == 400
-        assert answer.json()["error"]["code"] in ("context_length_exceeded", "integer_above_max_value")
+        assert answer.json()["error"]["code"] == "context_length_exceeded"
     check_idle(narrow)

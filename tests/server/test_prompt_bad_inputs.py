@@ -44,8 +44,8 @@ def test_prompts_at_the_end_of_the_context(short: ScriptedServer, stream: bool) 
     for length in (CONTEXT, CONTEXT + 1):
         refused = short.post(COMPLETIONS, {**body, "prompt": [5] * length})
         assert error_of(refused) == (400, INVALID, "prompt", "context_length_exceeded")
-    more = short.post(COMPLETIONS, {**body, "max_tokens": 2})
-    assert error_of(more) == (400, INVALID, "max_tokens", "context_length_exceeded")
+    assert short.post(COMPLETIONS, {**body, "max_tokens": 2}).status_code == 200
+    assert short.last_request.params.max_tokens == 1
 
 
 TEMPLATES: dict[str, tuple[str, tuple[int, str, str | None, str | None]]] = {

@@ -342,7 +342,7 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
             "invalid_json_schema",
         ),
         ({"max_output_tokens": 0}, "max_output_tokens", "integer_below_min_value"),
-        ({"max_output_tokens": 1024}, "max_output_tokens", "context_length_exceeded"),
+        ({"max_output_tokens": -2}, "max_output_tokens", "integer_below_min_value"),
         ({"temperature": 2.5}, "temperature", "decimal_above_max_value"),
         ({"top_p": 0}, "top_p", "decimal_below_min_value"),
         ({"top_logprobs": 21}, "top_logprobs", "integer_above_max_value"),

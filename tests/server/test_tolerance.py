@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from octavo.server.protocols import answering
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import THINKING_TEMPLATE, ScriptedServer, scripted_server, with_template
@@ -67,7 +68,10 @@ def test_machinery_of_others_is_ignored_and_named(
         assert answer.headers.get(HEADER) == names
 
 
-def test_ignored_fields_are_logged_once(fake: ScriptedServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_fields_are_logged_once(
+    fake: ScriptedServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "_LOGGED", set())  # other tests send fields too
     with caplog.at_level(logging.INFO, "octavo"):
         for _ in range(3):
             fake.post("/v1/completions", {"prompt": "Hi", "id_slot": 1})

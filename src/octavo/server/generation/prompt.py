@@ -15,7 +15,7 @@ from octavo.errors import ModelLoadError, UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
-from octavo.server.generation.spec import ChatSpec, Common, TextSpec
+from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.models.served_model import ServedModel
 
 MAX_PROMPTS = 128  # of one request
@@ -31,8 +31,8 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
     """
     limit, room = model.info.max_model_len, spec.truncate_prompt_tokens
     if room == -1:  # the context without an answer of max_tokens, or three quarters of it
-        wanted = None if spec.max_tokens_may_shrink else spec.params.max_tokens
-        room = max(limit - (limit // 4 if wanted is None else wanted), 1)
+        wanted = spec.params.max_tokens
+        room = limit - (limit // 4 if wanted is None or wanted >= limit else wanted)
     if isinstance(spec, ChatSpec):
         prompts, param = [await _encode_chat(model, spec)], "messages"
     else:
@@ -73,21 +73,12 @@ async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
 
 
 def fit_max_tokens(
-    model: ServedModel, spec: Common, prompts: Sequence[Sequence[int]]
+    model: ServedModel, params: SamplingParams | BeamSearchParams, prompts: Sequence[Sequence[int]]
 ) -> SamplingParams | BeamSearchParams:
-    """The parameters with max_tokens limited by the context. Raises UsageError naming `max_tokens` if the request
-    asks for more than the context has left."""
-    limit, wanted = model.info.max_model_len, spec.params.max_tokens
-    longest = max(map(len, prompts))
-    if wanted is None or longest + wanted <= limit:
-        return spec.params
-    if not spec.max_tokens_may_shrink:
-        message = (
-            f"the prompt has {longest} tokens and max_tokens is {wanted}, together {longest + wanted}; the "
-            f"context of this model has {limit}: lower max_tokens to {limit - longest} or shorten the prompt"
-        )
-        raise UsageError(message, param="max_tokens", code="context_length_exceeded")
-    return dataclasses.replace(spec.params, max_tokens=limit - longest)
+    """The parameters with max_tokens cut to what the context has left."""
+    left = model.info.max_model_len - max(map(len, prompts))
+    is_cut = params.max_tokens is not None and params.max_tokens > left
+    return dataclasses.replace(params, max_tokens=left) if is_cut else params
 
 
 async def _encode_chat(model: ServedModel, adapted: ChatSpec) -> list[int]:
@@ -136,5 +127,5 @@ def _truncated(prompts: list[list[int]], room: int | None, side: str) -> Prepare
 def _truncate(token_ids: list[int], room: int, side: str) -> list[int]:
     if len(token_ids) <= room:
         return token_ids
-    head = 0 if side == "left" else (room + 1) // 2
+    head = {"left": 0, "middle": (room + 1) // 2, "right": room}[side]
     return token_ids[:head] + token_ids[len(token_ids) - (room - head) :]

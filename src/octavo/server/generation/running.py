@@ -160,7 +160,7 @@ async def start_generation(
         if isinstance(spec, ChatSpec):
             spec, answer_format = plan_chat(model, spec)
         prompts, num_truncated = await ticket.wait(lambda: prepare_prompts(model, spec))
-        params = fit_max_tokens(model, spec, prompts)
+        params = fit_max_tokens(model, spec.params, prompts)
         ticket.add_prompt_tokens(sum(map(len, prompts)))
         options = separated(spec.options, spec.tenant)
 

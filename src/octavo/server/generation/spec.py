@@ -41,9 +41,8 @@ class Common:
     given: fields of params that the request names; the model's defaults fill the others. options: see `read_options`.
     tenant: identifies the API key; only the same tenant can cancel the request or share its prefix cache, which
     `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last ones, or all but the
-    middle; -1: as many as fit; None: a prompt beyond the context is an error. max_tokens_may_shrink: max_tokens is only
-    a default, so the context may end the answer earlier. constraint_field: the field of the request with the structured
-    outputs, for errors about them.
+    middle or the first ones; -1: as many as fit; None: a prompt beyond the context is an error. constraint_field: the
+    field of the request with the structured outputs, for errors about them.
     """
 
     params: SamplingParams | BeamSearchParams
@@ -51,8 +50,7 @@ class Common:
     options: RequestOptions = field(default_factory=RequestOptions)
     tenant: str = ""
     truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "middle"] = "left"
-    max_tokens_may_shrink: bool = False
+    truncation_side: Literal["left", "middle", "right"] = "left"
     constraint_field: str = "structured_outputs"
 
 

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from octavo.errors import UsageError
-from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import refuse
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import Int, Text, quote
@@ -151,7 +150,7 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
         return (self.top_logprobs or 0) if self.logprobs else None
 
     def to_spec(self, tenant: str) -> ChatSpec:
-        params, constraint_field = _sampling_params(self)
+        params, constraint_field = self.sampling_params(None)
         if self.top_logprobs and not self.logprobs:
             raise refuse("top_logprobs", "needs logprobs: true", "invalid_value")
         if self.prompt_logprobs is not None and self.stream:
@@ -166,7 +165,6 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
             tenant=tenant,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
-            max_tokens_may_shrink=self.max_tokens is None and self.max_completion_tokens is None,
             messages=chat_messages(self.messages),
             tools=chat_tools([tool.function.model_dump() for tool in self.tools or ()], tool_choice),
             tool_choice=tool_choice,
@@ -181,21 +179,6 @@ def _thinking(body: ChatCompletionRequest) -> Literal["enabled", "disabled", "ad
     if body.thinking is not None:
         return body.thinking.type
     return "adaptive" if body.enable_thinking is None else "enabled" if body.enable_thinking else "disabled"
-
-
-def _sampling_params(body: ChatCompletionRequest) -> tuple[SamplingParams | BeamSearchParams, str]:
-    limit, other = body.max_tokens, body.max_completion_tokens
-    if limit is not None and other is not None and limit != other:
-        reason = f"is {limit} and max_completion_tokens is {other}; give one of them"
-        raise refuse("max_tokens", reason, "invalid_value")
-    try:
-        params: tuple[SamplingParams | BeamSearchParams, str]
-        params = body.sampling_params(other if limit is None else limit)
-        return params
-    except UsageError as error:
-        if error.param == "max_tokens" and limit is None:
-            raise UsageError(f"max_completion_{error}", param="max_completion_tokens", code=error.code) from None
-        raise
 
 
 def chat_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

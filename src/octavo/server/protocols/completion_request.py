@@ -45,7 +45,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
     """One prompt or several, each as text or as token ids."""
 
     prompt: Prompts
-    max_tokens: Annotated[int, Field(json_schema_extra={"minimum": 0}), WHOLE] | None = None
+    max_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1}), WHOLE] | None = None
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
@@ -66,9 +66,9 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
     def to_spec(self, tenant: str) -> TextSpec:
         _check(self)
         # The engine makes at least one token. If none was asked for, it is not shown.
-        max_tokens = DEFAULT_MAX_TOKENS if self.max_tokens is None else 1 if self.only_prompt else self.max_tokens
-        scored = self.model_copy(update={"prompt_logprobs": self.logprobs}) if self.echoes_logprobs else self
-        params, constraint_field = scored.sampling_params(max_tokens)
+        changed = {"prompt_logprobs": self.logprobs} if self.echoes_logprobs else {}
+        changed |= {"max_tokens": 1} if self.only_prompt else {}
+        params, constraint_field = self.model_copy(update=changed).sampling_params(DEFAULT_MAX_TOKENS)
         prompt = self.prompt
         return TextSpec(
             params=params,
@@ -78,7 +78,6 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
             tenant=tenant,
             truncate_prompt_tokens=self.truncate_prompt_tokens,
             truncation_side=self.truncation_side or "left",
-            max_tokens_may_shrink=self.max_tokens is None,
             prompts=[prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt,
         )
 

@@ -180,7 +180,6 @@ class CountTokensRequest(NullIsAbsent):
             template_arguments={"continue_final_message": True} if _continues(messages[-1]) else {},
             thinking=None if thinking is None else thinking.type,
             reasoning_effort=None if self.output_config is None else self.output_config.effort,
-            max_tokens_may_shrink=True,  # the protocol has a stop_reason for this, and clients ask for more than needed
         )
 
 

@@ -166,6 +166,7 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
     max_output_tokens: Int | None = None
     temperature: Number | None = None
     top_p: Number | None = None
+    top_k: Int | None = None
     top_logprobs: NumLogprobs | None = None
     stream_options: StreamOptions | None = None
     include: list[Text] | None = None
@@ -194,12 +195,12 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
         _refuse_unsupported(self)
         choice = _tool_choice(self)
         tools = chat_tools([tool.model_dump(exclude={"type"}) for tool in _allowed_tools(self)], choice)
-        named = given(self, "temperature", "top_p")
+        named = given(self, "temperature", "top_p", "top_k")
         wants_logprobs = self.top_logprobs is not None or LOGPROBS in (self.include or ())
         return ChatSpec(
             params=SamplingParams(
                 **named,
-                max_tokens=self.max_output_tokens,
+                max_tokens=None if self.max_output_tokens == -1 else self.max_output_tokens,
                 logprobs=(self.top_logprobs or 0) if wants_logprobs else None,
                 structured_outputs=_structured(self.text),
             ),

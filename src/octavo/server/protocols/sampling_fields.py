@@ -10,6 +10,7 @@ import re
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
+from llguidance.gbnf_to_lark import any_to_lark
 from pydantic import ConfigDict, Field, model_validator
 
 from octavo.errors import UsageError
@@ -17,7 +18,8 @@ from octavo.sampling_params import MAX_LOGIT_BIAS, BeamSearchParams, SamplingPar
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import constraint_named, given
-from octavo.server.http.json_body import Int, Text
+from octavo.server.http.json_body import Int, Number, Text
+from octavo.server.protocols.protocol_errors import rename_fields
 from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
 
 _BEAM_FIELDS = ("length_penalty", "early_stopping")
@@ -28,8 +30,12 @@ _PARAMETERS = tuple(item.name for item in fields(SamplingParams) if item.name no
 _BEAM_PARAMS = frozenset({"n", "max_tokens", "ignore_eos", "skip_special_tokens"})
 _NEUTRAL: dict[str, object] = {"temperature": 0, "top_k": -1, "logit_bias": {}}
 _GUIDED = {"guided_json": "json", "guided_regex": "regex", "guided_choice": "choice", "guided_grammar": "grammar"}
+_GUIDED |= {"json_schema": "json", "grammar": "grammar"}  # llama.cpp's
+# Other products' names of parameters.
+_ALIASES = {"max_completion_tokens": "max_tokens", "n_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
 # The plain form of an integer, so that no two keys of an object stand for the same token.
 _TOKEN_ID = re.compile(r"0|-?[1-9][0-9]{0,18}")
+MAX_GBNF_CHARS = 1 << 14
 _BIAS: dict[str, Any] = {
     "propertyNames": {"pattern": "^[0-9]+$"},
     "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
@@ -59,12 +65,13 @@ class AnswerSchema(NullIsAbsent):
 
 
 class ResponseFormat(NullIsAbsent):
-    """OpenAI's `response_format`. `json_object` may have TGI's `value`, a schema, which Hugging Face's client sends."""
+    """OpenAI's `response_format`. value: TGI's schema of `json_object`. schema: llama.cpp's of both kinds of JSON."""
 
     model_config = ConfigDict(json_schema_extra={**NULL_EXTRAS, "required": ["type"]})
 
     type: Annotated[Any, Field(json_schema_extra={"enum": ["text", "json_object", "json_schema"]})] = None
     value: Annotated[Any, Field(json_schema_extra={"type": "object"})] = None
+    schema_: Annotated[Any, Field(alias="schema", json_schema_extra={"type": "object"})] = None
     json_schema: AnswerSchema | None = None
 
     @model_validator(mode="after")
@@ -77,15 +84,25 @@ class ResponseFormat(NullIsAbsent):
         for name, kind in (("value", "json_object"), ("json_schema", "json_schema")):
             if getattr(self, name) is not None and self.type != kind:
                 raise refuse(f"response_format.{name}", f"is not for {self.type}", "unsupported_parameter")
-        if self.type == "json_schema" and (self.json_schema is None or self.json_schema.schema_ is None):
+        if self.type == "text" and self.schema_ is not None:
+            raise refuse("response_format.schema", "is not for text", "unsupported_parameter")
+        if len(self._schemas) > 1:
+            raise refuse("response_format", "has two schemas; give one of them", "invalid_value")
+        if self.type == "json_schema" and not self._schemas:
             reason = "lacks json_schema.schema, the JSON schema of the answer"
             raise refuse("response_format", reason, "missing_required_parameter")
         return self
 
+    @property
+    def _schemas(self) -> list[Any]:
+        found = (self.value, self.schema_, None if self.json_schema is None else self.json_schema.schema_)
+        return [schema for schema in found if schema is not None]
+
     def arguments(self) -> dict[str, Any]:
         """Arguments of StructuredOutputsParams; none for plain text."""
-        schema = self.value if self.json_schema is None else self.json_schema.schema_
-        return {"json": schema} if schema is not None else {"json_object": True} if self.type == "json_object" else {}
+        if self._schemas:
+            return {"json": self._schemas[0]}
+        return {"json_object": True} if self.type == "json_object" else {}
 
 
 class StreamOptions(NullIsAbsent):
@@ -112,9 +129,13 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     guided_regex: Text | None = None
     guided_choice: list[Text] | None = None
     guided_grammar: Text | None = None
+    json_schema: dict[str, Any] | None = None
+    grammar: Text | None = None
+    n_predict: Int | None = None
+    repeat_penalty: Number | None = None
 
     truncate_prompt_tokens: Annotated[Int, Field(json_schema_extra={"minimum": -1})] | None = None
-    truncation_side: Literal["left", "middle"] | None = None
+    truncation_side: Literal["left", "middle", "right"] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
 
@@ -148,7 +169,8 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     @property
     def given_parameters(self) -> frozenset[str]:
         """See `Common.given`."""
-        return frozenset(given(self, *_PARAMETERS))
+        aliases = {name for alias, name in _ALIASES.items() if getattr(self, alias, None) is not None}
+        return frozenset(given(self, *_PARAMETERS)) | aliases
 
     @property
     def num_top_logprobs(self) -> int | None:
@@ -158,24 +180,41 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     def has_stream_option(self, name: str) -> bool:
         return bool(getattr(self.stream_options, name, None))
 
-    def sampling_params(self, max_tokens: int | None) -> tuple[SamplingParams | BeamSearchParams, str]:
+    def sampling_params(self, default_max_tokens: int | None) -> tuple[SamplingParams | BeamSearchParams, str]:
         """The parameters, and the field that constrains the answer, for errors that the engine finds in it.
 
-        max_tokens: as requested, or the default of the route; None: up to the end of the context.
+        default_max_tokens: that of the route; None, and -1 in a request: up to the end of the context.
         Raises UsageError naming the field whose value is wrong.
         """
         arguments = {name: value for name, value in given(self, *_PARAMETERS).items() if (name, value) != ("stop", "")}
+        own_names = self._add_aliases(arguments)
+        limit = arguments.get("max_tokens", None if "max_tokens" in self.model_fields_set else default_max_tokens)
+        arguments["max_tokens"] = None if limit == -1 else limit
         if self.logit_bias is not None:
             bias = self.logit_bias.items()
             arguments["logit_bias"] = {int(key) if _TOKEN_ID.fullmatch(key) else key: value for key, value in bias}
         constraint_field, structured_outputs = self._constraint()
-        arguments |= {"max_tokens": max_tokens, "logprobs": self.num_top_logprobs}
-        params = SamplingParams(**arguments, structured_outputs=structured_outputs)
+        arguments["logprobs"] = self.num_top_logprobs
+        try:
+            params = SamplingParams(**arguments, structured_outputs=structured_outputs)
+        except UsageError as error:
+            raise rename_fields(error, own_names) from None
         if self.use_beam_search:
             return self._beam_search_params(params, constraint_field), constraint_field
         for name in given(self, *_BEAM_FIELDS):
             raise UsageError(f"{name} needs use_beam_search: true", param=name, code="invalid_value")
         return params, constraint_field
+
+    def _add_aliases(self, arguments: dict[str, Any]) -> dict[str, str]:
+        """Adds the parameters given under other names; returns these names by parameter."""
+        found: dict[str, str] = {}
+        for alias, name in _ALIASES.items():
+            if (value := getattr(self, alias, None)) is not None and name not in arguments:
+                arguments[name], found[name] = value, alias
+            elif value is not None and value != arguments[name]:
+                reason = f"is {arguments[name]} and {alias} is {value}; give one of them"
+                raise refuse(found.get(name, name), reason, "invalid_value")
+        return found
 
     def _beam_search_params(self, params: SamplingParams, constraint_field: str) -> BeamSearchParams:
         for item in fields(params):
@@ -205,11 +244,24 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
             message = f"{' and '.join(found)} contradict each other; give one of them"
             raise UsageError(message, param="structured_outputs", code="invalid_value")
         for name, arguments in found.items():
+            if name == "grammar":
+                arguments = {"grammar": _to_lark(arguments["grammar"])}
             if "json" in arguments:
                 _check_schema(arguments["json"], "structured_outputs.json" if name == "structured_outputs" else name)
             with constraint_named(name):
                 return name, StructuredOutputsParams(**arguments)
         return "structured_outputs", None
+
+
+def _to_lark(text: str) -> str:
+    """A grammar of llama.cpp in GBNF as one in Lark. Raises UsageError for a wrong one."""
+    try:
+        if len(text) > MAX_GBNF_CHARS:
+            raise ValueError(f"it has {len(text)} characters; at most {MAX_GBNF_CHARS} are allowed")
+        return str(any_to_lark(text))
+    except (Exception, RecursionError) as error:  # llguidance raises plain exceptions
+        reason = str(error).partition("\n")[0][:200]
+        raise refuse("grammar", f"is not a grammar in GBNF or Lark: {reason}", "invalid_grammar") from None
 
 
 def _check_schema(schema: object, param: str) -> None:

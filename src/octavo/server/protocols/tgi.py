@@ -89,7 +89,6 @@ class GenerateRequest(with_ignored(AnsweredFields, TGI_FIELDS)):  # type: ignore
             options=read_options(self),
             tenant=tenant,
             truncate_prompt_tokens=parameters.truncate,
-            max_tokens_may_shrink=parameters.max_new_tokens is None,
         )
 
 
