@@ -39,7 +39,8 @@ def test_the_whole_answer(client: httpx.Client, engine: FakeClient) -> None:
     answer = client.post(URL, json=BODY).json()
     assert answer["id"].startswith("cmpl-")
     assert answer["object"] == "text_completion"
-    assert answer["choices"] == [{"index": 0, "text": " a time", "logprobs": None, "finish_reason": "stop"}]
+    end = {"finish_reason": "stop", "stop_reason": None}
+    assert answer["choices"] == [{"index": 0, "text": " a time", "logprobs": None, **end}]
     assert answer["usage"]["completion_tokens"] == 2
     assert engine.requests[-1].params.max_tokens == 16
 

@@ -18,6 +18,7 @@ import octavo.server.endpoints
 from octavo import __version__
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
+from octavo.server.http.access_log import record_of
 from octavo.server.http.guard import Guard, RequestCounter
 from octavo.server.http.json_body import to_bad_request
 from octavo.server.http.route_table import RouteTable
@@ -86,6 +87,7 @@ async def _on_http_exception(request: Request, error: Exception) -> NoReturn:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 405:
-        message = f"{request.method} is not supported here; use {headers.get('Allow')}"
+        allowed = headers["Allow"] = headers.get("Allow", "").replace("GET", "GET, HEAD")
+        message = f"{record_of(request).method} is not supported here; use {allowed}"
         raise ApiError(405, message, code="method_not_supported", headers=headers) from None
     raise ApiError(error.status_code, str(error.detail), headers=headers) from None

@@ -34,7 +34,8 @@ MAX_INPUTS = 2048
 # Inputs of one call of the engine; other requests run between calls.
 INPUTS_AT_ONCE = 32
 
-router = APIRouter(route_class=protocol_route(OPENAI, {"prompt": "input"}), tags=["openai"])
+FIELD_NAMES = {"prompt": "input"}
+router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
 
 
 _MANY = Field(min_length=1, max_length=MAX_INPUTS)
@@ -60,6 +61,7 @@ class EmbeddingsRequest(OptionFields):
     user: Text | None = None
 
 
+@router.post("/embeddings", include_in_schema=False)
 @router.post("/v1/embeddings", responses=whole_answer(EMBEDDINGS))
 async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Response:
     """One vector of length 1 for each input, in their order."""

@@ -69,12 +69,14 @@ class ModelList(BaseModel):
     data: list[ModelCard]
 
 
+@router.get("/models", include_in_schema=False)
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """All models, loaded or not."""
     return ModelList(data=[_card(entry) for entry in state_of(request).models.entries])
 
 
+@router.get("/models/{model_id:path}", include_in_schema=False)
 @router.get("/v1/models/{model_id:path}")
 async def get_model(request: Request, model_id: str) -> ModelCard:
     """One model."""

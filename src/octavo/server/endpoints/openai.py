@@ -1,4 +1,7 @@
-"""`POST /v1/chat/completions` and `/v1/completions`, in OpenAI's shapes with vLLM's additions."""
+"""`POST /v1/chat/completions` and `/v1/completions`, in OpenAI's shapes with vLLM's additions.
+
+OpenAI's paths are also served without `/v1`, for clients whose base URL lacks it.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ from octavo.server.protocols.openai_answer import ChatWriter, CompletionWriter
 router = APIRouter(route_class=JsonRoute, tags=["openai"])
 
 
+@router.post("/chat/completions", include_in_schema=False)
 @router.post("/v1/chat/completions", responses=streamed_answer(CHAT_COMPLETION))
 async def create_chat_completion(request: Request, body: ChatCompletionRequest) -> Response:
     """Answers a conversation; with `stream` in server-sent events."""
     return await answer(request, body, ChatWriter)
 
 
+@router.post("/completions", include_in_schema=False)
 @router.post("/v1/completions", responses=streamed_answer(COMPLETION))
 async def create_completion(request: Request, body: CompletionRequest) -> Response:
     """Continues texts; with `stream` in server-sent events. `max_tokens: 0` with `echo` and `logprobs` scores them."""

@@ -15,6 +15,7 @@ from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, Res
 router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
 
 
+@router.post("/responses", include_in_schema=False)
 @router.post("/v1/responses", responses=streamed_answer(RESPONSE))
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream` as typed events."""

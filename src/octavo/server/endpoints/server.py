@@ -1,4 +1,4 @@
-"""The server itself: `/version`, `/metrics` for Prometheus, `/dashboard/data`, and cancelling its requests."""
+"""The server itself: `/version`, `/load`, `/metrics` for Prometheus, `/dashboard/data`, and cancelling its requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,22 @@ class Version(BaseModel):
     version: str
 
 
+class Load(BaseModel):
+    """server_load: admitted requests that have not ended, waiting ones included."""
+
+    server_load: int
+
+
 @router.get("/version", tags=["server"])
 async def get_version() -> Version:
     """The version of the server."""
     return Version(version=__version__)
+
+
+@router.get("/load", tags=["server"])
+async def get_load(request: Request) -> Load:
+    """The number of requests in the server, in vLLM's shape."""
+    return Load(server_load=state_of(request).admission.num_requests)
 
 
 @router.get("/metrics", tags=["server"], response_class=Response, responses={200: {"content": {"text/plain": {}}}})

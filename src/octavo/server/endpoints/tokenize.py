@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, in vLLM's shape: token ids of a text or a conversation, and back."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info` in vLLM's shape: token ids of a text or a conversation, and back."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, Template
 from octavo.server.protocols.conversation import chat_tools
 from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.state import state_of
+from octavo.tokenizer.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
 
@@ -44,6 +45,18 @@ class TokenizeResponse(BaseModel):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class TokenizerInfo(BaseModel):
+    """The facts that `tokenizer_config.json` of transformers has. added_tokens_decoder: the control tokens by id."""
+
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    chat_template: str | None
+    added_tokens_decoder: dict[str, dict[str, str | bool]]
 
 
 class DetokenizeRequest(NullIsAbsent):
@@ -88,6 +101,23 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
         return DetokenizeResponse(prompt=await run_unless_gone(request, text))
 
 
+@router.get("/tokenizer_info")
+async def get_tokenizer_info(request: Request) -> TokenizerInfo:
+    """The tokenizer of the first model, under the names of `tokenizer_config.json`."""
+    models = state_of(request).models
+    async with models.use(models.default_name) as model:
+        tokenizer = model.tokenizer
+        texts = {token_id: _text(tokenizer, token_id) for token_id in sorted(tokenizer.special_token_ids)}
+        return TokenizerInfo(
+            vocab_size=tokenizer.vocab_size,
+            model_max_length=model.info.max_model_len,
+            bos_token=None if tokenizer.bos_token_id is None else _text(tokenizer, tokenizer.bos_token_id),
+            eos_token=None if model.info.eos_token_id is None else _text(tokenizer, model.info.eos_token_id),
+            chat_template=tokenizer.chat_template,
+            added_tokens_decoder={str(i): {"content": text, "special": True} for i, text in texts.items()},
+        )
+
+
 def _check_kind(body: TokenizeRequest) -> None:
     if (body.prompt is None) == (body.messages is None):
         given = "neither" if body.prompt is None else "both"
@@ -113,4 +143,8 @@ def _chat_spec(body: TokenizeRequest) -> ChatSpec:
 
 
 def _texts(model: ServedModel, tokens: list[int]) -> list[str]:
-    return [model.tokenizer.token_bytes(token_id).decode("utf-8", "replace") for token_id in tokens]
+    return [_text(model.tokenizer, token_id) for token_id in tokens]
+
+
+def _text(tokenizer: Tokenizer, token_id: int) -> str:
+    return tokenizer.token_bytes(token_id).decode("utf-8", "replace")

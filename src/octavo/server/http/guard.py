@@ -86,6 +86,8 @@ class Guard:
         if route is None:
             raise ApiError(404, f"Invalid URL ({scope['method']} {quote(scope['path'], 256)[1:-1]})")
         state["body"] = await self._read_body(exchange) if exchange.has_more else b""
+        if scope["method"] == "HEAD":  # the same as GET; the web server drops the body (RFC 9110, section 9.3.2)
+            scope = {**scope, "method": "GET"}
         await self._app(scope, exchange.receive, exchange.send)
 
     async def _read_body(self, exchange: _Exchange) -> bytes:

@@ -44,7 +44,13 @@ _USAGE = {
     "prompt_tokens_details": {"cached_tokens": int},
     "completion_tokens_details": {"reasoning_tokens": int},
 }
-_HEAD = {**_texts("id", "model", "system_fingerprint"), "created": int, "usage": _USAGE, "timings?": dict[str, float]}
+_HEAD = {
+    **_texts("id", "model", "system_fingerprint"),
+    "service_tier": None,
+    "created": int,
+    "usage": _USAGE,
+    "timings?": dict[str, float],
+}
 _PROMPT = {
     "prompt_logprobs?": [({str: {"logprob": float, "rank": int, "decoded_token": str}}, None)],
     "prompt_token_ids?": [int],
@@ -55,15 +61,18 @@ _CALL = {"id": str, "type": "function", "function": _texts("name", "arguments")}
 _CHAT_MESSAGE = {
     "role": "assistant",
     "content": str | None,
-    "refusal": None,
+    **dict.fromkeys(("refusal", "audio", "function_call")),
+    "annotations": [Any],
     "tool_calls?": [_CALL],
-    "reasoning_content?": str,
+    "reasoning_content": str | None,
+    "reasoning": str | None,
 }
 _CHAT_CHOICE = {
     "index": int,
     "message": _CHAT_MESSAGE,
     "logprobs": (_CHAT_LOGPROBS, None),
     "finish_reason": ("stop", "length", "tool_calls"),
+    "stop_reason": int | str | None,
     "token_ids?": [int],
 }
 CHAT_COMPLETION = _schema({**_HEAD, **_PROMPT, "object": "chat.completion", "choices": [_CHAT_CHOICE]})
@@ -80,6 +89,7 @@ _TEXT_CHOICE = {
     "text": str,
     "logprobs": (_TEXT_LOGPROBS, None),
     "finish_reason": ("stop", "length"),
+    "stop_reason": int | str | None,
     "token_ids?": [int],
 }
 COMPLETION = _schema({**_HEAD, "object": "text_completion", "choices": [_TEXT_CHOICE]})

@@ -33,6 +33,9 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 R = TypeVar("R", bound=SamplingFields)
 
+# Keys of OpenAI's and vLLM's answers that some clients require although they are empty.
+_EMPTY_MESSAGE: dict[str, Any] = {"refusal": None, "annotations": [], "audio": None, "function_call": None}
+
 
 class OpenAIWriter(AnswerWriter[R, S]):
     """An answer of several choices. A stream gets a chunk for each event; the whole answer is the sum of the events."""
@@ -56,6 +59,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
             "created": int(time.time()),
             "model": self.model.name,
             "system_fingerprint": _fingerprint(self.model.info.path, self.model.info.num_threads),
+            "service_tier": None,
         }
 
     @abstractmethod
@@ -193,9 +197,8 @@ class ChatWriter(OpenAIWriter[ChatCompletionRequest, ChatSpec]):
 
     def whole_content(self, index: int, choice: Choice) -> dict[str, Any]:  # noqa: ARG002
         content = choice.text if choice.text is not None or choice.tool_calls else ""
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if choice.reasoning is not None:
-            message["reasoning_content"] = message["reasoning"] = choice.reasoning
+        message: dict[str, Any] = {"role": "assistant", "content": content, **_EMPTY_MESSAGE}
+        message["reasoning_content"] = message["reasoning"] = choice.reasoning
         if choice.tool_calls:
             message["tool_calls"] = [chat_call(call.call_id, call.name, call.arguments) for call in choice.tool_calls]
         return {"message": message}
@@ -332,8 +335,7 @@ def _prompt_logprobs(positions: Sequence[Mapping[int, Logprob] | None] | None) -
 
 def _end_of(choice: Choice | ChoiceEnd) -> dict[str, Any]:
     """The fields that say why a choice has ended."""
-    stop = {} if choice.stop_reason is None else {"stop_reason": choice.stop_reason}
-    return {"finish_reason": choice.finish_reason, **stop}
+    return {"finish_reason": choice.finish_reason, "stop_reason": choice.stop_reason}
 
 
 def _token_counts(num_prompt_tokens: int, num_completion_tokens: int) -> dict[str, int]:

@@ -1,0 +1,54 @@
+"""`/invocations` and `/ping`, Amazon SageMaker's names for the OpenAI routes and the health check, as vLLM has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+
+from octavo.errors import UsageError
+from octavo.server.endpoints import embeddings, openai
+from octavo.server.endpoints.health import HealthStatus, ready
+from octavo.server.http.json_body import RequestModel, parse_object, to_bad_request
+from octavo.server.protocols.chat_request import ChatCompletionRequest
+from octavo.server.protocols.completion_request import CompletionRequest
+from octavo.server.protocols.protocol_errors import rename_fields
+
+router = APIRouter(tags=["sagemaker"])
+
+# The field that tells the kind of a body, its model, and its endpoint.
+_KINDS: dict[str, tuple[type[RequestModel], Callable[[Request, Any], Coroutine[Any, Any, Response]]]] = {
+    "messages": (ChatCompletionRequest, openai.create_chat_completion),
+    "prompt": (CompletionRequest, openai.create_completion),
+    "input": (embeddings.EmbeddingsRequest, embeddings.create_embeddings),
+}
+
+
+@router.post("/invocations", response_model=None)
+async def invoke(request: Request) -> Response:
+    """A chat (`messages`), a text completion (`prompt`) or embeddings (`input`), as the body says."""
+    body = parse_object(request.scope["state"].pop("body"))
+    kind = next((name for name in _KINDS if name in body), None)
+    if kind is None:
+        message = f"the body has none of {', '.join(_KINDS)}, one of which says what is asked for"
+        raise UsageError(message, param="messages", code="missing_required_parameter")
+    model, endpoint = _KINDS[kind]
+    try:
+        read = model.model_validate(body)
+    except ValidationError as error:
+        raise to_bad_request(error.errors(), body) from None
+    try:
+        return await endpoint(request, read)
+    except UsageError as error:
+        raise rename_fields(error, embeddings.FIELD_NAMES if kind == "input" else {}) from None
+
+
+@router.get("/ping")
+@router.post("/ping", include_in_schema=False)
+async def ping(request: Request) -> HealthStatus:
+    """The same as `/health/ready`."""
+    return await ready(request)
