@@ -69,7 +69,9 @@ def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.
 
 
 def assert_close(logits: NDArray[np.float32], expected: NDArray[np.float32], tolerance: float = 1e-4) -> None:
-    """The largest error relative to the largest logit."""
+    """The largest error relative to the largest logit. Greedy tokens are equal, but for ties within that error."""
     assert logits.std() > 0.1
-    np.testing.assert_array_equal(logits.argmax(axis=-1), expected.argmax(axis=-1))
-    assert np.abs(logits - expected).max() < tolerance * np.abs(expected).max()
+    allowed = tolerance * np.abs(expected).max()
+    assert np.abs(logits - expected).max() < allowed
+    chosen = np.take_along_axis(expected, logits.argmax(axis=-1)[:, None], axis=-1)[:, 0]
+    assert (expected.max(axis=-1) - chosen).max() < 2 * allowed
