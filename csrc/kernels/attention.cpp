@@ -6,10 +6,11 @@
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, sinks, key_mean),
-                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, kv_type), (scale, softcap));
-OCTAVO_SIGNATURE(FusedAttention, (qkv), (alibi_slopes, frequencies, sinks, q_norm, k_norm, key_mean),
-                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, kv_type),
+OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, query_scales, sinks, key_mean),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, kv_type),
+                 (scale, softcap));
+OCTAVO_SIGNATURE(FusedAttention, (qkv), (alibi_slopes, query_scales, frequencies, sinks, q_norm, k_norm, key_mean),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, kv_type),
                  (scale, softcap, attention_factor, eps));
 
 AttentionTask plain_task(const Args& args) {

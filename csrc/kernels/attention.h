@@ -55,6 +55,9 @@ AttentionShape attention_shape(const Args& args) {
     shape.scale = args.floats[F::scale];
     shape.softcap = args.floats[F::softcap];
     shape.slopes = args.weights[F::alibi_slopes].data;
+    shape.query_scales = args.weights[F::query_scales].data;
+    shape.num_query_scales = args.weights[F::query_scales].size;
+    shape.scale_length = args.ints[F::scale_length];
     shape.sinks = args.weights[F::sinks].data;
     return shape;
 }
@@ -132,6 +135,12 @@ inline void write_token(const AttentionTask& task, const Step& step, int32_t tok
     write_value(Cache{}, cache, step.slot_mapping[token], value);
 }
 
+inline float query_scale(const AttentionShape& s, int32_t position) {
+    if (!s.query_scales) return s.scale;
+    const int64_t i = position / s.scale_length;
+    return s.scale * s.query_scales[i < s.num_query_scales ? i : s.num_query_scales - 1];
+}
+
 // Loads the queries of `count` tokens from `token` on. cos_sin: tables of those tokens, `table_stride` apart.
 template <typename Cache>
 inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t token, int32_t count,
@@ -145,9 +154,10 @@ inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t t
         // Rows of q are far apart, the hardware does not guess the next one.
         if (t + 1 < count)
             for (int32_t i = 0; i < s.group * s.head_dim; i += 16) __builtin_prefetch(from + task.in.q_stride + i);
+        const float scale = query_scale(s, block.first_position + t);
         for (int32_t g = 0; g < s.group; ++g, from += s.head_dim, out += s.head_dim) {
             prepare_head(task, from, task.in.q_norm, cos_sin + t * table_stride, out);
-            for (int32_t i = 0; i < s.head_dim; ++i) out[i] = out[i] * s.scale;
+            for (int32_t i = 0; i < s.head_dim; ++i) out[i] = out[i] * scale;
             block.base[t * s.group + g] = ready_query(Cache{}, task, block.kv_head, out);
         }
     }

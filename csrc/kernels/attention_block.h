@@ -24,8 +24,10 @@ struct AttentionShape {
     int32_t value_dim, padded_dim;  // of values, and rounded up to 16
     int32_t window;                 // 0: none
     float scale, softcap;
-    const float* slopes;  // ALiBi [num_heads] or null
-    const float* sinks;   // [num_heads] or null
+    const float* slopes;        // ALiBi [num_heads] or null
+    const float* sinks;         // [num_heads] or null
+    const float* query_scales;  // [num_query_scales], one for each scale_length positions, or null
+    int64_t num_query_scales, scale_length;
 };
 
 inline KvDims kv_dims(const AttentionShape& s) { return {s.num_kv_heads, s.head_dim, s.value_dim}; }

@@ -186,6 +186,8 @@ def dense_attention(
     for head in range(p.num_heads):
         kv_head = head * p.num_kv_heads // p.num_heads
         scores = q[:, head] @ k[:, kv_head].T * p.scale
+        if p.query_scales:
+            scores *= np.take(p.query_scales, np.arange(length) // p.scale_length, mode="clip")[:, None]
         if p.softcap:
             scores = p.softcap * np.tanh(scores / p.softcap)
         if p.alibi_slopes:

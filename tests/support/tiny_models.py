@@ -89,7 +89,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         rope_parameters=_rope(
             "yarn",
             factor=4.0,
-            original_max_position_embeddings=32,
+            original_max_position_embeddings=16,
             mscale=1.0,
             mscale_all_dim=1.0,
             llama_4_scaling_beta=0.1,

@@ -60,7 +60,7 @@ def load_architecture(name: str) -> Architecture:
         nearest = difflib.get_close_matches(name[:80], known, 1, 0.0)
         raise ModelLoadError(
             f"architecture {name!r:.80} is not supported; nearest of the supported ones: "
-            f"{', '.join(nearest) or 'none'} (all: {', '.join(sorted(known))})"
+            f"{', '.join(nearest) or 'none'} (docs/models.md lists them all)"
         )
     return cast(Architecture, importlib.import_module(f"{__name__}.{known[name]}"))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from octavo.errors import ModelLoadError
+from octavo.graph.ops import AttentionParams
 from octavo.models._decoder import DecoderConfig, rope_section, windows_of_types
 from octavo.models._reading import MAX_LAYERS, ConfigReader
 from octavo.models.llama import WEIGHTS, build
@@ -14,20 +15,23 @@ __all__ = ["WEIGHTS", "Config", "build"]
 
 ALIASES = ("ministral", "ministral3", "mistral3")
 
+_MAX_GROWTH = 100.0
+_MIN_STEP = 16  # positions with the same factor: bounds the table of factors
+
 
 @dataclass(frozen=True, slots=True)
 class Config(DecoderConfig):
-    """Ministral 3 also scales queries, from position `original_length` on, which is not supported."""
+    """Ministral 3 also scales queries: by 1 + query_growth * log(1 + position // original_length)."""
 
-    scales_queries: bool = False
+    query_growth: float = 0.0
 
-    def for_length(self, max_model_len: int) -> Config:
-        if self.scales_queries and max_model_len > self.original_length:
-            raise ModelLoadError(
-                f"max_model_len {max_model_len}: from position {self.original_length} on this model scales its "
-                f"queries, which is not supported; use a max_model_len of at most {self.original_length}"
-            )
-        return self
+    def attention(self, layer: int) -> AttentionParams:
+        plain = DecoderConfig.attention(self, layer)
+        if not self.query_growth:
+            return plain
+        steps = range(-(-self.max_position_embeddings // self.original_length))
+        scales = tuple(1.0 + self.query_growth * math.log1p(step) for step in steps)
+        return replace(plain, query_scales=scales, scale_length=self.original_length)
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
@@ -35,10 +39,11 @@ class Config(DecoderConfig):
         if reader.number("rope.scaling.yarn_log_multiplier", 0.0, low=-1.0):
             # mscale and mscale_all_dim are equal and cancel out.
             plain = replace(plain, rope=replace(plain.rope, attention_factor=1.0))
-        if not reader.number("attention.temperature_scale", 0.0, low=-1.0):
+        growth = reader.number("attention.temperature_scale", 0.0, low=-1.0, high=_MAX_GROWTH)
+        if growth <= 0:
             return plain
-        original = reader.integer("rope.scaling.original_context_length")
-        return replace(plain, scales_queries=True, original_length=original)
+        original = reader.integer("rope.scaling.original_context_length", low=_MIN_STEP)
+        return replace(plain, query_growth=growth, original_length=original)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
@@ -51,7 +56,8 @@ class Config(DecoderConfig):
         windows = windows_of_types(reader, num_layers, window) if reader.has("layer_types") else (window,) * num_layers
         plain = cls.read_hf(reader, windows=windows)
         rope = rope_section(reader)
-        if not rope.number("llama_4_scaling_beta", 0.0, low=-1.0):
+        growth = rope.number("llama_4_scaling_beta", 0.0, low=-1.0, high=_MAX_GROWTH)
+        if growth <= 0:
             return plain
-        original = rope.integer("original_max_position_embeddings")
-        return replace(plain, scales_queries=True, original_length=original)
+        original = rope.integer("original_max_position_embeddings", low=_MIN_STEP)
+        return replace(plain, query_growth=growth, original_length=original)

@@ -102,6 +102,7 @@ def test_block_sizes_and_windows(block_size: int, window: int | None) -> None:
 OPTIONS = {
     "softcap": (attention_params(4, 2, 32, softcap=3.0), Extras()),
     "alibi": (attention_params(4, 2, 32, alibi_slopes=(0.5, 0.25, 0.0625, 0.004)), Extras()),
+    "query scales": (attention_params(4, 2, 32, query_scales=(1.0, 1.3, 1.1, 2.0), scale_length=40), Extras()),
     "sinks": (attention_params(4, 2, 32, window=40), Extras(sinks=np.array([-3, 0, 2, 5], np.float32))),
     "everything": (
         attention_params(4, 2, 32, softcap=20.0, alibi_slopes=(0.5, 0.25, 0.0625, 0.004), window=90),

@@ -37,7 +37,12 @@ def test_every_operand_has_the_name_of_its_field():
     operands = lower(Attention(X, Y, Y, params, Parameter("sinks", (4,))))
     assert operands.inputs == [("q", X), ("k", Y), ("v", Y)]
     sinks = Parameter("sinks", (4,))
-    assert operands.weights == [("alibi_slopes", (0.5, 0.25, 0.1, 0.05)), ("sinks", sinks), ("key_mean", None)]
+    assert operands.weights == [
+        ("alibi_slopes", (0.5, 0.25, 0.1, 0.05)),
+        ("query_scales", None),
+        ("sinks", sinks),
+        ("key_mean", None),
+    ]
     assert dict(operands.ints) == {
         "layer": 5,
         "num_heads": 4,
@@ -45,6 +50,7 @@ def test_every_operand_has_the_name_of_its_field():
         "head_dim": 16,
         "window": 7,
         "value_dim": 0,
+        "scale_length": 1,
         "kv_type": 0,
     }
     assert operands.floats == [("scale", 0.25), ("softcap", 30.0)]
@@ -53,9 +59,9 @@ def test_every_operand_has_the_name_of_its_field():
 def test_absent_fields_keep_their_places():
     assert lower(Linear(X, W)).weights == [("weight", W), ("bias", None)]
     operands = lower(FusedAttention(X, AttentionParams(0, 2, 1, 16, 0.25), None))
-    names = ["alibi_slopes", "frequencies", "sinks", "q_norm", "k_norm", "key_mean"]
+    names = ["alibi_slopes", "query_scales", "frequencies", "sinks", "q_norm", "k_norm", "key_mean"]
     assert operands.weights == [(name, None) for name in names]
-    assert [value for _, value in operands.ints] == [0, 2, 1, 16, 0, 0, 0]
+    assert [value for _, value in operands.ints] == [0, 2, 1, 16, 0, 0, 1, 0]
     assert operands.floats == [("scale", 0.25), ("softcap", 0.0), ("attention_factor", 0.0), ("eps", 0.0)]
 
 

@@ -32,6 +32,7 @@ class AttentionParams:
     """The attention of one layer. window: a token sees itself and window - 1 before it.
 
     head_dim: columns of a query or key head. value_dim: columns of a value head; None: as many.
+    query_scales: a further factor of the queries, one for each `scale_length` positions; the last holds on.
     """
 
     layer: int
@@ -43,6 +44,8 @@ class AttentionParams:
     softcap: float | None = None
     alibi_slopes: tuple[float, ...] | None = None  # [num_heads]
     value_dim: int | None = None
+    query_scales: tuple[float, ...] | None = None
+    scale_length: int = 1
 
     @property
     def cache(self) -> KVCache:
@@ -197,6 +200,7 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
     require(p.softcap is None or p.softcap > 0, f"softcap {p.softcap} is not positive")
     slopes = p.alibi_slopes
     require(slopes is None or len(slopes) == p.num_heads, f"not one ALiBi slope for each of {p.num_heads} heads")
+    require(p.query_scales != () and p.scale_length > 0, f"query_scales for each {p.scale_length} positions")
     require_parameter(sinks, p.num_heads)
 
 
@@ -238,8 +242,15 @@ def paged_attention(
         # Blocks that have left the window may hold the tokens of others.
         begin = 0 if p.window is None else max(int(positions.min(initial=length)) - p.window + 1, 0)
         slots = cache.slots(batch.block_tables[cache.group, request], begin, int(length))
-        out[tokens] = _attend(q[tokens], cache.keys[slots], cache.values[slots], positions - begin, p, sinks)
+        queries = q[tokens] * _query_scales(p, positions).astype(q.dtype)
+        out[tokens] = _attend(queries, cache.keys[slots], cache.values[slots], positions - begin, p, sinks)
     return out
+
+
+def _query_scales(p: AttentionParams, positions: NDArray[np.int32]) -> NDArray[np.float32]:
+    """[t, 1]"""
+    scales = np.asarray(p.query_scales or (1.0,), np.float32)
+    return scales[np.minimum(positions // p.scale_length, len(scales) - 1), None]
 
 
 def _attend(
