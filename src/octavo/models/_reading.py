@@ -74,13 +74,13 @@ class ConfigReader:
         name = f"{self.prefix}{key}."
         return ConfigReader({name + str(k): v for k, v in value.items()}, name)
 
-    def numbers(self, key: str, length: int) -> tuple[float, ...]:
-        """A list of `length` positive finite numbers."""
+    def numbers(self, key: str, length: int, *, low: float = 0.0, high: float = 1e12) -> tuple[float, ...]:
+        """A list of `length` finite numbers, each more than low and at most high."""
         value = self._get(key, None)
         if not isinstance(value, (list, tuple, np.ndarray)) or len(value) != length:
             raise self.error(key, value, f"must be {length} numbers")
         numbers = ConfigReader({f"{self.prefix}{key}[{i}]": v for i, v in enumerate(value)})
-        return tuple(numbers.number(k) for k in numbers.values)
+        return tuple(numbers.number(k, low=low, high=high) for k in numbers.values)
 
     def flags(self, key: str, length: int) -> tuple[bool, ...]:
         """The first `length` of a list of true and false, or 1 and 0."""

@@ -17,6 +17,22 @@ from octavo.models._reading import ConfigReader
 
 _LONG_ROPE = ("longrope", "su")
 
+# More than the first, at most the second. Published values keep a wide distance from both ends. Within them every
+# frequency is a finite positive number and every attention factor too.
+_FACTORS = (1e-3, 1e6)  # of positions, frequencies and turns
+_ATTENTION = (1e-3, 1e3)
+_DIVISORS = (1e-3, 1e32)  # of single frequencies; some files write 1e30 for one that does not turn
+
+
+def _number(section: ConfigReader, key: str, default: float | None = None) -> float:
+    """A number with a sane size: of positions, frequencies or turns. Raises ModelLoadError naming the key."""
+    return section.number(key, default, low=_FACTORS[0], high=_FACTORS[1])
+
+
+def _number_unless_zero(section: ConfigReader, key: str, default: float) -> float:
+    """The same, or 0 for none."""
+    return 0.0 if section.number(key, default, low=-math.inf) == 0.0 else _number(section, key, default)
+
 
 def base_frequencies(rotary_dim: int, theta: float) -> Float64:
     """theta^(-2 i / rotary_dim), [rotary_dim / 2]. Su et al., arXiv 2104.09864."""
@@ -35,13 +51,13 @@ def llama3(rotary_dim: int, theta: float, section: ConfigReader, original: int) 
 
     original: the context length of the training, in tokens. Meta's `apply_scaling` in the Llama 3.1 release.
     """
-    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    low, high = _number(section, "low_freq_factor"), _number(section, "high_freq_factor")
     if high <= low:
         raise section.error("high_freq_factor", high, f"must be more than low_freq_factor, {low}")
     plain = base_frequencies(rotary_dim, theta)
     turns = original * plain / (2 * math.pi)  # over the original context
     smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    frequencies = (1 - smooth) * plain / section.number("factor") + smooth * plain
+    frequencies = (1 - smooth) * plain / _number(section, "factor") + smooth * plain
     return RopeParams(tuple(frequencies.tolist()))
 
 
@@ -108,19 +124,19 @@ def rope_from_hf(
         # sections of mrope get equal positions for text.
         return scaled(rotary_dim, theta)
     if kind == "linear":
-        return scaled(rotary_dim, theta, section.number("factor"))
+        return scaled(rotary_dim, theta, _number(section, "factor"))
     original = section.integer("original_max_position_embeddings", max_positions, low=2)
     if kind == "llama3":
         return llama3(rotary_dim, theta, section, original)
     if kind == "yarn":
-        return _yarn_from_hf(section, rotary_dim, theta, original, section.number("factor", max_positions / original))
+        return _yarn_from_hf(section, rotary_dim, theta, original, _number(section, "factor", max_positions / original))
     if kind in _LONG_ROPE:
-        factor = section.number("factor", max_positions / original)
-        attention = section.optional_number("attention_factor")
+        factor = _number(section, "factor", max_positions / original)
+        attention = _attention_factor(section)
         if attention is None:  # Ding et al., arXiv 2402.13753
             attention = 1.0 if factor <= 1.0 else math.sqrt(1 + math.log(factor) / math.log(original))
         name = "long_factor" if (length or max_positions) > original else "short_factor"
-        divisors = section.numbers(name, rotary_dim // 2)
+        divisors = _divisors(section, name, rotary_dim)
         return scaled(rotary_dim, theta, divisors, attention)
     raise section.error("rope_type", kind, "must be default, linear, dynamic, llama3, yarn or longrope")
 
@@ -135,34 +151,33 @@ def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int, leng
     tensors = ConfigReader(reader.values)
     if tensors.has("rope_factors_long.weight"):
         name = "rope_factors_long.weight" if (length or max_positions) > original else "rope_factors_short.weight"
-        attention = reader.number("rope.scaling.attn_factor", 1.0)
-        return scaled(rotary_dim, theta, tensors.numbers(name, rotary_dim // 2), attention)
+        attention = _gguf_attention_factor(reader)
+        return scaled(rotary_dim, theta, _divisors(tensors, name, rotary_dim), attention)
     if tensors.has("rope_freqs.weight"):
-        return scaled(rotary_dim, theta, tensors.numbers("rope_freqs.weight", rotary_dim // 2))
-    legacy = reader.optional_number("rope.scale_linear")
+        return scaled(rotary_dim, theta, _divisors(tensors, "rope_freqs.weight", rotary_dim))
+    legacy = _number(reader, "rope.scale_linear") if reader.has("rope.scale_linear") else None
     kind = reader.text("rope.scaling.type", "none" if legacy is None else "linear")
     if kind == "none":
         return scaled(rotary_dim, theta)
     # Some converters write a factor of 0 for none.
-    factor = reader.number("rope.scaling.factor", legacy if legacy is not None else 1.0, low=-1.0) or 1.0
+    factor = _number_unless_zero(reader, "rope.scaling.factor", 1.0 if legacy is None else legacy) or 1.0
     if kind == "linear":
         return scaled(rotary_dim, theta, factor)
     if kind == "yarn":
-        fast = reader.number("rope.scaling.yarn_beta_fast", 32.0)
-        slow = reader.number("rope.scaling.yarn_beta_slow", 1.0)
+        fast, slow = _turns(reader, "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
         params = yarn(rotary_dim, theta, factor, original, beta_fast=fast, beta_slow=slow)
         # The file's attn_factor multiplies what YaRN itself prescribes.
-        attention = params.attention_factor * reader.number("rope.scaling.attn_factor", 1.0)
+        attention = params.attention_factor * _gguf_attention_factor(reader)
         return replace(params, attention_factor=attention)
     raise reader.error("rope.scaling.type", kind, "must be none, linear or yarn")
 
 
 def _yarn_from_hf(section: ConfigReader, rotary_dim: int, theta: float, original: int, factor: float) -> RopeParams:
-    fast, slow = section.number("beta_fast", 32.0), section.number("beta_slow", 1.0)
+    fast, slow = _turns(section, "beta_fast", "beta_slow")
     truncate = section.flag("truncate", True)
     params = yarn(rotary_dim, theta, factor, original, beta_fast=fast, beta_slow=slow, truncate=truncate)
-    attention = section.optional_number("attention_factor")
-    mscale, mscale_all_dim = (section.number(key, 0.0, low=-1.0) for key in ("mscale", "mscale_all_dim"))
+    attention = _attention_factor(section)
+    mscale, mscale_all_dim = (_number_unless_zero(section, key, 0.0) for key in ("mscale", "mscale_all_dim"))
     if attention is None and mscale and mscale_all_dim:
         attention = _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
     return params if attention is None else replace(params, attention_factor=attention)
@@ -170,3 +185,26 @@ def _yarn_from_hf(section: ConfigReader, rotary_dim: int, theta: float, original
 
 def _mscale(factor: float, mscale: float) -> float:
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
+
+
+def _turns(section: ConfigReader, fast_key: str, slow_key: str) -> tuple[float, float]:
+    """YaRN's numbers of turns from which a frequency is kept, and below which it is divided."""
+    fast, slow = _number(section, fast_key, 32.0), _number(section, slow_key, 1.0)
+    if fast < slow:
+        raise section.error(fast_key, fast, f"must be at least {slow_key}, {slow}")
+    return fast, slow
+
+
+def _attention_factor(section: ConfigReader) -> float | None:
+    if not section.has("attention_factor"):
+        return None
+    return section.number("attention_factor", low=_ATTENTION[0], high=_ATTENTION[1])
+
+
+def _gguf_attention_factor(reader: ConfigReader) -> float:
+    return reader.number("rope.scaling.attn_factor", 1.0, low=_ATTENTION[0], high=_ATTENTION[1])
+
+
+def _divisors(section: ConfigReader, key: str, rotary_dim: int) -> tuple[float, ...]:
+    """One divisor for each frequency."""
+    return section.numbers(key, rotary_dim // 2, low=_DIVISORS[0], high=_DIVISORS[1])
