@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +19,20 @@ def test_what_it_returns() -> None:
         return 0 if n == 0 else 1 + depth(n - 1)
 
     assert run_on_deep_stack(lambda: depth(500), 10) == 500
+
+
+def test_a_panic_of_the_compiler_would_show_nothing() -> None:
+    """The thread has no standard error; all other threads keep theirs."""
+
+    def write() -> str:
+        try:
+            os.write(2, b"panicked at ...")
+        except OSError as error:
+            return os.strerror(error.errno or 0)
+        return "written"
+
+    assert run_on_deep_stack(write, 10) == "Bad file descriptor"
+    assert os.fstat(2)
 
 
 def test_what_takes_too_long_goes_on() -> None:

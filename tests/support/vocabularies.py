@@ -66,9 +66,8 @@ def sentencepiece_model(**settings: object) -> sentencepiece.SentencePieceProces
         hard_vocab_limit=False,
         byte_fallback=True,
         character_coverage=0.98,
-        normalization_rule_name="identity",
         minloglevel=2,
-        **settings,
+        **{"normalization_rule_name": "identity", **settings},
     )
     return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
 

@@ -188,7 +188,7 @@ FAR = {"id": 10**9, "content": "<far>", "single_word": False, "lstrip": False, "
         (b"{}", "is not a tokenizer"),
         (changed(model={"type": "BPE", "vocab": {}, "merges": []}, added_tokens=[]), "1 to 1048576 tokens"),
         (changed(model={"type": "BPE", "vocab": {"a": 4_000_000_000}, "merges": []}), "ids go up to 4000000000"),
-        (changed(normalizer=CHAIN), "10001 steps"),
+        (changed(normalizer=CHAIN), "more than 256 steps"),
         (changed(decoder=None), "the decoder is missing"),
         (changed(decoder={"type": "WordPiece", "prefix": "##", "cleanup": True}), "the decoder is WordPiece"),
         (changed(pre_tokenizer={**SPLIT, "pattern": {"Regex": "("}}),

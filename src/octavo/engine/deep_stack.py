@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from octavo.errors import OverloadedError
+from octavo.tokenizer.quiet_thread import close_files_of_this_thread
 
 # Memory is taken only as far as the recursion goes.
 _STACK_BYTES = 256 * 2**20
@@ -21,6 +22,7 @@ _stack_size_lock = threading.Lock()
 def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
     """The result of `work` on a thread of its own; None if it exceeds the time limit, although it continues.
 
+    The thread has no files: a panic of the compiler shows nothing on the terminal.
     Raises OverloadedError if no thread can be started; then `work` never runs.
     """
     begun = threading.Lock()  # taken by the thread when it starts, or by the caller when it gives up
@@ -30,6 +32,7 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
     def run() -> None:
         if begun.acquire(blocking=False):
             try:
+                close_files_of_this_thread()
                 results.append(work())
             finally:
                 done.set()

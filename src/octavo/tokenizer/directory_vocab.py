@@ -6,7 +6,8 @@ Source: the serialization of the `tokenizers` library, and the files that transf
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +16,22 @@ from tokenizers import AddedToken
 
 from octavo.errors import ModelLoadError
 from octavo.loader.json_file import read_json_object
+from octavo.tokenizer.pre_tokenizers import PRE_TOKENIZERS
+from octavo.tokenizer.quiet_thread import run_quietly
+from octavo.tokenizer.text_growth import MAX_STEPS, MODEL_PARTS, TEXT_PARTS, TextGrowth, growth_of
 from octavo.tokenizer.tokenizer import Tokenizer
 from octavo.tokenizer.vocabulary import MAX_TOKENS, TokenCoding, build_pair, end_of_turn_ids, library_errors_as
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published one has 33 MB
 MAX_CONFIG_BYTES = 4 << 20
 _PROBE = "a" * 64 + "1" * 64 + " " * 64 + "\n!"  # runs on which a careless pattern never finishes
-MAX_STEPS = 256  # of normalizers, pre-tokenizers and decoders
+_KNOWN_PATTERNS = frozenset(pattern for known in PRE_TOKENIZERS.values() for pattern in known.patterns)
 
 
 def read_directory_tokenizer(directory: Path) -> Tokenizer:
     """Builds the tokenizer. Raises ModelLoadError naming the file and the problem."""
     path = directory / "tokenizer.json"
-    loaded = _load(path)
+    loaded, growth = _load(path)
     config = _optional(directory / "tokenizer_config.json")
     vocab = loaded.get_vocab(with_added_tokens=True)
     added = dict(sorted(loaded.get_added_tokens_decoder().items()))
@@ -52,7 +56,7 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
             raise ModelLoadError(f"{path}: added token {token.content!r:.80} has id {i}, which leaves a gap before it")
     bos = _token_id(directory, config, "bos_token", vocab)
     eos = _token_id(directory, config, "eos_token", vocab)
-    prefix, suffix = _surroundings(path, loaded, config, bos, eos)
+    prefix, suffix = _surroundings(loaded, config, bos, eos)
     return Tokenizer(
         plain=plain,
         special=special,
@@ -68,21 +72,64 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
             control, [*([] if eos is None else [eos]), *_configured_eos(directory, num_tokens)]
         ),
         chat_template=read_chat_template(directory),
+        growth=growth,
+        may_panic=_has_unknown_patterns(loaded),
     )
 
 
-def _load(path: Path) -> tokenizers.Tokenizer:
+def _load(path: Path) -> tuple[tokenizers.Tokenizer, TextGrowth]:
+    """Loads the file and tries it on texts, after checking what it may do to them."""
     if not path.is_file():
         raise ModelLoadError(f"{path} is missing; safetensors models need it for the tokenizer")
     size = path.stat().st_size
     if size > MAX_TOKENIZER_BYTES:
         raise ModelLoadError(f"{path} has {size:,} bytes; the limit is {MAX_TOKENIZER_BYTES:,}")
+    content = path.read_bytes()
+    growth = growth_of(path, _parts(path, content))
     with library_errors_as(ModelLoadError, f"{path} is not a tokenizer"):
-        loaded = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-    for part in (loaded.normalizer, loaded.pre_tokenizer, loaded.decoder):
-        if part is not None and (steps := part.__getstate__().count(b'"type"')) > MAX_STEPS:
-            raise ModelLoadError(f"{path}: {type(part).__name__} has {steps} steps; the limit is {MAX_STEPS}")
-    return loaded
+        loaded = run_quietly(partial(tokenizers.Tokenizer.from_buffer, content))
+    decoder = loaded.decoder
+    if decoder is not None and (steps := decoder.__getstate__().count(b'"type"')) > MAX_STEPS:
+        raise ModelLoadError(f"{path}: {type(decoder).__name__} has {steps} steps; the limit is {MAX_STEPS}")
+    loaded.no_truncation()
+    loaded.no_padding()
+    with library_errors_as(ModelLoadError, f"{path} cannot encode text"):
+        run_quietly(partial(loaded.encode, _PROBE))
+    return loaded, growth
+
+
+def _parts(path: Path, content: bytes) -> Mapping[str, Any]:
+    """The parts of the file that change texts, without its vocabulary, which may be large."""
+    import msgspec  # here, because models in one GGUF file need none of it
+
+    def chosen(raw: bytes | msgspec.Raw, names: Iterable[str]) -> dict[str, Any]:
+        # The values of other names are only skipped.
+        fields = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
+        return {name: msgspec.json.decode(fields[name]) for name in names if name in fields}
+
+    try:
+        whole = msgspec.json.decode(content, type=dict[str, msgspec.Raw])
+        return chosen(content, TEXT_PARTS) | {"model": chosen(whole["model"], MODEL_PARTS)}
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError) as error:
+        raise ModelLoadError(f"{path} is not a tokenizer: {type(error).__name__}: {error}") from None
+
+
+def _has_unknown_patterns(loaded: tokenizers.Tokenizer) -> bool:
+    """True if the normalizer or the pre-tokenizer may panic on a text: by a regular expression or a search tree."""
+    for part in (loaded.normalizer, loaded.pre_tokenizer):
+        stack = [] if part is None else [json.loads(part.__getstate__())]
+        while stack:
+            item = stack.pop()
+            if isinstance(item, dict):
+                if (
+                    "precompiled_charsmap" in item
+                    or not {item[key] for key in item if key == "Regex"} <= _KNOWN_PATTERNS
+                ):
+                    return True
+                stack += item.values()
+            elif isinstance(item, list):
+                stack += item
+    return False
 
 
 def _coding(path: Path, loaded: tokenizers.Tokenizer) -> tuple[TokenCoding, bool]:
@@ -108,15 +155,11 @@ def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _surroundings(
-    path: Path, loaded: tokenizers.Tokenizer, config: Mapping[str, Any], bos: int | None, eos: int | None
+    loaded: tokenizers.Tokenizer, config: Mapping[str, Any], bos: int | None, eos: int | None
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the post-processor adds before and after a text; `add_bos_token` and `add_eos_token` overrule it."""
-    loaded.no_truncation()
-    loaded.no_padding()
-    with library_errors_as(ModelLoadError, f"{path} cannot encode text"):
-        bare = loaded.encode("a", add_special_tokens=False).ids
-        full = loaded.encode("a").ids
-        loaded.encode(_PROBE)
+    bare = loaded.encode("a", add_special_tokens=False).ids
+    full = loaded.encode("a").ids
     at = next((i for i in range(len(full) - len(bare) + 1) if full[i : i + len(bare)] == bare), 0)
     prefix, suffix = tuple(full[:at]), tuple(full[at + len(bare) :])
     if isinstance(wanted := config.get("add_bos_token"), bool) and bos is not None:

@@ -6,13 +6,18 @@ import codecs
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import tokenizers
 
 from octavo.errors import UsageError
+from octavo.tokenizer.quiet_thread import run_quietly
+from octavo.tokenizer.text_growth import NO_GROWTH, GrowthError, TextGrowth
 from octavo.tokenizer.vocabulary import GUARD, TokenCoding, library_errors_as
+
+# On longer texts any pattern may reach the library's limit of attempts.
+_QUIET_CHARS = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +36,8 @@ class Tokenizer:
     bos_token_id: int | None
     eos_token_ids: frozenset[int]  # all ids that end an answer: end of text, of turn and of message
     chat_template: str | None  # source of the model's chat template
+    growth: TextGrowth = NO_GROWTH  # of texts in the model's normalizer
+    may_panic: bool = False  # the model brings patterns of its own, which may give up on short texts
 
     @property
     def vocab_size(self) -> int:
@@ -44,13 +51,25 @@ class Tokenizer:
         parse_special: the text of a control token (`<|im_end|>`) is that token; otherwise it is plain text.
 
         A split surrogate pair is joined; a lone surrogate, which UTF-8 cannot represent, becomes U+FFFD.
-        Raises UsageError if a pattern of the model does not terminate on this text.
+        Raises UsageError if a pattern of the model does not terminate on this text, and if the model's normalizer
+        makes too much of it.
         """
         backend = self.special if parse_special else self.plain
         text = _without_surrogates(text)
         with library_errors_as(UsageError, "the tokenizer of this model cannot split this text into words"):
-            ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+            if self.may_panic or len(text) > _QUIET_CHARS:
+                ids = run_quietly(partial(self._encode, backend, text))
+            else:
+                ids = self._encode(backend, text)
         return self._add_special_tokens(ids) if add_special_tokens else ids
+
+    def _encode(self, backend: tokenizers.Tokenizer, text: str) -> list[int]:
+        try:
+            self.growth.check(text)
+        except GrowthError as error:
+            raise UsageError(f"the text is too long: {error}") from None
+        ids: list[int] = backend.encode(text, add_special_tokens=False).ids
+        return ids
 
     def encode_chat(self, rendered: str) -> list[int]:
         """Token ids of a rendered chat template: control tokens are parsed, and BOS comes exactly once."""

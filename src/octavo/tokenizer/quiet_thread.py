@@ -1,0 +1,60 @@
+"""Calls of Rust libraries on a thread without files, so that the text of a panic reaches no terminal.
+
+A panic is an ordinary error here: a pattern that gives up on a text, or a grammar that is too complex. Python raises it
+as an exception, but before that Rust writes its message and a backtrace to file 2, whatever Python does with
+`sys.stderr`. The thread of such a call gets a file table of its own, which is empty. All other threads keep theirs.
+"""
+
+from __future__ import annotations
+
+import _thread
+import ctypes
+import threading
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+T = TypeVar("T")
+
+_LAST_FILE = 0xFFFFFFFF
+_CLOSE_RANGE_UNSHARE = 2  # linux/close_range.h: give this thread a table of its own first
+
+
+@cache
+def _close_range() -> Callable[[int, int, int], int] | None:
+    """The C library's function, since glibc 2.34."""
+    return getattr(ctypes.CDLL(None, use_errno=True), "close_range", None)
+
+
+def close_files_of_this_thread() -> None:
+    """Takes all files from the calling thread, and from no other; it must end soon and do no input or output.
+
+    It does nothing before Linux 5.9 and where the C library lacks the call.
+    """
+    if (close_range := _close_range()) is not None:
+        close_range(0, _LAST_FILE, _CLOSE_RANGE_UNSHARE)
+
+
+def run_quietly(work: Callable[[], T]) -> T:
+    """The result of `work`, or its exception, from a thread without files."""
+    done = threading.Event()
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            close_files_of_this_thread()
+            results.append(work())
+        except BaseException as error:  # a panic is no Exception
+            errors.append(error)
+        finally:
+            done.set()
+
+    try:
+        _thread.start_new_thread(run, ())
+    except (RuntimeError, MemoryError):  # no thread can be started: noisy is better than not at all
+        return work()
+    done.wait()
+    if errors:
+        raise errors[0]
+    return results[0]
