@@ -33,7 +33,7 @@ _CHUNK_CHARS = 1 << 14
 TEXT_PARTS = ("normalizer", "pre_tokenizer", "added_tokens")
 MODEL_PARTS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "max_input_chars_per_word")
 
-Step: TypeAlias = "Mapping[str, Any]"
+TextStep: TypeAlias = "Mapping[str, Any]"
 """A normalizer or a pre-tokenizer as `tokenizer.json` has it."""
 
 
@@ -41,7 +41,7 @@ class GrowthError(OctavoError):
     """A text would become too large; the message is the second half of a sentence about the text."""
 
 
-def _of_replace(step: Step) -> int:
+def _of_replace(step: TextStep) -> int:
     content, pattern = len(step["content"].encode()), step["pattern"]
     if "Regex" in pattern:  # it may match the empty text before each character and at the end
         return 1 + 2 * content
@@ -50,14 +50,14 @@ def _of_replace(step: Step) -> int:
     return -(-content // size) or 1
 
 
-def _of_charsmap(step: Step) -> int:
+def _of_charsmap(step: TextStep) -> int:
     """SentencePiece's table: the size of a search tree, the tree, and the replacements, which end in zero bytes."""
     table = b64decode(step["precompiled_charsmap"], validate=True)
     replacements = table[4 + int.from_bytes(table[:4], "little") :]
     return max(map(len, replacements.split(b"\0")), default=1) or 1
 
 
-_NORMALIZERS: Mapping[str, Callable[[Step], int]] = {
+_NORMALIZERS: Mapping[str, Callable[[TextStep], int]] = {
     **dict.fromkeys(("NFC", "NFD"), lambda _: 3),
     **dict.fromkeys(("NFKC", "NFKD"), lambda _: 11),
     **dict.fromkeys(("Strip", "StripAccents", "Nmt"), lambda _: 1),
@@ -68,7 +68,7 @@ _NORMALIZERS: Mapping[str, Callable[[Step], int]] = {
     "Prepend": lambda step: 1 + len(step["prepend"].encode()),
     "Precompiled": _of_charsmap,
 }
-_PRE_TOKENIZERS: Mapping[str, Callable[[Step], int]] = {
+_PRE_TOKENIZERS: Mapping[str, Callable[[TextStep], int]] = {
     **dict.fromkeys(("BertPreTokenizer", "Whitespace", "WhitespaceSplit", "UnicodeScripts"), lambda _: 1),
     **dict.fromkeys(("Punctuation", "Digits", "Split", "CharDelimiterSplit", "FixedLength"), lambda _: 1),
     "ByteLevel": lambda step: 4 if step.get("add_prefix_space", True) else 2,
@@ -76,7 +76,7 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[Step], int]] = {
 }
 
 
-def _flat(step: Step | None, inner: str) -> Iterator[Step]:
+def _flat(step: TextStep | None, inner: str) -> Iterator[TextStep]:
     """The steps of a sequence of sequences, in their order."""
     stack = [step] if step is not None else []
     while stack:
@@ -91,7 +91,7 @@ def _flat(step: Step | None, inner: str) -> Iterator[Step]:
 class TextGrowth:
     """The steps of a normalizer, with the largest growth of each as a factor. Thread-safe."""
 
-    steps: Sequence[Step]
+    steps: Sequence[TextStep]
     factors: Sequence[int]
 
     @cached_property
@@ -174,9 +174,9 @@ def growth_of(path: object, parts: Mapping[str, Any]) -> TextGrowth:
     return growth
 
 
-def _bounded(path: object, step: Step | None, inner: str, known: Mapping[str, Any]) -> list[Step]:
+def _bounded(path: object, step: TextStep | None, inner: str, known: Mapping[str, Any]) -> list[TextStep]:
     part = "normalizer" if known is _NORMALIZERS else "pre_tokenizer"
-    steps: list[Step] = []
+    steps: list[TextStep] = []
     for item in _flat(step, inner):
         if item["type"] not in known:
             raise ModelLoadError(f"{path}: the {part} has a step {item['type']!r:.40}, which Octavo does not know")
