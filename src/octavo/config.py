@@ -12,6 +12,8 @@ from octavo.errors import UsageError
 
 KVDtype = Literal["float16", "int8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
+WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
+Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
 # Called with (bytes done, bytes in all) while a model is loaded.
 LoadProgress: TypeAlias = Callable[[int, int], None]
 
@@ -28,6 +30,16 @@ class EngineConfig:
     """The options of an engine. Every field is checked on construction; an invalid one raises UsageError."""
 
     model: str = option("smollm2", "path, hub id (org/name or org/name:Q4_K_M) or short name of the model")
+    revision: str | None = option(None, "branch, tag or commit of a hub id; default: the newest version")
+    quantization: Quantization | None = option(  # noqa: RUF009 - a literal cannot change
+        None, "quantize an unquantized model while it is loaded: nf4, fp4, int8, int4 or fp8"
+    )
+    dtype: WeightDtype = option(  # noqa: RUF009 - a literal cannot change
+        "auto",
+        "number type in memory of weights that are plain numbers: auto (as stored), float32, float16 or bfloat16; "
+        "the CPU computes in float32 with any of them",
+    )
+    trust_remote_code: bool = option(False, "accepted, but code from a repository is never run; octavo has its own")
     backend: str = option("cpu", "compute backend: cpu, or reference (numpy: slow, but defines the results)")
     max_model_len: int | None = option(
         None, "maximum tokens of a request, prompt and answer; default: the model's limit, or as many as fit in memory"
@@ -60,11 +72,12 @@ class EngineConfig:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise UsageError(f"{name} must be a name, not {value!r}")
-        for name in ("enable_prefix_caching", "pack_cache"):
+        for name in ("enable_prefix_caching", "pack_cache", "trust_remote_code"):
             if not isinstance(value := getattr(self, name), bool):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         parse_bytes("pack_cache_size", self.pack_cache_size)
         _check_kv_dtype(self.kv_dtype)
+        _check_loading(self)
         check_integer("max_num_seqs", self.max_num_seqs, 1, 4096)
         check_integer("max_num_batched_tokens", self.max_num_batched_tokens, 1, 2**20)
         check_integer("max_itl", self.max_itl, 0, 3_600_000)
@@ -125,6 +138,19 @@ def _check_kv_dtype(value: object) -> None:
         raise UsageError(f"kv_dtype {value!r} is not offered: float16 takes as much memory and keeps three more bits")
     if value not in KV_DTYPES:
         raise UsageError(f"kv_dtype is {value!r}; it must be {' or '.join(KV_DTYPES)}")
+
+
+def _check_loading(config: EngineConfig) -> None:
+    """The options about the weights themselves."""
+    if config.dtype not in get_args(WeightDtype):
+        raise UsageError(f"dtype is {config.dtype!r}; it must be {', '.join(get_args(WeightDtype)[:-1])} or bfloat16")
+    if config.quantization is not None and config.quantization not in get_args(Quantization):
+        raise UsageError(
+            f"quantization is {config.quantization!r}; it must be {', '.join(get_args(Quantization)[:-1])} or fp8, for "
+            "an unquantized model; quantized ones are recognized without the option"
+        )
+    if config.revision is not None and not (isinstance(config.revision, str) and config.revision):
+        raise UsageError(f"revision must be a branch, tag or commit of the hub, not {config.revision!r}")
 
 
 def check_integer(name: str, value: object, low: int, high: int) -> int:

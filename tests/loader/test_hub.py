@@ -136,7 +136,10 @@ class TestChoice:
             choose_files("o/n", [parts[0], parts[2]], None)
 
     def test_no_model(self) -> None:
-        with pytest.raises(ModelLoadError, match="only pickle checkpoints"):
+        with pytest.raises(
+            ModelLoadError,
+            match=r"o/n: pytorch_model.bin is a pickle; .*safetensors or GGUF files, or a revision.*save_pretrained",
+        ):
             choose_files("o/n", ["config.json", "pytorch_model.bin"], None)
         with pytest.raises(ModelLoadError, match="neither GGUF nor safetensors"):
             choose_files("o/n", ["README.md"], None)

@@ -43,8 +43,9 @@ def test_found(names: list[str], expected: str, tmp_path: Path) -> None:
         (PARTS[1:], "1 of 2 parts are missing, first .*m-00001-of-00002.gguf"),
         (["model.safetensors"], "config.json: no such file"),
         (["config.json", "a.safetensors", "b.safetensors"], "2 models; name one"),
-        (["config.json", "pytorch_model.bin"], "pickle checkpoints are not supported"),
-        (["weights.pt"], "pickle checkpoints are not supported"),
+        (["config.json", "pytorch_model.bin"], "pytorch_model.bin is a pickle; .*save_pretrained.* writes safetensors"),
+        (["weights.pt"], "weights.pt is a pickle; pickle checkpoints are not supported"),
+        (["consolidated.00.pth", "params.json"], "consolidated.00.pth is a pickle"),
     ],
 )
 def test_not_found(names: list[str], reason: str, tmp_path: Path) -> None:

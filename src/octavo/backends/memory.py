@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,13 +114,13 @@ class PackedType:
 class Sizes:
     """Sizes in bytes. graph: as the backend runs it. weights: packed size of each of its parameters.
 
-    matrices: each of its matrices. kv_formats: number format of each layer's cache; empty if the backend stores all
+    matrices: its matrices. kv_formats: number format of each layer's cache; empty if the backend stores all
     caches alike.
     """
 
     graph: Graph
     weights: Mapping[Parameter, int]
-    matrices: Sequence[PackedType]
+    matrices: Mapping[Parameter, PackedType]
     workspace_bytes: int
     cache: CacheSizes
     kv_formats: Mapping[int, LayerFormat]
@@ -138,7 +138,7 @@ class Sizes:
     def grown(self) -> list[PackedType]:
         """The types without a kernel of their own that take more memory than in the file, the largest first."""
         sums: dict[tuple[str, str], PackedType] = {}
-        for matrix in self.matrices:
+        for matrix in self.matrices.values():
             key = (matrix.type_name, matrix.packed_as)
             other = sums.get(key, PackedType(*key, 0, 0))
             stored, packed = other.stored_bytes + matrix.stored_bytes, other.packed_bytes + matrix.packed_bytes

@@ -67,7 +67,7 @@ def latency(*, model: str, as_json: bool, engine_options: Options, **load: int) 
     """Measure the latency of one batch of requests."""
     from octavo.bench import latency as measure
 
-    _write(measure(str(find_model(model)), show_progress=True, **load, **engine_options), as_json)
+    _write(_measured(measure, model, engine_options, load), as_json)
 
 
 @bench.command()
@@ -82,7 +82,7 @@ def throughput(*, model: str, as_json: bool, engine_options: Options, **load: in
     """Measure the throughput of many requests submitted at once."""
     from octavo.bench import throughput as measure
 
-    _write(measure(str(find_model(model)), show_progress=True, **load, **engine_options), as_json)
+    _write(_measured(measure, model, engine_options, load), as_json)
 
 
 @bench.command()
@@ -100,11 +100,19 @@ def profile(*, model: str, as_json: bool, engine_options: Options, **load: Any) 
     """
     from octavo.bench import profile as measure
 
-    report = measure(str(find_model(model)), show_progress=True, **load, **engine_options)
+    report = _measured(measure, model, engine_options, load)
     if as_json:
         write_json(asdict(report))
     else:
         _write_profile(report)
+
+
+_Report = TypeVar("_Report")
+
+
+def _measured(measure: Callable[..., _Report], model: str, options: Options, load: dict[str, Any]) -> _Report:
+    path, options = find_model(model, options)
+    return measure(str(path), show_progress=True, **load, **options)
 
 
 def _write_profile(report: ProfileReport) -> None:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Sequence
 from types import GenericAlias, NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
@@ -53,6 +53,12 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     options = _options_of(EngineConfig)
     del options["model"]  # the command's argument
     return _with_options(command, "engine_options", options)
+
+
+def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `EngineConfig` that change a model's sizes, for commands that load nothing."""
+    names = ("revision", "quantization", "dtype", "kv_dtype")
+    return _with_options(command, "engine_options", {name: _options_of(EngineConfig)[name] for name in names})
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -103,7 +109,8 @@ def _flag_type(hint: Any) -> Any:
     If a field takes strings as well as numbers, such as "2GiB", or several strings as well as one, the flag has the
     more general type.
     """
-    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if isinstance(hint, UnionType) else [hint]
+    is_union = get_origin(hint) in (Union, UnionType)
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType] if is_union else [hint]
     for kind in kinds:
         if get_origin(kind) in (tuple, Iterable, Sequence):
             return GenericAlias(list, get_args(kind)[:1])

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo.cli.options import Options, with_model_options
 from octavo.cli.show import bits_per_weight
 from octavo.cli.terminal import find_model, write_facts, write_json
 from octavo.config import EngineConfig
@@ -52,9 +53,9 @@ class MemoryNeeds:
     "--ctx", type=click.IntRange(min=1), help="tokens of prompt and answer per user [default: the model's context]"
 )
 @click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="concurrent requests")
-@click.option("--kv-dtype", default="float16", show_default=True, help="number type of the KV cache: float16 or int8")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
-def plan(*, model: str, ctx: int | None, users: int, kv_dtype: str, as_json: bool) -> None:
+@with_model_options
+def plan(*, model: str, ctx: int | None, users: int, as_json: bool, engine_options: Options) -> None:
     """Show how much memory a model needs, and how much context fits this machine. Reads only the headers.
 
     MODEL is a path, a hub id or a short name.
@@ -63,8 +64,10 @@ def plan(*, model: str, ctx: int | None, users: int, kv_dtype: str, as_json: boo
     from octavo.engine.load import free_memory
     from octavo.loader.checkpoint import open_checkpoint
 
-    with closing(open_checkpoint(find_model(model))) as checkpoint:
-        config = EngineConfig.resolve(model, {"kv_dtype": kv_dtype})
+    EngineConfig.resolve(model, engine_options)  # an error comes before a download
+    path, options = find_model(model, engine_options)
+    with closing(open_checkpoint(path)) as checkpoint:
+        config = EngineConfig.resolve(model, options)
         needs = memory_needs(checkpoint, ctx, users, free_memory(config), config)
     if as_json:
         write_json(asdict(needs))

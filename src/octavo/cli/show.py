@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.options import Options, with_model_options
 from octavo.cli.terminal import find_model, write, write_facts, write_json
+from octavo.config import EngineConfig
 from octavo.engine.progress import size
 from octavo.errors import OctavoError
 
@@ -28,25 +30,32 @@ _ORIGIN = {
 @click.command()
 @click.argument("model")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
-def show(*, model: str, as_json: bool) -> None:
+@with_model_options
+def show(*, model: str, as_json: bool, engine_options: Options) -> None:
     """Describe a model: architecture, formats, sizes, context, template, licence. Reads only its headers.
 
     MODEL is a path, a hub id or a short name.
     """
     from octavo.loader.checkpoint import open_checkpoint
 
-    with closing(open_checkpoint(find_model(model))) as checkpoint:
-        description = describe(checkpoint)
+    EngineConfig.resolve(model, engine_options)  # an error comes before a download
+    path, options = find_model(model, engine_options)
+    with closing(open_checkpoint(path)) as checkpoint:
+        description = describe(checkpoint, EngineConfig.resolve(model, options))
     if as_json:
         write_json(description)
     else:
         _write(description)
 
 
-def describe(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The facts under their names in the JSON output; sizes in bytes, lengths in tokens."""
+def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
+    """The facts under their names in the JSON output; sizes in bytes, lengths in tokens.
+
+    Raises OctavoError for options that do not fit the model.
+    """
     from octavo.loader.generation_config import sampling_defaults
 
+    matrices, warnings = _in_memory(checkpoint, engine)
     config, defaults = checkpoint.config, sampling_defaults(checkpoint)
     files = {tensor.file for tensor in checkpoint.file.tensors.values()}
     num_weights: Counter[str] = Counter()
@@ -75,7 +84,9 @@ def describe(checkpoint: Checkpoint) -> dict[str, Any]:
         "has_chat_template": _has_chat_template(checkpoint),
         "default_sampling_params": defaults.values,
         "default_sampling_source": defaults.source,
-        "warnings": _warnings(checkpoint),
+        "in_memory": matrices,
+        "bytes_read_per_token": sum(matrix["bytes_read_per_token"] for matrix in matrices),
+        "warnings": warnings,
     }
 
 
@@ -84,15 +95,44 @@ def bits_per_weight(checkpoint: Checkpoint) -> float:
     return 8 * sum(w.nbytes for w in checkpoint.stored) / max(sum(math.prod(w.shape) for w in checkpoint.stored), 1)
 
 
-def _warnings(checkpoint: Checkpoint) -> list[str]:
-    """Weights that take more memory than in the file, or the reason why the model cannot be loaded."""
-    from octavo.config import EngineConfig
+def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> tuple[list[dict[str, Any]], list[str]]:
+    """The matrices by format as the engine holds them, and warnings.
+
+    The warnings are about weights that grow, or give the reason why the model cannot be loaded.
+    """
     from octavo.engine.load import growth_notes, model_sizes
+    from octavo.graph.cost import weight_bytes_read
+    from octavo.graph.ops import StepSizes
+    from octavo.quantization.packed import group_of
 
     try:
-        return growth_notes(model_sizes(checkpoint, EngineConfig(), checkpoint.config.max_position_embeddings))
+        sizes = model_sizes(checkpoint, engine, checkpoint.config.max_position_embeddings)
     except OctavoError as error:
-        return [f"the model cannot be loaded: {error}"]
+        if engine.quantization is not None:
+            raise
+        return [], [f"the model cannot be loaded: {error}"]
+    read = weight_bytes_read(sizes.graph, StepSizes(1, 1, 1, 1, sizes.kv_element_bytes), sizes.weights)
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for parameter, matrix in sizes.matrices.items():
+        entry = found.setdefault(
+            (matrix.type_name, matrix.packed_as),
+            {
+                "format": matrix.type_name,
+                "bits_per_weight": 0.0,
+                "group": group_of(matrix.type_name),
+                "kernel": matrix.packed_as,
+                "weights": 0,
+                "bytes": 0,
+                "bytes_read_per_token": 0,
+            },
+        )
+        entry["weights"] += math.prod(parameter.shape)
+        entry["bits_per_weight"] += 8 * matrix.stored_bytes  # divided below
+        entry["bytes"] += matrix.packed_bytes
+        entry["bytes_read_per_token"] += read[parameter]
+    for entry in found.values():
+        entry["bits_per_weight"] = round(entry["bits_per_weight"] / entry["weights"], 4)
+    return sorted(found.values(), key=lambda entry: -entry["bytes"]), growth_notes(sizes)
 
 
 def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
@@ -130,6 +170,20 @@ def _write(facts: dict[str, Any]) -> None:
     )
     for warning in facts["warnings"]:
         write(f"\nwarning: {warning}\n")
-    write("\nformat     weights         bytes\n")
-    for name, amount in facts["formats"].items():
-        write(f"{name:<8} {amount['weights']:>15,} {size(amount['bytes']):>12}\n")
+    _write_table(facts)
+
+
+def _write_table(facts: dict[str, Any]) -> None:
+    """The matrices as the engine holds them; those of the file if it cannot hold them."""
+    if not facts["in_memory"]:
+        write("\nformat     weights         bytes\n")
+        for name, amount in facts["formats"].items():
+            write(f"{name:<8} {amount['weights']:>15,} {size(amount['bytes']):>12}\n")
+        return
+    write("\nformat        bits  group    kernel              weights    in memory  read a token\n")
+    for entry in facts["in_memory"]:
+        write(
+            f"{entry['format']:<12} {entry['bits_per_weight']:>5.2f}  {entry['group']:<8} {entry['kernel']:<12} "
+            f"{entry['weights']:>14,} {size(entry['bytes']):>12} {size(entry['bytes_read_per_token']):>13}\n"
+        )
+    write(f"{'':<69}{size(facts['bytes_read_per_token']):>13}\n")

@@ -19,21 +19,28 @@ if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
 
 
-def find_model(model: str) -> Path:
-    """The file or directory of a model, downloaded with progress if needed."""
+def find_model(model: str, options: Options) -> tuple[Path, Options]:
+    """The file or directory of a model, downloaded with progress if needed; and the options that remain for it.
+
+    options: fields of `EngineConfig`, of which `revision` belongs to the hub id.
+    """
     from octavo.loader.hub import resolve_model
 
+    left = {name: value for name, value in options.items() if name != "revision"}
     with ProgressBar(in_bytes=True, announced=True) as progress:
-        return resolve_model(
-            model, progress=lambda file, done, total: progress.update(f"downloading {file}", done, total)
+        path = resolve_model(
+            model,
+            revision=options.get("revision"),
+            progress=lambda file, done, total: progress.update(f"downloading {file}", done, total),
         )
+    return path, left
 
 
 def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
     """Loads a model with progress. options: fields of `EngineConfig`. will_chat: see `LLM`."""
     from octavo.llm import LLM
 
-    path = find_model(model)
+    path, options = find_model(model, options)
     with ProgressBar(in_bytes=True) as progress:
         return LLM(
             str(path),

@@ -11,6 +11,7 @@ from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_back
 from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
+from octavo.engine.held_weights import held_weights
 from octavo.engine.progress import size
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.builder import Graph
@@ -18,6 +19,7 @@ from octavo.graph.cache import CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
+from octavo.loader.tensor_files import Weights
 from octavo.models import build_graph
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -58,7 +60,12 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
     progress: called with (bytes loaded, bytes in all) while weights are packed.
     Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
     """
-    checkpoint = open_checkpoint(resolve_model(config.model))
+    if config.trust_remote_code:
+        logger.warning(
+            "trust_remote_code: code from a repository is never run. Octavo has its own code for each architecture of "
+            "docs/models.md; take a model of one of these, or a GGUF file of the same model"
+        )
+    checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
     try:
         defaults = sampling_defaults(checkpoint, config.generation_config)  # an error comes before the long work
         # The vocabulary is made while the weights are packed, which mostly runs without the GIL.
@@ -146,11 +153,15 @@ def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, grap
         graph = build_graph(checkpoint.architecture, checkpoint.config.for_length(context), checkpoint.weights.shapes)
     return get_backend(config.backend).sizes(
         graph,
-        checkpoint.weights,
+        _held_weights(checkpoint, config, graph),
         _executor_limits(config, context),
         num_threads=config.num_threads,
         kv_dtype=config.kv_dtype,
     )
+
+
+def _held_weights(checkpoint: Checkpoint, config: EngineConfig, graph: Graph) -> Weights:
+    return held_weights(checkpoint, graph, config.dtype, config.quantization)
 
 
 def free_memory(config: EngineConfig) -> MemoryBudget:
@@ -188,7 +199,7 @@ def _compile(
         )
     return get_backend(config.backend).compile(
         sizes,
-        checkpoint.weights,
+        _held_weights(checkpoint, config, graph),
         limits,
         num_threads=config.num_threads,
         progress=progress,

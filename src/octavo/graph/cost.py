@@ -39,6 +39,15 @@ def graph_cost(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Parameter, 
     return Cost(*(sum(getattr(cost, field.name) for cost in costs) for field in fields(Cost)))
 
 
+def weight_bytes_read(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> dict[Parameter, int]:
+    """The bytes of each weight that a step reads, once however often operations use it."""
+    read: dict[Parameter, int] = {}
+    for node in graph.nodes:
+        for p in node.op.parameters:
+            read[p] = max(int(weight_bytes[p] * node.op.weight_fraction(p, sizes)), read.get(p, 0))
+    return read
+
+
 def _cache_bytes(cache: KVCache | StateCache | None, sizes: StepSizes) -> tuple[int, int]:
     """(read, written): the keys and values that queries of the step see and those of the new tokens, or all states."""
     if cache is None:

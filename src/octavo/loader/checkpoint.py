@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -15,6 +15,7 @@ from octavo import models
 from octavo.errors import ModelLoadError
 from octavo.loader.gguf import open_gguf, part_names
 from octavo.loader.json_file import read_json_object
+from octavo.loader.pickles import check_no_pickles
 from octavo.loader.safetensors import INDEX_NAME, open_safetensors
 from octavo.loader.tensor_files import Source, TensorFiles, Weights
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
@@ -31,7 +32,6 @@ logger = logging.getLogger(__name__)
 MAX_CONFIG_BYTES = 1 << 20
 MAX_ROPE_FACTORS = 1 << 12
 
-_PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl"})
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 # Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
@@ -49,6 +49,10 @@ class Checkpoint:
     file: TensorFiles
     stored: Sequence[WeightInfo]  # the weights as the files have them
     quantization: str | None = None  # method of a quantized safetensors checkpoint
+
+    def with_weights(self, weights: Weights) -> Checkpoint:
+        """The same model with other weights, which must have the same names and shapes."""
+        return replace(self, weights=weights)
 
     def close(self) -> None:
         """Closes the files. Weights that are still alive keep theirs mapped. May be called twice."""
@@ -99,8 +103,7 @@ def find_model_file(path: Path) -> Path:
         raise ModelLoadError(f"{path / 'config.json'}: no such file; safetensors models need it")
     if found := sorted(p.name for p in [*ggufs, *safetensors]):
         raise ModelLoadError(f"{path}: {len(found)} models; name one of them: {', '.join(found[:10])}")
-    if any(Path(name).suffix in _PICKLE_SUFFIXES for name in names):
-        raise ModelLoadError(f"{path}: pickle checkpoints are not supported; convert to safetensors or GGUF")
+    check_no_pickles(path, names, "Take the safetensors or GGUF files of the same model")
     raise ModelLoadError(f"{path}: no model; a .gguf or .safetensors file is needed")
 
 

@@ -6,6 +6,7 @@ import difflib
 import logging
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader.aliases import ALIASES, Alias, DownloadProgress, resolve_alias
 from octavo.loader.gguf import part_names
+from octavo.loader.pickles import check_no_pickles
 from octavo.loader.safetensors import INDEX_NAME
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<variant>[\w.-]+))?", re.ASCII)
+_REVISION = re.compile(r"(?!.*\.\.)[\w][\w./-]{0,199}", re.ASCII)
 _PATH_LIKE = re.compile(r"[./~].*|.*\.(gguf|safetensors)", re.DOTALL)
 _SIDE_FILES = frozenset(
     {"config.json", "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
@@ -32,21 +35,32 @@ _REACH_S = 2.0
 _LIST_S = 15.0
 
 
-def resolve_model(name: str, *, progress: DownloadProgress | None = None, offline: bool | None = None) -> Path:
+def resolve_model(
+    name: str,
+    *,
+    revision: str | None = None,
+    progress: DownloadProgress | None = None,
+    offline: bool | None = None,
+) -> Path:
     """The file or directory of a model, downloaded if needed.
 
     name: a path, a short name (`smollm2`), or a hub repository `org/name`, of which `org/name:Q4_K_M`
-    is one GGUF file. progress: called with (file, bytes done, bytes in all) during downloads.
+    is one GGUF file. revision: branch, tag or commit of a repository; None: the newest.
+    progress: called with (file, bytes done, bytes in all) during downloads.
     offline: never touch the network; None: as the environment says.
     Raises ModelLoadError that says what to do.
     """
     offline = env.is_offline() if offline is None else offline
+    if revision is not None and not _REVISION.fullmatch(revision):
+        raise ModelLoadError(f"revision {revision!r:.80} is no branch, tag or commit of the hub")
     if alias := ALIASES.get(name.lower()):
+        _check_no_revision(name, revision, "a short name, which stands for one revision")
         return resolve_alias(alias, lambda a, d: _alias_from_hub(a, d, progress), offline=offline, progress=progress)
     if "\0" in name or len(name) > 4096:
         raise ModelLoadError(f"{name!r:.80}: not a path")
     path = Path(name).expanduser()
     if path.exists() or path.is_symlink():
+        _check_no_revision(name, revision, "a path on this machine")
         return path
     match = _HUB_ID.fullmatch(name)
     if match is None or _PATH_LIKE.fullmatch(name):
@@ -56,7 +70,28 @@ def resolve_model(name: str, *, progress: DownloadProgress | None = None, offlin
             f"{name}: no such file or directory, and no model of that name{hint} Give a path, a hub repository as "
             f"org/name or org/name:Q4_K_M, or one of: {', '.join(ALIASES)}"
         )
-    return _from_hub(match["repository"], match["variant"], offline, progress)
+    return _from_hub(_Wanted(match["repository"], match["variant"], revision), offline, progress)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A model of the hub. variant: of a GGUF file. revision: None is the newest."""
+
+    repository: str
+    variant: str | None
+    revision: str | None
+
+    @property
+    def label(self) -> str:
+        name = f"{self.repository}:{self.variant}" if self.variant else self.repository
+        return f"{name} at revision {self.revision}" if self.revision else name
+
+
+def _check_no_revision(name: str, revision: str | None, kind: str) -> None:
+    if revision is not None:
+        raise ModelLoadError(
+            f"{name} is {kind}, but revision {revision!r:.80} is for hub ids such as org/name; leave it out"
+        )
 
 
 def choose_files(repository: str, names: Iterable[str], variant: str | None) -> list[str]:
@@ -79,25 +114,30 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
         return part_names(ggufs[0], ggufs.__contains__)
     if ggufs:
         raise ModelLoadError(f"{repository}: no GGUF file for {variant!r}; there are: {', '.join(ggufs[:20])}")
-    if any(name.endswith((".bin", ".pt", ".pth")) for name in names):
-        raise ModelLoadError(f"{repository}: only pickle checkpoints, which are not supported")
+    check_no_pickles(
+        repository,
+        names,
+        "Take a repository with safetensors or GGUF files, or a revision of this one that has them, often refs/pr/N "
+        "(option revision)",
+    )
     raise ModelLoadError(f"{repository}: neither GGUF nor safetensors files in this repository")
 
 
-def _from_hub(repository: str, variant: str | None, offline: bool, progress: DownloadProgress | None) -> Path:
+def _from_hub(wanted: _Wanted, offline: bool, progress: DownloadProgress | None) -> Path:
+    repository = wanted.repository
     if not offline:
         try:
-            revision, names = _list_files(repository, _LIST_S)
+            commit, names = _list_files(repository, _LIST_S, wanted.revision)
         except _UnreachableError as error:
             logger.warning("%s; looking among the models downloaded before", error)
         else:
-            files = choose_files(repository, names, variant)
-            paths = [_download(repository, name, revision, None, progress) for name in files]
+            files = choose_files(repository, names, wanted.variant)
+            paths = [_download(repository, name, commit, None, progress) for name in files]
             return paths[0].parent if files[0] == "config.json" else paths[0]
-    return _from_hub_cache(repository, variant)
+    return _from_hub_cache(wanted)
 
 
-def _from_hub_cache(repository: str, variant: str | None) -> Path:
+def _from_hub_cache(wanted: _Wanted) -> Path:
     """The model from an earlier download, without the network."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
@@ -105,18 +145,19 @@ def _from_hub_cache(repository: str, variant: str | None) -> Path:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
         repositories = frozenset()
-    revisions = [r for found in repositories if found.repo_id == repository for r in found.revisions]
+    revisions = [r for found in repositories if found.repo_id == wanted.repository for r in found.revisions]
+    if wanted.revision is not None:
+        revisions = [r for r in revisions if wanted.revision in (r.commit_hash, *r.refs)]
     for revision in sorted(revisions, key=lambda r: r.last_modified, reverse=True):
         snapshot = revision.snapshot_path
         names = [file.file_path.relative_to(snapshot).as_posix() for file in revision.files]
         try:
-            files = choose_files(repository, names, variant)
+            files = choose_files(wanted.repository, names, wanted.variant)
         except ModelLoadError:  # another variant
             continue
         return snapshot if files[0] == "config.json" else snapshot / files[0]
-    wanted = f"{repository}:{variant}" if variant else repository
     raise ModelLoadError(
-        f"{wanted}: not downloaded yet and the hub cannot be reached; connect to the network (and unset "
+        f"{wanted.label}: not downloaded yet and the hub cannot be reached; connect to the network (and unset "
         "OCTAVO_OFFLINE and HF_HUB_OFFLINE), or give a path"
     )
 
@@ -125,21 +166,24 @@ class _UnreachableError(ModelLoadError):
     """The hub did not answer, as opposed to answering with a refusal."""
 
 
-def _list_files(repository: str, timeout_s: float) -> tuple[str, list[str]]:
-    """The current commit of a repository, and its files.
+def _list_files(repository: str, timeout_s: float, revision: str | None = None) -> tuple[str, list[str]]:
+    """The commit of a revision of a repository, and its files. None: the newest revision.
 
     Raises ModelLoadError; _UnreachableError if the hub does not answer in time.
     """
     from multiprocessing.pool import ThreadPool
 
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
+    options = {"timeout": timeout_s, "revision": revision}
     try:
         with ThreadPool(1) as pool:  # name resolution has no time limit of its own
-            info = pool.apply_async(HfApi().model_info, [repository], {"timeout": timeout_s}).get(timeout_s)
+            info = pool.apply_async(HfApi().model_info, [repository], options).get(timeout_s)
     except HfHubHTTPError as error:
         if error.response.status_code in (401, 403, 404):
+            if isinstance(error, RevisionNotFoundError):
+                raise ModelLoadError(f"{repository}: no branch, tag or commit {revision!r:.80} there") from error
             raise ModelLoadError(
                 f"{repository}: no such repository, or access must be granted first; check the name, and if it is "
                 "private or gated accept its terms, then set HF_TOKEN or run `hf auth login`"

@@ -163,6 +163,10 @@ class Weights(Mapping[str, Weight]):
         """Type, shape and size of a weight, without making it."""
         return self._sources[name]
 
+    def replaced(self, sources: Mapping[str, Source]) -> Weights:
+        """The same weights with these in place of those of their names."""
+        return Weights({**self._sources, **sources}, self._file)
+
     def release(self, name: str) -> None:
         """Lets the system reclaim the pages of this weight, once a backend has packed it."""
         for tensor in self._sources[name].tensors:

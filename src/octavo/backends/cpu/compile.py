@@ -119,7 +119,7 @@ def sizes(
     return Sizes(
         graph=graph,
         weights=vectors | {parameter: matrix.packed_bytes for parameter, matrix in matrices.items()},
-        matrices=tuple(matrices.values()),
+        matrices=matrices,
         workspace_bytes=estimate_workspace_bytes(graph, limits, plan_threads(num_threads).count),
         cache=cache_sizes(graph, formats),
         kv_formats=formats,

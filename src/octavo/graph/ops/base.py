@@ -133,6 +133,14 @@ class Op(ABC):
         return 1.0
 
     @property
+    def products(self) -> tuple[Parameter, ...]:
+        """The matrices whose products with activations make up most of the work: those worth quantizing.
+
+        Tables, output heads and routers are not among them: they lose more by it than they save.
+        """
+        return ()
+
+    @property
     def cache(self) -> KVCache | StateCache | None:
         """The cache that the operation keeps from step to step."""
         return None

@@ -85,6 +85,10 @@ class Linear(Op):
     def flops(self, sizes: StepSizes) -> int:
         return linear_flops(sizes.rows(self.x.rows), self.weight, self.bias)
 
+    @property
+    def products(self) -> tuple[Parameter, ...]:
+        return (self.weight,)
+
     def evaluate(self, step: Evaluation) -> Array:
         return linear(step, step.values[self.x], self.weight, self.bias)
 
@@ -174,6 +178,10 @@ class MoE(Op):
             return 1.0
         # The expected share of chosen experts, if tokens choose evenly.
         return 1.0 - (1.0 - self.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
+
+    @property
+    def products(self) -> tuple[Parameter, ...]:
+        return self.gate, self.up, self.down
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]

@@ -15,3 +15,4 @@ from octavo.quantization.packed.grouped import GroupedWeight as GroupedWeight
 from octavo.quantization.packed.stored import DENSE_TYPES as DENSE_TYPES
 from octavo.quantization.packed.stored import DenseWeight as DenseWeight
 from octavo.quantization.packed.stored import GGMLWeight as GGMLWeight
+from octavo.quantization.packed.stored import group_of as group_of

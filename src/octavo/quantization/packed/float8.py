@@ -101,3 +101,15 @@ def _values(kind: str) -> NDArray[np.float32]:
     magnitude = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(1 + mantissa / 8, exponent - 7))
     magnitude[bits & 127 == 127] = np.nan
     return np.where(bits & 128, -magnitude, magnitude).astype(np.float32)
+
+
+def e4m3(values: NDArray[np.float32]) -> NDArray[np.uint8]:
+    """The bits of the nearest E4M3 numbers, halves to even. Magnitudes above 448 become 448."""
+    magnitude = np.minimum(np.abs(values), np.float32(448))
+    bits = magnitude.view(np.uint32)
+    # Three bits of mantissa remain; a carry goes into the exponent, whose bias changes from 127 to 7.
+    normal = (bits + np.uint32(0x7FFFF) + (bits >> 20 & 1) >> 20) - np.uint32(120 << 3)
+    denormal = np.rint(magnitude * np.float32(512)).astype(np.uint32)
+    found: NDArray[np.uint8] = np.where(magnitude < np.float32(2**-6), denormal, normal).astype(np.uint8)
+    found |= np.signbit(values).astype(np.uint8) << np.uint8(7)
+    return found

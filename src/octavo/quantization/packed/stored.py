@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -16,6 +17,8 @@ DENSE_TYPES: Mapping[str, type[np.generic]] = MappingProxyType(
     {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
 )
 """Types of plain numbers, and how numpy holds them."""
+
+_CHUNK_VALUES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,41 @@ class DenseWeight(Weight):
         if self.data.dtype == np.uint16:
             return (self.data.astype(np.uint32) << 16).view(np.float32)
         return self.data.astype(np.float32)
+
+    def converted(self, type_name: str) -> DenseWeight:
+        """The numbers in another of `DENSE_TYPES`, rounded to the nearest, halves to even; a part at a time.
+
+        Raises ValueError if a finite number becomes infinite.
+        """
+        flat = DenseWeight(self.data.reshape(-1))
+        out = np.empty(flat.shape, DENSE_TYPES[type_name])
+        for begin in range(0, out.size, _CHUNK_VALUES):
+            values = flat.rows(slice(begin, begin + _CHUNK_VALUES)).dequantize()
+            with np.errstate(over="ignore"):
+                found = _bfloat16(values) if type_name == "BF16" else values.astype(out.dtype)
+            is_finite = np.isfinite(values)
+            if not np.isfinite(DenseWeight(found).dequantize()[is_finite]).all():
+                largest = np.abs(values[is_finite]).max()
+                raise ValueError(f"its numbers reach {largest:g}, which {type_name} does not have; take float32")
+            out[begin : begin + _CHUNK_VALUES] = found
+        return DenseWeight(out.reshape(self.shape))
+
+
+def _bfloat16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
+    bits = values.view(np.uint32)
+    rounded = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)) >> 16
+    # Rounding could carry a NaN into infinity; it keeps its upper half, made quiet.
+    return np.where(np.isnan(values), bits >> 16 | 0x40, rounded).astype(np.uint16)
+
+
+def group_of(type_name: str) -> str:
+    """The numbers with one scale, for people: `64`, `row`, `128x128`, `tensor`; of ggml's types the whole block."""
+    if type_name in DENSE_TYPES:
+        return "-"
+    if type_name in BLOCK_SIZES:
+        return str(BLOCK_SIZES[type_name][0])
+    found = re.search(r"_(ROW|(?:ALL|\d+)X(?:ALL|\d+)|\d+)(?=_|$)", type_name)
+    return found[1].lower() if found else "tensor"
 
 
 @dataclass(frozen=True, slots=True)

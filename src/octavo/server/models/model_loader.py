@@ -86,7 +86,7 @@ class ModelLoader:
         began = time.monotonic()
         path = await self._resolve(config)
         self._report.phase("find", time.monotonic() - began)
-        config = dataclasses.replace(config, model=str(path))
+        config = dataclasses.replace(config, model=str(path), revision=None)
         if name in self._cache_bytes:
             config = dataclasses.replace(config, kv_cache_memory=self._cache_bytes[name])
         client = ProcessClient(
@@ -122,7 +122,7 @@ class ModelLoader:
         def progress(file: str, done: int, total: int) -> None:
             self._report.progress(f"downloading {file}", done, total)
 
-        return await _in_thread(lambda: resolve_model(config.model, progress=progress))
+        return await _in_thread(lambda: resolve_model(config.model, revision=config.revision, progress=progress))
 
 
 def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> tuple[int, int]:

@@ -1,0 +1,23 @@
+"""The refusal of PyTorch's checkpoint files, which are pickles: opening one can run any code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from octavo.errors import ModelLoadError
+
+_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+def check_no_pickles(place: object, names: Iterable[str], remedy: str) -> None:
+    """Raises ModelLoadError with the remedy if one of these files, among which there is no model, is a pickle.
+
+    place: of the files, a directory or a repository. remedy: where to take other files from.
+    """
+    pickles = [name for name in names if name.endswith(_SUFFIXES)]
+    if pickles:
+        raise ModelLoadError(
+            f"{place}: {pickles[0]} is a pickle; pickle checkpoints are not supported, because opening one can run any "
+            f"code. {remedy}, or convert it where you trust it: with transformers, "
+            "AutoModelForCausalLM.from_pretrained(MODEL).save_pretrained(DIRECTORY) writes safetensors"
+        )
