@@ -28,7 +28,7 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
     ("options", "message"),
     [
         ({"max_num_seq": 4}, "there is no option 'max_num_seq'; did you mean max_num_seqs"),
-        ({"zebra": 4}, "there is no option 'zebra'; the options are model, backend"),
+        ({"zebra": 4}, "there is no option 'zebra'; the options are model, revision"),
         ({"max_num_seqs": 0}, "max_num_seqs is 0; it must be from 1 to 4096"),
         ({"max_num_seqs": "4"}, "max_num_seqs must be an integer, not '4'"),
         ({"max_num_seqs": 64, "max_num_batched_tokens": 32}, "32, less than max_num_seqs 64"),
@@ -41,6 +41,13 @@ def test_what_is_no_size_is_refused_by_name(value: object) -> None:
         ({"kv_dtype": "bf16"}, "kv_dtype 'bf16' is not offered"),
         ({"kv_dtype": "bfloat16"}, "kv_dtype 'bfloat16' is not offered: float16 takes as much memory"),
         ({"kv_dtype": ["int8"]}, "kv_dtype is "),
+        (
+            {"quantization": "gptq"},
+            "quantization is 'gptq'; it must be nf4, fp4, int8, int4 or fp8, for an unquantized",
+        ),
+        ({"dtype": "half"}, "dtype is 'half'; it must be auto, float32, float16 or bfloat16"),
+        ({"revision": ""}, "revision must be a branch, tag or commit"),
+        ({"trust_remote_code": "yes"}, "trust_remote_code must be True or False"),
         ({"kv_cache_memory": "lots"}, "kv_cache_memory is 'lots'"),
     ],
 )

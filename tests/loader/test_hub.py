@@ -22,7 +22,7 @@ from tests.support.tiny_gguf import tiny_gguf
 
 NOWHERE = "http://127.0.0.1:9"  # the discard port: nobody listens
 PROGRAM = """
-import json, sys, time
+import json, os, sys, time
 from octavo.errors import OctavoError
 from octavo.loader.hub import resolve_model
 for name in sys.argv[1:]:
@@ -30,7 +30,8 @@ for name in sys.argv[1:]:
     started = time.monotonic()
     try:
         report = lambda *what: reports.append((*what, time.monotonic() - started))
-        path, error = str(resolve_model(name, progress=report)), ""
+        revision = os.environ.get("OCTAVO_TEST_REVISION")
+        path, error = str(resolve_model(name, revision=revision, progress=report)), ""
     except OctavoError as e:
         path, error = "", str(e)
     print(json.dumps([path, error, reports, time.monotonic() - started]))
@@ -101,6 +102,18 @@ class TestNames:
     def test_impossible_path(self, name: str) -> None:
         with pytest.raises(ModelLoadError, match="not a path"):
             resolve_model(name, offline=True)
+
+    @pytest.mark.parametrize("name", ["smollm2", "./here.gguf"])
+    def test_revision_of_what_has_none(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("here.gguf").write_bytes(b"x")
+        with pytest.raises(ModelLoadError, match=r"but revision 'main' is for hub ids such as org/name; leave it out"):
+            resolve_model(name, revision="main", offline=True)
+
+    @pytest.mark.parametrize("revision", ["", "../x", "a b", "refs/../..", "x" * 300, "-x"])
+    def test_impossible_revision(self, revision: str) -> None:
+        with pytest.raises(ModelLoadError, match="is no branch, tag or commit of the hub"):
+            resolve_model("org/name", revision=revision, offline=True)
 
 
 class TestChoice:
@@ -223,6 +236,20 @@ class TestHub:
         for name, outcome in zip(hub.refused, outcomes, strict=True):
             assert outcome.error.startswith(f"{name}: ")
             assert ("the hub refused" if name == "org/teapot" else "set HF_TOKEN") in outcome.error
+
+    def test_revision(self, tmp_path: Path) -> None:
+        """A branch, tag or pull request gives the files of its commit, by which they are found again offline."""
+        hub = Behaviour({"m.gguf": self.CONTENT}, revisions=("refs/pr/1", COMMIT))
+        with serve(hub) as endpoint:
+            found = resolve("org/name", tmp_path, endpoint, OCTAVO_TEST_REVISION="refs/pr/1")
+            missing = resolve("org/name", tmp_path, endpoint, OCTAVO_TEST_REVISION="nowhere")
+        assert found.path is not None, found.error
+        assert "org/name: no branch, tag or commit 'nowhere' there" in missing.error
+        here = resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1", OCTAVO_TEST_REVISION=COMMIT)
+        assert here.path == found.path
+        branch = resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1", OCTAVO_TEST_REVISION="refs/pr/1")
+        assert "org/name at revision refs/pr/1: not downloaded yet" in branch.error
+        assert branch.error.endswith(f"the downloaded commits are {COMMIT}")
 
     def test_unreachable(self, tmp_path: Path) -> None:
         """Without a network, downloaded models still run; for others the error says what to do."""

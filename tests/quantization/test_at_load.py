@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
-from octavo import LLM
+from octavo import LLM, SamplingParams
 from octavo.engine.held_weights import held_weights
 from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
@@ -25,6 +26,7 @@ from tests.quantization.test_checkpoints import tiny_model
 from tests.support import converted_gguf, tiny_models
 from tests.support.processes import octavo_here
 from tests.support.quantized_checkpoints import CASES, write
+from tests.support.tiny_gguf import plain_tensors, tiny_gguf
 
 Floats = NDArray[np.float32]
 NATIVE_TOLERANCE = 4e-2
@@ -271,6 +273,46 @@ def test_a_gguf_file_of_plain_numbers_is_quantized(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(path)
     types = {info.type_name for info in map(held(checkpoint, quantization="int8").weights.info, checkpoint.weights)}
     assert types == {"I8_ROW_F32", "F32"}
+
+
+@pytest.mark.parametrize("method", ["int8", "int4", "fp8"])  # blocks of 64 are two of these rows, in another order
+def test_llm_answers_as_a_file_with_the_rounded_numbers(method: str, tmp_path: Path) -> None:
+    tensors = plain_tensors()
+    (tmp_path / "plain.gguf").write_bytes(tiny_gguf(tensors=tensors))
+    rounded = [
+        replace(t, data=FORMULAS[method](np.frombuffer(t.data, np.float32).reshape(t.shape)).tobytes())
+        if t.name.startswith("blk") and len(t.shape) > 1
+        else t
+        for t in tensors
+    ]
+    (tmp_path / "rounded.gguf").write_bytes(tiny_gguf(tensors=rounded))
+    params = SamplingParams(temperature=0, max_tokens=8, logprobs=8)
+    answers = []
+    for name, options in (("rounded.gguf", {}), ("plain.gguf", {"quantization": method})):
+        with LLM(str(tmp_path / name), backend="reference", **options) as llm:
+            answers.append(llm.generate([[2, 3, 4]], params)[0].outputs[0])
+    assert answers[0].token_ids == answers[1].token_ids
+    assert answers[0].cumulative_logprob == pytest.approx(answers[1].cumulative_logprob, abs=1e-3)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_the_command(method: str, tmp_path: Path) -> None:
+    (tmp_path / "plain.gguf").write_bytes(tiny_gguf(tensors=plain_tensors()))
+    command = ("run", tmp_path / "plain.gguf", "ab", "--raw", "--temperature", "0", "--quantization", method)
+    with LLM(str(tmp_path / "plain.gguf"), quantization=method) as llm:
+        params = SamplingParams(temperature=0, max_tokens=200)
+        answer = llm.generate(["ab"], params)[0].outputs[0].text
+    result = octavo_here(*command)
+    assert (result.returncode, result.stdout) == (0, answer + "\n")
+
+
+def test_remote_code_is_never_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(tiny_gguf())
+    with LLM(str(tmp_path / "tiny.gguf"), trust_remote_code=True) as llm:
+        assert llm.generate([[2]], SamplingParams(max_tokens=1))
+    (record,) = [r for r in caplog.records if "trust_remote_code" in r.message]
+    assert "code from a repository is never run" in record.message
+    assert "docs/models.md" in record.message
 
 
 # The number type of plain weights.

@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -24,6 +25,7 @@ class Behaviour:
     files: dict[str, bytes] = field(default_factory=dict)
     listed: list[str] | None = None  # names in the listing; default: those of `files`
     refused: dict[str, int] = field(default_factory=dict)  # repository -> status
+    revisions: tuple[str, ...] = ("main",)  # all of them are COMMIT
     status_of_files: int = 200
     cut_once_at: int | None = None  # bytes after which the first download breaks off
     seconds_per_chunk: float = 0.0
@@ -54,7 +56,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.behaviour.requests.append((self.command, self.path, headers))
         path = self.path.split("?")[0]
         if path.startswith("/api/models/"):
-            repository = "/".join(path.split("/")[3:5])
+            repository, revision = "/".join(path.split("/")[3:5]), "/".join(path.split("/")[6:])
+            if revision and unquote(revision) not in self.behaviour.revisions:
+                self._send(b"{}", with_body, status=404, headers={"X-Error-Code": "RevisionNotFound"})
+                return
             listing = json.dumps(self._listing(repository)).encode()
             self._send(listing, with_body, status=self.behaviour.refused.get(repository, 200))
         elif path.startswith("/simple/"):

@@ -43,6 +43,14 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 
 
+def plain_tensors(seed: int = 0) -> list[Tensor]:
+    """The tensors with random content, all as F32."""
+    rng = np.random.default_rng(seed)
+    means = {name: float(len(shape) == 1) for name, shape in SHAPES.items()}
+    values = {name: rng.normal(mean, 0.3, SHAPES[name]).astype(np.float32) for name, mean in means.items()}
+    return [Tensor(name, "F32", SHAPES[name], array.tobytes()) for name, array in values.items()]
+
+
 def tiny_tensors(seed: int = 0) -> list[Tensor]:
     """The tensors with random content: matrices as Q8_0 blocks, vectors as F32."""
     rng = np.random.default_rng(seed)

@@ -145,9 +145,8 @@ def _from_hub_cache(wanted: _Wanted) -> Path:
         repositories = scan_cache_dir().repos
     except CacheNotFound:
         repositories = frozenset()
-    revisions = [r for found in repositories if found.repo_id == wanted.repository for r in found.revisions]
-    if wanted.revision is not None:
-        revisions = [r for r in revisions if wanted.revision in (r.commit_hash, *r.refs)]
+    every = [r for found in repositories if found.repo_id == wanted.repository for r in found.revisions]
+    revisions = [r for r in every if wanted.revision in (None, r.commit_hash, *r.refs)]
     for revision in sorted(revisions, key=lambda r: r.last_modified, reverse=True):
         snapshot = revision.snapshot_path
         names = [file.file_path.relative_to(snapshot).as_posix() for file in revision.files]
@@ -159,6 +158,7 @@ def _from_hub_cache(wanted: _Wanted) -> Path:
     raise ModelLoadError(
         f"{wanted.label}: not downloaded yet and the hub cannot be reached; connect to the network (and unset "
         "OCTAVO_OFFLINE and HF_HUB_OFFLINE), or give a path"
+        + (f"; the downloaded commits are {', '.join(r.commit_hash for r in every)}" if every != revisions else "")
     )
 
 
