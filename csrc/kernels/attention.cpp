@@ -1,6 +1,7 @@
 // Attention: paged, causal, grouped heads; queries and keys come ready for the dot product.
-// FusedAttention: the same on q, k and v side by side, with per-head norms and rope. In one file: the bulk of the
-// code is common to both and is compiled once.
+// FusedAttention: the same on q, k and v side by side, with per-head norms and rope.
+// LatentAttention: all heads on one key a token, whose first columns are also its value.
+// In one file: the bulk of the code is common to all and is compiled once.
 #include "attention_schedule.h"
 
 namespace octavo {
@@ -13,6 +14,12 @@ OCTAVO_SIGNATURE(FusedAttention, (qkv), (alibi_slopes, query_scales, frequencies
                  (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, kv_type),
                  (scale, softcap, attention_factor, eps));
 
+OCTAVO_SIGNATURE(LatentAttention, (q, q_rope, latent, k_rope), (alibi_slopes, query_scales, key_mean),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, kv_type),
+                 (scale, softcap));
+
+constexpr int32_t LATENT_HEADS = 32;  // heads that share a conversion of keys; other heads are other workers' work
+
 AttentionTask plain_task(const Args& args) {
     const View &q = args.inputs[Attention::q], &k = args.inputs[Attention::k], &v = args.inputs[Attention::v];
     AttentionTask task = attention_task<Attention>(args);
@@ -22,6 +29,7 @@ AttentionTask plain_task(const Args& args) {
     task.in.q_stride = q.cols;
     task.in.k_stride = k.cols;
     task.in.v_stride = v.cols;
+    task.shape.sinks = args.weights[Attention::sinks].data;
     return task;
 }
 
@@ -40,6 +48,24 @@ AttentionTask fused_task(const Args& args) {
     task.in.q_norm = args.weights[FusedAttention::q_norm].data;
     task.in.k_norm = args.weights[FusedAttention::k_norm].data;
     task.in.eps = args.floats[FusedAttention::eps];
+    task.shape.sinks = args.weights[FusedAttention::sinks].data;
+    return task;
+}
+
+AttentionTask latent_task(const Args& args) {
+    const View &q = args.inputs[LatentAttention::q], &latent = args.inputs[LatentAttention::latent];
+    AttentionTask task = attention_task<LatentAttention>(args);
+    AttentionShape& s = task.shape;
+    s.latent = true;
+    s.group = s.num_heads < LATENT_HEADS ? s.num_heads : LATENT_HEADS;
+    while (s.num_heads % s.group) --s.group;
+    s.num_kv_heads = s.num_heads / s.group;
+    task.in.q = q.data;
+    task.in.k = latent.data;
+    task.in.q_stride = q.cols;
+    task.in.k_stride = latent.cols;
+    task.in.q_rope = args.inputs[LatentAttention::q_rope].data;
+    task.in.k_rope = args.inputs[LatentAttention::k_rope].data;
     return task;
 }
 
@@ -59,10 +85,24 @@ void fused_attention(const Args& args, const Step& step, Worker& worker) {
     run_attention(fused_task(args), step, worker, args.shared_scratch);
 }
 
+ScratchSizes latent_attention_scratch(const Args& largest, const Step& limits, int32_t num_workers) {
+    return attention_scratch_sizes(latent_task(largest), limits, num_workers);
+}
+
+void latent_attention(const Args& args, const Step& step, Worker& worker) {
+    run_attention(latent_task(args), step, worker, args.shared_scratch);
+}
+
+size_t latent_cache_bytes(const Args& args, int32_t block_size) {
+    const int32_t key_dim = static_cast<int32_t>(args.ints[LatentAttention::head_dim]);
+    return kv_block_bytes(KvType::float16, {1, key_dim, 0}, block_size);
+}
+
 }  // namespace
 
 OCTAVO_KERNEL_WITH_CACHE(attention, Attention, attention_scratch, attention_cache_bytes<Attention>);
 OCTAVO_KERNEL_WITH_CACHE(fused_attention, FusedAttention, fused_attention_scratch,
                          attention_cache_bytes<FusedAttention>);
+OCTAVO_KERNEL_WITH_CACHE(latent_attention, LatentAttention, latent_attention_scratch, latent_cache_bytes);
 
 }  // namespace octavo

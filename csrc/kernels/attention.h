@@ -1,6 +1,7 @@
 // The attention operations: write keys and values of the step, then let every query row attend.
 //
-// Steps of one token a request need no barrier: whoever computes (request, kv head) writes its key and value first.
+// Steps of one token a request need no barrier: whoever computes (request, kv head) writes its key and value first,
+// except for a latent, which several read.
 // If such a step has too few pairs for all workers, their splits are shared out and merged behind a barrier.
 // Other steps write everything, wait, and take query blocks from a common counter.
 #pragma once
@@ -15,6 +16,7 @@ namespace {
 struct AttentionInputs {
     const float *q, *k, *v;
     int64_t q_stride, k_stride, v_stride;  // floats from token to token
+    const float *q_rope, *k_rope;          // of a latent: the last columns of heads, side by side
     RopeTable rope;                        // frequencies null: none
     const float *q_norm, *k_norm;          // RMSNorm weights [head_dim] or null
     const float* key_offset;               // what an int8 cache takes off keys [num_kv_heads, head_dim] or null
@@ -58,7 +60,6 @@ AttentionShape attention_shape(const Args& args) {
     shape.query_scales = args.weights[F::query_scales].data;
     shape.num_query_scales = args.weights[F::query_scales].size;
     shape.scale_length = args.ints[F::scale_length];
-    shape.sinks = args.weights[F::sinks].data;
     return shape;
 }
 
@@ -72,6 +73,10 @@ AttentionTask attention_task(const Args& args) {
     task.output = args.output;
     task.cache = args.cache;
     return task;
+}
+
+inline HeadCache cache_of(const AttentionTask& task, KvType type, int32_t kv_head) {
+    return head_cache(type, *task.cache, task.shape.latent ? 0 : kv_head, kv_dims(task.shape));
 }
 
 template <typename F>
@@ -101,6 +106,14 @@ inline void prepare_head(const AttentionTask& task, const float* x, const float*
         __builtin_memcpy(out, x, sizeof(float) * n);
 }
 
+// Head `head` of the q or k of a latent: columns of its two values. token: its row there.
+inline void join_head(const AttentionShape& s, const float* x, int64_t stride, const float* rope, int64_t token,
+                      int32_t head, float* out) {
+    const int64_t rope_dim = s.head_dim - s.value_dim, heads = stride / s.value_dim;
+    __builtin_memcpy(out, x + token * stride + static_cast<int64_t>(head) * s.value_dim, sizeof(float) * s.value_dim);
+    __builtin_memcpy(out + s.value_dim, rope + (token * heads + head) * rope_dim, sizeof(float) * rope_dim);
+}
+
 // The offset of a kv head's keys; null: none.
 inline const float* key_offset(const AttentionTask& task, int32_t kv_head) {
     return task.in.key_offset ? task.in.key_offset + static_cast<int64_t>(kv_head) * task.shape.head_dim : nullptr;
@@ -126,7 +139,11 @@ inline float ready_query(Int8Cache, const AttentionTask& task, int32_t kv_head, 
 template <typename Cache>
 inline void write_token(const AttentionTask& task, const Step& step, int32_t token, int32_t kv_head,
                         const float* cos_sin, float* buffer) {
-    const HeadCache cache = head_cache(Cache::type, *task.cache, kv_head, kv_dims(task.shape));
+    const HeadCache cache = cache_of(task, Cache::type, kv_head);
+    if (task.shape.latent) {
+        join_head(task.shape, task.in.k, task.in.k_stride, task.in.k_rope, token, 0, buffer);
+        return write_key(Cache{}, cache, step.slot_mapping[token], buffer);
+    }
     const float* key = task.in.k + token * task.in.k_stride + static_cast<int64_t>(kv_head) * task.shape.head_dim;
     const float* value = task.in.v + token * task.in.v_stride + static_cast<int64_t>(kv_head) * task.shape.value_dim;
     prepare_head(task, key, task.in.k_norm, cos_sin, buffer);
@@ -149,14 +166,18 @@ inline void load_queries(const AttentionTask& task, QueryBlock& block, int32_t t
     block.rows = count * s.group;
     float* out = block.q;
     for (int32_t t = 0; t < count; ++t) {
+        const int32_t width = s.latent ? s.value_dim : s.head_dim;
         const float* from =
-            task.in.q + (token + t) * task.in.q_stride + static_cast<int64_t>(block.kv_head) * s.group * s.head_dim;
+            task.in.q + (token + t) * task.in.q_stride + static_cast<int64_t>(block.kv_head) * s.group * width;
         // Rows of q are far apart, the hardware does not guess the next one.
         if (t + 1 < count)
-            for (int32_t i = 0; i < s.group * s.head_dim; i += 16) __builtin_prefetch(from + task.in.q_stride + i);
+            for (int32_t i = 0; i < s.group * width; i += 16) __builtin_prefetch(from + task.in.q_stride + i);
         const float scale = query_scale(s, block.first_position + t);
-        for (int32_t g = 0; g < s.group; ++g, from += s.head_dim, out += s.head_dim) {
-            prepare_head(task, from, task.in.q_norm, cos_sin + t * table_stride, out);
+        for (int32_t g = 0; g < s.group; ++g, from += width, out += s.head_dim) {
+            if (s.latent)
+                join_head(s, task.in.q, task.in.q_stride, task.in.q_rope, token + t, block.kv_head * s.group + g, out);
+            else
+                prepare_head(task, from, task.in.q_norm, cos_sin + t * table_stride, out);
             for (int32_t i = 0; i < s.head_dim; ++i) out[i] = out[i] * scale;
             block.base[t * s.group + g] = ready_query(Cache{}, task, block.kv_head, out);
         }
@@ -217,7 +238,7 @@ inline void select_request(const Step& step, int32_t request, int32_t kv_head, Q
 template <typename Cache>
 inline void attend_block(const AttentionTask& task, QueryBlock block, int32_t token) {
     const AttentionShape& s = task.shape;
-    const HeadCache cache = head_cache(Cache::type, *task.cache, block.kv_head, kv_dims(s));
+    const HeadCache cache = cache_of(task, Cache::type, block.kv_head);
     const Interval splits = visible_splits(s, block);
     for (int32_t split = splits.begin; split < splits.end; ++split) {
         attend_split<Cache>(s, cache, block, split);

@@ -18,6 +18,8 @@ constexpr int BLOCK_ROWS = 168;  // rows of a prefill block: twenty-eight full t
 constexpr int PANEL_ROWS = 12;   // from so many rows on, keys and values are converted once for all tiles
 
 struct AttentionShape {
+    // One key a token for all heads, whose first columns are its value. A kv head is then a share of the queries.
+    bool latent;
     int32_t num_heads, num_kv_heads;
     int32_t group;                  // query heads of a kv head
     int32_t head_dim;               // of queries and keys
@@ -30,7 +32,9 @@ struct AttentionShape {
     int64_t num_query_scales, scale_length;
 };
 
-inline KvDims kv_dims(const AttentionShape& s) { return {s.num_kv_heads, s.head_dim, s.value_dim}; }
+inline KvDims kv_dims(const AttentionShape& s) {
+    return s.latent ? KvDims{1, s.head_dim, 0} : KvDims{s.num_kv_heads, s.head_dim, s.value_dim};
+}
 
 // One query block and the memory of its computation.
 struct QueryBlock {
@@ -196,6 +200,24 @@ inline void values_direct(const AttentionShape& shape, const QueryBlock& block, 
     }
 }
 
+// The columns [column, column + width) of the values that some row sees, as floats [CHUNK][width].
+template <typename Cache>
+inline void fill_value_panel(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk,
+                             int32_t column, int32_t width) {
+    if constexpr (!Cache::scaled) {
+        for (int g = chunk.keys.begin / KV_GROUP; shape.latent && g * KV_GROUP < chunk.keys.end; ++g)
+            for (int32_t c = 0; c < width; c += 16)
+                load_columns(chunk.key_groups[g] + (column + c) * KV_GROUP, block.panel + g * KV_GROUP * width + c,
+                             width);
+        if (shape.latent) return;
+    }
+    for (int32_t k = chunk.keys.begin; k < chunk.keys.end; ++k) {
+        const typename Cache::Element* from =
+            chunk.value_groups[k / KV_GROUP] + k % KV_GROUP * shape.padded_dim + column;
+        for (int32_t c = 0; c < width; c += 16) store(block.panel + k * width + c, load_lanes(from + c));
+    }
+}
+
 template <typename Cache>
 inline void values_panels(const AttentionShape& shape, const QueryBlock& block, const Chunk<Cache>& chunk) {
     const Tiles tiles = tiles_of(block.rows);
@@ -204,11 +226,7 @@ inline void values_panels(const AttentionShape& shape, const QueryBlock& block, 
         const int32_t width = rest < 16 * PANEL_VECTORS ? rest : 16 * PANEL_VECTORS;
         const float* groups[CHUNK / KV_GROUP];
         for (int g = 0; g < CHUNK / KV_GROUP; ++g) groups[g] = block.panel + g * KV_GROUP * width;
-        for (int32_t k = chunk.keys.begin; k < chunk.keys.end; ++k) {
-            const typename Cache::Element* from =
-                chunk.value_groups[k / KV_GROUP] + k % KV_GROUP * shape.padded_dim + column;
-            for (int32_t c = 0; c < width; c += 16) store(block.panel + k * width + c, load_lanes(from + c));
-        }
+        fill_value_panel(shape, block, chunk, column, width);
         for (int32_t i = 0; i < tiles.count; ++i) {
             const int32_t row = tiles.begin(i);
             const Interval keys = tile_keys(shape, block, chunk, row, row + tiles.size(i) - 1);
@@ -268,7 +286,7 @@ inline void attend_split(const AttentionShape& shape, const HeadCache& cache, co
             score_direct(shape, block, chunk);
         softmax_block(shape, block, chunk);
         if constexpr (Cache::scaled) scale_probabilities(block, chunk);
-        if (panels)
+        if (panels || shape.latent)
             values_panels(shape, block, chunk);
         else
             values_direct(shape, block, chunk);

@@ -204,9 +204,40 @@ template <typename Cache>
 struct KeyGroup {
     const typename Cache::Element* keys;    // [key_dim][16]
     const Scale* key_scales;                // [key scales][16]
-    const typename Cache::Element* values;  // [16][padded_dim]
+    const typename Cache::Element* values;  // [16][padded_dim]; the keys if the cache has no values
     const Scale* value_scales;              // [16]
 };
+
+// Sixteen dimensions of sixteen keys, [16][16], as rows of floats, one for each key.
+inline void load_columns(const Half* dims, float* rows, int64_t stride) {
+    alignas(32) Half keys[KV_GROUP * 16];
+#if defined(__AVX2__)
+    __m256i a[16], b[16];
+    for (int i = 0; i < 16; ++i) a[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(dims) + i);
+    for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm256_unpacklo_epi16(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_epi16(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4)
+        for (int j = 0; j < 2; ++j) {
+            a[i + 2 * j] = _mm256_unpacklo_epi32(b[i + j], b[i + j + 2]);
+            a[i + 2 * j + 1] = _mm256_unpackhi_epi32(b[i + j], b[i + j + 2]);
+        }
+    for (int i = 0; i < 16; i += 8)
+        for (int j = 0; j < 4; ++j) {
+            b[i + 2 * j] = _mm256_unpacklo_epi64(a[i + j], a[i + j + 4]);
+            b[i + 2 * j + 1] = _mm256_unpackhi_epi64(a[i + j], a[i + j + 4]);
+        }
+    for (int i = 0; i < 8; ++i) {
+        _mm256_store_si256(reinterpret_cast<__m256i*>(keys) + i, _mm256_permute2x128_si256(b[i], b[i + 8], 0x20));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(keys) + i + 8, _mm256_permute2x128_si256(b[i], b[i + 8], 0x31));
+    }
+#else
+    for (int d = 0; d < 16; ++d)
+        for (int k = 0; k < KV_GROUP; ++k) keys[k * 16 + d] = dims[d * KV_GROUP + k];
+#endif
+    for (int k = 0; k < KV_GROUP; ++k) store(rows + k * stride, load_lanes(keys + k * 16));
+}
 
 // The group that begins at `offset` in the block whose part of the head is at `block`, and has that layout.
 template <typename Cache>
@@ -215,6 +246,7 @@ inline KeyGroup<Cache> group_at(const HeadCache& cache, const KvLayout& at, cons
     KeyGroup<Cache> group{};
     group.keys = reinterpret_cast<const Element*>(block) + offset * cache.dims.key;
     group.values = reinterpret_cast<const Element*>(block + at.values) + offset * cache.padded_dim;
+    if (cache.padded_dim == 0) group.values = group.keys;
     if (Cache::scaled) {
         group.key_scales =
             reinterpret_cast<const Scale*>(block + at.key_scales) + offset * kv_key_scales(cache.dims.key);

@@ -66,7 +66,8 @@ inline void begin_pair(const AttentionTask& task, const Step& step, int32_t requ
     block.first_position = step.positions[token];
     if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, block.first_position, block.cos_sin);
     load_queries<Cache>(task, block, token, 1, block.cos_sin, 0);
-    if (write) write_token<Cache>(task, step, token, kv_head, block.cos_sin, block.cos_sin + 2 * task.in.rope.half);
+    if (write && !task.shape.latent)
+        write_token<Cache>(task, step, token, kv_head, block.cos_sin, block.cos_sin + 2 * task.in.rope.half);
 }
 
 inline int64_t decode_cost(const AttentionShape& s, int32_t seq_len) {
@@ -113,7 +114,7 @@ inline void attend_splits(const AttentionTask& task, const Step& step, Worker& w
             const int64_t count = splits.end - splits.begin, end = to - before < count ? to - before : count;
             if (first >= end) continue;
             begin_pair<Cache>(task, step, r, h, end == count, block);  // the last split holds the new key
-            const HeadCache cache = head_cache(Cache::type, *task.cache, h, kv_dims(s));
+            const HeadCache cache = cache_of(task, Cache::type, h);
             for (int64_t i = first; i < end; ++i) {
                 QueryBlock part = block;
                 attend_split<Cache>(s, cache, part, splits.begin + static_cast<int32_t>(i));
@@ -158,7 +159,7 @@ inline void write_all(const AttentionTask& task, const Step& step, const Worker&
         const int32_t token = static_cast<int32_t>(t);
         float* cos_sin = shared.cos_sin + t * 2 * task.in.rope.half;
         if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.positions[t], cos_sin);
-        for (int32_t h = 0; h < task.shape.num_kv_heads; ++h)
+        for (int32_t h = 0; h < kv_dims(task.shape).heads; ++h)
             write_token<Cache>(task, step, token, h, cos_sin, block.cos_sin + 2 * task.in.rope.half);
     }
 }
@@ -206,6 +207,10 @@ void run_on_cache(const AttentionTask& task, const Step& step, Worker& worker, v
     QueryBlock block = carve_block(task, own);
     const AttentionShared shared = carve_shared(task, step, 0, region);
     if (is_decode_step(step)) {
+        if (task.shape.latent) {
+            write_all<Cache>(task, step, worker, block, shared);
+            worker.barrier();
+        }
         if (!has_few_pairs(task.shape, step.num_requests, worker.count)) {
             attend_pairs<Cache>(task, step, worker, block);
             return;

@@ -1,4 +1,4 @@
-// Linear, Logits, FusedLinear and MoE: one product with different operands around it, compiled once.
+// Linear, HeadLinear, Logits, FusedLinear and MoE: one product with different operands around it, compiled once.
 #include "linear_product.h"
 #include "moe.h"
 
@@ -6,6 +6,7 @@ namespace octavo {
 namespace {
 
 OCTAVO_SIGNATURE(Linear, (x), (weight, bias), (), ());
+OCTAVO_SIGNATURE(HeadLinear, (x), (weight), (), ());
 OCTAVO_SIGNATURE(Logits, (x), (weight, bias), (), (softcap, scale));
 OCTAVO_SIGNATURE_WITH_TUPLES(FusedLinear, (x, residual), (norm), (kind), (eps), (weights, biases));
 
@@ -22,6 +23,13 @@ Product plain_operands(const Args& args) {
             KIND_NONE,
             1.0f,
             0.0f};
+}
+
+Product head_linear_operands(const Args& args) {
+    const Weight* const weight = args.weights + HeadLinear::weight;
+    Product p = plain_product(weight, 1, args.inputs[HeadLinear::x], args.output, KIND_NONE);
+    p.heads = p.x.cols / weight->packed->k;
+    return p;
 }
 
 Product logits_operands(const Args& args) {
@@ -51,6 +59,13 @@ void linear(const Args& args, const Step&, Worker& worker) {
 }
 ScratchSizes linear_scratch(const Args& largest, const Step&, int32_t) {
     return product_scratch(plain_operands<Linear>(largest));
+}
+
+void head_linear(const Args& args, const Step&, Worker& worker) {
+    run_product(head_linear_operands(args), args.shared_scratch, worker);
+}
+ScratchSizes head_linear_scratch(const Args& largest, const Step&, int32_t) {
+    return product_scratch(head_linear_operands(largest));
 }
 
 void logits(const Args& args, const Step&, Worker& worker) {
@@ -84,6 +99,7 @@ ScratchSizes moe_scratch(const Args& largest, const Step&, int32_t) {
 
 }  // namespace
 OCTAVO_KERNEL_WITH_SCRATCH(linear, Linear, linear_scratch);
+OCTAVO_KERNEL_WITH_SCRATCH(head_linear, HeadLinear, head_linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(logits, Logits, logits_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(fused_linear, FusedLinear, fused_linear_scratch);
 OCTAVO_KERNEL_WITH_SCRATCH(moe, Moe, moe_scratch);

@@ -39,6 +39,9 @@ SHAPES = {
     "norm.bias": (WIDTH,),
     "heads.weight": (16,),
     "sinks": (4,),
+    "absorbed.weight": (4, 32, 16),
+    "latent.weight": (32, WIDTH),
+    "k_rope.weight": (16, WIDTH),
     "moe.gate.weight": (4, WIDTH),
     "moe.experts.gate_proj.weight": (4, 32, WIDTH),
     "moe.experts.up_proj.weight": (4, 32, WIDTH),
@@ -55,6 +58,12 @@ def fused_attention(g: Graph, x: Value) -> Value:
 def attention(g: Graph, x: Value) -> Value:
     k = g.linear(x, "kv")
     return g.attention(x, k, k, HEADS, sinks="sinks")
+
+
+def latent_attention(g: Graph, x: Value) -> Value:
+    params = AttentionParams(0, 4, 1, 48, 0.2, window=7, value_dim=32)
+    key = g.linear(x, "latent"), g.rope(g.linear(x, "k_rope"), 16, ROPE)
+    return g.latent_attention((g.head_linear(x, "absorbed"), g.rope(x, 16, ROPE)), key, params)
 
 
 # Graphs in which the operation survives the passes, or is made by them.
@@ -75,6 +84,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Clip: lambda g, x: g.clip(x, 0.1),
     ops.Rope: lambda g, x: g.rope(x, 16, ROPE),
     ops.Attention: attention,
+    ops.LatentAttention: latent_attention,
+    ops.HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
     ops.SelectRows: lambda g, x: g.select_rows(x),
     ops.MoE: lambda g, x: g.moe(x, "moe", 2),
     ops.FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),

@@ -201,6 +201,34 @@ def test_attention_softcap_and_sinks(a: Arrays) -> None:
     a.check(ops.Attention(q, k, v, p, sinks), expected.reshape(a.rows, -1))
 
 
+def test_products_of_heads(a: Arrays) -> None:
+    x, weight = a.value(3 * 5), a.weight(3, 16, 5)
+    expected = torch.einsum("rhi,hoi->rho", a[x].reshape(a.rows, 3, 5), a[weight])
+    a.check(ops.HeadLinear(x, weight), expected.reshape(a.rows, -1))
+
+
+def test_latent_attention_is_that_of_the_heads_keys_and_values(a: Arrays) -> None:
+    """DeepSeek's first form: each head has a key and a value of its own, made from the latent."""
+    heads, latent, rope, nope, value_dim = 3, 16, 4, 5, 6
+    p = AttentionParams(0, heads, 1, latent + rope, 0.3, value_dim=latent)
+    q, q_rope, c, k_rope = a.value(heads * nope), a.value(heads * rope), a.value(latent), a.value(rope)
+    keys, values = a.weight(heads, nope, latent), a.weight(heads, value_dim, latent)
+    queries = torch.cat([a[q].reshape(a.rows, heads, nope), a[q_rope].reshape(a.rows, heads, rope)], dim=2)
+    shared = a[k_rope][:, None].expand(a.rows, heads, rope)
+    own_keys = torch.cat([torch.einsum("tl,hnl->thn", a[c], a[keys]), shared], dim=2)
+    own_values = torch.einsum("tl,hvl->thv", a[c], a[values])
+    mask = torch.full((a.rows, a.rows), -torch.inf, dtype=torch.float64).triu(1)
+    parts = (x.transpose(0, 1) for x in (queries, own_keys, own_values))
+    expected = functional.scaled_dot_product_attention(*parts, mask, scale=0.3).transpose(0, 1)
+
+    absorbed = a.value(heads * latent)
+    a.values[absorbed] = np.einsum("thn,hnl->thl", a.values[q].reshape(a.rows, heads, nope), a.weights[keys])
+    a.values[absorbed] = a.values[absorbed].reshape(a.rows, -1)
+    mixed = evaluate(ops.LatentAttention(absorbed, q_rope, c, k_rope, p), a.values, a.weights)
+    found = np.einsum("thl,hvl->thv", mixed.reshape(a.rows, heads, latent), a.weights[values])
+    np.testing.assert_allclose(found, expected, atol=1e-10)
+
+
 @pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_moe(a: Arrays, scoring: str, normalize: bool) -> None:
@@ -273,6 +301,20 @@ WRONG = {
     "heads": (lambda: ops.FusedAttention(X, AttentionParams(0, 3, 2, 4, 1.0), None), "3 heads do not share 2"),
     "qkv": (lambda: ops.FusedAttention(X, HEADS, None), r"qkv \[tokens, 8\] is not \[tokens, 16\]"),
     "window": (lambda: ops.FusedAttention(X, AttentionParams(0, 1, 1, 4, 1.0, window=0), None), "window 0"),
+    "heads of a latent": (
+        lambda: ops.LatentAttention(X, X, X, X, AttentionParams(0, 2, 2, 20, 1.0, value_dim=16)),
+        "a latent has one kv head",
+    ),
+    "columns of a latent": (
+        lambda: ops.LatentAttention(X, X, X, X, AttentionParams(0, 2, 1, 12, 1.0, value_dim=8)),
+        "a latent has 8 columns, no multiple of 16",
+    ),
+    "parts of a latent": (
+        lambda: ops.LatentAttention(X, X, X, X, AttentionParams(0, 2, 1, 20, 1.0, value_dim=16)),
+        r"q \[tokens, 8\] is not \[tokens, 32\]",
+    ),
+    "matrices of heads": (lambda: ops.HeadLinear(X, Parameter("w", (2, 16, 5))), "does not fit w"),
+    "rows of heads": (lambda: ops.HeadLinear(X, Parameter("w", (2, 6, 4))), "6 rows a head, no multiple of 16"),
     "gate and up": (
         lambda: ops.FusedLinear(X, None, (Parameter("w", (4, 8)),), (None,), kind="silu"),
         r"gate and up have \[4\] features",

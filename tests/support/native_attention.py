@@ -12,7 +12,7 @@ from octavo.backends.cpu.lowering import lower
 from octavo.batch import Batch
 from octavo.config import KVDtype
 from octavo.graph.layer_formats import LayerFormat
-from octavo.graph.ops import Attention, AttentionParams, FusedAttention, RopeParams
+from octavo.graph.ops import Attention, AttentionParams, FusedAttention, LatentAttention, RopeParams
 from octavo.graph.ops.kv_rounding import round_keys, round_values
 from octavo.graph.values import Rows, Value
 from tests.support.batches import Request, blocks_for, step
@@ -41,6 +41,7 @@ class Setup:
     threads: int = 1
     block_size: int = 16
     fused: bool = True
+    latent: bool = False  # LatentAttention: values are the first columns of keys, those of a sequence are not read
     checked: bool = False
     max_tokens: int = 600
     model_len: int = 8192
@@ -53,7 +54,7 @@ class NativeAttention:
 
     def __init__(self, params: AttentionParams, extras: Extras, setup: Setup) -> None:
         self.params, self.setup = params, setup
-        inputs = [sum(params.widths)] if setup.fused else list(params.widths)
+        inputs = self._input_widths()
         values, offset = [], 0
         for cols in [*inputs, params.output_width]:
             values.append((offset, cols, TOKENS))
@@ -81,9 +82,18 @@ class NativeAttention:
         self.program.finish()
         self.program.allocate_cache(setup.num_blocks, setup.block_size)
 
-    def _operation(self, inputs: list[int], extras: Extras) -> Attention | FusedAttention:
+    def _input_widths(self) -> list[int]:
+        p = self.params
+        if self.setup.latent:
+            parts = (p.cache.value_dim, p.head_dim - p.cache.value_dim)
+            return [heads * part for heads in (p.num_heads, 1) for part in parts]
+        return [sum(p.widths)] if self.setup.fused else list(p.widths)
+
+    def _operation(self, inputs: list[int], extras: Extras) -> Attention | FusedAttention | LatentAttention:
         """Without its weights, which come as arrays."""
         values = [Value(i, Rows.TOKENS, cols) for i, cols in enumerate(inputs)]
+        if self.setup.latent:
+            return LatentAttention(*values, self.params)
         if self.setup.fused:
             return FusedAttention(*values, self.params, extras.rope, eps=extras.eps)
         return Attention(*values, self.params)
@@ -95,6 +105,10 @@ class NativeAttention:
     def run(self, batch: Batch, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
         inputs = [np.concatenate([q, k, v], axis=1)] if self.setup.fused else [q, k, v]
+        if self.setup.latent:
+            heads = [x.reshape(-1, self.params.head_dim) for x in (q, k)]
+            parts = [part for x in heads for part in np.split(x, [self.params.cache.value_dim], axis=1)]
+            inputs = [part.reshape(len(q), -1) for part in parts]
         for index, array in enumerate(inputs):
             self.program.value(index, array.shape[0])[:] = array
         self.program.value(self.output, q.shape[0])[:] = np.nan

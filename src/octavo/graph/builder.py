@@ -16,7 +16,9 @@ from octavo.graph.ops import (
     Clip,
     Embedding,
     GatedActivation,
+    HeadLinear,
     Input,
+    LatentAttention,
     LayerNorm,
     Linear,
     Logits,
@@ -167,6 +169,10 @@ class Graph:
         """x @ weight.T, and + bias if the checkpoint has one."""
         return self.add_operation(Linear(x, self._weight(name, "linear"), self._bias(name)))
 
+    def head_linear(self, x: Value, name: str) -> Value:
+        """A product for each head: the weight is [heads, out, in], x [rows, heads * in]."""
+        return self.add_operation(HeadLinear(x, self._weight(name, "head_linear")))
+
     def logits(self, x: Value, name: str, *, softcap: float | None = None, scale: float = 1.0) -> Value:
         """The output head on selected rows: [OUTPUTS, vocab]. `softcap` after `scale`."""
         return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
@@ -232,6 +238,10 @@ class Graph:
         return self.add_operation(
             Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention"))
         )
+
+    def latent_attention(self, q: tuple[Value, Value], key: tuple[Value, Value], params: AttentionParams) -> Value:
+        """Causal attention over a paged cache of latents. q, key: the part for the latent, and the rotary part."""
+        return self.add_operation(LatentAttention(*q, *key, params))
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""

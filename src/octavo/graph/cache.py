@@ -18,7 +18,7 @@ class KVCache:
     layer: int
     num_kv_heads: int
     key_dim: int  # columns of one head
-    value_dim: int
+    value_dim: int  # 0: values are columns of the keys
     window: int | None = None
 
     @property

@@ -36,7 +36,8 @@ class LayerFormat:
 
 def layer_formats(graph: Graph, weight: Callable[[Parameter], Array], kv_dtype: KVDtype) -> dict[int, LayerFormat]:
     """The formats of all layers with attention for this `kv_dtype`. weight: the values of a parameter (a bias)."""
-    formats = {cache.layer: LayerFormat(kv_dtype) for cache in graph.kv_caches}
+    # A latent is a key and a value in one: it keeps float16.
+    formats = {cache.layer: LayerFormat(kv_dtype if cache.value_dim else "float16") for cache in graph.kv_caches}
     makers = {node.output: node.op for node in graph.nodes}
     for op in makers.values() if kv_dtype == "int8" else ():
         bias, rope = _bias_and_rope(op, makers)

@@ -145,6 +145,16 @@ void compare_products(Judge& judge, Random& random) {
     call.floats = {30.0f, 0.5f};
     judge.compare(call, "with soft cap", rows_up_to(call.rows));
 
+    for (const char* type : {"Q8_0", "BF16", "I4_32_ORDER3"}) {
+        call.kernel = "head_linear";
+        call.rows = MAX_ROWS;
+        call.cols = 3 * 48;
+        call.inputs = matrices(random_matrix(random, call.rows, 3 * 64));
+        call.weights = {random_weight(random, type, 3 * 48, 64)};
+        call.floats = {};
+        judge.compare(call, type, {1, 5, 9, MAX_ROWS});
+    }
+
     const int32_t experts = 6, inner = 32;
     call.kernel = "moe";
     call.rows = 33;
@@ -283,7 +293,11 @@ void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_di
         call.limits.block_table_stride = 128;  // as a limit: tokens of a sequence
         call.rows = batch.step.num_tokens;
         call.cols = 4 * head_dim;
-        if (call.kernel == "attention")
+        if (call.kernel == "latent_attention")
+            call.inputs =
+                matrices(random_matrix(random, call.rows, 4 * head_dim), random_matrix(random, call.rows, 4 * 16),
+                         random_matrix(random, call.rows, head_dim), random_matrix(random, call.rows, 16));
+        else if (call.kernel == "attention")
             call.inputs =
                 matrices(random_matrix(random, call.rows, 4 * head_dim), random_matrix(random, call.rows, 2 * head_dim),
                          random_matrix(random, call.rows, 2 * head_dim));
@@ -317,19 +331,32 @@ void compare_positions(Judge& judge, Random& random) {
         call.floats = {1.2f};
         judge.compare(call, std::to_string(head_dim) + " dimensions");
         // The last of the ints is the type of the cache, the last of the weights what int8 takes off keys.
+        for (const int32_t block_size : {8, 16, 32}) {
+            Call latent;
+            latent.kernel = "latent_attention";
+            latent.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, random_vector(random, 5),
+                              Operand{}};
+            latent.ints = {0, 4, 1, head_dim + 16, block_size == 16 ? 37 : 0, head_dim, 20, 0};
+            latent.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
+            compare_attention(judge, random, latent, head_dim, block_size);
+        }
         for (const int64_t kv_type : {0, 1})
             for (const int32_t block_size : {8, 16, 32}) {
                 const int64_t window = block_size == 16 ? 37 : 0;
                 Call plain;
                 plain.kernel = "attention";
-                plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}};
-                plain.ints = {0, 4, 2, head_dim, window, 0, kv_type};
+                plain.weights = {block_size == 8 ? random_vector(random, 4) : Operand{}, Operand{}, Operand{}};
+                plain.ints = {0, 4, 2, head_dim, window, 0, 1, kv_type};
                 plain.floats = {0.125f, block_size == 32 ? 20.0f : 0.0f};
                 Call fused;
                 fused.kernel = "fused_attention";
-                fused.weights = {Operand{}, frequencies, random_vector(random, 4), random_vector(random, head_dim),
+                fused.weights = {Operand{},
+                                 random_vector(random, 5),
+                                 frequencies,
+                                 random_vector(random, 4),
+                                 random_vector(random, head_dim),
                                  random_vector(random, head_dim)};
-                fused.ints = {0, 4, 2, head_dim, window, 0, kv_type};
+                fused.ints = {0, 4, 2, head_dim, window, 0, 20, kv_type};
                 fused.floats = {0.125f, 0.0f, 1.0f, 1e-6f};
                 for (Call* call : {&plain, &fused})
                     call->weights.push_back(kv_type == 1 ? random_vector(random, 2 * head_dim) : Operand{});

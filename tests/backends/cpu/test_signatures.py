@@ -12,7 +12,16 @@ import pytest
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.lowering import Operands, lower
 from octavo.graph import ops
-from octavo.graph.ops import Attention, AttentionParams, FusedAttention, FusedLinear, Op, Rope, RopeParams
+from octavo.graph.ops import (
+    Attention,
+    AttentionParams,
+    FusedAttention,
+    FusedLinear,
+    LatentAttention,
+    Op,
+    Rope,
+    RopeParams,
+)
 from octavo.graph.values import Parameter, Rows, Value
 
 X = Value(0, Rows.TOKENS, 64)
@@ -21,6 +30,7 @@ PARAMS = AttentionParams(0, 2, 1, 16, 0.25)
 NESTED: dict[type, Any] = {
     Attention: Attention(X, X, X, PARAMS),
     FusedAttention: FusedAttention(X, PARAMS, RopeParams((1.0, 0.5))),
+    LatentAttention: LatentAttention(X, X, X, X, PARAMS),
     FusedLinear: FusedLinear(X, None, (W,), (None,)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
 }

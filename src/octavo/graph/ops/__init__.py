@@ -10,6 +10,8 @@ from octavo.graph.ops.base import Evaluation as Evaluation
 from octavo.graph.ops.base import LayerCache as LayerCache
 from octavo.graph.ops.base import Op as Op
 from octavo.graph.ops.base import StepSizes as StepSizes
+from octavo.graph.ops.latent_attention import HeadLinear as HeadLinear
+from octavo.graph.ops.latent_attention import LatentAttention as LatentAttention
 from octavo.graph.ops.linear import Embedding as Embedding
 from octavo.graph.ops.linear import FusedLinear as FusedLinear
 from octavo.graph.ops.linear import Input as Input

@@ -232,9 +232,19 @@ def paged_attention(
     step: Evaluation, q: Array, k: Array, v: Array, params: AttentionParams, sinks: Array | None
 ) -> Array:
     """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
+    cache = step.caches[params.layer]
+    keys, values = (x.reshape(x.shape[0], params.num_kv_heads, -1) for x in (k, v))
+    cache.write(step.batch.slot_mapping[cache.group], keys, values)
+    return attend_cached(step, q, params, sinks)
+
+
+def attend_cached(step: Evaluation, q: Array, params: AttentionParams, sinks: Array | None) -> Array:
+    """q [tokens, num_heads * head_dim] over the keys and values in the cache -> [tokens, params.output_width].
+
+    In a cache without values they are the first columns of the keys.
+    """
     p, batch, cache = params, step.batch, step.caches[params.layer]
-    keys, values = (x.reshape(x.shape[0], p.num_kv_heads, -1) for x in (k, v))
-    cache.write(batch.slot_mapping[cache.group], keys, values)
+    stored = cache.values if cache.values.shape[-1] else cache.keys[..., : p.cache.value_dim]
     out = np.empty((q.shape[0], p.output_width), q.dtype)
     for request, length in enumerate(batch.seq_lens):
         tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
@@ -243,7 +253,7 @@ def paged_attention(
         begin = 0 if p.window is None else max(int(positions.min(initial=length)) - p.window + 1, 0)
         slots = cache.slots(batch.block_tables[cache.group, request], begin, int(length))
         queries = q[tokens] * _query_scales(p, positions).astype(q.dtype)
-        out[tokens] = _attend(queries, cache.keys[slots], cache.values[slots], positions - begin, p, sinks)
+        out[tokens] = _attend(queries, cache.keys[slots], stored[slots], positions - begin, p, sinks)
     return out
 
 

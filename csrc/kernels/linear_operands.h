@@ -1,0 +1,184 @@
+// The operands of a fused product, the scratch memory of a worker, and the activations, normed and quantized.
+#pragma once
+
+#include "activations.h"
+#include "elementwise.h"
+#include "kernel.h"
+#include "linear_dense.h"
+#include "linear_image.h"
+#include "norms.h"
+
+#if defined(OCTAVO_ISA_amx)
+#include "linear_amx.h"
+#elif defined(OCTAVO_ISA_avx512vnni) || defined(OCTAVO_ISA_avx512)
+#include "linear_avx512.h"
+#elif defined(OCTAVO_ISA_avx2)
+#include "linear_avx2.h"
+#elif defined(OCTAVO_NEON)
+#include "linear_neon.h"
+#else
+#include "linear_scalar.h"
+#endif
+
+namespace octavo {
+namespace {
+
+constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
+constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
+static_assert(BLOCK_ROWS <= DENSE_MOST_ROWS);
+constexpr int TILE_UNITS = 16;  // units that are unpacked at once: they stay in the L1 cache
+
+// One fused product. Everything but `weights` may be absent.
+struct Product {
+    const Weight* weights;
+    const Weight* biases;  // one a weight
+    int32_t num_weights;
+    View x, out;
+    const float* residual;
+    const float* norm;  // RMSNorm weight
+    float eps;
+    int64_t gate_kind;  // KIND_NONE: side by side
+    float scale, softcap;
+    // More than one: the only weight is as many matrices one below the other. Each reads the columns of a head, an
+    // equal part of x, and writes that of `out`, whole panels.
+    int32_t heads = 1;
+
+    int32_t k() const { return x.cols / heads; }
+};
+
+constexpr int64_t align64(int64_t n) { return (n + 63) / 64 * 64; }
+
+inline uint64_t order_id(const PackedWeight& w) { return w.order ? *w.order_id : 0; }
+
+// Weights with the same order of columns share an image of the activations; those of several experts have none in
+// common, as far as their scratch memory goes. Returns whether weight i is the first of those that share. image: that
+// of weight i.
+inline bool has_new_image(const Product& p, int i, int& image) {
+    const PackedWeight& w = *p.weights[i].packed;
+    image = 0;
+    for (int j = 0; j < i; ++j) {
+        const PackedWeight& other = *p.weights[j].packed;
+        int earlier;
+        if (is_dense(other.type->traits) || !has_new_image(p, j, earlier)) continue;
+        const bool is_known = w.num_orders <= 1 && other.num_orders <= 1;
+        if (is_known && w.num_orders == other.num_orders && order_id(w) == order_id(other)) return false;
+        ++image;
+    }
+    return !is_dense(w.type->traits);
+}
+
+// The requirements that the weights of a product share.
+struct ProductNeeds {
+    int images = 0;
+    bool normed_rows = false;
+    explicit ProductNeeds(const Product& p) {
+        for (int i = 0; i < p.num_weights; ++i) {
+            int image;
+            images += has_new_image(p, i, image) * p.heads;
+            normed_rows |= is_dense(p.weights[i].packed->type->traits) && p.norm;
+        }
+    }
+    // Bytes of the prepared activations: the int8 images, then normed float rows.
+    static int64_t image_bytes(const Product& p, int64_t rows) { return align64(Image::bytes(rows, p.k())); }
+    int64_t bytes(const Product& p, int64_t rows) const {
+        return images * image_bytes(p, rows) + (normed_rows ? align64(rows * p.x.cols * 4) : 0);
+    }
+};
+
+// Unpacked units of any format.
+template <int I = 0>
+constexpr int64_t tile_bytes() {
+    if constexpr (I == NUM_WEIGHT_TYPES) {
+        return 0;
+    } else {
+        constexpr int64_t size = align64(sizeof(UnitTile<FormOf<FormatOf<I>>>)) * TILE_UNITS,
+                          rest = tile_bytes<I + 1>();
+        return size > rest ? size : rest;
+    }
+}
+
+// The private scratch of a worker.
+struct ProductScratch {
+    uint8_t* activations;  // of FEW_ROWS
+    float* row;            // one normed row
+    uint8_t* tiles;
+    int32_t* terms[2];  // of BLOCK_ROWS; for two types that take turns (gate and up)
+    float* sums[2];     // [panels of a run][rows][16], at most BLOCK_ROWS x 16
+
+    static int64_t bytes(const Product& p) {
+        ProductScratch s{};
+        return s.place(p, nullptr);
+    }
+    explicit ProductScratch(const Product& p, void* memory) : ProductScratch() {
+        place(p, static_cast<uint8_t*>(memory));
+    }
+
+  private:
+    ProductScratch() = default;
+    int64_t place(const Product& p, uint8_t* base) {
+        int64_t at = 0;
+        const auto take = [&](int64_t size) {
+            uint8_t* const piece = base + at;
+            at += align64(size);
+            return piece;
+        };
+        activations = take(ProductNeeds(p).bytes(p, FEW_ROWS));
+        row = reinterpret_cast<float*>(take(p.x.cols * 4));
+        tiles = take(tile_bytes());
+        for (int i = 0; i < 2; ++i) {
+            terms[i] = reinterpret_cast<int32_t*>(take(static_cast<int64_t>(BLOCK_ROWS) * (p.k() / UNIT_K) * 8));
+            sums[i] = reinterpret_cast<float*>(take(BLOCK_ROWS * PANEL_COLS * 4));
+        }
+        return at;
+    }
+};
+
+// The activations of a step, ready for the products.
+struct Activations {
+    Image first_image;
+    int64_t image_bytes;
+    const float* dense;  // rows of x or normed rows, [rows, k]
+
+    Image image(int i) const { return {first_image.data + i * image_bytes, first_image.rows, first_image.units}; }
+};
+
+// Normalizes and quantizes the rows [begin, end).
+inline void prepare_rows(const Product& p, const ProductNeeds& needs, const Activations& a, float* row, int32_t begin,
+                         int32_t end) {
+    const int64_t k = p.x.cols;
+    for (int32_t i = begin; i < end; ++i) {
+        const float* source = p.x.data + i * k;
+        if (p.norm) {
+            float* const normed = needs.normed_rows ? const_cast<float*>(a.dense) + i * k : row;
+            rms_norm_group(normed, source, p.norm, k, p.eps);
+            source = normed;
+        }
+        for (int j = 0, image; j < p.num_weights; ++j) {
+            if (!has_new_image(p, j, image)) continue;
+            const PackedWeight& w = *p.weights[j].packed;
+            for (int h = 0; h < p.heads; ++h)
+                a.image(image + h).quantize_row(source + h * p.k(), i, w.num_orders > 1 ? w.order + h * w.k : w.order);
+        }
+    }
+}
+
+inline Activations prepare(const Product& p, const ProductScratch& scratch, void* shared, Worker& worker) {
+    const ProductNeeds needs(p);
+    const int32_t rows = p.x.rows;
+    const bool few = rows <= FEW_ROWS;
+    uint8_t* const base = few ? scratch.activations : static_cast<uint8_t*>(shared);
+    const int64_t image_bytes = needs.image_bytes(p, rows);
+    float* const normed = reinterpret_cast<float*>(base + needs.images * image_bytes);
+    const Activations a{{base, rows, p.k() / UNIT_K}, image_bytes, needs.normed_rows ? normed : p.x.data};
+    if (few) {
+        prepare_rows(p, needs, a, scratch.row, 0, rows);
+    } else if (needs.images > 0 || needs.normed_rows) {
+        const Range part = share(rows, worker);
+        prepare_rows(p, needs, a, scratch.row, static_cast<int32_t>(part.begin), static_cast<int32_t>(part.end));
+        worker.barrier();
+    }
+    return a;
+}
+
+}  // namespace
+}  // namespace octavo
