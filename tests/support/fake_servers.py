@@ -25,7 +25,11 @@ class Behaviour:
     files: dict[str, bytes] = field(default_factory=dict)
     listed: list[str] | None = None  # names in the listing; default: those of `files`
     refused: dict[str, int] = field(default_factory=dict)  # repository -> status
+<<<<<<< HEAD
     revisions: tuple[str, ...] = ("main",)  # all of them are COMMIT
+=======
+    checksums: dict[str, str] = field(default_factory=dict)  # SHA-256 that the listing tells, by name
+>>>>>>> 6200462 (cli: pull, list, rm, ps and stop; a catalogue of short names, addresses of the hub, and a record of what was downloaded)
     status_of_files: int = 200
     cut_once_at: int | None = None  # bytes after which the first download breaks off
     seconds_per_chunk: float = 0.0
@@ -70,7 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _listing(self, repository: str) -> dict[str, object]:
         names = self.behaviour.files if self.behaviour.listed is None else self.behaviour.listed
-        return {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": [{"rfilename": n} for n in names]}
+        siblings: list[dict[str, object]] = [{"rfilename": name} for name in names]
+        for sibling in siblings:
+            if (sha256 := self.behaviour.checksums.get(str(sibling["rfilename"]))) is not None:
+                sibling["lfs"] = {"size": 1, "sha256": sha256, "pointerSize": 1}
+        return {"id": repository, "modelId": repository, "sha": COMMIT, "siblings": siblings}
 
     def _send_file(self, path: str, with_body: bool) -> None:
         name = path.removeprefix("/files/") if path.startswith("/files/") else path.split(f"/{COMMIT}/")[-1]

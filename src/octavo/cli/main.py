@@ -20,11 +20,25 @@ from octavo import __version__
 from octavo.cli.terminal import ReaderGoneError, show_help_without_command
 from octavo.errors import OctavoError, UsageError
 
-_COMMANDS = ("run", "chat", "serve", "show", "plan", "doctor", "bench")
+# Each with its module, and the command's name there.
+_COMMANDS = {
+    "run": "run.run",
+    "chat": "chat.chat",
+    "serve": "serve.serve",
+    "ps": "servers.ps",
+    "stop": "servers.stop",
+    "pull": "models.pull",
+    "list": "models.list_models",
+    "rm": "models.rm",
+    "show": "show.show",
+    "plan": "plan.plan",
+    "bench": "bench.bench",
+    "doctor": "doctor.doctor",
+}
 
 
 class _Commands(click.Group):
-    """A command `name` is the object `name` in the module `name`; only the requested command is imported."""
+    """Imports only the command that is asked for."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's interface
         return list(_COMMANDS)
@@ -40,7 +54,8 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"octavo.cli.{cmd_name}"), cmd_name)
+        module, name = _COMMANDS[cmd_name].split(".")
+        command: click.Command = getattr(import_module(f"octavo.cli.{module}"), name)
         return command
 
 

@@ -42,6 +42,7 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
 
     from octavo.server.http.access_log import set_up_logging
     from octavo.server.http.listener import bind, tls_context, url_of
+    from octavo.server.registry import registered
     from octavo.server.startup import check_exposure, run_server
 
     is_debug = logging.getLogger().level == logging.DEBUG  # --debug
@@ -54,7 +55,8 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
         _say(f"octavo {__version__}: {', '.join(configs)} at {url}")
         report = _Report(url, progress, began)
         report.phase("server", time.monotonic() - began)
-        anyio.run(run_server, config, configs, sock, report)
+        with registered(url, tuple(configs), time.time()):
+            anyio.run(run_server, config, configs, sock, report)
 
 
 def _end_at_once_on_signals() -> None:

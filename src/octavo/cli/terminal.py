@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from octavo.outputs import RequestOutput
 
 
-def find_model(model: str, options: Options) -> tuple[Path, Options]:
+def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[Path, Options]:
     """The file or directory of a model, downloaded with progress if needed; and the options that remain for it.
 
-    options: fields of `EngineConfig`, of which `revision` belongs to the hub id.
+    options: fields of `EngineConfig`, of which `revision` belongs to the hub id. refresh: as the hub has it now.
     """
     from octavo.loader.hub import resolve_model
 
@@ -31,6 +31,7 @@ def find_model(model: str, options: Options) -> tuple[Path, Options]:
         path = resolve_model(
             model,
             revision=options.get("revision"),
+            refresh=refresh,
             progress=lambda file, done, total: progress.update(f"downloading {file}", done, total),
         )
     return path, left
@@ -94,3 +95,10 @@ def write_facts(facts: dict[str, str]) -> None:
     """Writes names and values in two columns."""
     width = max(map(len, facts))
     write("".join(f"{name:<{width}}  {value}\n" for name, value in facts.items()))
+
+
+def write_table(rows: list[dict[str, str]]) -> None:
+    """Writes rows of the same columns under their names."""
+    lines = [list(rows[0]), *(list(row.values()) for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    write("".join("  ".join(map(str.ljust, line, widths)).rstrip() + "\n" for line in lines))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from octavo import env
 from octavo.errors import ModelLoadError
+from octavo.loader import library
 from octavo.loader.aliases import ALIASES, Alias, DownloadProgress, resolve_alias
+from octavo.loader.catalogue import nearest
 from octavo.loader.gguf import part_names
 from octavo.loader.pickles import check_no_pickles
+from octavo.loader.references import Reference, parse, with_revision
 from octavo.loader.safetensors import INDEX_NAME
 
 if TYPE_CHECKING:
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HUB_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+?)(?::(?P<variant>[\w.-]+))?", re.ASCII)
-_REVISION = re.compile(r"(?!.*\.\.)[\w][\w./-]{0,199}", re.ASCII)
-_PATH_LIKE = re.compile(r"[./~].*|.*\.(gguf|safetensors)", re.DOTALL)
 _SIDE_FILES = frozenset(
     {"config.json", "quantize_config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
 )
@@ -39,20 +37,19 @@ def resolve_model(
     name: str,
     *,
     revision: str | None = None,
+    refresh: bool = False,
     progress: DownloadProgress | None = None,
     offline: bool | None = None,
 ) -> Path:
     """The file or directory of a model, downloaded if needed.
 
-    name: a path, a short name (`smollm2`), or a hub repository `org/name`, of which `org/name:Q4_K_M`
-    is one GGUF file. revision: branch, tag or commit of a repository; None: the newest.
-    progress: called with (file, bytes done, bytes in all) during downloads.
+    name: a path, a short name (`smollm2`, `qwen3:4b`), a hub repository `org/name`, of which `org/name:Q4_K_M`
+    is one GGUF file, or their address. revision: branch, tag or commit of a repository; None: the newest.
+    refresh: ask the hub even if the model is here. progress: called with (file, bytes done, bytes in all).
     offline: never touch the network; None: as the environment says.
     Raises ModelLoadError that says what to do.
     """
     offline = env.is_offline() if offline is None else offline
-    if revision is not None and not _REVISION.fullmatch(revision):
-        raise ModelLoadError(f"revision {revision!r:.80} is no branch, tag or commit of the hub")
     if alias := ALIASES.get(name.lower()):
         _check_no_revision(name, revision, "a short name, which stands for one revision")
         return resolve_alias(alias, lambda a, d: _alias_from_hub(a, d, progress), offline=offline, progress=progress)
@@ -62,29 +59,24 @@ def resolve_model(
     if path.exists() or path.is_symlink():
         _check_no_revision(name, revision, "a path on this machine")
         return path
-    match = _HUB_ID.fullmatch(name)
-    if match is None or _PATH_LIKE.fullmatch(name):
-        nearest = difflib.get_close_matches(name, ALIASES, 1, 0.4)
-        hint = f"; did you mean {nearest[0]}?" if nearest else "."
+    if (wanted := parse(name)) is None:
+        near = nearest(name, ALIASES)
         raise ModelLoadError(
-            f"{name}: no such file or directory, and no model of that name{hint} Give a path, a hub repository as "
-            f"org/name or org/name:Q4_K_M, or one of: {', '.join(ALIASES)}"
+            f"{name}: no such file or directory, and no model of that name{f'; did you mean {near}?' if near else '.'} "
+            "Give a path, a hub repository as org/name or org/name:Q4_K_M, or a short name (`octavo list --all`)"
         )
-    return _from_hub(_Wanted(match["repository"], match["variant"], revision), offline, progress)
+    wanted = with_revision(wanted, revision)
+    if not refresh and (record := library.find(wanted.label)) is not None:
+        return record.path
+    return _from_hub(wanted, offline, progress)
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """A model of the hub. variant: of a GGUF file. revision: None is the newest."""
-
-    repository: str
-    variant: str | None
-    revision: str | None
-
-    @property
-    def label(self) -> str:
-        name = f"{self.repository}:{self.variant}" if self.variant else self.repository
-        return f"{name} at revision {self.revision}" if self.revision else name
+def label_of(name: str) -> str | None:
+    """The name under which the model of a short name, hub id or address is recorded; None if it is none of these."""
+    if name.lower() in ALIASES:
+        return name.lower()
+    wanted = parse(name)
+    return None if wanted is None else wanted.label
 
 
 def _check_no_revision(name: str, revision: str | None, kind: str) -> None:
@@ -123,21 +115,44 @@ def choose_files(repository: str, names: Iterable[str], variant: str | None) -> 
     raise ModelLoadError(f"{repository}: neither GGUF nor safetensors files in this repository")
 
 
-def _from_hub(wanted: _Wanted, offline: bool, progress: DownloadProgress | None) -> Path:
+def _from_hub(wanted: Reference, offline: bool, progress: DownloadProgress | None) -> Path:
     repository = wanted.repository
     if not offline:
         try:
-            commit, names = _list_files(repository, _LIST_S, wanted.revision)
+            commit, checksums = _list_files(repository, _LIST_S, wanted.revision)
         except _UnreachableError as error:
             logger.warning("%s; looking among the models downloaded before", error)
         else:
-            files = choose_files(repository, names, wanted.variant)
+            files = _files_of(wanted, checksums)
             paths = [_download(repository, name, commit, None, progress) for name in files]
-            return paths[0].parent if files[0] == "config.json" else paths[0]
+            snapshot = paths[0].parents[files[0].count("/")]
+            record = library.store(wanted.label, commit, snapshot, files)
+            _check_content(record, checksums)
+            return record.path
     return _from_hub_cache(wanted)
 
 
-def _from_hub_cache(wanted: _Wanted) -> Path:
+def _files_of(wanted: Reference, names: Iterable[str]) -> list[str]:
+    if wanted.file is None:
+        return choose_files(wanted.repository, names, wanted.variant)
+    if wanted.file not in (names := list(names)) or not _is_harmless(wanted.file):
+        raise ModelLoadError(f"{wanted.repository}: no file {wanted.file!r:.200} there")
+    return part_names(wanted.file, names.__contains__)
+
+
+def _check_content(record: library.Record, checksums: Mapping[str, str | None]) -> None:
+    """Compares the SHA-256 of large files with those that the hub has told. Raises ModelLoadError."""
+    for file in record.files:
+        expected = checksums.get(file.name)
+        if expected is not None and expected != file.sha256:
+            Path(record.snapshot, file.name).resolve().unlink(missing_ok=True)
+            raise ModelLoadError(
+                f"{record.label}: {file.name} has SHA-256 {file.sha256}, not {expected} as the hub says; the file is "
+                "removed, try again"
+            )
+
+
+def _from_hub_cache(wanted: Reference) -> Path:
     """The model from an earlier download, without the network."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
@@ -151,7 +166,7 @@ def _from_hub_cache(wanted: _Wanted) -> Path:
         snapshot = revision.snapshot_path
         names = [file.file_path.relative_to(snapshot).as_posix() for file in revision.files]
         try:
-            files = choose_files(wanted.repository, names, wanted.variant)
+            files = _files_of(wanted, names)
         except ModelLoadError:  # another variant
             continue
         return snapshot if files[0] == "config.json" else snapshot / files[0]
@@ -166,8 +181,10 @@ class _UnreachableError(ModelLoadError):
     """The hub did not answer, as opposed to answering with a refusal."""
 
 
-def _list_files(repository: str, timeout_s: float, revision: str | None = None) -> tuple[str, list[str]]:
-    """The commit of a revision of a repository, and its files. None: the newest revision.
+def _list_files(repository: str, timeout_s: float, revision: str | None = None) -> tuple[str, dict[str, str | None]]:
+    """The commit of a revision of a repository, and its files with the SHA-256 of the large ones.
+
+    revision: None is the newest.
 
     Raises ModelLoadError; _UnreachableError if the hub does not answer in time.
     """
@@ -176,7 +193,7 @@ def _list_files(repository: str, timeout_s: float, revision: str | None = None) 
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
-    options = {"timeout": timeout_s, "revision": revision}
+    options = {"timeout": timeout_s, "revision": revision, "files_metadata": True}
     try:
         with ThreadPool(1) as pool:  # name resolution has no time limit of its own
             info = pool.apply_async(HfApi().model_info, [repository], options).get(timeout_s)
@@ -193,7 +210,7 @@ def _list_files(repository: str, timeout_s: float, revision: str | None = None) 
         raise _UnreachableError(
             f"{repository}: the hub cannot be reached within {timeout_s:g} s ({_one_line(error)})"
         ) from error
-    return str(info.sha), [sibling.rfilename for sibling in info.siblings or []]
+    return str(info.sha), {file.rfilename: file.lfs.sha256 if file.lfs else None for file in info.siblings or []}
 
 
 def _alias_from_hub(alias: Alias, directory: Path, progress: DownloadProgress | None) -> Path:

@@ -1,0 +1,84 @@
+"""`octavo pull`, `octavo list` and `octavo rm`: the models on this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from octavo.cli.terminal import find_model, is_terminal, write, write_json, write_table
+from octavo.engine.progress import size
+from octavo.errors import UsageError
+
+
+@click.command()
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--revision", help="branch, tag or commit of the repository [default: the newest]")
+def pull(*, models: tuple[str, ...], revision: str | None) -> None:
+    """Download models, or bring those that are here up to date.
+
+    MODEL is a short name (`octavo list --all`), a hub id such as org/name or org/name:Q4_K_M, or a hub URL.
+    """
+    for model in models:
+        path, _ = find_model(model, {"revision": revision}, refresh=True)
+        write(f"{model}: {path}\n")
+
+
+@click.command("list")
+@click.option("--all", "every", is_flag=True, help="list every short name instead, with its repository")
+@click.option("--json", "as_json", is_flag=True, help="write JSON")
+def list_models(*, every: bool, as_json: bool) -> None:
+    """List the downloaded models: name, size, last use and where they lie."""
+    from octavo.loader.library import age, installed
+
+    if every:
+        return _list_names(as_json)
+    models = installed()
+    if as_json:
+        write_json([{"name": m.name, "bytes": m.nbytes, "used": m.used, "path": str(m.path)} for m in models])
+    elif not models:
+        write("No models are downloaded. `octavo run` brings smollm2; `octavo list --all` lists short names.\n")
+    else:
+        rows = [{"NAME": m.name, "SIZE": size(m.nbytes), "USED": age(m.used), "PATH": str(m.path)} for m in models]
+        write_table(rows)
+        write(f"{size(sum(m.nbytes for m in models))} in all\n")
+    return None
+
+
+@click.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("-y", "--yes", is_flag=True, help="do not ask")
+def rm(*, names: tuple[str, ...], yes: bool) -> None:
+    """Delete downloaded models. NAME is as `octavo list` shows it, or a short name."""
+    import sys
+
+    from octavo.loader.hub import label_of
+    from octavo.loader.library import installed, remove
+
+    known = {model.name: model for model in installed()}
+    chosen: list[Any] = []
+    for name in names:
+        model = known.get(name) or known.get(label_of(name) or "")
+        if model is None:
+            raise UsageError(f"{name!r} is not downloaded; there are: {', '.join(known) or 'none'}")
+        chosen.append(model)
+    total = size(sum(model.nbytes for model in chosen))
+    if not yes:
+        if not is_terminal(sys.stdin):
+            raise UsageError(f"deleting {total} needs a yes: run it at a terminal, or give --yes")
+        click.confirm(f"Delete {', '.join(model.name for model in chosen)} ({total})?", abort=True, err=True)
+    for model in chosen:
+        remove(model)
+        write(f"deleted {model.name} ({size(model.nbytes)})\n")
+
+
+def _list_names(as_json: bool) -> None:
+    from octavo.loader.aliases import ALIASES
+    from octavo.loader.catalogue import catalogue
+
+    names = {**{name: alias.repository for name, alias in ALIASES.items()}, **catalogue()}
+    if as_json:
+        return write_json(names)
+    write_table([{"NAME": name, "REPOSITORY": repository} for name, repository in names.items()])
+    write("A type may follow: qwen3:4b-q8_0. Without one, Q4_K_M is taken if the repository has it.\n")
+    return None

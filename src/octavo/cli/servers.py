@@ -1,0 +1,113 @@
+"""`octavo ps` and `octavo stop`: the servers that run on this machine for this user."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import ssl
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import click
+
+from octavo.cli.terminal import write, write_json, write_table
+from octavo.engine.progress import ProgressBar
+from octavo.errors import UsageError
+from octavo.server.registry import RunningServer, running_servers
+
+_ASK_S = 2.0
+_MAX_ANSWER_BYTES = 1 << 20
+_POLL_S = 0.1
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="write JSON")
+def ps(*, as_json: bool) -> None:
+    """List running servers: their models, state and requests."""
+    servers = [_facts(server) for server in running_servers()]
+    if as_json:
+        write_json(servers)
+    elif not servers:
+        write("No server is running. `octavo serve MODEL` starts one.\n")
+    else:
+        write_table([{name.upper(): _text(value) for name, value in facts.items()} for facts in servers])
+
+
+@click.command()
+@click.argument("target", required=False, metavar="[PID | URL | MODEL]")
+@click.option("--all", "every", is_flag=True, help="stop every server of this user")
+@click.option("--now", is_flag=True, help="do not wait for running requests")
+def stop(*, target: str | None, every: bool, now: bool) -> None:
+    """Stop a server, after its running requests have finished (see `octavo serve --drain`)."""
+    chosen = _chosen(running_servers(), target, every)
+    for server in chosen:
+        for _ in range(1 + now):  # the second signal ends the wait
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server.pid, signal.SIGTERM)
+            time.sleep(_POLL_S * now)
+    with ProgressBar(announced=True) as progress:
+        while alive := [server for server in chosen if server.is_alive]:
+            progress.update("stopping", len(chosen) - len(alive), len(chosen))
+            time.sleep(_POLL_S)
+    for server in chosen:
+        write(f"stopped {server.pid} ({', '.join(server.models)}) at {server.url}\n")
+
+
+def _chosen(servers: list[RunningServer], target: str | None, every: bool) -> list[RunningServer]:
+    if not servers:
+        raise UsageError("no server of this user is running; `octavo serve MODEL` starts one")
+    if every and target is not None:
+        raise UsageError(f"either --all or {target!r}, not both")
+    if every:
+        return servers
+    listed = "; ".join(f"{server.pid} at {server.url} ({', '.join(server.models)})" for server in servers)
+    if target is None:
+        if len(servers) > 1:
+            raise UsageError(f"{len(servers)} servers are running: name one, or give --all: {listed}")
+        return servers
+    named = [s for s in servers if target in (str(s.pid), *s.models) or target.rstrip("/") == s.url.rstrip("/")]
+    if len(named) != 1:
+        many = "no server" if not named else f"{len(named)} servers"
+        raise UsageError(f"{many} of this user matches {target!r}; there are: {listed}")
+    return named
+
+
+def _facts(server: RunningServer) -> dict[str, Any]:
+    """The server as its user sees it. It may be loading, busy, or want a key."""
+    status, _ = _ask(f"{server.url}/health/ready")
+    state = {200: "ready", 503: "loading or ending"}.get(status, "not answering")
+    status, load = _ask(f"{server.url}/load")
+    return {
+        "pid": server.pid,
+        "url": server.url,
+        "models": list(server.models),
+        "state": state,
+        "requests": load.get("server_load") if status == 200 else None,
+        "up_s": int(time.time() - server.began),
+    }
+
+
+def _ask(url: str) -> tuple[int, dict[str, Any]]:
+    """Status and body of an answer; status 0: none."""
+    # A certificate of one's own may not be known to this machine, and nothing secret is sent.
+    trusting = ssl.create_default_context()
+    trusting.check_hostname = False
+    trusting.verify_mode = ssl.CERT_NONE
+    try:
+        with urllib.request.urlopen(url, timeout=_ASK_S, context=trusting) as answer:
+            return answer.status, json.loads(answer.read(_MAX_ANSWER_BYTES))
+    except urllib.error.HTTPError as error:
+        return error.code, {}
+    except (OSError, http.client.HTTPException, ValueError):
+        return 0, {}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "?"
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

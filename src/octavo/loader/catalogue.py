@@ -1,0 +1,123 @@
+"""Short names of models of the hub, by family and size, as `octavo list --all` shows them.
+
+A name is `family:size`, optionally with a type: `qwen3:4b:q8_0` (or `qwen3:4b-q8_0`). The family alone is its first
+size. Each repository was found by this name in public source code. Files and checksums are not listed here: both are
+taken from the hub at the first download and recorded (`octavo.loader.library`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+_TYPE = re.compile(r"(iq|q|tq|f|bf|mxfp)[0-9][a-z0-9_]*", re.ASCII)
+
+# Family -> size -> repository with GGUF files.
+FAMILIES: dict[str, dict[str, str]] = {
+    "smollm2": {
+        "360m": "HuggingFaceTB/SmolLM2-360M-Instruct-GGUF",
+        "1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct-GGUF",
+    },
+    "smollm3": {"3b": "ggml-org/SmolLM3-3B-GGUF"},
+    "qwen3": {
+        "4b": "Qwen/Qwen3-4B-GGUF",
+        "0.6b": "Qwen/Qwen3-0.6B-GGUF",
+        "1.7b": "Qwen/Qwen3-1.7B-GGUF",
+        "8b": "Qwen/Qwen3-8B-GGUF",
+        "14b": "Qwen/Qwen3-14B-GGUF",
+        "32b": "Qwen/Qwen3-32B-GGUF",
+        "30b": "Qwen/Qwen3-30B-A3B-GGUF",
+    },
+    "qwen3-instruct": {"4b": "unsloth/Qwen3-4B-Instruct-2507-GGUF"},
+    "qwen3-embedding": {"0.6b": "Qwen/Qwen3-Embedding-0.6B-GGUF"},
+    "qwen2.5": {
+        "7b": "bartowski/Qwen2.5-7B-Instruct-GGUF",
+        "0.5b": "Qwen/Qwen2.5-0.5B-Instruct-GGUF",
+        "1.5b": "Qwen/Qwen2.5-1.5B-Instruct-GGUF",
+        "3b": "Qwen/Qwen2.5-3B-Instruct-GGUF",
+        "14b": "bartowski/Qwen2.5-14B-Instruct-GGUF",
+    },
+    "qwen2.5-coder": {
+        "7b": "Qwen/Qwen2.5-Coder-7B-Instruct-GGUF",
+        "0.5b": "Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF",
+        "1.5b": "Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
+        "3b": "Qwen/Qwen2.5-Coder-3B-Instruct-GGUF",
+    },
+    "llama3.1": {"8b": "bartowski/Meta-Llama-3.1-8B-Instruct-GGUF"},
+    "llama3.2": {
+        "3b": "bartowski/Llama-3.2-3B-Instruct-GGUF",
+        "1b": "bartowski/Llama-3.2-1B-Instruct-GGUF",
+    },
+    "llama3.3": {"70b": "bartowski/Llama-3.3-70B-Instruct-GGUF"},
+    "gemma3": {
+        "4b": "ggml-org/gemma-3-4b-it-GGUF",
+        "270m": "ggml-org/gemma-3-270m-it-GGUF",
+        "1b": "ggml-org/gemma-3-1b-it-GGUF",
+        "12b": "ggml-org/gemma-3-12b-it-GGUF",
+    },
+    "gemma2": {
+        "9b": "bartowski/gemma-2-9b-it-GGUF",
+        "2b": "bartowski/gemma-2-2b-it-GGUF",
+        "27b": "bartowski/gemma-2-27b-it-GGUF",
+    },
+    "phi4": {"14b": "bartowski/phi-4-GGUF"},
+    "phi4-mini": {"3.8b": "unsloth/Phi-4-mini-instruct-GGUF"},
+    "phi3.5": {"3.8b": "bartowski/Phi-3.5-mini-instruct-GGUF"},
+    "phi3": {"3.8b": "microsoft/Phi-3-mini-4k-instruct-gguf"},
+    "mistral": {"7b": "bartowski/Mistral-7B-Instruct-v0.3-GGUF"},
+    "mistral-nemo": {"12b": "bartowski/Mistral-Nemo-Instruct-2407-GGUF"},
+    "mistral-small": {"24b": "bartowski/Mistral-Small-24B-Instruct-2501-GGUF"},
+    "mixtral": {"8x7b": "TheBloke/Mixtral-8x7B-Instruct-v0.1-GGUF"},
+    "granite3.3": {
+        "8b": "ibm-granite/granite-3.3-8b-instruct-GGUF",
+        "2b": "ibm-granite/granite-3.3-2b-instruct-GGUF",
+    },
+    "deepseek-r1": {
+        "7b": "bartowski/DeepSeek-R1-Distill-Qwen-7B-GGUF",
+        "1.5b": "bartowski/DeepSeek-R1-Distill-Qwen-1.5B-GGUF",
+        "8b": "bartowski/DeepSeek-R1-Distill-Llama-8B-GGUF",
+    },
+    "tinyllama": {"1.1b": "TheBloke/TinyLlama-1.1B-Chat-v1.0-GGUF"},
+    "olmo2": {"1b": "allenai/OLMo-2-0425-1B-Instruct-GGUF"},
+    "lfm2": {
+        "1.2b": "LiquidAI/LFM2-1.2B-GGUF",
+        "350m": "LiquidAI/LFM2-350M-GGUF",
+        "700m": "LiquidAI/LFM2-700M-GGUF",
+    },
+    "gpt-oss": {"20b": "ggml-org/gpt-oss-20b-GGUF"},
+    "exaone4": {"1.2b": "LGAI-EXAONE/EXAONE-4.0-1.2B-GGUF"},
+    "nomic-embed": {"137m": "nomic-ai/nomic-embed-text-v1.5-GGUF"},
+    "bge-small": {"33m": "CompendiumLabs/bge-small-en-v1.5-gguf"},
+    "bge-base": {"109m": "CompendiumLabs/bge-base-en-v1.5-gguf"},
+}
+
+
+def catalogue() -> dict[str, str]:
+    """Every short name with its size, and the repository that it stands for."""
+    return {f"{family}:{size}": repo for family, sizes in FAMILIES.items() for size, repo in sizes.items()}
+
+
+def find(name: str) -> tuple[str, str | None] | None:
+    """The repository and the type (`Q8_0`) that a short name asks for; None if it is not in the catalogue."""
+    name = _WITH_DASH.get(name.lower(), name.lower())
+    family, _, tag = name.partition(":")
+    sizes = FAMILIES.get(family)
+    if sizes is None:
+        return None
+    size, *rest = re.split("[:-]", tag, maxsplit=1)
+    if not rest and _TYPE.fullmatch(size):  # qwen3:q8_0
+        size, rest = "", [size]
+    repository = sizes[next(iter(sizes))] if size in ("", "latest") else sizes.get(size)
+    if repository is None or not all(map(_TYPE.fullmatch, rest)):
+        return None
+    return repository, rest[0].upper() if rest else None
+
+
+def nearest(name: str, also: Iterable[str] = ()) -> str | None:
+    """The short name that a misspelled one may mean."""
+    found = difflib.get_close_matches(name.lower(), [*also, *FAMILIES, *catalogue()], 1, 0.6)
+    return found[0] if found else None
+
+
+_WITH_DASH = {name.replace(":", "-"): name for name in catalogue()}

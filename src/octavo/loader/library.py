@@ -1,0 +1,171 @@
+"""The record of models downloaded from the hub: commit, files, checksums, last use.
+
+A recorded model is used as it is, without the network, until `octavo pull` asks the hub again. Each has a JSON file
+in `models/records` of the cache folder; its files lie in the hub library's own cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from octavo import env
+from octavo.errors import ModelLoadError
+from octavo.loader.aliases import ALIASES
+from octavo.loader.model_cache import find_file, models_dir
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1 << 22
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedFile:
+    """A file of a model, by its path in the repository."""
+
+    name: str
+    nbytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A downloaded model. label: `org/name:Q4_K_M` as it was asked for. snapshot: folder of its files."""
+
+    label: str
+    commit: str
+    snapshot: str
+    files: tuple[RecordedFile, ...]  # the one to open comes first
+
+    @property
+    def path(self) -> Path:
+        """The model: its file, or the directory of a checkpoint."""
+        first = Path(self.snapshot, self.files[0].name)
+        return first.parent if first.name == "config.json" else first
+
+    @property
+    def nbytes(self) -> int:
+        return sum(file.nbytes for file in self.files)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every file is there with its size."""
+        paths = [(Path(self.snapshot, file.name), file.nbytes) for file in self.files]
+        return all(path.is_file() and path.stat().st_size == nbytes for path, nbytes in paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """A model on this machine. used: seconds since 1970."""
+
+    name: str
+    path: Path
+    nbytes: int
+    used: float
+    files: tuple[Path, ...]
+
+
+def find(label: str) -> Record | None:
+    """The complete model of an earlier download, marked as used now."""
+    file = _file_of(label)
+    record = _read(file)
+    if record is None or record.label != label or not record.is_complete:
+        return None
+    with contextlib.suppress(OSError):  # a read-only cache keeps no time of use
+        os.utime(file)
+    return record
+
+
+def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
+    """Writes the record of a download: the sizes and SHA-256 of its files."""
+    files = tuple(_recorded(snapshot, name) for name in names)
+    record = Record(label, commit, str(snapshot), files)
+    file = models_dir() / "records" / _file_of(label).name
+    try:
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        temporary = file.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(msgspec.json.encode(record).decode())
+        os.replace(temporary, file)
+    except OSError as error:
+        logger.warning("%s: cannot be written (%s); the hub is asked again next time", file, error.strerror or error)
+    return record
+
+
+def installed() -> list[Installed]:
+    """The downloaded models, the last used first."""
+    found = []
+    for name, alias in ALIASES.items():
+        path = find_file(Path(alias.sha256[:16], alias.filename), alias.nbytes)
+        if path is not None:
+            found.append(Installed(name, path, alias.nbytes, path.stat().st_atime, (path,)))
+    for file in _records_dir().glob("*.json"):
+        record = _read(file)
+        if record is not None and record.is_complete:
+            paths = tuple(Path(record.snapshot, f.name) for f in record.files)
+            found.append(Installed(record.label, record.path, record.nbytes, file.stat().st_mtime, (*paths, file)))
+    return sorted(found, key=lambda model: -model.used)
+
+
+def remove(model: Installed) -> None:
+    """Deletes the files of a model that no other model shares. Raises ModelLoadError."""
+    others = {path.resolve() for other in installed() if other.name != model.name for path in other.files}
+    try:
+        for path in model.files:
+            content = path.resolve()
+            if content in others:
+                continue
+            path.unlink(missing_ok=True)
+            if content != path:  # the hub library's snapshots are links to its blobs
+                content.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # others may be left in it
+                path.parent.rmdir()
+    except OSError as error:
+        raise ModelLoadError(f"{error.filename}: cannot be removed ({error.strerror or error})") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Of a file's content, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def age(used: float) -> str:
+    """Since when a model has not been used, in words: "3 days ago"."""
+    seconds = max(time.time() - used, 0.0)
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"
+
+
+def _recorded(snapshot: Path, name: str) -> RecordedFile:
+    content = (snapshot / name).resolve()
+    return RecordedFile(name, content.stat().st_size, sha256_of(content))
+
+
+def _read(file: Path) -> Record | None:
+    """The record in a file; None if there is none that makes sense."""
+    try:
+        record = msgspec.json.decode(file.read_bytes(), type=Record)
+    except (OSError, ValueError):
+        return None
+    return record if record.files else None
+
+
+def _records_dir() -> Path:
+    return env.cache_dir() / "models" / "records"
+
+
+def _file_of(label: str) -> Path:
+    return _records_dir() / f"{hashlib.sha256(label.encode()).hexdigest()[:32]}.json"

@@ -1,0 +1,83 @@
+"""`octavo ps` and `octavo stop`, with real servers."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.server.registry import registered, running_servers
+from tests.support.processes import octavo
+from tests.support.server import START_S, running_server, start_server
+from tests.support.witness import faulty
+
+
+def listed(cache: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(octavo("ps", "--json", env={"OCTAVO_CACHE": str(cache)}).stdout)
+    return found
+
+
+def test_ps_and_stop(smollm2_path: Path, tmp_path: Path) -> None:
+    env = {"OCTAVO_CACHE": str(tmp_path)}
+    assert "No server is running" in octavo("ps", env=env).stdout
+    refused = octavo("stop", env=env)
+    assert (refused.returncode, "no server of this user is running" in refused.stderr) == (2, True)
+    with running_server(smollm2_path, env=env) as server:
+        [facts] = listed(tmp_path)
+        assert (facts["pid"], facts["url"], facts["state"]) == (server.process.pid, server.url, "ready")
+        assert (facts["models"], facts["requests"]) == ([str(smollm2_path)], 0)
+        assert server.url in octavo("ps", env=env).stdout
+        assert "no server of this user matches 'other'" in octavo("stop", "other", env=env).stderr
+        stopped = octavo("stop", server.url, env=env)
+        assert stopped.stdout.startswith(f"stopped {server.process.pid} ")
+        assert server.wait() == 0
+    assert listed(tmp_path) == []
+
+
+def test_a_server_that_loads_and_one_that_was_killed(smollm2_path: Path, tmp_path: Path) -> None:
+    env = {"OCTAVO_CACHE": str(tmp_path)}
+    loading = start_server(smollm2_path, env={**faulty("load:sleep:1"), **env})
+    killed = start_server(smollm2_path, env={**faulty("load:sleep:1"), **env})
+    try:
+        for server in (loading, killed):
+            server.wait_listening()
+            server.wait_for_line(" server ", START_S)
+        assert len(running_servers_of(tmp_path, 2)) == 2
+        assert "2 servers are running: name one, or give --all" in octavo("stop", env=env).stderr
+        killed.kill()
+        [facts] = running_servers_of(tmp_path, 1)
+        assert (facts["pid"], facts["state"]) == (loading.process.pid, "loading or ending")
+        assert octavo("stop", "--all", env=env).returncode == 0
+        assert loading.wait() == 0
+    finally:
+        loading.kill()
+        killed.kill()
+
+
+def running_servers_of(cache: Path, count: int) -> list[dict[str, Any]]:
+    found = listed(cache)
+    assert len(found) == count
+    return found
+
+
+def test_a_later_process_of_the_same_number_is_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    with registered("http://127.0.0.1:1", ("m",), 0.0):
+        [server] = running_servers()
+        assert server.pid == os.getpid()
+        file = tmp_path / "servers" / f"{server.pid}.json"
+        text = file.read_text()
+        file.write_text(text.replace(f'"started":{server.started}', f'"started":{server.started - 1}'))
+        assert running_servers() == []
+        assert not file.exists()
+
+
+def test_damaged_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    (tmp_path / "servers").mkdir()
+    (tmp_path / "servers" / "1.json").write_text("{")
+    (tmp_path / "servers" / "2.json").write_text("[" * 100_000)
+    assert running_servers() == []
