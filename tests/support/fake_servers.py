@@ -25,11 +25,8 @@ class Behaviour:
     files: dict[str, bytes] = field(default_factory=dict)
     listed: list[str] | None = None  # names in the listing; default: those of `files`
     refused: dict[str, int] = field(default_factory=dict)  # repository -> status
-<<<<<<< HEAD
     revisions: tuple[str, ...] = ("main",)  # all of them are COMMIT
-=======
     checksums: dict[str, str] = field(default_factory=dict)  # SHA-256 that the listing tells, by name
->>>>>>> 6200462 (cli: pull, list, rm, ps and stop; a catalogue of short names, addresses of the hub, and a record of what was downloaded)
     status_of_files: int = 200
     cut_once_at: int | None = None  # bytes after which the first download breaks off
     seconds_per_chunk: float = 0.0
