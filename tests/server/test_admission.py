@@ -176,6 +176,25 @@ def test_a_request_runs_only_so_long(model: ServedModel) -> None:
     run(test)
 
 
+def test_clients_may_repeat_an_id(model: ServedModel) -> None:
+    """Each request has a place of its own, and cancelling ends all of the tenant's requests with the id."""
+
+    async def test() -> None:
+        admission = Admission(ServerConfig())
+        tickets = [admit(admission, model, "same", tenant=tenant) for tenant in ("anna", "anna", "bert")]
+        assert admission.num_requests == 3
+        assert admission.cancel("same", "anna")
+        for ticket in tickets[:2]:
+            with pytest.raises(ApiError, match="cancelled"):
+                await ticket.wait(lambda: asyncio.sleep(0))
+        await tickets[2].wait(lambda: asyncio.sleep(0))
+        for ticket in tickets:
+            ticket.release()
+        assert admission.num_requests == 0
+
+    run(test)
+
+
 def test_only_the_tenant_cancels_its_request(model: ServedModel) -> None:
     async def test() -> None:
         admission = Admission(ServerConfig())

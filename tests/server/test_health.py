@@ -157,7 +157,7 @@ def test_cancelling_is_for_the_same_key_only(model: ServedModel) -> None:
         asked = asyncio.create_task(client.post(CHAT, json=BODY, headers=anna))
         while not state.admission.num_requests:
             await asyncio.sleep(0.01)
-        [request_id] = [ticket for lane in state.admission._lanes.values() for ticket in lane.tickets]
+        [request_id] = [ticket.request_id for lane in state.admission._lanes.values() for ticket in lane.tickets]
         path = f"/v1/requests/{request_id}/cancel"
         assert (await client.post(path)).status_code == 401
         refused = await client.post(path, headers=bert)

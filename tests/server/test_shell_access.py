@@ -287,3 +287,10 @@ def test_documentation_loads_nothing_from_elsewhere(open_shell: Shell) -> None:
     document = open_shell.get("/openapi.json").body.decode()
     assert "HTTPValidationError" not in document
     assert '"422"' not in document
+
+
+@pytest.mark.parametrize("second", ["http://localhost", "https://evil.example"])
+def test_two_origins_are_refused(open_shell: Shell, second: str) -> None:
+    """Checks may read the first one and browsers' proxies the last one."""
+    reply = open_shell.post(CHAT, GOOD, {"Origin": f"http://localhost\r\nOrigin: {second}"})
+    assert reply.error == (400, "invalid_request_error", None, "invalid_value")

@@ -100,7 +100,7 @@ class _Lane:
 
     limit: int
     max_tokens: int
-    tickets: dict[str, Ticket] = field(default_factory=dict)  # in order of arrival
+    tickets: dict[Ticket, None] = field(default_factory=dict)  # in order of arrival; clients may repeat an id
     num_sequences: int = 0
     num_waiting_tokens: int = 0
     _mean_stay_s: float = 0.0  # of requests that were answered
@@ -110,7 +110,7 @@ class _Lane:
     def add(self, ticket: Ticket) -> None:
         if 2 * self.num_sequences < self.limit:
             self._next_place_at = 0.0  # the crowd is gone
-        self.tickets[ticket.request_id] = ticket
+        self.tickets[ticket] = None
         self.num_sequences += ticket.num_sequences
 
     def check_sequences(self, num_sequences: int) -> None:
@@ -129,7 +129,7 @@ class _Lane:
         return OverloadedError(message, code="server_overloaded", retry_after_s=self.retry_after_s(num_sequences))
 
     def remove(self, ticket: Ticket) -> None:
-        del self.tickets[ticket.request_id]
+        del self.tickets[ticket]
         if ticket.has_started:
             weight = _SMOOTHING if self._mean_stay_s else 1.0
             stay_s = asyncio.get_running_loop().time() - ticket.admitted_at
@@ -142,7 +142,7 @@ class _Lane:
         """True if the engine has not started the request. num_waiting: requests in the engine's queue."""
         if ticket.has_started:
             return False
-        unstarted = [other for other in self.tickets.values() if not other.has_started]
+        unstarted = [other for other in self.tickets if not other.has_started]
         unstarted.sort(key=lambda other: other.priority)  # stable: then by arrival
         later = unstarted[unstarted.index(ticket) + 1 :]
         return sum(other.num_prompts for other in later) < num_waiting
@@ -218,17 +218,16 @@ class Admission:
         return lane.num_sequences >= lane.limit
 
     def cancel(self, request_id: str, tenant: str) -> bool:
-        """Cancels a request; False if this tenant has none with that id."""
-        for lane in self._lanes.values():
-            ticket = lane.tickets.get(request_id)
-            if ticket is not None and ticket.tenant == tenant:
-                ticket.end(ApiError(499, "the request was cancelled", code="request_cancelled"))
-                return True
-        return False
+        """Cancels the requests with this id; False if this tenant has none."""
+        tickets = [ticket for lane in self._lanes.values() for ticket in lane.tickets]
+        found = [ticket for ticket in tickets if (ticket.request_id, ticket.tenant) == (request_id, tenant)]
+        for ticket in found:
+            ticket.end(ApiError(499, "the request was cancelled", code="request_cancelled"))
+        return bool(found)
 
     async def wait_idle(self) -> None:
         """Returns when no request is left."""
-        while tickets := [ticket for lane in self._lanes.values() for ticket in lane.tickets.values()]:
+        while tickets := [ticket for lane in self._lanes.values() for ticket in lane.tickets]:
             await tickets[0].released.wait()
 
     def _lane(self, model: ServedModel) -> _Lane:

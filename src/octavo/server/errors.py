@@ -34,8 +34,10 @@ STATUSES = {
     431: "The headers are too large",
     499: "The request was cancelled through /v1/requests",
     500: "A fault of the server",
+    501: "The body is in a transfer coding other than chunked",
     503: "No room now; try again after Retry-After seconds",
     504: "The request ran for too long",
+    505: "The request is in another version of HTTP than 1.0 and 1.1",
 }
 
 

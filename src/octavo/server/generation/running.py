@@ -35,10 +35,10 @@ class Generation:
     Raises what ended the request otherwise: an ApiError or OctavoError. One task per prompt fetches its outputs, so
     that the limits of the request apply even while nobody reads.
 
-    request_id: the server's own. prompt_token_ids: of each prompt, as the engine got them; a conversation is one.
-    num_truncated_tokens: cut off the prompts because the request asked for it. prompt_logprobs: of each prompt, as
-    in `RequestOutput`; complete with the first event. ignored_fields: of the spec, because this model has no use for
-    them.
+    request_id: the client's or, if it has sent none, the server's. prompt_token_ids: of each prompt, as the engine got
+    them; a conversation is one. num_truncated_tokens: cut off the prompts because the request asked for it.
+    prompt_logprobs: of each prompt, as in `RequestOutput`; complete with the first event. ignored_fields: of the spec,
+    because this model has no use for them.
     """
 
     def __init__(

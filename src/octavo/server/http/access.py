@@ -106,7 +106,7 @@ class OriginRules:
     cors_origins: tuple[str, ...] = ()
 
     def check(self, headers: Headers, http_version: str) -> None:
-        """Raises ApiError 400 for a broken Host header and 403 for a page that must not call."""
+        """Raises ApiError 400 for a broken Host header or two Origins, and 403 for a page that must not call."""
         hosts = [value for name, value in headers if name == b"host"]
         if len(hosts) > 1 or (not hosts and http_version != "1.0"):
             raise bad_request(f"{len(hosts)} Host headers; there must be one")
@@ -119,7 +119,10 @@ class OriginRules:
         if listens_on_loopback and not self.has_keys and host and not is_loopback(host) and host != self.host.lower():
             remedy = "call it as localhost, or ask for an --api-key behind a proxy"
             raise _forbidden(f"this server does not answer for host {quote(host)}; {remedy}")
-        origin = next((value.decode("latin-1") for name, value in headers if name == b"origin"), None)
+        origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+        if len(origins) > 1:
+            raise bad_request(f"{len(origins)} Origin headers; there may be one")
+        origin = origins[0] if origins else None
         if origin is None or self.allows(origin) or (self.has_keys and not listens_on_loopback):
             return
         match = _ORIGIN.fullmatch(origin)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -16,6 +18,8 @@ MAX_LINE_CHARS = 4096
 
 _UNNAMED = ("id", "method", "path", "status")  # fields of the log's line, in front
 _QUIET_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/metrics", "/dashboard/data"})
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._~:@+=-]{1,128}")
 
 logger = logging.getLogger("octavo.access")
 
@@ -29,7 +33,7 @@ class AccessRecord:
     path: str
     route: str | None = None  # the path's pattern, None if there is none
     client: str = ""
-    client_request_id: str = ""  # the client's own id
+    client_request_id: str = ""  # the client's own id, where it is another one
     status: int = 0
     model: str | None = None
     num_prompt_tokens: int | None = None
@@ -70,6 +74,12 @@ class AccessRecord:
 def new_request_id() -> str:
     """An id for the answer's header and the log."""
     return f"req-{secrets.token_hex(12)}"
+
+
+def accepted_request_id(given: Sequence[str]) -> str:
+    """The client's id for its request, if it sent one that fits into a header, a path and a line of the log; else a new
+    one. given: the values of all its `X-Request-Id` headers."""
+    return given[0] if len(given) == 1 and _REQUEST_ID.fullmatch(given[0]) else new_request_id()
 
 
 def record_of(request: Request) -> AccessRecord:

@@ -1,8 +1,8 @@
 """The checks that every request passes before its endpoint, and the answers to all errors.
 
-A request gets an id. Its Host and Origin, API key, route, content type and body size are checked, and everything that
-is not known to be allowed is refused. Errors of the endpoints are answered here too, in the format of the path's
-protocol.
+A request gets an id, or keeps its client's. Its Host and Origin, API key, route, content type and body size are
+checked, and everything that is not known to be allowed is refused. Errors of the endpoints are answered here too, in
+the format of the path's protocol.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, ClientGoneError, shutting_down, to_api_error
 from octavo.server.http.access import ApiKeys, OriginRules, configured_keys
-from octavo.server.http.access_log import AccessRecord, new_request_id
+from octavo.server.http.access_log import AccessRecord, accepted_request_id
 from octavo.server.http.json_body import quote
 from octavo.server.http.route_table import Dialect, Headers, RouteTable
 
@@ -49,12 +49,14 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers, client = dict(scope["headers"]), scope.get("client")
+        given_ids = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"]
+        request_id = accepted_request_id(given_ids)
         record = AccessRecord(
-            request_id=new_request_id(),
+            request_id=request_id,
             method=scope["method"],
             path=scope["path"],
             client="" if client is None else client[0],
-            client_request_id=headers.get(b"x-request-id", b"").decode("latin-1"),
+            client_request_id="" if given_ids == [request_id] else ",".join(given_ids),
         )
         scope.setdefault("state", {})["access"] = record
         dialect, cors = self._routes.dialect(record.path), self._origins.cors_headers(scope["headers"])

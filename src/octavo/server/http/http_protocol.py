@@ -1,7 +1,8 @@
 """HTTP/1.1 on one connection: uvicorn's protocol with the limits that it lacks.
 
-These are a time limit for the headers, limits on their number and size, a time limit for unread answers, a limit on
-connections, and support for clients that close only their sending half (RFC 9112, section 9.6).
+These are a time limit for the headers, limits on their number and size and on those of trailers and chunk extensions, a
+time limit for unread answers, a limit on connections, and support for clients that close only their sending half (RFC
+9112, section 9.6). Targets may be absolute; answers to HTTP/1.0 end with the connection instead of a last chunk.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import logging
 import socket
 import time
-from typing import Any
+from typing import Any, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError, bad_request
@@ -29,6 +31,9 @@ _REFUSAL_S = 1.0
 _PROBE_PERIOD_S = 1.0
 _CHECK_DELAYS_S = (0.005, 0.02, 0.05, 0.1, 0.5)
 _TCP_INFO_CLOSED = 7  # first byte of Linux's struct tcp_info
+
+_CHUNK_FRAME_BYTES = 20  # of a chunk without extensions: 16 digits and two line ends
+_UNKNOWN_LENGTH = 1 << 62  # of an answer that ends with its connection
 
 _ALLOW = {"Allow": "GET, POST"}
 
@@ -76,6 +81,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._write_timer: asyncio.TimerHandle | None = None
         self._awaits_head = True
         self._num_header_bytes = 0
+        self._num_trailers = 0
+        self._num_body_bytes = 0  # of this request, as far as it has arrived
+        self._num_chunks = 0
+        self._num_extension_bytes = 0
+        self._is_in_body = False
         self._refusal: ApiError | None = None  # of this request or connection; nothing is parsed any more
         self._last_data_s = 0.0
 
@@ -141,7 +151,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._num_header_bytes = 0
+        self._num_header_bytes = self._num_trailers = self._num_body_bytes = 0
+        self._num_chunks = self._num_extension_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._count_header_bytes(len(url))
@@ -149,13 +160,19 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_header_bytes(len(name) + len(value))
-        if len(self.headers) >= MAX_HEADERS:
+        if len(self.headers) + self._num_trailers >= MAX_HEADERS:
             self._reject(ApiError(431, f"more than {MAX_HEADERS} headers", code="headers_too_large"))
-        super().on_header(name, value)
+        if self._is_in_body:
+            self._num_trailers += 1  # and dropped: nothing that decides about a request may come after its body
+        else:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check_version(self.parser.get_http_version())
         if self.parser.should_upgrade():
             return  # the parser skips the body now; the whole request is parsed once more
+        self._check_codings()
+        self._make_target_relative()
         if not self.url.startswith(b"/"):
             self._reject(bad_request("the request's target must be a path that begins with /"))
         if self.url.startswith(b"//"):
@@ -164,18 +181,64 @@ class BoundedProtocol(HttpToolsProtocol):
             self._reject(bad_request("the request's target holds bytes that are not ASCII; encode them with %"))
         self._stop_header_timer()
         self._awaits_head = False
+        self._is_in_body = True
         super().on_headers_complete()
 
+    def on_chunk_header(self) -> None:
+        self._num_chunks += 1
+
+    def on_body(self, body: bytes) -> None:
+        self._num_body_bytes += len(body)
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
+        self._is_in_body = False
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
+    def _check_version(self, version: str) -> None:
+        if version not in ("1.0", "1.1"):
+            self._reject(_other_version(version))
+
+    def _check_codings(self) -> None:
+        """Refuses bodies in other transfer codings than chunked (RFC 9112, section 6.1)."""
+        values = [value for name, value in self.headers if name == b"transfer-encoding"]
+        if not values:
+            return
+        codings = [coding.strip().lower() for coding in b",".join(values).split(b",")]
+        if self.parser.get_http_version() == "1.0":
+            self._reject(bad_request("HTTP/1.0 has no Transfer-Encoding; send a Content-Length"))
+        if codings[-1] == b"chunked" and codings != [b"chunked"]:
+            message = "of the transfer codings, only chunked is supported; send the body as it is"
+            self._reject(ApiError(501, message, code="unsupported_transfer_coding"))
+
+    def _make_target_relative(self) -> None:
+        """Of an absolute target, the host takes the place of the Host header (RFC 9112, section 3.2.2)."""
+        scheme, found, rest = self.url.partition(b"://")
+        if not found or scheme.lower() not in (b"http", b"https"):
+            return
+        end = next((i for i, byte in enumerate(rest) if byte in b"/?#"), len(rest))
+        host, target = rest[:end], rest[end:]
+        if not host or b"@" in host:
+            self._reject(bad_request("the request's target has no host, or a user's name in front of it"))
+        self.url = target if target.startswith(b"/") else b"/" + target
+        hosts = [i for i, (name, _) in enumerate(self.headers) if name == b"host"]
+        if len(hosts) == 1:  # none or two are an error whatever the target is
+            self.headers[hosts[0]] = (b"host", host)
+
     def _parse(self, data: bytes) -> bytes:
         """Parses the data and returns the rest, which is still to be parsed."""
+        begun, framed = self._is_in_body, self._num_body_bytes + _CHUNK_FRAME_BYTES * self._num_chunks
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             return self._without_upgrade() + data[upgrade.args[0] :]
+        if begun and self._is_in_body:  # all of the data, unless another request begins in it
+            framed = self._num_body_bytes + _CHUNK_FRAME_BYTES * self._num_chunks - framed
+            self._num_extension_bytes += max(len(data) - framed, 0)
+            if self._num_extension_bytes > MAX_HEADER_BYTES:
+                message = f"chunk extensions of more than {MAX_HEADER_BYTES} bytes"
+                self._refuse(ApiError(431, message, code="headers_too_large"))
         return b""
 
     def _without_upgrade(self) -> bytes:
@@ -210,6 +273,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return ApiError(405, message, code="method_not_supported", headers=_ALLOW)
         if isinstance(error, httptools.HttpParserInvalidURLError) and not data.partition(b" ")[2].startswith(b"/"):
             return ApiError(404, "Invalid URL: it must be a path that begins with /")
+        if "HTTP version" in str(error):
+            return _other_version(self.parser.get_http_version())
         return bad_request("the request is not valid HTTP/1.1")
 
     def _refuse(self, error: ApiError) -> None:
@@ -230,6 +295,12 @@ class BoundedProtocol(HttpToolsProtocol):
         headers += [(b"connection", b"close"), *dialect.id_headers(request_id)]
         lines = [STATUS_LINE[error.status], *(b"%b: %b\r\n" % header for header in headers), b"\r\n", body]
         self.transport.write(b"".join(lines))
+
+    # Answering
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        is_old = cycle.scope["http_version"] == "1.0"
+        super()._start_asgi_task(cycle, cast(Any, _until_close(app, cycle)) if is_old else app)
 
     # Times
 
@@ -323,3 +394,26 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] == _TCP_INFO_CLOSED:
             self.transport.abort()
+
+
+def _other_version(version: str) -> ApiError:
+    message = f"HTTP/{version} is not supported in this form; use HTTP/1.1"
+    return ApiError(505, message, code="unsupported_http_version")
+
+
+def _until_close(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
+    """The application for a client of HTTP/1.0, which knows no chunks: an answer of unknown length ends with the
+    connection (RFC 9112, section 6.3). The web server itself would send chunks."""
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_plainly(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                if all(name.lower() != b"content-length" for name, _ in message["headers"]):
+                    cycle.chunked_encoding, cycle.expected_content_length = False, _UNKNOWN_LENGTH
+            elif cycle.expected_content_length > _UNKNOWN_LENGTH // 2 and not message.get("more_body", False):
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await app(scope, receive, send_plainly)
+
+    return answer
