@@ -61,8 +61,8 @@ struct Weight {
 // declares. A kernel lists their names with OCTAVO_SIGNATURE and reads `args.floats[RmsNorm::eps]`; adding a record
 // compares the names with those of the operation, so that a field that moved is an error and not another operand.
 //   Value                    one input; None: a view with data null
-//   Parameter, tuple[float]  one weight: plain float32 if it has one dimension, else packed as
-//                            [product of the leading dimensions, last dimension]; None: all zero
+//   Parameter, tuple[float]  one weight: plain float32 if it has one dimension or is declared plain, else packed
+//                            as [product of the leading dimensions, last dimension]; None: all zero
 //   tuple of Parameters      one tuple of weights (None among them: all zero)
 //   int, bool                one int; None: 0
 //   float                    one float; None: 0
@@ -79,6 +79,7 @@ enum Kind : int64_t {
     KIND_RELU2,
     KIND_SIGMOID,
     KIND_TANH,
+    KIND_QUICK_GELU,
     KIND_SOFTMAX,
 };
 

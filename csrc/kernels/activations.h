@@ -49,6 +49,8 @@ inline F32x16 gelu_tanh(F32x16 x) {
     return x * sigmoid(cubic * broadcast(1.5957691216057308f));  // 2 sqrt(2 / pi)
 }
 
+inline F32x16 quick_gelu(F32x16 x) { return x * sigmoid(x * broadcast(1.702f)); }
+
 // The second operand of max survives if it is NaN.
 inline F32x16 relu(F32x16 x) { return max(broadcast(0.0f), x); }
 
@@ -68,6 +70,8 @@ inline void with_activation(int64_t kind, F f) {
             return f([](F32x16 x) { return relu(x) * relu(x); });
         case KIND_SIGMOID:
             return f([](F32x16 x) { return sigmoid(x); });
+        case KIND_QUICK_GELU:
+            return f([](F32x16 x) { return quick_gelu(x); });
         default:
             return f([](F32x16 x) { return tanh(x); });
     }

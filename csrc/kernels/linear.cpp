@@ -27,7 +27,7 @@ Product plain_operands(const Args& args) {
 
 Product head_linear_operands(const Args& args) {
     const Weight* const weight = args.weights + HeadLinear::weight;
-    Product p = plain_product(weight, 1, args.inputs[HeadLinear::x], args.output, KIND_NONE);
+    Product p = plain_product(weight, nullptr, 1, args.inputs[HeadLinear::x], args.output);
     p.heads = p.x.cols / weight->packed->k;
     return p;
 }

@@ -304,7 +304,13 @@ class ProductRun {
     void finish_gated(int32_t panel, int i) const {
         const BiasedSums gate = biased_sums(0, panel, sums_of(0, i)), up = biased_sums(1, panel, sums_of(1, i));
         with_activation(p_.gate_kind, [&](auto activation) {
-            write_rows(0, panel, 0, [&](int32_t r) { return activation(gate(r)) * up(r); });
+            if (p_.gate_limit == 0.0f && p_.up_offset == 0.0f)
+                return write_rows(0, panel, 0, [&](int32_t r) { return activation(gate(r)) * up(r); });
+            const F32x16 limit = broadcast(p_.gate_limit == 0.0f ? __builtin_huge_valf() : p_.gate_limit);
+            const F32x16 offset = broadcast(p_.up_offset), least = broadcast(0.0f) - limit;
+            write_rows(0, panel, 0, [&](int32_t r) {
+                return activation(min(limit, gate(r))) * (max(least, min(limit, up(r))) + offset);
+            });
         });
     }
 

@@ -3,19 +3,21 @@
 #pragma once
 
 #include "linear_product.h"
+#include "moe_routing.h"
 
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Moe, (x), (router, gate, up, down), (top_k, kind, scoring, normalize), (routed_scale));
+OCTAVO_SIGNATURE(Moe, (x), (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias),
+                 (top_k, scoring, normalize, num_groups, top_groups, group_best, kind), (scale, limit, up_offset));
 
 struct MoeOperands {
     View x, out;
-    Weight router, gate, up, down;
+    Weight router, gate, up, down, router_bias, gate_bias, up_bias, down_bias;
     int32_t experts, intermediate, top_k;
-    int64_t kind, scoring;
-    bool normalize;
-    float routed_scale;
+    int64_t kind;
+    float limit, up_offset;
+    Routing routing;
 
     explicit MoeOperands(const Args& args)
         : x(args.inputs[Moe::x]),
@@ -24,13 +26,28 @@ struct MoeOperands {
           gate(args.weights[Moe::gate]),
           up(args.weights[Moe::up]),
           down(args.weights[Moe::down]),
+          router_bias(args.weights[Moe::router_bias]),
+          gate_bias(args.weights[Moe::gate_bias]),
+          up_bias(args.weights[Moe::up_bias]),
+          down_bias(args.weights[Moe::down_bias]),
           experts(router.packed->n),
           intermediate(down.packed->k),
-          top_k(static_cast<int32_t>(args.ints[Moe::top_k])),
+          top_k(int32(args, Moe::top_k)),
           kind(args.ints[Moe::kind]),
-          scoring(args.ints[Moe::scoring]),
-          normalize(args.ints[Moe::normalize] != 0),
-          routed_scale(args.floats[Moe::routed_scale]) {}
+          limit(args.floats[Moe::limit]),
+          up_offset(args.floats[Moe::up_offset]),
+          routing{experts,
+                  top_k,
+                  args.ints[Moe::scoring],
+                  args.ints[Moe::normalize] != 0,
+                  args.floats[Moe::scale],
+                  int32(args, Moe::num_groups),
+                  int32(args, Moe::top_groups),
+                  int32(args, Moe::group_best),
+                  args.weights[Moe::selection_bias].data} {}
+
+  private:
+    static int32_t int32(const Args& args, int i) { return static_cast<int32_t>(args.ints[i]); }
 };
 
 // The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix, and the columns to skip in front.
@@ -52,14 +69,29 @@ inline ExpertWeight expert_weight(const Weight& w, int32_t expert, int32_t n) {
     return {p, skip};
 }
 
-inline Product plain_product(const Weight* weights, int32_t count, View x, View out, int64_t kind) {
-    return {weights, nullptr, count, x, out, nullptr, nullptr, 0.0f, kind, 1.0f, 0.0f};
+// The biases of an expert, with the columns in front that are skipped: numbers of the expert before.
+inline Weight expert_bias(const Weight& table, int32_t expert, int32_t n, int32_t skip) {
+    if (!table.data) return table;
+    return {nullptr, table.data + static_cast<int64_t>(expert) * n - skip, skip + n};
+}
+
+inline Product plain_product(const Weight* weights, const Weight* biases, int32_t count, View x, View out) {
+    return {weights, biases, count, x, out, nullptr, nullptr, 0.0f, KIND_NONE, 1.0f, 0.0f};
+}
+inline Product gated_product(const MoeOperands& m, const Weight* weights, const Weight* biases, View x, View out) {
+    Product p = plain_product(weights, biases, 2, x, out);
+    p.gate_kind = m.kind;
+    p.gate_limit = m.limit;
+    p.up_offset = m.up_offset;
+    return p;
 }
 
 // The data that all workers share. `rows` is the largest number an expert can get: all of them.
 struct MoeScratch {
     void* product;
     float* scores;                      // [rows, experts]
+    float *rank, *groups;               // [rows, experts]
+    int32_t* best;                      // [rows, experts]
     int32_t* chosen;                    // [rows, top_k], increasing
     float* weights;                     // [rows, top_k]
     float *x, *hidden, *aligned, *out;  // [rows, ...] of one expert; hidden and out with skipped columns
@@ -85,6 +117,9 @@ struct MoeScratch {
         const auto floats = [&](int64_t cols) { return reinterpret_cast<float*>(take(rows * cols * 4)); };
         product = take(product_bytes);
         scores = floats(m.experts);
+        rank = floats(m.experts);
+        groups = floats(m.experts);
+        best = reinterpret_cast<int32_t*>(take(rows * m.experts * 4));
         chosen = reinterpret_cast<int32_t*>(take(rows * m.top_k * 4));
         weights = floats(m.top_k);
         x = floats(m.x.cols);
@@ -95,55 +130,19 @@ struct MoeScratch {
     }
 };
 
-// Scores of all experts of one row, in place.
-inline void score_row(float* scores, int32_t n, int64_t scoring) {
-    float largest = scores[0];
-    for (int32_t i = 1; i < n; ++i) largest = scores[i] > largest ? scores[i] : largest;
-    float total = 0.0f;
-    for (int32_t i = 0; i < n; i += 16) {
-        const int lanes = n - i < 16 ? n - i : 16;
-        const F32x16 s = load_partial(scores + i, lanes);
-        store_partial(scores + i, scoring == KIND_SOFTMAX ? exp(s - broadcast(largest)) : sigmoid(s), lanes);
-    }
-    for (int32_t i = 0; i < n; ++i) total += scores[i];
-    for (int32_t i = 0; scoring == KIND_SOFTMAX && i < n; ++i) scores[i] /= total;
-}
-
-// The top_k experts (equal scores: the lower one) in increasing order, with their weights.
-inline void choose_experts(const MoeOperands& m, const float* scores, int32_t* chosen, float* weights) {
-    float total = 0.0f;
-    for (int32_t slot = 0; slot < m.top_k; ++slot) {
-        int32_t best = -1;
-        for (int32_t e = 0; e < m.experts; ++e) {
-            bool taken = false;
-            for (int32_t i = 0; i < slot; ++i) taken |= chosen[i] == e;
-            if (!taken && (best < 0 || scores[e] > scores[best])) best = e;
-        }
-        chosen[slot] = best;
-        total += scores[best];
-    }
-    for (int32_t i = 1; i < m.top_k; ++i)
-        for (int32_t j = i; j > 0 && chosen[j - 1] > chosen[j]; --j) {
-            const int32_t t = chosen[j];
-            chosen[j] = chosen[j - 1];
-            chosen[j - 1] = t;
-        }
-    for (int32_t i = 0; i < m.top_k; ++i)
-        weights[i] = scores[chosen[i]] / (m.normalize ? total : 1.0f) * m.routed_scale;
-}
-
 class MoeRun {
   public:
     MoeRun(const MoeOperands& m, const MoeScratch& s, Worker& worker) : m_(m), s_(s), worker_(worker) {}
 
     void route() {
         const View scores = {s_.scores, m_.x.rows, m_.experts};
-        run_product(plain_product(&m_.router, 1, m_.x, scores, KIND_NONE), s_.product, worker_);
+        run_product(plain_product(&m_.router, &m_.router_bias, 1, m_.x, scores), s_.product, worker_);
         worker_.barrier();
         const Range rows = share(m_.x.rows, worker_);
         for (int64_t r = rows.begin; r < rows.end; ++r) {
-            score_row(s_.scores + r * m_.experts, m_.experts, m_.scoring);
-            choose_experts(m_, s_.scores + r * m_.experts, s_.chosen + r * m_.top_k, s_.weights + r * m_.top_k);
+            const int64_t at = r * m_.experts;
+            choose_experts(m_.routing, s_.scores + at, {s_.rank + at, s_.groups + at, s_.best + at},
+                           s_.chosen + r * m_.top_k, s_.weights + r * m_.top_k);
             __builtin_memset(m_.out.data + r * m_.out.cols, 0, sizeof(float) * m_.out.cols);
         }
         worker_.barrier();
@@ -157,12 +156,16 @@ class MoeRun {
         const ExpertWeight up = expert_weight(m_.up, expert, m_.intermediate);
         const ExpertWeight down = expert_weight(m_.down, expert, m_.out.cols);
         const Weight gate_up[2] = {{&gate.packed, nullptr, 0}, {&up.packed, nullptr, 0}};
+        const Weight gate_up_bias[2] = {expert_bias(m_.gate_bias, expert, m_.intermediate, gate.skip),
+                                        expert_bias(m_.up_bias, expert, m_.intermediate, up.skip)};
         const Weight last = {&down.packed, nullptr, 0};
+        const Weight last_bias = expert_bias(m_.down_bias, expert, m_.out.cols, down.skip);
         const View x = {s_.x, count, m_.x.cols}, hidden = {s_.hidden, count, gate.packed.n};
-        run_product(plain_product(gate_up, 2, x, hidden, m_.kind), s_.product, worker_);
+        run_product(gated_product(m_, gate_up, gate_up_bias, x, hidden), s_.product, worker_);
         worker_.barrier();
         const View aligned = {align(hidden, gate.skip), count, m_.intermediate};
-        run_product(plain_product(&last, 1, aligned, {s_.out, count, down.packed.n}, KIND_NONE), s_.product, worker_);
+        const View out = {s_.out, count, down.packed.n};
+        run_product(plain_product(&last, &last_bias, 1, aligned, out), s_.product, worker_);
         worker_.barrier();
         scatter(expert, down.packed.n, down.skip);
         worker_.barrier();
@@ -225,9 +228,9 @@ class MoeRun {
 inline ScratchSizes moe_product_scratch(const MoeOperands& m) {
     const Weight gate_up[2] = {m.gate, m.up};
     const View hidden = {nullptr, m.x.rows, m.intermediate};
-    const ScratchSizes sizes[3] = {product_scratch(plain_product(&m.router, 1, m.x, m.out, KIND_NONE)),
-                                   product_scratch(plain_product(gate_up, 2, m.x, hidden, m.kind)),
-                                   product_scratch(plain_product(&m.down, 1, hidden, m.out, KIND_NONE))};
+    const ScratchSizes sizes[3] = {product_scratch(plain_product(&m.router, nullptr, 1, m.x, m.out)),
+                                   product_scratch(gated_product(m, gate_up, nullptr, m.x, hidden)),
+                                   product_scratch(plain_product(&m.down, nullptr, 1, hidden, m.out))};
     ScratchSizes largest = {0, 0};
     for (const ScratchSizes& s : sizes) {
         largest.per_worker = s.per_worker > largest.per_worker ? s.per_worker : largest.per_worker;

@@ -5,9 +5,21 @@ namespace {
 
 OCTAVO_SIGNATURE(Mul, (a, b), (), (), ());
 
+// b has one column.
+void mul_rows(const View& a, const float* b, const View& out, const Worker& worker) {
+    const Range rows = share(out.rows, worker);
+    for (int64_t r = rows.begin; r < rows.end; ++r)
+        for (int32_t c = 0; c < out.cols; c += 16) {
+            const int lanes = out.cols - c < 16 ? out.cols - c : 16;
+            const int64_t at = r * out.cols + c;
+            store_partial(out.data + at, load_partial(a.data + at, lanes) * broadcast(b[r]), lanes);
+        }
+}
+
 void mul(const Args& args, const Step&, Worker& worker) {
-    const float *a = args.inputs[Mul::a].data, *b = args.inputs[Mul::b].data;
-    map_elements(args.output, worker, [a, b](auto read) { return read(a) * read(b); });
+    const View &a = args.inputs[Mul::a], &b = args.inputs[Mul::b];
+    if (b.cols == 1 && a.cols > 1) return mul_rows(a, b.data, args.output, worker);
+    map_elements(args.output, worker, [&](auto read) { return read(a.data) * read(b.data); });
 }
 
 }  // namespace

@@ -13,7 +13,7 @@ from octavo.backends.cpu.lowering import PASSES
 from octavo.errors import GraphError, UsageError
 from octavo.graph import ops
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, Op, RopeParams
+from octavo.graph.ops import AttentionParams, Op, RopeParams, Routing
 from octavo.graph.passes import optimize
 from octavo.graph.values import Rows, Value
 from octavo.quantization.packed import DenseWeight
@@ -87,7 +87,7 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.LatentAttention: latent_attention,
     ops.HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
     ops.SelectRows: lambda g, x: g.select_rows(x),
-    ops.MoE: lambda g, x: g.moe(x, "moe", 2),
+    ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2)),
     ops.FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
     ops.FusedAttention: fused_attention,
 }

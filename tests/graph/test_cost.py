@@ -55,7 +55,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     matrices = sum(w.shape[0] * w.shape[1] for n, w in weights.items() if len(w.shape) == 2 and "embed" not in n)
     # Of stacked experts, a token uses top_k.
     experts = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
-    matrices += sum(op.top_k * 3 * prod(op.gate.shape[1:]) for op in experts)
+    matrices += sum(op.routing.top_k * 3 * prod(op.gate.shape[1:]) for op in experts)
     if "lm_head.weight" not in weights:
         matrices += weights["embed_tokens.weight"].data.size
     assert 2 * 64 * matrices < plain.flops < 2 * 64 * matrices * 1.5

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from octavo.backends import ExecutorLimits, reference
 from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
+from octavo.graph.ops import Routing
 from octavo.graph.ops.attention import rotate
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.tensor_names import TensorName
@@ -215,7 +216,7 @@ STACKS = WeightTable(
 
 def mixture(shapes: Mapping[str, tuple[int, ...]]) -> Graph:
     g = Graph(shapes)
-    x = g.moe(g.embedding("embed_tokens"), LAYER + "mlp", 2)
+    x = g.moe(g.embedding("embed_tokens"), LAYER + "mlp", Routing(2))
     g.output = g.logits(g.select_rows(x), "embed_tokens")
     return g
 

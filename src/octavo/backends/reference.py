@@ -67,7 +67,7 @@ def sizes(
     """See `octavo.backends.Backend`; the sizes of an executor in float32."""
     infos = {p: parameter_info(weights, p) for p in graph.parameters}
     packed = {p: 4 * prod(p.shape) for p in infos}
-    matrices = {p: PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if len(p.shape) > 1}
+    matrices = {p: PackedType(infos[p].type_name, "F32", infos[p].nbytes, packed[p]) for p in infos if p.is_matrix}
     workspace = 4 * _workspace_elements(graph, limits)
     return Sizes(graph, packed, matrices, workspace, _cache_sizes(graph, 4), {})
 

@@ -29,7 +29,7 @@ def held_weights(checkpoint: Checkpoint, graph: Graph, dtype: str = "auto", quan
     tensor whose numbers the type does not have.
     """
     weights = checkpoint.weights
-    matrices = [p.name for p in graph.parameters if len(p.shape) > 1 and p.name in weights]
+    matrices = [p.name for p in graph.parameters if p.is_matrix and p.name in weights]
     changed: dict[str, Source] = {}
     if quantization is not None:
         names = {parameter.name for node in graph.nodes for parameter in node.op.products}

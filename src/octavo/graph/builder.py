@@ -29,6 +29,7 @@ from octavo.graph.ops import (
     RMSNorm,
     Rope,
     RopeParams,
+    Routing,
     Scale,
     SelectRows,
     Softcap,
@@ -188,19 +189,37 @@ class Graph:
         self,
         x: Value,
         name: str,
-        top_k: int,
+        routing: Routing,
         *,
         kind: str = "silu",
-        scoring: str = "softmax",
-        normalize: bool = True,
-        routed_scale: float = 1.0,
+        limit: float | None = None,
+        up_offset: float = 0.0,
     ) -> Value:
-        """Experts under `name`: `gate.weight` (the router), `experts.{gate,up,down}_proj.weight`, stacked."""
-        router, gate, up, down = (
-            self._weight(f"{name}.{part}", "moe")
-            for part in ("gate", "experts.gate_proj", "experts.up_proj", "experts.down_proj")
+        """Experts under `name`, stacked: `experts.{gate,up,down}_proj.weight`, and `.bias` where the checkpoint has it.
+
+        The router is `gate.weight` and `gate.bias`, the bias of the choice `gate.e_score_correction_bias`.
+        """
+        router, parts = f"{name}.gate", [f"{name}.experts.{part}_proj" for part in ("gate", "up", "down")]
+        selection = f"{router}.e_score_correction_bias"
+        gate, up, down = (self._weight(part, "moe") for part in parts)
+        gate_bias, up_bias, down_bias = (self._bias(part, plain=True) for part in parts)
+        op = MoE(
+            x,
+            self._weight(router, "moe"),
+            gate,
+            up,
+            down,
+            routing,
+            kind,
+            limit,
+            up_offset,
+            self._bias(router),
+            self._parameter(selection, "moe") if selection in self.weights else None,
+            gate_bias,
+            up_bias,
+            down_bias,
         )
-        return self.add_operation(MoE(x, router, gate, up, down, top_k, kind, scoring, normalize, routed_scale))
+        return self.add_operation(op)
 
     # Operations without weights.
 
@@ -208,6 +227,7 @@ class Graph:
         return self.add_operation(Add(a, b))
 
     def mul(self, a: Value, b: Value) -> Value:
+        """a * b; a b of one column multiplies whole rows."""
         return self.add_operation(Mul(a, b))
 
     def scale(self, x: Value, factor: float) -> Value:
@@ -262,9 +282,9 @@ class Graph:
     def _weight(self, stem: str, op_name: str) -> Parameter:
         return self._parameter(f"{stem}.weight", op_name)
 
-    def _bias(self, stem: str) -> Parameter | None:
+    def _bias(self, stem: str, *, plain: bool = False) -> Parameter | None:
         name = f"{stem}.bias"
-        return Parameter(name, tuple(self.weights[name])) if name in self.weights else None
+        return Parameter(name, tuple(self.weights[name]), plain=plain) if name in self.weights else None
 
     def _parameter(self, name: str, op_name: str) -> Parameter:
         layer = _LAYER.match(name)

@@ -60,12 +60,19 @@ class Part:
 class Parameter:
     """A weight by its checkpoint name, for example `layers.0.self_attn.q_proj.weight`, or a part of it.
 
-    shape: of the weight or its part, [out_features, in_features] for a linear layer.
+    shape: of the weight or its part, [out_features, in_features] for a linear layer. plain: a table of vectors, such as
+    the biases of experts: float32, never packed for products.
     """
 
     name: str
     shape: tuple[int, ...]
     part: Part | None = None
+    plain: bool = False
+
+    @property
+    def is_matrix(self) -> bool:
+        """True if a backend may pack it for products; else its numbers are read as they are, in float32."""
+        return len(self.shape) > 1 and not self.plain
 
     @property
     def label(self) -> str:

@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from octavo.errors import ModelLoadError
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.ops import AttentionParams, RopeParams, Routing
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import long_rope_from_gguf, long_rope_from_hf, rope_from_gguf, rope_from_hf
 
@@ -35,17 +35,6 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
-    """The mixture of experts in the layers whose weights include a router (`mlp.gate`).
-
-    top_k: experts of a token. normalize: the weights of these sum to 1.
-    """
-
-    top_k: int
-    normalize: bool
-
-
-@dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):
     """Base of the architectures' `Config`. Fields of subclasses have defaults."""
 
@@ -58,7 +47,7 @@ class DecoderConfig(ModelConfig):
     qk_norm: bool = False  # a norm on q and k: on each head or, if the weight is as wide, on all columns
     attention_scale: float | None = None  # of q . k; None: head_dim^-0.5
     attention_softcap: float | None = None
-    experts: Experts | None = None
+    experts: Routing | None = None  # in the layers whose weights include a router (`mlp.gate`)
     short_rope: RopeParams | None = None  # long-rope: in place of `rope` in sequences of up to original_length tokens
     original_length: int = 0
 
@@ -105,7 +94,7 @@ class DecoderConfig(ModelConfig):
         shapes: Mapping[str, tuple[int, ...]],
         *,
         norm_eps: str = "attention.layer_norm_rms_epsilon",
-        experts: Experts | None = None,
+        experts: Routing | None = None,
     ) -> ConfigT:
         """norm_eps: the key of the norms' epsilon; experts: None: a file with experts is refused."""
         embedding = shapes.get("embed_tokens.weight", ())
@@ -155,7 +144,7 @@ class DecoderConfig(ModelConfig):
         activation: tuple[str, ...] = ("silu", "swish"),
         theta: float = 10000.0,
         norm_eps: str = "rms_norm_eps",
-        experts: Experts | None = None,
+        experts: Routing | None = None,
     ) -> ConfigT:
         """reader: config.json; rope: its part about the rotary embedding, if it is not in the usual place; windows: one
         per layer; None: as `use_sliding_window` says; activation: the names of the MLP's activation; theta: the rotary
@@ -213,18 +202,20 @@ def _hf_windows(reader: ConfigReader, num_layers: int) -> Windows:
     return tuple(window if layer >= first else None for layer in range(num_layers))
 
 
-def experts_from_gguf(reader: ConfigReader, *, normalize: bool) -> Experts | None:
+def experts_from_gguf(reader: ConfigReader, *, normalize: bool) -> Routing | None:
     """None if the file has no experts. normalize: unless the file says otherwise."""
     count = reader.integer("expert_count", 0, low=0)
     if not count:
         return None
-    return Experts(reader.integer("expert_used_count", high=count), reader.flag("expert_weights_norm", normalize))
+    return Routing(
+        reader.integer("expert_used_count", high=count), normalize=reader.flag("expert_weights_norm", normalize)
+    )
 
 
-def experts_from_hf(reader: ConfigReader, *, normalize: bool) -> Experts:
+def experts_from_hf(reader: ConfigReader, *, normalize: bool) -> Routing:
     """normalize: the weights of the chosen experts sum to 1."""
     count = reader.integer("num_local_experts" if reader.has("num_local_experts") else "num_experts")
-    return Experts(reader.integer("num_experts_per_tok", high=count), normalize)
+    return Routing(reader.integer("num_experts_per_tok", high=count), normalize=normalize)
 
 
 def windows_of_types(reader: ConfigReader, num_layers: int, window: int | None) -> Windows:

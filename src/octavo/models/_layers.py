@@ -35,4 +35,4 @@ def mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:
     stem = f"layers.{layer}.mlp"
     if cfg.experts is None or f"{stem}.gate.weight" not in g.weights:
         return gated_mlp(g, x, stem)
-    return g.moe(x, stem, cfg.experts.top_k, normalize=cfg.experts.normalize)
+    return g.moe(x, stem, cfg.experts)

@@ -105,8 +105,8 @@ class SingleOp:
         if isinstance(operand, tuple):
             return self.program.add_plain_weight(guarded(np.array(operand, np.float32)))
         weight = self.weights[operand.name]
-        if len(operand.shape) == 1:
-            return self.program.add_plain_weight(guarded(weight.dequantize()))
+        if not operand.is_matrix:
+            return self.program.add_plain_weight(guarded(weight.dequantize().reshape(-1)))
         packed = pack(guard_arrays(weight))
         panels = guarded(packed.panels, alignment=64)
         return self.program.add_packed_weight(_native.view_packed(packed.type_name, panels, *packed.shape))

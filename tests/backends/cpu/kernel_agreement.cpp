@@ -163,19 +163,33 @@ void compare_products(Judge& judge, Random& random) {
     call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "Q4_0", experts * inner, 64),
                     random_weight(random, "Q5_1", experts * inner, 64),
                     random_weight(random, "Q8_0", experts * 64, inner)};
-    call.floats = {1.5f};
+    const std::vector<Operand> no_biases(5);
+    const auto add_biases = [&](const std::vector<Operand>& biases) {
+        call.weights.insert(call.weights.end(), biases.begin(), biases.end());
+    };
+    add_biases(no_biases);
+    call.floats = {1.5f, 0.0f, 0.0f};
     for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID}) {
-        call.ints = {2, KIND_SILU, scoring, 1};
+        call.ints = {2, scoring, 1, 1, 1, 1, KIND_SILU};
         judge.compare(call, "scoring " + std::to_string(scoring), {1, 5, 33});
     }
+    call.weights.resize(4);
+    add_biases({random_vector(random, experts), random_vector(random, experts), random_vector(random, experts * inner),
+                random_vector(random, experts * inner), random_vector(random, experts * 64)});
+    call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, KIND_QUICK_GELU};
+    call.floats = {1.0f, 0.7f, 1.0f};
+    judge.compare(call, "with groups and biases", {1, 5, 33});
+    call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, KIND_SILU};
     call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "I4_64_Z", experts * inner, 64),
                     random_weight(random, "I3_32", experts * inner, 64),
                     random_weight(random, "I8_ROW_F32", experts * 64, inner)};
+    add_biases(no_biases);
     judge.compare(call, "grouped", {1, 5, 33});
     call.weights = {random_weight(random, "BF16", experts, 64),
                     random_weight(random, "I4_64_Z_ORDER6", experts * inner, 64),
                     random_weight(random, "NF4_32", experts * inner, 64),
                     random_weight(random, "I4_32_ORDER6", experts * 64, inner)};
+    add_biases(no_biases);
     judge.compare(call, "with orders", {1, 5, 33});
 }
 
@@ -232,7 +246,7 @@ void compare_simple(Judge& judge, Random& random) {
             call.weights = weights;
             judge.compare(call, what);
         }
-        for (int64_t kind = KIND_SILU; kind <= KIND_TANH; ++kind)
+        for (int64_t kind = KIND_SILU; kind <= KIND_QUICK_GELU; ++kind)
             for (const char* kernel : {"activation", "gated_activation"}) {
                 call.kernel = kernel;
                 call.ints = {kind};

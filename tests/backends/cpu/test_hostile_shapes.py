@@ -12,7 +12,7 @@ import pytest
 from octavo.backends import sampling
 from octavo.backends.cpu import _native
 from octavo.batch import StepOutput
-from octavo.graph.ops import AttentionParams, Embedding, FusedLinear, Linear, Logits, MoE, Rope, RopeParams
+from octavo.graph.ops import AttentionParams, Embedding, FusedLinear, Linear, Logits, MoE, Rope, RopeParams, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.ggml import BLOCK_SIZES
 from octavo.quantization.packed import DenseWeight, Weight
@@ -166,7 +166,7 @@ def test_experts(type_name, hidden, intermediate, experts, top_k, rows, run_op, 
         "down": (experts, hidden, intermediate),
     }
     router = Parameter("router", (experts, hidden))
-    op = MoE(x, router, *(Parameter(name, shape) for name, shape in shapes.items()), top_k)
+    op = MoE(x, router, *(Parameter(name, shape) for name, shape in shapes.items()), Routing(top_k))
     weights = {name: random_weight(type_name, shape, i) for i, (name, shape) in enumerate(shapes.items())}
     weights["router"] = DenseWeight(gaussian(experts, hidden) * np.float32(0.1))
     values = {x: gaussian(rows, hidden)}

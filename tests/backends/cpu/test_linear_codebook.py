@@ -5,7 +5,7 @@ import pytest
 
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
-from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE
+from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import CodebookWeight, DenseWeight, Weight
 
@@ -100,7 +100,7 @@ def test_fused_linear(isa, run_op, numpy_op):
 
 def test_experts(isa, run_op, numpy_op):
     shapes = {"router": (5, K), "gate": (5, 64, K), "up": (5, 64, K), "down": (5, K, 64)}
-    op = MoE(X, *(Parameter(name, shape) for name, shape in shapes.items()), top_k=2)
+    op = MoE(X, *(Parameter(name, shape) for name, shape in shapes.items()), routing=Routing(2))
     weights: dict[str, Weight] = {name: codebook(shape, i) for i, (name, shape) in enumerate(shapes.items())}
     weights["router"] = DenseWeight(gaussian(5, K) * np.float32(0.1))
     out = run_op(op, {X: gaussian(30, K)}, weights=weights, isa=isa, threads=3)

@@ -10,7 +10,7 @@ from octavo.backends import PackCacheOptions
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
-from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE
+from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight, Float8Weight, Weight
 
@@ -107,7 +107,7 @@ def test_experts(intermediate, isa, run_op, numpy_op):
     x = Value(0, Rows.TOKENS, k)
     shapes: dict[str, Any] = {"router": (5, k), "gate": (5, intermediate, k), "up": (5, intermediate, k)}
     shapes["down"] = (5, k, intermediate)
-    op = MoE(x, *(Parameter(name, shape) for name, shape in shapes.items()), top_k=2)
+    op = MoE(x, *(Parameter(name, shape) for name, shape in shapes.items()), routing=Routing(2))
     weights: dict[str, Weight] = {name: float8(shape, i) for i, (name, shape) in enumerate(shapes.items())}
     weights["router"] = DenseWeight(gaussian(5, k) * np.float32(0.1))
     out = run_op(op, {x: gaussian(30, k)}, weights=weights, isa=isa, threads=3)

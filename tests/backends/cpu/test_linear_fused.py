@@ -1,10 +1,10 @@
-"""The operations around a product: norms, gates, residuals, output head, embedding and experts."""
+"""The operations around a product: norms, gates, residuals, output head and embedding."""
 
 import numpy as np
 import pytest
 
 from octavo.backends.cpu import _native
-from octavo.graph.ops import Embedding, FusedLinear, GatedActivation, Linear, Logits, MoE, PositionEmbedding, RMSNorm
+from octavo.graph.ops import Embedding, FusedLinear, GatedActivation, Linear, Logits, PositionEmbedding, RMSNorm
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.quantize import random_weight
@@ -116,35 +116,3 @@ def test_position_embedding_is_the_row_of_the_position_bit_for_bit(type_name, is
     op = PositionEmbedding(Parameter("positions", (62, K)), 2)
     out = run_op(op, {}, weights={"positions": weight}, batch=cpu_batch(60), isa=isa, threads=2)
     np.testing.assert_array_equal(out, weight.dequantize()[2:])
-
-
-def experts(type_name: str, intermediate: int, seed: int = 13):
-    return {
-        "router": DenseWeight(gaussian(6, K, seed) * np.float32(0.05)),
-        "gate": random_weight(type_name, (6, intermediate, K), seed + 1),
-        "up": random_weight(type_name, (6, intermediate, K), seed + 2),
-        "down": random_weight("F32" if intermediate % 32 else "Q8_0", (6, K, intermediate), seed + 3),
-    }
-
-
-def moe(intermediate: int, **options) -> MoE:
-    shapes = {"router": (6, K), "gate": (6, intermediate, K), "up": (6, intermediate, K), "down": (6, K, intermediate)}
-    return MoE(X, *(Parameter(name, shape) for name, shape in shapes.items()), **options)
-
-
-@pytest.mark.parametrize(
-    ("type_name", "intermediate", "options"),
-    [
-        ("Q4_K", 64, {"top_k": 2}),
-        ("Q4_1", 32, {"top_k": 6, "normalize": False, "routed_scale": 2.5}),
-        ("F16", 40, {"top_k": 1, "scoring": "sigmoid", "kind": "gelu_tanh"}),
-        ("Q4_0", 24, {"top_k": 3, "scoring": "sigmoid"}),  # experts that begin within a panel
-    ],
-)
-def test_experts(type_name, intermediate, options, isa, run_op, numpy_op):
-    op, weights = moe(intermediate, **options), experts(type_name, intermediate)
-    x = gaussian(30, K)
-    together = run_op(op, {X: x}, weights=weights, isa=isa, threads=3)
-    assert relative_error(together, numpy_op(op, {X: x}, weights=weights)) <= 4 * ERROR
-    assert_same_bits(together, run_op(op, {X: x}, weights=weights, isa="scalar"))
-    assert_same_bits(run_op(op, {X: x[17:18]}, weights=weights, isa=isa), together[17:18])

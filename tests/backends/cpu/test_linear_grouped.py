@@ -10,7 +10,7 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
 from octavo.graph.builder import Graph
-from octavo.graph.ops import Embedding, FusedLinear, MoE
+from octavo.graph.ops import Embedding, FusedLinear, MoE, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
 from tests.backends.cpu.conftest import available_isas
@@ -140,7 +140,7 @@ def test_experts(intermediate, isa, run_op, numpy_op):
     x = Value(0, Rows.TOKENS, k)
     shapes = {"router": (count, k), "gate": (count, intermediate, k), "up": (count, intermediate, k)}
     shapes["down"] = (count, k, intermediate)
-    op = MoE(x, *(Parameter(name, shape) for name, shape in shapes.items()), top_k=2)
+    op = MoE(x, *(Parameter(name, shape) for name, shape in shapes.items()), routing=Routing(2))
     weights: dict[str, Weight] = {
         name: random_grouped(shape, seed, group=32, mins="zeros", bits=4 if name != "up" else 3)
         for seed, (name, shape) in enumerate(shapes.items())

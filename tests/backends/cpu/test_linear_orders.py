@@ -9,7 +9,7 @@ from octavo.backends import PackCacheOptions
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.cpu.weights import load_matrices
-from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE
+from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
 from tests.support.canonical import random_grouped
@@ -89,7 +89,7 @@ def test_every_expert_has_its_own_orders(intermediate, isa, run_op, numpy_op):
     count = 5
     shapes = {"router": (count, K), "gate": (count, intermediate, K), "up": (count, intermediate, K)}
     shapes["down"] = (count, K, intermediate)
-    op = MoE(X, *(Parameter(name, shape) for name, shape in shapes.items()), top_k=2)
+    op = MoE(X, *(Parameter(name, shape) for name, shape in shapes.items()), routing=Routing(2))
     weights: dict[str, Weight] = {name: ordered(shape, i, group=32) for i, (name, shape) in enumerate(shapes.items())}
     weights["router"] = DenseWeight(gaussian(count, K) * np.float32(0.1))
     assert pack(weights["up"]).type_name == "I4_32_Z_ORDER5"

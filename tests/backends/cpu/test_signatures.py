@@ -18,9 +18,11 @@ from octavo.graph.ops import (
     FusedAttention,
     FusedLinear,
     LatentAttention,
+    MoE,
     Op,
     Rope,
     RopeParams,
+    Routing,
 )
 from octavo.graph.values import Parameter, Rows, Value
 
@@ -32,6 +34,7 @@ NESTED: dict[type, Any] = {
     FusedAttention: FusedAttention(X, PARAMS, RopeParams((1.0, 0.5))),
     LatentAttention: LatentAttention(X, X, X, X, PARAMS),
     FusedLinear: FusedLinear(X, None, (W,), (None,)),
+    MoE: MoE(X, W, W, W, W, Routing(1)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
 }
 KERNELS = {

@@ -81,11 +81,11 @@ def compile(  # noqa: A001 - the backend protocol's name
     planned, graph = graph, graph.graph
     threads = plan_threads(num_threads)
     program = _make_program(graph, limits, isa, threads, checked=options.checked)
-    matrices = [p for p in graph.parameters if len(p.shape) > 1]
+    matrices = [p for p in graph.parameters if p.is_matrix]
     packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
     _add_records(program, planned, weights, packed)
     program.finish()
-    weight_bytes = {p: packed[p].nbytes if p in packed else 4 * p.shape[0] for p in graph.parameters}
+    weight_bytes = {p: packed[p].nbytes if p in packed else 4 * math.prod(p.shape) for p in graph.parameters}
     mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
     return CpuExecutor(program, graph, weight_bytes, mapped_bytes, planned.cache, isa, threads.count)
 
@@ -114,8 +114,8 @@ def sizes(
     """See `octavo.backends.Backend`. Matrices without a kernel count as float16; few have numbers beyond it."""
     graph = optimize(graph, passes)
     formats = layer_formats(graph, lambda p: plain_weight(weights, p), kv_dtype)
-    matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if len(p.shape) > 1}
-    vectors = {p: 4 * p.shape[0] for p in graph.parameters if len(p.shape) == 1}
+    matrices = {p: _packed_matrix(weights, p) for p in graph.parameters if p.is_matrix}
+    vectors = {p: 4 * math.prod(p.shape) for p in graph.parameters if not p.is_matrix}
     return Sizes(
         graph=graph,
         weights=vectors | {parameter: matrix.packed_bytes for parameter, matrix in matrices.items()},

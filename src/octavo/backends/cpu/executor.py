@@ -135,7 +135,7 @@ class CpuExecutor:
         costs = []
         for node in self._graph.nodes:
             if not isinstance(node.op, Input):
-                matrices = [p for p in node.op.parameters if len(p.shape) > 1]
+                matrices = [p for p in node.op.parameters if p.is_matrix]
                 is_quantized = any(self._weight_bytes[p] < _BYTES_OF_FLOATS * prod(p.shape) for p in matrices)
                 cost, names = node_cost(node, sizes, self._weight_bytes), tuple(p.name for p in matrices)
                 costs.append((cost, is_quantized and node.op.name != "embedding", names))

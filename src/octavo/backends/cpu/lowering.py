@@ -6,7 +6,7 @@ and each contributes operands under its name, by the type that it declares.
 | field                | becomes                                                                    | None            |
 |----------------------|----------------------------------------------------------------------------|-----------------|
 | `Value`              | one input                                                                  | an absent input |
-| `Parameter`          | one weight: plain float32 if it has one dimension, else a packed matrix    | absent weight   |
+| `Parameter`          | one weight: a packed matrix if `Parameter.is_matrix`, else plain float32   | absent weight   |
 | tuple of Parameters  | one tuple of weights (absent where None)                                   |                 |
 | tuple of floats      | one plain float32 weight                                                   | absent weight   |
 | `int`, `bool`        | one int                                                                    | 0               |
@@ -45,7 +45,7 @@ PASSES = (
     passes.select_rows_early,
 )
 # enum Kind of csrc/kernel.h
-KINDS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "softmax")
+KINDS = ("none", "silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh", "quick_gelu", "softmax")
 
 WeightOperand = Parameter | tuple[float, ...] | None
 _T = TypeVar("_T")

@@ -90,7 +90,7 @@ def _packed(
 
 
 def plain_weight(weights: Mapping[str, Weight], parameter: Parameter) -> NDArray[np.float32]:
-    """A vector (norm, bias, sinks) as contiguous float32 [n]."""
+    """A vector (norm, bias, sinks), or a table of vectors one after the other, as contiguous float32 [n]."""
     return np.ascontiguousarray(weight_of(weights, parameter).dequantize(), np.float32).reshape(-1)
 
 

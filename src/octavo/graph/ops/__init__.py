@@ -17,9 +17,10 @@ from octavo.graph.ops.linear import FusedLinear as FusedLinear
 from octavo.graph.ops.linear import Input as Input
 from octavo.graph.ops.linear import Linear as Linear
 from octavo.graph.ops.linear import Logits as Logits
-from octavo.graph.ops.linear import MoE as MoE
 from octavo.graph.ops.linear import PositionEmbedding as PositionEmbedding
 from octavo.graph.ops.linear import SelectRows as SelectRows
+from octavo.graph.ops.moe import MoE as MoE
+from octavo.graph.ops.moe import Routing as Routing
 from octavo.graph.ops.rowwise import Activation as Activation
 from octavo.graph.ops.rowwise import Add as Add
 from octavo.graph.ops.rowwise import Clip as Clip

@@ -1,4 +1,4 @@
-"""Operations with weight matrices: embedding, linear layers, experts, and the output rows; and a graph's inputs."""
+"""Operations with weight matrices: embedding, linear layers, and the output rows; and a graph's inputs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from octavo.batch import Array
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
-from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm, sigmoid, softcap
+from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, rms_norm, softcap
 from octavo.graph.values import Parameter, Rows, Value
 
 
@@ -133,77 +133,6 @@ class SelectRows(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         return step.values[self.x][step.batch.logits_indices]
-
-
-@dataclass(frozen=True, slots=True)
-class MoE(Op):
-    """Routing and experts: sum over the top_k experts of weight_e * down_e(kind(gate_e x) * up_e x).
-
-    scoring: softmax or sigmoid over the router's outputs, taken before the choice; normalize: the chosen
-    weights are divided by their sum. Equal scores: the lower expert. Shazeer et al., arXiv 1701.06538.
-    """
-
-    row_wise: ClassVar[bool] = True
-
-    x: Value
-    router: Parameter  # [experts, hidden]
-    gate: Parameter  # [experts, intermediate, hidden]
-    up: Parameter
-    down: Parameter  # [experts, hidden, intermediate]
-    top_k: int
-    kind: str = "silu"
-    scoring: str = "softmax"
-    normalize: bool = True
-    routed_scale: float = 1.0
-
-    def infer_shape(self) -> tuple[Rows, int]:
-        require_activation(self.kind)
-        require(self.scoring in ("softmax", "sigmoid"), f"scoring {self.scoring!r} is neither softmax nor sigmoid")
-        require(len(self.gate.shape) == 3, f"{self.gate.name} {list(self.gate.shape)} is not [experts, out, in]")
-        experts, intermediate, hidden = self.gate.shape
-        require(1 <= self.top_k <= experts, f"top_k {self.top_k} of {experts} experts")
-        require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
-        require_parameter(self.router, experts, hidden)
-        require_parameter(self.up, *self.gate.shape)
-        require_parameter(self.down, experts, hidden, intermediate)
-        return self.x.rows, hidden
-
-    def flops(self, sizes: StepSizes) -> int:
-        experts, intermediate, hidden = self.gate.shape
-        per_expert = 6 * intermediate * hidden + 5 * intermediate + 2 * hidden
-        return sizes.rows(self.x.rows) * (2 * experts * hidden + 4 * experts + self.top_k * per_expert)
-
-    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
-        if parameter == self.router:
-            return 1.0
-        # The expected share of chosen experts, if tokens choose evenly.
-        return 1.0 - (1.0 - self.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
-
-    @property
-    def products(self) -> tuple[Parameter, ...]:
-        return self.gate, self.up, self.down
-
-    def evaluate(self, step: Evaluation) -> Array:
-        x = step.values[self.x]
-        logits = x @ step.weights[self.router].T
-        if self.scoring == "softmax":
-            scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
-            scores /= scores.sum(axis=-1, keepdims=True)
-        else:
-            scores = sigmoid(logits)
-        chosen = np.argsort(-scores, axis=-1, kind="stable")[:, : self.top_k]
-        weights = np.take_along_axis(scores, chosen, axis=-1)
-        if self.normalize:
-            weights = weights / weights.sum(axis=-1, keepdims=True)
-        weights = weights * self.routed_scale
-
-        gate, up, down = (step.weights[w] for w in (self.gate, self.up, self.down))
-        out = np.zeros_like(x)
-        for expert in np.unique(chosen):
-            rows, place = np.nonzero(chosen == expert)
-            hidden = ACTIVATIONS[self.kind](x[rows] @ gate[expert].T) * (x[rows] @ up[expert].T)
-            out[rows] += weights[rows, place, None] * (hidden @ down[expert].T)
-        return out
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,12 @@ def gelu_tanh(x: Array) -> Array:
     return 0.5 * x * (1.0 + np.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x * x * x)))
 
 
+def quick_gelu(x: Array) -> Array:
+    """x * sigmoid(1.702 x), the sigmoid approximation of `gelu`, from the same paper."""
+    out: Array = x * sigmoid(1.702 * x)
+    return out
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "silu": lambda x: x * sigmoid(x),
     "gelu": gelu,
@@ -41,6 +47,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu2": lambda x: np.square(np.maximum(x, 0.0)),
     "sigmoid": sigmoid,
     "tanh": np.tanh,
+    "quick_gelu": quick_gelu,
 }
 
 
@@ -91,10 +98,15 @@ class Add(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class Mul(Elementwise):
-    """a * b, element by element"""
+    """a * b, element by element; a b of one column multiplies whole rows"""
 
     a: Value
     b: Value
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        fits = self.a.rows is self.b.rows and self.b.cols in (1, self.a.cols)
+        require(fits, f"b {describe(self.b)} is neither of the shape of a {describe(self.a)} nor one of its columns")
+        return self.a.rows, self.a.cols
 
     def evaluate(self, step: Evaluation) -> Array:
         return step.values[self.a] * step.values[self.b]
@@ -121,7 +133,7 @@ class Activation(Elementwise):
     element_flops: ClassVar[int] = 4
 
     x: Value
-    kind: str  # silu, gelu, gelu_tanh, relu, relu2, sigmoid, tanh
+    kind: str  # a name in ACTIVATIONS
 
     def check_attributes(self) -> None:
         require_activation(self.kind)

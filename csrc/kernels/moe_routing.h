@@ -1,0 +1,90 @@
+// The choice of a row's experts. Meaning: Routing in octavo/graph/ops/moe.py.
+#pragma once
+
+#include "activations.h"
+
+namespace octavo {
+namespace {
+
+struct Routing {
+    int32_t experts, top_k;
+    int64_t scoring;
+    bool normalize;
+    float scale;
+    int32_t num_groups, top_groups, group_best;
+    const float* selection_bias;  // [experts], or null
+};
+
+// Room for the choice of one row, `experts` numbers each.
+struct RoutingScratch {
+    float *rank, *groups;
+    int32_t* best;
+};
+
+constexpr float LEAST_RANK = -3.402823466e38f, NO_RANK = -__builtin_huge_valf();
+
+// Scores of all experts from the router's outputs, in place.
+inline void score_experts(float* scores, int32_t n, int64_t scoring) {
+    float largest = scores[0];
+    for (int32_t i = 1; i < n; ++i) largest = scores[i] > largest ? scores[i] : largest;
+    float total = 0.0f;
+    for (int32_t i = 0; i < n; i += 16) {
+        const int lanes = n - i < 16 ? n - i : 16;
+        const F32x16 s = load_partial(scores + i, lanes);
+        store_partial(scores + i, scoring == KIND_SOFTMAX ? exp(s - broadcast(largest)) : sigmoid(s), lanes);
+    }
+    for (int32_t i = 0; i < n; ++i) total += scores[i];
+    for (int32_t i = 0; scoring == KIND_SOFTMAX && i < n; ++i) scores[i] /= total;
+}
+
+// The places of the `count` highest ranks, highest first, of equal ones the first. Never one of NO_RANK.
+inline void find_best(const float* rank, int32_t n, int32_t count, int32_t* best) {
+    int32_t found = 0;
+    for (int32_t i = 0; i < n; ++i) {
+        if (!(rank[i] > (found < count ? NO_RANK : rank[best[count - 1]]))) continue;
+        int32_t at = found < count ? found++ : count - 1;
+        for (; at > 0 && rank[i] > rank[best[at - 1]]; --at) best[at] = best[at - 1];
+        best[at] = i;
+    }
+}
+
+// Takes the rank of all experts outside the best groups.
+inline void keep_groups(const Routing& r, const RoutingScratch& s) {
+    const int32_t size = r.experts / r.num_groups;
+    for (int32_t g = 0; g < r.num_groups; ++g) {
+        const float* const rank = s.rank + g * size;
+        find_best(rank, size, r.group_best, s.best);
+        float total = 0.0f;
+        for (int32_t i = r.group_best - 1; i >= 0; --i) total += rank[s.best[i]];
+        s.groups[g] = total > LEAST_RANK ? total : LEAST_RANK;
+    }
+    find_best(s.groups, r.num_groups, r.top_groups, s.best);
+    for (int32_t i = 0; i < r.top_groups; ++i) s.groups[s.best[i]] = NO_RANK;
+    for (int32_t e = 0; e < r.experts; ++e)
+        if (s.groups[e / size] != NO_RANK) s.rank[e] = NO_RANK;
+}
+
+// The top_k experts of a row in increasing order, with their weights. scores: the router's outputs, which become
+// scores.
+inline void choose_experts(const Routing& r, float* scores, const RoutingScratch& s, int32_t* chosen, float* weights) {
+    score_experts(scores, r.experts, r.scoring);
+    for (int32_t e = 0; e < r.experts; ++e) {
+        const float rank = r.selection_bias ? scores[e] + r.selection_bias[e] : scores[e];
+        s.rank[e] = rank > LEAST_RANK ? rank : LEAST_RANK;  // what is not a number comes last
+    }
+    if (r.num_groups > 1) keep_groups(r, s);
+    find_best(s.rank, r.experts, r.top_k, chosen);
+    float total = 0.0f;
+    for (int32_t i = 0; i < r.top_k; ++i) total += scores[chosen[i]];
+    for (int32_t i = 1; i < r.top_k; ++i)
+        for (int32_t j = i; j > 0 && chosen[j - 1] > chosen[j]; --j) {
+            const int32_t t = chosen[j];
+            chosen[j] = chosen[j - 1];
+            chosen[j - 1] = t;
+        }
+    for (int32_t i = 0; i < r.top_k; ++i)
+        weights[i] = scores[chosen[i]] / (r.normalize ? total + 1e-20f : 1.0f) * r.scale;
+}
+
+}  // namespace
+}  // namespace octavo

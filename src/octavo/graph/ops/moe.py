@@ -1,0 +1,156 @@
+"""Mixtures of experts: the choice of a row's experts, and the operation that routes rows and runs the experts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.batch import Array
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
+from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, sigmoid
+from octavo.graph.values import Parameter, Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """The choice of `top_k` experts for each row, and their weights. Shazeer et al., arXiv 1701.06538.
+
+    scoring: softmax or sigmoid over the router's outputs, taken before the choice. A softmax over the chosen outputs
+    alone (Mixtral, gpt-oss) is `softmax` with `normalize`. normalize: the chosen weights are divided by their sum.
+    scale: multiplies the weights after that.
+    num_groups: neighbouring experts form so many groups, and only experts of the `top_groups` best are chosen. The
+    score of a group is the sum of its `group_best` highest: one in DeepSeek V2 (arXiv 2405.04434), two in V3
+    (2412.19437).
+    Of equal scores the lower expert or group comes first.
+    """
+
+    top_k: int
+    scoring: str = "softmax"
+    normalize: bool = True
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    group_best: int = 1
+
+    def check(self, experts: int) -> None:
+        """Raises GraphError unless the fields fit each other and the number of experts."""
+        require(self.scoring in ("softmax", "sigmoid"), f"scoring {self.scoring!r} is neither softmax nor sigmoid")
+        groups = self.num_groups
+        require(groups >= 1 and experts % groups == 0, f"num_groups {groups} does not divide {experts} experts")
+        require(1 <= self.top_groups <= groups, f"top_groups {self.top_groups} of {groups} groups")
+        size = experts // groups
+        require(1 <= self.group_best <= size, f"group_best {self.group_best} of {size} experts in a group")
+        eligible = size * self.top_groups
+        require(1 <= self.top_k <= eligible, f"top_k {self.top_k} of {eligible} experts")
+
+    def choose(self, logits: Array, bias: Array | None) -> tuple[NDArray[np.intp], Array]:
+        """The chosen experts, best first, and their weights, both [rows, top_k].
+
+        logits: of the router, [rows, experts]. bias: added to the scores for the choice alone, [experts].
+        """
+        if self.scoring == "softmax":
+            scores = np.exp(logits - logits.max(axis=-1, keepdims=True))
+            scores /= scores.sum(axis=-1, keepdims=True)
+        else:
+            scores = sigmoid(logits)
+        rank = scores if bias is None else scores + bias
+        if self.num_groups > 1:
+            groups = rank.reshape(len(rank), self.num_groups, -1)
+            best = np.sort(groups, axis=-1)[..., -self.group_best :].sum(axis=-1)
+            kept = np.argsort(-best, axis=-1, kind="stable")[:, : self.top_groups]
+            is_kept = np.zeros(best.shape, bool)
+            np.put_along_axis(is_kept, kept, True, axis=-1)
+            rank = np.where(is_kept[..., None], groups, -np.inf).reshape(rank.shape)
+        chosen = np.argsort(-rank, axis=-1, kind="stable")[:, : self.top_k]
+        weights = np.take_along_axis(scores, chosen, axis=-1)
+        if self.normalize:
+            # The addend is DeepSeek's: all chosen scores may have underflowed.
+            weights = weights / (weights.sum(axis=-1, keepdims=True) + 1e-20)
+        return chosen, weights * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class MoE(Op):
+    """Sum over a row's experts of weight_e * (down_e h + bias), h = kind(min(g, limit)) * (clip(u, limit) + up_offset),
+    where g = gate_e x + bias and u = up_e x + bias.
+
+    limit: None: neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1. The router's outputs are
+    router x + router_bias; selection_bias takes part in the choice of experts only (`Routing.choose`).
+    """
+
+    row_wise: ClassVar[bool] = True
+
+    x: Value
+    router: Parameter  # [experts, hidden]
+    gate: Parameter  # [experts, intermediate, hidden]
+    up: Parameter
+    down: Parameter  # [experts, hidden, intermediate]
+    routing: Routing
+    kind: str = "silu"
+    limit: float | None = None
+    up_offset: float = 0.0
+    router_bias: Parameter | None = None  # [experts]
+    selection_bias: Parameter | None = None  # [experts]
+    gate_bias: Parameter | None = None  # [experts, intermediate], plain
+    up_bias: Parameter | None = None
+    down_bias: Parameter | None = None  # [experts, hidden], plain
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require_activation(self.kind)
+        require(self.limit is None or self.limit > 0, f"limit {self.limit} is not positive")
+        require(len(self.gate.shape) == 3, f"{self.gate.name} {list(self.gate.shape)} is not [experts, out, in]")
+        experts, intermediate, hidden = self.gate.shape
+        self.routing.check(experts)
+        require(hidden == self.x.cols, f"x {describe(self.x)} does not fit {self.gate.name} {list(self.gate.shape)}")
+        require_parameter(self.router, experts, hidden)
+        require_parameter(self.up, *self.gate.shape)
+        require_parameter(self.down, experts, hidden, intermediate)
+        for bias in (self.router_bias, self.selection_bias):
+            require_parameter(bias, experts)
+        for bias, cols in ((self.gate_bias, intermediate), (self.up_bias, intermediate), (self.down_bias, hidden)):
+            require_parameter(bias, experts, cols)
+            require(bias is None or bias.plain, "biases of experts must be plain parameters")
+        return self.x.rows, hidden
+
+    def flops(self, sizes: StepSizes) -> int:
+        experts, intermediate, hidden = self.gate.shape
+        per_expert = 6 * intermediate * hidden + 5 * intermediate + 2 * hidden
+        return sizes.rows(self.x.rows) * (2 * experts * hidden + 4 * experts + self.routing.top_k * per_expert)
+
+    def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
+        if parameter in (self.router, self.router_bias, self.selection_bias):
+            return 1.0
+        # The expected share of chosen experts, if tokens choose evenly.
+        return 1.0 - (1.0 - self.routing.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
+
+    @property
+    def products(self) -> tuple[Parameter, ...]:
+        return self.gate, self.up, self.down
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x = step.values[self.x]
+        logits = _biased(x @ step.weights[self.router].T, self.router_bias, step)
+        bias = None if self.selection_bias is None else step.weights[self.selection_bias]
+        chosen, weights = self.routing.choose(logits, bias)
+        out = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            rows, place = np.nonzero(chosen == expert)
+            gate = _biased(x[rows] @ step.weights[self.gate][expert].T, self.gate_bias, step, expert)
+            up = _biased(x[rows] @ step.weights[self.up][expert].T, self.up_bias, step, expert)
+            if self.limit is not None:
+                gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
+            hidden = ACTIVATIONS[self.kind](gate) * (up + self.up_offset)
+            y = _biased(hidden @ step.weights[self.down][expert].T, self.down_bias, step, expert)
+            out[rows] += weights[rows, place, None] * y
+        return out
+
+
+def _biased(y: Array, bias: Parameter | None, step: Evaluation, expert: int | None = None) -> Array:
+    """y + bias, or + that of one expert."""
+    if bias is None:
+        return y
+    table = step.weights[bias]
+    return y + (table if expert is None else table[expert])

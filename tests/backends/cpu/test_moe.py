@@ -1,0 +1,118 @@
+"""Mixtures of experts: every option and stored type against numpy, and the same bits for every step and thread."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import _native
+from octavo.graph.ops import MoE, Routing
+from octavo.graph.values import Parameter, Rows, Value
+from octavo.quantization.packed import DenseWeight, Weight
+from tests.support.quantize import random_weight
+
+HIDDEN, EXPERTS = 256, 6
+ERROR = 8e-4  # of int8 activations, twice
+X = Value(0, Rows.TOKENS, HIDDEN)
+V3 = Routing(2, "sigmoid", scale=2.5, num_groups=3, top_groups=2, group_best=2)
+
+
+def gaussian(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    np.testing.assert_array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
+    return float(np.square(actual - expected).sum() / np.square(expected).sum())
+
+
+def weights_of(type_name: str, width: int, seed: int = 13) -> dict[str, Weight]:
+    """Experts of that type, of intermediate size `width`; those of `down` fit any width."""
+    down = "F32" if width % 32 else "Q8_0" if width % 256 else type_name
+    shapes = {"gate": (EXPERTS, width), "up": (EXPERTS, width), "down": (EXPERTS, HIDDEN)}
+    biases = {f"{n}_bias": DenseWeight(gaussian(*s, seed=seed + i)) for i, (n, s) in enumerate(shapes.items(), 3)}
+    return biases | {
+        "router": DenseWeight(gaussian(EXPERTS, HIDDEN, seed=seed) * np.float32(0.05)),
+        "router_bias": DenseWeight(gaussian(EXPERTS, seed=seed + 1)),
+        "selection_bias": DenseWeight(gaussian(EXPERTS, seed=seed + 2)),
+        "gate": random_weight(type_name, (EXPERTS, width, HIDDEN), seed + 6),
+        "up": random_weight(type_name, (EXPERTS, width, HIDDEN), seed + 7),
+        "down": random_weight(down, (EXPERTS, HIDDEN, width), seed + 8),
+    }
+
+
+def moe(weights: dict[str, Weight], routing: Routing, biases: str = "", **options) -> MoE:
+    """biases: the first letters of those to use: of the router, of the selection, of the experts."""
+    names = ["router", "gate", "up", "down"]
+    names += [n for n in weights if n.endswith("_bias") and ("e" if n[0] in "gud" else n[0]) in biases]
+    parameters = {n: Parameter(n, weights[n].shape, plain=len(weights[n].shape) == 2 and "_" in n) for n in names}
+    return MoE(X, routing=routing, **parameters, **options)
+
+
+@pytest.mark.parametrize(
+    ("type_name", "width", "routing", "options"),
+    [
+        ("Q4_K", 64, Routing(2), {}),
+        ("Q4_1", 32, Routing(6, normalize=False, scale=2.5), {}),
+        ("F16", 40, Routing(1, "sigmoid"), {"kind": "gelu_tanh"}),
+        ("Q4_0", 24, Routing(3, "sigmoid"), {}),  # experts that begin within a panel
+        ("F16", 40, V3, {"biases": "rse"}),
+        ("Q8_0", 24, Routing(4), {"biases": "re", "kind": "quick_gelu", "limit": 1.5, "up_offset": 1.0}),
+        ("MXFP4", 96, Routing(4), {"biases": "re", "kind": "quick_gelu", "limit": 7.0, "up_offset": 1.0}),
+        ("Q6_K", 64, Routing(1, num_groups=2, normalize=False), {"biases": "s"}),
+    ],
+)
+def test_experts(type_name, width, routing, options, isa, run_op, numpy_op):
+    weights = weights_of(type_name, width)
+    op, x = moe(weights, routing, **options), gaussian(30, HIDDEN)
+    together = run_op(op, {X: x}, weights=weights, isa=isa, threads=3)
+    assert relative_error(together, numpy_op(op, {X: x}, weights=weights)) <= ERROR
+    assert_same_bits(together, run_op(op, {X: x}, weights=weights, isa="scalar"))
+    for begin, end in ((17, 18), (3, 5), (6, 15), (0, 29)):
+        for threads in (1, 2):
+            part = run_op(op, {X: x[begin:end]}, weights=weights, isa=isa, threads=threads)
+            assert_same_bits(part, together[begin:end])
+
+
+@pytest.mark.parametrize("type_name", _native.packable_types())
+def test_every_type(type_name, isa, run_op, numpy_op):
+    weights = weights_of(type_name, 256)
+    op, x = moe(weights, Routing(2), "e"), gaussian(20, HIDDEN)
+    together = run_op(op, {X: x}, weights=weights, isa=isa, threads=2)
+    assert relative_error(together, numpy_op(op, {X: x}, weights=weights)) <= ERROR
+    assert_same_bits(run_op(op, {X: x[7:8]}, weights=weights, isa=isa, threads=2), together[7:8])
+
+
+@pytest.mark.parametrize("rows", [1, 11, 40])
+def test_experts_without_rows(rows, isa, run_op, numpy_op):
+    """The selection bias leaves the first and the last two experts to nobody, or all rows to one."""
+    for favoured in ([1, 2, 3], [5]):
+        weights = weights_of("Q5_K", 64)
+        bias = np.full(EXPERTS, -100, np.float32)
+        bias[favoured] = 0
+        weights["selection_bias"] = DenseWeight(bias)
+        op, values = moe(weights, Routing(1), "s"), {X: gaussian(rows, HIDDEN)}
+        out = run_op(op, values, weights=weights, isa=isa, threads=2)
+        assert relative_error(out, numpy_op(op, values, weights=weights)) <= ERROR
+
+
+def test_equal_scores_choose_the_lower_expert(isa, run_op, numpy_op):
+    weights = weights_of("Q4_K", 32)
+    weights["router"] = DenseWeight(np.zeros((EXPERTS, HIDDEN), np.float32))
+    values = {X: gaussian(3, HIDDEN)}
+    for routing in (Routing(2), Routing(2, num_groups=3, top_groups=2), Routing(5)):
+        op = moe(weights, routing)
+        out = run_op(op, values, weights=weights, isa=isa)
+        assert relative_error(out, numpy_op(op, values, weights=weights)) <= ERROR
+
+
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+def test_what_is_not_a_number_reaches_the_output(scoring, isa, run_op):
+    weights = weights_of("Q4_K", 64)
+    x = gaussian(4, HIDDEN)
+    x[2, 5] = np.nan
+    with pytest.raises(RuntimeError, match=r"moe .*gave -?nan at row 2"):
+        run_op(moe(weights, Routing(2, scoring)), {X: x}, weights=weights, isa=isa, threads=2)

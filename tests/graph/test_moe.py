@@ -1,0 +1,182 @@
+"""Mixtures of experts against the blocks of transformers, in float64: routing, biases, activations, shared experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, MixtralConfig, Qwen2MoeConfig
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
+from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
+
+from octavo.errors import GraphError
+from octavo.graph.builder import Graph
+from octavo.graph.ops import Evaluation, Input, MoE, Routing
+from octavo.graph.values import Parameter, Rows, Value
+from octavo.models._layers import gated_mlp
+from tests.support.evaluation import whole_prompt
+
+ROWS, HIDDEN, WIDTH, EXPERTS = 40, 24, 10, 12
+Tensors = dict[str, torch.Tensor]
+Build = Callable[[Graph, Value], Value]
+SIZES = {"hidden_size": HIDDEN, "num_attention_heads": 2, "num_experts_per_tok": 3}
+NAMES = {"mlp.shared_experts.": "mlp.shared_expert.", "mlp.router.": "mlp.gate."}
+
+
+def randomized(block: torch.nn.Module) -> tuple[torch.nn.Module, Tensors]:
+    """A block of float64 with random tensors, and these under the graph's names."""
+    torch.manual_seed(3)
+    block = block.double().eval()
+    tensors = {}
+    for key, tensor in block.state_dict().items():
+        tensor.copy_(torch.randn(tensor.shape, dtype=tensor.dtype) * (0.1 if "correction" in key else 0.5))
+        name = f"mlp.{key}"
+        for theirs, ours in NAMES.items():
+            name = name.replace(theirs, ours)
+        tensors[name] = tensor
+    return block, tensors
+
+
+def with_halves(tensors: Tensors) -> Tensors:
+    """`gate_up_proj` [experts, 2 width, hidden], gate before up."""
+    gate, up = tensors.pop("mlp.experts.gate_up_proj").chunk(2, dim=1)
+    down = tensors.pop("mlp.experts.down_proj")
+    return tensors | {f"mlp.experts.{n}_proj.weight": w for n, w in (("gate", gate), ("up", up), ("down", down))}
+
+
+def with_turns(tensors: Tensors) -> Tensors:
+    """gpt-oss' `gate_up_proj` [experts, hidden, 2 width] with gate and up in turn, and its biases."""
+    both, bias = tensors.pop("mlp.experts.gate_up_proj").mT, tensors.pop("mlp.experts.gate_up_proj_bias")
+    down, down_bias = tensors.pop("mlp.experts.down_proj").mT, tensors.pop("mlp.experts.down_proj_bias")
+    parts = {"gate": (both[:, ::2], bias[:, ::2]), "up": (both[:, 1::2], bias[:, 1::2]), "down": (down, down_bias)}
+    kinds = ("weight", "bias")
+    return tensors | {f"mlp.experts.{n}_proj.{k}": t for n, p in parts.items() for k, t in zip(kinds, p, strict=True)}
+
+
+def check(block: torch.nn.Module, tensors: Tensors, build: Build) -> None:
+    """The same rows through the block and through the graph that `build` makes of its input."""
+    x = 1.5 * torch.randn(1, ROWS, HIDDEN, dtype=torch.float64)
+    with torch.no_grad():
+        expected = block(x)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    g = Graph({name: tuple(tensor.shape) for name, tensor in tensors.items()})
+    value = g.add_operation(Input(0, Rows.TOKENS, HIDDEN))
+    build(g, value)
+    weights = {p: tensors[p.name].numpy() for p in g.parameters}
+    assert {p.name for p in weights} == set(tensors)
+    evaluation = Evaluation(whole_prompt(ROWS), np.float64, weights, {}, {}, {value: x[0].numpy()})
+    for node in g.nodes[1:]:
+        evaluation.values[node.output] = node.op.evaluate(evaluation)
+    out = evaluation.values[g.nodes[-1].output]
+    # transformers computes scores in float32.
+    np.testing.assert_allclose(out, expected[0].numpy(), atol=2e-5 * expected.abs().max().item())
+
+
+def test_mixtral() -> None:
+    config = MixtralConfig(**SIZES, intermediate_size=WIDTH, num_local_experts=EXPERTS)
+    block, tensors = randomized(MixtralSparseMoeBlock(config))
+    check(block, with_halves(tensors), lambda g, x: g.moe(x, "mlp", Routing(3)))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_qwen2_moe_has_a_shared_expert_with_a_gate(normalize: bool) -> None:
+    config = Qwen2MoeConfig(
+        **SIZES,
+        moe_intermediate_size=WIDTH,
+        shared_expert_intermediate_size=14,
+        num_experts=EXPERTS,
+        norm_topk_prob=normalize,
+    )
+    block, tensors = randomized(Qwen2MoeSparseMoeBlock(config))
+
+    def build(g: Graph, x: Value) -> Value:
+        gate = g.activation(g.linear(x, "mlp.shared_expert_gate"), "sigmoid")
+        return g.moe(x, "mlp", Routing(3, normalize=normalize)) + gated_mlp(g, x, "mlp.shared_expert") * gate
+
+    check(block, with_halves(tensors), build)
+
+
+@pytest.mark.parametrize("method", ["greedy", "group_limited_greedy"])
+def test_deepseek_v2(method: str) -> None:
+    config = DeepseekV2Config(
+        **SIZES,
+        moe_intermediate_size=WIDTH,
+        n_routed_experts=EXPERTS,
+        n_shared_experts=2,
+        n_group=4,
+        topk_group=2,
+        topk_method=method,
+        routed_scaling_factor=2.5,
+    )
+    block, tensors = randomized(DeepseekV2Moe(config))
+    groups = {"num_groups": 4, "top_groups": 2} if method != "greedy" else {}
+    routing = Routing(3, normalize=False, scale=2.5, **groups)
+    check(block, with_halves(tensors), lambda g, x: g.moe(x, "mlp", routing) + gated_mlp(g, x, "mlp.shared_expert"))
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_deepseek_v3(normalize: bool) -> None:
+    config = DeepseekV3Config(
+        **SIZES,
+        moe_intermediate_size=WIDTH,
+        n_routed_experts=EXPERTS,
+        n_shared_experts=1,
+        n_group=3,
+        topk_group=2,
+        norm_topk_prob=normalize,
+        routed_scaling_factor=2.5,
+    )
+    block, tensors = randomized(DeepseekV3MoE(config))
+    routing = Routing(3, "sigmoid", normalize, 2.5, 3, 2, 2)
+    check(block, with_halves(tensors), lambda g, x: g.moe(x, "mlp", routing) + gated_mlp(g, x, "mlp.shared_expert"))
+
+
+def test_gpt_oss() -> None:
+    """Softmax after the choice, biases everywhere, gates and products that are limited."""
+    config = GptOssConfig(**SIZES, intermediate_size=WIDTH, num_local_experts=EXPERTS)
+    block, tensors = randomized(GptOssMLP(config))
+    check(
+        block,
+        with_turns(tensors),
+        lambda g, x: g.moe(x, "mlp", Routing(3), kind="quick_gelu", limit=7.0, up_offset=1.0),
+    )
+
+
+def test_equal_scores_choose_the_lower_expert() -> None:
+    chosen, weights = Routing(3, num_groups=3, top_groups=2).choose(np.zeros((1, 12)), None)
+    np.testing.assert_array_equal(chosen, [[0, 1, 2]])
+    np.testing.assert_allclose(weights, 1 / 3)
+
+
+X = Value(0, Rows.TOKENS, 8)
+WEIGHTS = (Parameter("r", (4, 8)), Parameter("g", (4, 6, 8)), Parameter("u", (4, 6, 8)), Parameter("d", (4, 8, 6)))
+WRONG = {
+    "down": (lambda: MoE(X, *WEIGHTS[:3], WEIGHTS[1], Routing(2)), r"g is \[4, 6, 8\], not \[4, 8, 6\]"),
+    "scoring": (lambda: MoE(X, *WEIGHTS, Routing(2, "silu")), "scoring 'silu' is neither softmax nor sigmoid"),
+    "top_k": (lambda: MoE(X, *WEIGHTS, Routing(5)), "top_k 5 of 4 experts"),
+    "groups": (lambda: MoE(X, *WEIGHTS, Routing(2, num_groups=3)), "num_groups 3 does not divide 4 experts"),
+    "top_groups": (lambda: MoE(X, *WEIGHTS, Routing(2, num_groups=2, top_groups=3)), "top_groups 3 of 2 groups"),
+    "group_best": (lambda: MoE(X, *WEIGHTS, Routing(2, group_best=5)), "group_best 5 of 4 experts in a group"),
+    "too few": (lambda: MoE(X, *WEIGHTS, Routing(3, num_groups=2)), "top_k 3 of 2 experts"),
+    "limit": (lambda: MoE(X, *WEIGHTS, Routing(2), limit=0.0), "limit 0.0 is not positive"),
+    "bias": (
+        lambda: MoE(X, *WEIGHTS, Routing(2), gate_bias=Parameter("b", (4, 8), plain=True)),
+        r"b is \[4, 8\], not \[4, 6\]",
+    ),
+    "packed bias": (
+        lambda: MoE(X, *WEIGHTS, Routing(2), gate_bias=Parameter("b", (4, 6))),
+        "biases of experts must be plain parameters",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_shape_rules(case: str) -> None:
+    make, message = WRONG[case]
+    with pytest.raises(GraphError, match=message):
+        make().infer_shape()
