@@ -9,7 +9,7 @@ import pytest
 from octavo.backends.cpu.lowering import PASSES
 from octavo.graph.builder import Graph
 from octavo.graph.cost import Cost, graph_cost, node_cost
-from octavo.graph.ops import AttentionParams, Clip, FusedAttention, MoE, StepSizes
+from octavo.graph.ops import AttentionParams, Clip, FusedAttention, HeadLinear, MoE, StepSizes
 from octavo.graph.passes import optimize
 from tests.support.tiny_models import CONFIGS, tiny_graph
 
@@ -56,6 +56,7 @@ def test_products_dominate_and_fusion_saves_bytes(name: str) -> None:
     # Of stacked experts, a token uses top_k.
     experts = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
     matrices += sum(op.routing.top_k * 3 * prod(op.gate.shape[1:]) for op in experts)
+    matrices += sum(prod(node.op.weight.shape) for node in graph.nodes if isinstance(node.op, HeadLinear))
     if "lm_head.weight" not in weights:
         matrices += weights["embed_tokens.weight"].data.size
     assert 2 * 64 * matrices < plain.flops < 2 * 64 * matrices * 1.5

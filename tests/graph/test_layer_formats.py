@@ -65,3 +65,12 @@ def test_a_large_bias_that_rotates_fast_keeps_float16(dimension: int, expected: 
     bias = np.zeros(16, np.float32)
     bias[8 + dimension] = 100.0
     assert layer_formats(graph_with(ROPE), lambda _: bias, "int8")[3].kv_dtype == expected
+
+
+def test_a_latent_keeps_float16() -> None:
+    """It is a key and a value in one, and those of int8 are rounded differently."""
+    g = Graph({"embed.weight": (10, 32), "q.weight": (64, 32), "k.weight": (16, 32)})
+    x = g.embedding("embed")
+    params = AttentionParams(3, 2, 1, 48, 0.5, value_dim=32)
+    g.output = g.latent_attention((g.linear(x, "q"), x), (x, g.linear(x, "k")), params)
+    assert layer_formats(g, bias_of, "int8") == {3: LayerFormat("float16")}

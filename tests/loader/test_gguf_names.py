@@ -9,7 +9,7 @@ from gguf import MODEL_ARCH, TensorNameMap
 from gguf.constants import MODEL_TENSOR, MODEL_TENSORS, TENSOR_NAMES
 
 from octavo.loader.tensor_names import GGUF_STEMS, renamed
-from octavo.models import gemma3
+from octavo.models import deepseek2, gemma3
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,8 @@ from octavo.models import gemma3
         ("blk.17.attn_k.bias", "layers.17.self_attn.k_proj.bias"),
         ("blk.123.ffn_norm.weight", "layers.123.post_attention_layernorm.weight"),
         ("blk.3.ffn_down_exps.weight", "layers.3.mlp.experts.down_proj.weight"),
+        ("blk.2.attn_sinks.weight", "layers.2.self_attn.sinks"),
+        ("blk.2.attn_sinks.bias", None),
         ("output_norm", None),
         ("attn_q.weight", None),
         ("blk.0.token_embd.weight", None),
@@ -50,6 +52,7 @@ def test_an_architecture_may_differ() -> None:
         (MODEL_ARCH.QWEN2, {}),
         (MODEL_ARCH.QWEN3, {}),
         (MODEL_ARCH.GEMMA3, gemma3.WEIGHTS.names),
+        (MODEL_ARCH.DEEPSEEK2, deepseek2.WEIGHTS.names),
     ],
 )
 def test_the_judge_knows_the_same_names(architecture: MODEL_ARCH, overrides: Mapping[str, str]) -> None:

@@ -20,7 +20,17 @@ from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.loader.tensor_names import TensorName
 from octavo.models import build_graph, llama
 from octavo.models._rope import scaled
-from octavo.models._weights import Fold, Permute, Split, Stack, Transform, Transpose, WeightTable, halves_of_pairs
+from octavo.models._weights import (
+    Fold,
+    Heads,
+    Permute,
+    Split,
+    Stack,
+    Transform,
+    Transpose,
+    WeightTable,
+    halves_of_pairs,
+)
 from octavo.quantization.packed import GGMLWeight
 from tests.support.batches import Request, step
 from tests.support.gguf_writer import Tensor
@@ -291,6 +301,30 @@ def test_a_quantized_matrix_cannot_be_transposed(tmp_path: Path, monkeypatch: py
     path.write_bytes(tiny_gguf())
     with pytest.raises(ModelLoadError, match=r"'blk.0.ffn_up.weight' is Q8_0, which cannot be transposed"):
         open_checkpoint(path).weights[LAYER + "mlp.up_proj.weight"]
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_matrices_of_heads(transposed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quantized ones stay as they are; if they are transposed they become numbers."""
+    transform = Heads("layers.*.mlp.up_proj", "layers.*.heads", lambda c: c.num_heads, transposed)
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=(transform,)))
+    path = tmp_path / "model.gguf"
+    path.write_bytes(tiny_gguf())
+    weights = open_checkpoint(path).weights
+    weight, info = weights["layers.0.heads.weight"], weights.info("layers.0.heads.weight")
+    assert (info.type_name, info.shape, info.nbytes) == (weight.type_name, weight.shape, weight.nbytes)
+    assert weight.type_name == ("F32" if transposed else "Q8_0")
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable())
+    whole = open_checkpoint(path).weights["layers.0.mlp.up_proj.weight"].dequantize()
+    heads = whole.reshape(HEADS, -1, whole.shape[1])
+    np.testing.assert_array_equal(weight.dequantize(), heads.swapaxes(1, 2) if transposed else heads)
+
+
+def test_rows_that_are_not_those_of_heads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = Heads("layers.*.mlp.up_proj", "layers.*.heads", lambda _: 7)
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=(transform,)))
+    with pytest.raises(ModelLoadError, match=r"up_proj.weight' is \[64, 32\], no matrix of 7 heads"):
+        open_checkpoint(write_directory(tmp_path, plain_tensors()))
 
 
 @pytest.mark.parametrize("rotary_dim", [HEAD_DIM, HEAD_DIM // 2])

@@ -22,6 +22,8 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "olmo3": "olmo2",
+    "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
 }
 _PERMUTED = ("llama", "mistral3", "granite", "smollm3")  # q and k in pairs
 _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # to the weights of norms
@@ -38,7 +40,7 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
     _add_metadata(writer, config)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for name, array in _with_stacked_experts(stored_tensors(model)).items():
+    for name, array in _with_heads_matrices(config, _with_stacked_experts(stored_tensors(model))).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if architecture in _PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj"):
@@ -68,6 +70,43 @@ def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, 
     return {n: np.stack(arrays) if ".experts." in n else arrays[0] for n, arrays in stacked.items()}
 
 
+def _with_heads_matrices(
+    config: PreTrainedConfig, tensors: dict[str, NDArray[np.float32]]
+) -> dict[str, NDArray[np.float32]]:
+    """DeepSeek's kv_b_proj as two matrices for each head, that of the keys transposed; its bias of experts renamed."""
+    out = {}
+    for name, array in tensors.items():
+        if name.endswith("kv_b_proj.weight"):
+            heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
+            out[name.replace("kv_b_proj", "k_b_proj")] = heads[:, : config.qk_nope_head_dim].swapaxes(1, 2)
+            out[name.replace("kv_b_proj", "v_b_proj")] = heads[:, config.qk_nope_head_dim :]
+        else:
+            out[name.replace("e_score_correction_bias", "e_score_correction.bias")] = array
+    return out
+
+
+def _add_latent(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    """The keys of attention over latents, and of DeepSeek's choice of experts."""
+    writer.add_head_count_kv(1)
+    writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
+    writer.add_value_length(config.kv_lora_rank)
+    writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
+    writer.add_value_length_mla(config.v_head_dim)
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+    writer.add_expert_count(config.n_routed_experts)
+    writer.add_expert_shared_count(config.n_shared_experts)
+    writer.add_expert_weights_scale(config.routed_scaling_factor)
+    writer.add_expert_weights_norm(config.norm_topk_prob)
+    is_v3 = config.model_type == "deepseek_v3"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if is_v3 else gguf.ExpertGatingFuncType.SOFTMAX)
+    if config.n_group is not None:
+        writer.add_expert_group_count(config.n_group)
+        writer.add_expert_group_used_count(config.topk_group)
+
+
 def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_block_count(config.num_hidden_layers)
@@ -75,9 +114,12 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
+    if hasattr(config, "kv_lora_rank"):
+        _add_latent(writer, config)
+    else:
+        writer.add_head_count_kv(config.num_key_value_heads)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
     _add_rope(writer, config, head_dim)
     if getattr(config, "sliding_window", None):
         writer.add_sliding_window(config.sliding_window)
@@ -124,6 +166,8 @@ def _add_rope(writer: gguf.GGUFWriter, config: PreTrainedConfig, head_dim: int) 
         if rope["rope_type"] == "longrope":
             factor = config.max_position_embeddings / original
             writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(factor) / math.log(original)))
+    if hasattr(config, "kv_lora_rank") and rope.get("mscale_all_dim"):
+        writer.add_rope_scaling_yarn_log_mul(0.1 * rope["mscale_all_dim"])
     if rope.get("llama_4_scaling_beta"):
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])

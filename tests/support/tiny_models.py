@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from transformers import (
     AutoModelForCausalLM,
     Cohere2Config,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Exaone4Config,
     Gemma2Config,
     Gemma3TextConfig,
@@ -169,6 +172,54 @@ CONFIGS |= {
     "exaone4-window": lambda: Exaone4Config(**{**_SIZES, "num_hidden_layers": 4}, sliding_window=5),
 }
 
+_LATENT = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 3,
+}
+
+CONFIGS |= {
+    "deepseek2": lambda: DeepseekV2Config(**_LATENT, q_lora_rank=None, n_routed_experts=6, n_shared_experts=2),
+    "deepseek2-groups": lambda: DeepseekV2Config(
+        **_LATENT,
+        q_lora_rank=24,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        topk_method="group_limited_greedy",
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+        attention_bias=True,
+        rope_parameters=_rope("yarn", factor=4.0, mscale=0.707, mscale_all_dim=0.707),
+    ),
+    "deepseek3": lambda: DeepseekV3Config(
+        **_LATENT,
+        q_lora_rank=24,
+        n_routed_experts=8,
+        n_shared_experts=1,
+        n_group=4,
+        topk_group=2,
+        rope_parameters=_rope("yarn", factor=4.0, mscale=1.0, mscale_all_dim=1.0),
+    ),
+    "deepseek3-halves": lambda: DeepseekV3Config(
+        **_LATENT,
+        q_lora_rank=None,
+        n_routed_experts=4,
+        n_shared_experts=2,
+        n_group=1,
+        topk_group=1,
+        norm_topk_prob=False,
+        rope_interleave=False,
+        tie_word_embeddings=True,
+    ),
+}
+
 # Norms of these multiply by 1 + weight.
 _OFFSET_NORMS = ("gemma", "nemotron")
 
@@ -176,8 +227,22 @@ _OFFSET_NORMS = ("gemma", "nemotron")
 NUM_CACHE_GROUPS = 7
 
 # GGUF files of these architectures have no place for what makes the configuration special.
-_NO_GGUF = {"qwen2-window", "gemma3-softcap", "ministral", "qwen3moe-mixed", "smollm3-list", *tiny_classic.WITHOUT_GGUF}
+_NO_GGUF = {
+    "deepseek3-halves",
+    "qwen2-window",
+    "gemma3-softcap",
+    "ministral",
+    "qwen3moe-mixed",
+    "smollm3-list",
+    *tiny_classic.WITHOUT_GGUF,
+}
 GGUF_CONFIGS = [name for name in CONFIGS if name not in _NO_GGUF]
+
+
+def config_values(name: str) -> dict[str, Any]:
+    """The configuration as config.json has it."""
+    values: dict[str, Any] = CONFIGS[name]().to_dict()
+    return values
 
 
 def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
@@ -193,6 +258,9 @@ def tiny_model(name: str, seed: int = 0) -> PreTrainedModel:
                 parameter += 1.0
             if "embed_tokens" in parameter_name:
                 parameter *= parameter.shape[-1] ** 0.25
+        for buffer_name, buffer in model.named_buffers():
+            if buffer_name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1)
     return model
 
 

@@ -28,7 +28,7 @@ GGUF_STEMS: Mapping[str, str] = MappingProxyType(
         "blk.*.attn_output": "layers.*.self_attn.o_proj",
         "blk.*.attn_q_norm": "layers.*.self_attn.q_norm",
         "blk.*.attn_k_norm": "layers.*.self_attn.k_norm",
-        "blk.*.attn_sinks": "layers.*.self_attn.sinks",
+        "blk.*.attn_sinks.weight": "layers.*.self_attn.sinks",
         "blk.*.ffn_norm": "layers.*.post_attention_layernorm",
         "blk.*.ffn_gate": "layers.*.mlp.gate_proj",
         "blk.*.ffn_up": "layers.*.mlp.up_proj",
@@ -69,8 +69,10 @@ class TensorName:
 
 
 def renamed(name: str, stems: Mapping[str, str]) -> str | None:
-    """The name of a weight or bias by a table of stems; None if the table lacks it."""
+    """The name of a weight or bias by a table of stems, or of stems with their kind; None if the table lacks it."""
     parsed = TensorName.parse(name)
+    if parsed.kind and parsed.stem + parsed.kind in stems:
+        return str(replace(parsed, stem=stems[parsed.stem + parsed.kind], kind=""))
     if parsed.stem not in stems or not parsed.kind:
         return None
     return str(replace(parsed, stem=stems[parsed.stem]))

@@ -14,8 +14,8 @@ from octavo.errors import ModelLoadError
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import TensorName
 from octavo.models._decoder import ModelConfig
-from octavo.models._weights import FileFormat, Fold, Permute, Split, Stack, Transform, Transpose
-from octavo.quantization.packed import DenseWeight, Weight, stack
+from octavo.models._weights import FileFormat, Fold, Heads, Permute, Split, Stack, Transform, Transpose
+from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight, stack
 
 _Group = dict[TensorName, Source]
 
@@ -51,6 +51,12 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
                     yield replace(name, stem=part), piece
         case Stack():
             yield from _stacked(group, transform.whole)
+        case Heads():
+            for name, source in group.items():
+                yield (
+                    replace(name, stem=transform.whole),
+                    _by_heads(source, transform.heads(config), transform.transposed),
+                )
         case Transpose():
             for name, source in group.items():
                 yield name, _transposed(source) if len(source.shape) > 1 else source
@@ -125,6 +131,32 @@ def _stack_of(parts: Sequence[Source]) -> Source:
         tensors=tuple(tensor for part in parts for tensor in part.tensors),
         make=lambda: stack([part.make() for part in parts]),
         steps="; ".join(part.steps for part in parts) + " stacked",
+    )
+
+
+def _by_heads(source: Source, heads: int, transposed: bool) -> Source:
+    rows, width = _num_rows(source), source.shape[-1] if source.shape else 0
+    if len(source.shape) != 2 or rows % heads:
+        raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, no matrix of {heads} heads")
+    size = rows // heads
+
+    def make() -> Weight:
+        weight = source.make()
+        whole = stack([weight.rows(slice(begin, begin + size)) for begin in range(0, rows, size)])
+        if not transposed:
+            return whole
+        numbers = whole.data if isinstance(whole, DenseWeight) else whole.dequantize()
+        return DenseWeight(numbers.swapaxes(-1, -2))
+
+    shape = (heads, width, size) if transposed else (heads, size, width)
+    becomes_float = transposed and source.type_name not in DENSE_TYPES
+    return replace(
+        source,
+        type_name="F32" if becomes_float else source.type_name,
+        nbytes=4 * rows * width if becomes_float else source.nbytes,
+        shape=shape,
+        make=make,
+        steps=f"{source.steps} of {heads} heads" + " transposed" * transposed,
     )
 
 

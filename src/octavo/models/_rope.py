@@ -87,7 +87,7 @@ def yarn(
     ramp = np.clip((np.arange(rotary_dim // 2) - low) / (high - low if high != low else 0.001), 0.0, 1.0)
     plain = base_frequencies(rotary_dim, theta)
     frequencies = plain / factor * ramp + plain * (1 - ramp)
-    return RopeParams(tuple(frequencies.tolist()), _mscale(factor, 1.0))
+    return RopeParams(tuple(frequencies.tolist()), yarn_mscale(factor, 1.0))
 
 
 def long_rope_from_hf(section: ConfigReader, max_positions: int) -> int | None:
@@ -179,11 +179,12 @@ def _yarn_from_hf(section: ConfigReader, rotary_dim: int, theta: float, original
     attention = _attention_factor(section)
     mscale, mscale_all_dim = (_number_unless_zero(section, key, 0.0) for key in ("mscale", "mscale_all_dim"))
     if attention is None and mscale and mscale_all_dim:
-        attention = _mscale(factor, mscale) / _mscale(factor, mscale_all_dim)
+        attention = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all_dim)
     return params if attention is None else replace(params, attention_factor=attention)
 
 
-def _mscale(factor: float, mscale: float) -> float:
+def yarn_mscale(factor: float, mscale: float) -> float:
+    """YaRN's factor of attention for positions stretched by `factor`. DeepSeek weights its logarithm by `mscale`."""
     return 1.0 if factor <= 1.0 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -52,6 +52,20 @@ class Stack:
 
 
 @dataclass(frozen=True, slots=True)
+class Heads:
+    """Cuts a matrix into those of its heads, one below the other: [heads, out, in].
+
+    heads: from a configuration to their number. transposed: each becomes [in, out]; quantized numbers become float32.
+    """
+
+    stem: str
+    whole: str
+    heads: Callable[[Any], int]
+    transposed: bool = False
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Transpose:
     """Transposes a matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay unchanged."""
 
@@ -68,7 +82,7 @@ class Fold:
     only: FileFormat | None = None
 
 
-Transform = Permute | Split | Stack | Transpose | Fold
+Transform = Permute | Split | Stack | Heads | Transpose | Fold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +91,8 @@ class WeightTable:
 
     prefixes: prefixes of the names in safetensors files; the first that matches is removed.
     names: stems in files -> stems in the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}.
-    GGUF files need only those that differ from `octavo.loader.tensor_names`.
+    GGUF files need only those that differ from `octavo.loader.tensor_names`. A stem with its `.weight` or `.bias`
+    becomes a whole name: {"blk.*.attn_sinks.weight": "layers.*.self_attn.sinks"}.
     transforms: applied in this order after renaming. A transform whose stem a file lacks does nothing.
     """
 

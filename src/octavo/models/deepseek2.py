@@ -1,0 +1,283 @@
+"""DeepSeek V2 and V3: attention over latents, groups of experts, shared experts. arXiv 2405.04434 and 2412.19437."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import RopeParams, Routing
+from octavo.graph.values import Value
+from octavo.models import _layers
+from octavo.models._decoder import DecoderConfig, rope_section
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._rope import rope_from_gguf, rope_from_hf, yarn_mscale
+from octavo.models._weights import Heads, Permute, Split, WeightTable, halves_of_pairs, stacked_experts
+
+ALIASES = ("deepseek_v2", "deepseek_v3")
+
+_LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
+_GATING = {1: "softmax", 2: "sigmoid"}  # expert_gating_func of GGUF files
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """num_kv_heads, head_dim and value_dim are those of the cache: one latent, its rotary part included."""
+
+    rope_dim: int = 0  # columns of a head that rotate; those of keys are shared by all heads
+    nope_dim: int = 0  # columns of a head that do not
+    head_value_dim: int = 0  # columns of a head's output
+    is_interleaved: bool = True  # the file keeps the two columns of a rotated pair together
+    first_experts: int = 0  # layers before this one have a plain MLP
+    shared_experts: bool = False
+
+    @property
+    def latent_dim(self) -> int:
+        return self.value_dim
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        plain = cls.read_gguf(reader, shapes, experts=_experts_from_gguf(reader, shapes))
+        rope_dim = reader.integer("rope.dimension_count", low=2, high=MAX_WIDTH)
+        # Files before llama.cpp knew the latent form have the lengths of heads under the plain names.
+        key, value = ("key_length", "value_length")
+        if reader.has("attention.key_length_mla"):
+            key, value = (f"{name}_mla" for name in (key, value))
+        head_dim = _columns(reader, f"attention.{key}", plain.num_heads, rope_dim + 1)
+        rope = rope_from_gguf(reader, rope_dim, plain.max_position_embeddings)
+        mscale = 1.0
+        if reader.number("rope.scaling.yarn_log_multiplier", 0.0, low=-1.0) > 0:  # a tenth of mscale_all_dim
+            factor = reader.number("rope.scaling.factor", 1.0)
+            mscale = yarn_mscale(factor, 10 * reader.number("rope.scaling.yarn_log_multiplier"))
+            rope = replace(rope, attention_factor=1.0)  # mscale is equal and cancels out
+        plain = plain._with_latent(
+            latent_dim=reader.integer("attention.kv_lora_rank", high=MAX_WIDTH),
+            rope=rope,
+            scale=mscale**2 * head_dim**-0.5,
+            nope_dim=head_dim - rope_dim,
+            head_value_dim=_columns(reader, f"attention.{value}", plain.num_heads),
+        )
+        return replace(
+            plain,
+            first_experts=reader.integer("leading_dense_block_count", 0, low=0, high=plain.num_layers),
+            shared_experts=reader.integer("expert_shared_count", 0, low=0) > 0,
+        )
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        num_heads = reader.integer("num_attention_heads", high=MAX_WIDTH)
+        rope_dim = _columns(reader, "qk_rope_head_dim", num_heads, 2)
+        if rope_dim % 2:
+            raise reader.error("qk_rope_head_dim", rope_dim, "must be even")
+        if reader.integer("num_key_value_heads", num_heads) != num_heads:
+            raise reader.error("num_key_value_heads", reader.integer("num_key_value_heads"), f"must be {num_heads}")
+        if reader.integer("moe_layer_freq", 1) != 1:
+            raise reader.error("moe_layer_freq", reader.integer("moe_layer_freq"), "must be 1")
+        # head_dim is that of the rotary embedding where the file has it, and else must not be derived from the width.
+        plain = cls.read_hf(
+            reader.with_defaults({"head_dim": rope_dim, "num_key_value_heads": num_heads}),
+            experts=_experts_from_hf(reader),
+        )
+        section = rope_section(reader)
+        theta = reader.number("rope_theta", 10000.0, low=1.0)
+        nope_dim = _columns(reader, "qk_nope_head_dim", num_heads)
+        mscale = 1.0
+        is_scaled = section.text("rope_type", section.text("type", "default")) != "default"
+        if is_scaled and section.number("mscale_all_dim", 0.0, low=-1.0) > 0:
+            mscale = yarn_mscale(section.number("factor"), section.number("mscale_all_dim", high=100.0))
+        plain = plain._with_latent(
+            latent_dim=reader.integer("kv_lora_rank", high=MAX_WIDTH),
+            rope=rope_from_hf(section, rope_dim, theta, plain.max_position_embeddings),
+            scale=mscale**2 * (nope_dim + rope_dim) ** -0.5,
+            nope_dim=nope_dim,
+            head_value_dim=_columns(reader, "v_head_dim", num_heads),
+        )
+        return replace(
+            plain,
+            is_interleaved=reader.flag("rope_interleave", True),
+            first_experts=reader.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS),
+            shared_experts=reader.integer("n_shared_experts", 0, low=0) > 0,
+        )
+
+    def _with_latent(
+        self,
+        *,
+        latent_dim: int,
+        rope: RopeParams,
+        scale: float,
+        nope_dim: int,
+        head_value_dim: int,
+    ) -> Config:
+        rope_dim = 2 * len(rope.frequencies)
+        return replace(
+            self,
+            num_kv_heads=1,
+            head_dim=latent_dim + rope_dim,
+            value_dim=latent_dim,
+            rope=rope,
+            rope_dim=rope_dim,
+            attention_scale=scale,
+            nope_dim=nope_dim,
+            head_value_dim=head_value_dim,
+        )
+
+
+def _columns(reader: ConfigReader, key: str, heads: int, low: int = 1) -> int:
+    """The columns of a head. Raises ModelLoadError if those of all heads are too many."""
+    columns = reader.integer(key, low=low, high=MAX_WIDTH)
+    if columns * heads > MAX_WIDTH:
+        raise reader.error(key, columns, f"makes more than {MAX_WIDTH} columns with {heads} heads")
+    return columns
+
+
+def _checked(routing: Routing, reader: ConfigReader, count: int, *, groups: str, chosen: str) -> Routing:
+    """groups, chosen: the keys of their numbers. Raises ModelLoadError if they do not fit `count` experts."""
+    num_groups = routing.num_groups
+    if count % num_groups:
+        raise reader.error(groups, num_groups, f"does not divide {count} experts")
+    size = count // num_groups
+    if size < routing.group_best:
+        raise reader.error(groups, num_groups, f"a group of {size} experts has no best {routing.group_best}")
+    if size * routing.top_groups < routing.top_k:
+        within = f"{routing.top_groups} of {num_groups} groups"
+        raise reader.error(chosen, routing.top_k, f"only {size * routing.top_groups} experts are in {within}")
+    return routing
+
+
+def _experts_from_gguf(reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Routing:
+    count = reader.integer("expert_count")
+    kind = reader.integer("expert_gating_func", 1)
+    if kind not in _GATING:
+        raise reader.error("expert_gating_func", kind, "must be 1 (softmax) or 2 (sigmoid)")
+    groups = reader.integer("expert_group_count", 1, high=count)
+    has_bias = any(name.endswith(".e_score_correction_bias") for name in shapes)
+    routing = Routing(
+        reader.integer("expert_used_count", high=count),
+        _GATING[kind],
+        reader.flag("expert_weights_norm", False),
+        reader.number("expert_weights_scale", 1.0),
+        groups,
+        reader.integer("expert_group_used_count", groups, high=groups),
+        group_best=2 if has_bias else 1,
+    )
+    return _checked(routing, reader, count, groups="expert_group_count", chosen="expert_used_count")
+
+
+def _experts_from_hf(reader: ConfigReader) -> Routing:
+    """V2 takes softmax scores and the best expert of a group, V3 sigmoid scores with a bias and the best two."""
+    is_v3 = reader.text("model_type") != "deepseek_v2"
+    scoring, methods = ("sigmoid", ["noaux_tc"]) if is_v3 else ("softmax", ["greedy", "group_limited_greedy"])
+    if reader.text("scoring_func", scoring) != scoring:
+        raise reader.error("scoring_func", reader.text("scoring_func"), f"must be {scoring}")
+    method = reader.text("topk_method", methods[0])
+    if method not in methods:
+        raise reader.error("topk_method", method, f"must be {' or '.join(methods)}")
+    normalize = reader.flag("norm_topk_prob", is_v3)
+    if normalize and not is_v3:
+        raise reader.error(
+            "norm_topk_prob", True, "must be false: transformers does not normalize in this architecture"
+        )
+    count = reader.integer("n_routed_experts")
+    groups = 1 if method == "greedy" else reader.integer("n_group", high=count)
+    routing = Routing(
+        reader.integer("num_experts_per_tok", high=count),
+        scoring,
+        normalize,
+        reader.number("routed_scaling_factor", 1.0),
+        groups,
+        1 if method == "greedy" else reader.integer("topk_group", high=groups),
+        group_best=2 if is_v3 else 1,
+    )
+    return _checked(routing, reader, count, groups="n_group", chosen="num_experts_per_tok")
+
+
+def _apart(parts: int, plain: int, rotary: int, is_interleaved: bool) -> NDArray[np.intp]:
+    """The stored rows of `parts` heads: first the plain rows of all of them, then the rotary ones in halves."""
+    rows = np.arange(parts * (plain + rotary)).reshape(parts, plain + rotary)
+    halves = halves_of_pairs(1, rotary, rotary) if is_interleaved else np.arange(rotary)
+    return np.concatenate([rows[:, :plain].reshape(-1), rows[:, plain:][:, halves].reshape(-1)])
+
+
+def _q_rows(cfg: Config) -> tuple[int, int]:
+    return cfg.num_heads * cfg.nope_dim, cfg.num_heads * cfg.rope_dim
+
+
+def _kv_b_rows(cfg: Config) -> tuple[int, int]:
+    return cfg.num_heads * cfg.nope_dim, cfg.num_heads * cfg.head_value_dim
+
+
+_ATTENTION = "layers.*.self_attn."
+_Q_PARTS = (_ATTENTION + "q_nope_proj", _ATTENTION + "q_rope_proj")
+_K_PARTS = (_ATTENTION + "kv_a_proj", _ATTENTION + "k_rope_proj")
+_B_PARTS = (_ATTENTION + "k_b_rows", _ATTENTION + "v_b_rows")
+
+WEIGHTS = WeightTable(
+    names={
+        "blk.*.attn_q_a": _ATTENTION + "q_a_proj",
+        "blk.*.attn_q_a_norm": _ATTENTION + "q_a_layernorm",
+        "blk.*.attn_q_b": _ATTENTION + "q_b_proj",
+        "blk.*.attn_kv_a_mqa": _ATTENTION + "kv_a_proj_with_mqa",
+        "blk.*.attn_kv_a_norm": _ATTENTION + "kv_a_layernorm",
+        "blk.*.attn_kv_b": _ATTENTION + "kv_b_proj",
+        "blk.*.attn_k_b": _ATTENTION + "k_b_proj",
+        "blk.*.attn_v_b": _ATTENTION + "v_b_proj",
+        "blk.*.exp_probs_b.bias": "layers.*.mlp.gate.e_score_correction_bias",
+        "blk.*.ffn_gate_shexp": "layers.*.mlp.shared_experts.gate_proj",
+        "blk.*.ffn_up_shexp": "layers.*.mlp.shared_experts.up_proj",
+        "blk.*.ffn_down_shexp": "layers.*.mlp.shared_experts.down_proj",
+    },
+    transforms=(
+        *(
+            step
+            for stem in ("q_proj", "q_b_proj")
+            for step in (
+                Permute(_ATTENTION + stem, lambda c: _apart(c.num_heads, c.nope_dim, c.rope_dim, c.is_interleaved)),
+                Split(_ATTENTION + stem, _Q_PARTS, _q_rows),
+            )
+        ),
+        Permute(_ATTENTION + "kv_a_proj_with_mqa", lambda c: _apart(1, c.latent_dim, c.rope_dim, c.is_interleaved)),
+        Split(_ATTENTION + "kv_a_proj_with_mqa", _K_PARTS, lambda c: (c.latent_dim, c.rope_dim)),
+        Permute(_ATTENTION + "kv_b_proj", lambda c: _apart(c.num_heads, c.nope_dim, c.head_value_dim, False)),
+        Split(_ATTENTION + "kv_b_proj", _B_PARTS, _kv_b_rows),
+        Heads(_B_PARTS[0], _ATTENTION + "k_b_proj", lambda c: c.num_heads, transposed=True),
+        Heads(_B_PARTS[1], _ATTENTION + "v_b_proj", lambda c: c.num_heads),
+        *stacked_experts(),
+    ),
+)
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        p = f"layers.{i}."
+        h = h + _attention(g, cfg, g.rms_norm(h, p + "input_layernorm", cfg.norm_eps), i)
+        x = g.rms_norm(h, p + "post_attention_layernorm", cfg.norm_eps)
+        h = h + _mlp(g, cfg, x, i)
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)
+
+
+def _attention(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
+    """The heads' own products with keys are absorbed into queries, those with values come after the attention."""
+    p = f"layers.{layer}.self_attn."
+    q = x
+    if p + "q_a_proj.weight" in g.weights:
+        q = g.rms_norm(g.linear(x, p + "q_a_proj"), p + "q_a_layernorm", _LATENT_EPS)
+    q_rope = g.rope(g.linear(q, p + "q_rope_proj"), cfg.rope_dim, cfg.rope)
+    q_latent = g.head_linear(g.linear(q, p + "q_nope_proj"), p + "k_b_proj")
+    latent = g.rms_norm(g.linear(x, p + "kv_a_proj"), p + "kv_a_layernorm", _LATENT_EPS)
+    k_rope = g.rope(g.linear(x, p + "k_rope_proj"), cfg.rope_dim, cfg.rope)
+    mixed = g.latent_attention((q_latent, q_rope), (latent, k_rope), cfg.attention(layer))
+    return g.linear(g.head_linear(mixed, p + "v_b_proj"), p + "o_proj")
+
+
+def _mlp(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
+    stem = f"layers.{layer}.mlp"
+    if layer < cfg.first_experts or cfg.experts is None:
+        return _layers.gated_mlp(g, x, stem)
+    routed = g.moe(x, stem, cfg.experts)
+    return routed + _layers.gated_mlp(g, x, f"{stem}.shared_experts") if cfg.shared_experts else routed

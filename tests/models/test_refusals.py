@@ -1,0 +1,179 @@
+"""Values that an architecture cannot have are refused before weights are read, by the name of the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from octavo.errors import ModelLoadError
+from octavo.models import load_architecture
+from octavo.models._reading import ConfigReader
+from tests.support import tiny_classic
+from tests.support.tiny_models import CONFIGS, config_values
+
+# Keys of config.json that nearly every architecture has, with a value that none can have.
+WRONG = {
+    "vocab_size": 0,
+    "hidden_size": -64,
+    "num_hidden_layers": 10**6,
+    "num_attention_heads": "4",
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 1.5,
+    "intermediate_size": True,
+    "rms_norm_eps": float("nan"),
+    "tie_word_embeddings": "yes",
+}
+
+
+def config_of(name: str, **changes: Any) -> Any:
+    """The configuration of a tiny model with other values; `...` leaves one out. A nested one: `rope_parameters__x`."""
+    values = config_values(name)
+    for key, value in changes.items():
+        *outer, last = key.split("__")
+        section = values
+        for part in outer:
+            section = section[part]
+        section[last] = value
+        if value is ...:
+            del section[last]
+    return load_architecture(values["model_type"]).Config.from_hf(ConfigReader(values))
+
+
+ROTARY = [name for name in CONFIGS if "rope_parameters" in config_values(name) and name != "falcon-alibi"]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_common_keys(name: str) -> None:
+    values = config_values(name)
+    config_of(name)
+    # Models from before Llama take the width of the MLP from its weights.
+    unread = {"intermediate_size"} if name in tiny_classic.CONFIGS else set()
+    tried = [key for key in WRONG if key in values and key not in unread]
+    assert len(tried) >= 2
+    for key in tried:
+        with pytest.raises(ModelLoadError, match=rf"\b{key} is "):
+            config_of(name, **{key: WRONG[key]})
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_unknown_scalings(name: str) -> None:
+    rope = config_values(name)["rope_parameters"]
+    nested = "full_attention__" if "full_attention" in rope else ""
+    with pytest.raises(ModelLoadError, match=r"rope_type is 'spiral': must be default"):
+        config_of(name, **{f"rope_parameters__{nested}rope_type": "spiral"})
+
+
+@pytest.mark.parametrize("name", [name for name in CONFIGS if "hidden_act" in config_values(name)])
+def test_unknown_activations(name: str) -> None:
+    with pytest.raises(ModelLoadError, match=r"hidden_act(ivation)? is 'step': must be "):
+        config_of(name, hidden_act="step")
+
+
+SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
+    ("mistral-window", {"sliding_window": -5}, "sliding_window is -5"),
+    ("ministral", {"layer_types": ["full_attention"] * 2}, "layer_types is .*: must be 3 strings"),
+    ("ministral", {"layer_types": ["chunked_attention"] * 3}, "layer_types is 'chunked_attention'"),
+    ("ministral3", {"rope_parameters__llama_4_scaling_beta": 1e9}, "llama_4_scaling_beta is 1000000000"),
+    ("mixtral", {"num_local_experts": 0}, "num_local_experts is 0"),
+    ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5: must be a whole number from 1 to 4"),
+    ("qwen3moe", {"num_experts": ..., "num_local_experts": ...}, "num_experts is missing"),
+    ("qwen3moe", {"norm_topk_prob": 1}, "norm_topk_prob is 1: must be true or false"),
+    ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ("gemma2", {"attn_logit_softcapping": -2.0}, r"attn_logit_softcapping is -2\.0"),
+    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
+    ("gemma3", {"attn_logit_softcapping": 2.0}, "attn_logit_softcapping is 2.0: Gemma 3 has no cap"),
+    ("phi3", {"sliding_window": 0}, "sliding_window is 0"),
+    ("phi3-longrope", {"rope_parameters__long_factor": [1.0]}, r"long_factor is \[1\.0\]: must be 6 numbers"),
+    ("olmo3", {"layer_types": ["full_attention"]}, "layer_types is .*: must be 4 strings"),
+    ("granite", {"logits_scaling": 0.0}, r"logits_scaling is 0\.0"),
+    ("granite", {"residual_multiplier": "1"}, "residual_multiplier is '1': must be a number"),
+    ("smollm3", {"no_rope_layers": [1, 2, 1, 1, 1]}, "no_rope_layers is 2: must be true or false"),
+    ("smollm3", {"no_rope_layers": [1]}, r"no_rope_layers is \[1\]: must be 5 values"),
+    ("starcoder2", {"norm_epsilon": -1.0}, r"norm_epsilon is -1\.0"),
+    ("stablelm", {"qk_layernorm": True}, "qk_layernorm is True"),
+    ("stablelm", {"rope_parameters__partial_rotary_factor": 0.01}, "partial_rotary_factor is .*rotates no even number"),
+    ("nemotron", {"norm_eps": 0.0}, r"norm_eps is 0\.0"),
+    ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True: norms on q and k are not supported"),
+    ("cohere2", {"logit_scale": None, "sliding_window": "all"}, "sliding_window is 'all'"),
+    ("glm4", {"head_dim": 15}, "head_dim is 15: must be even"),
+    ("exaone4-window", {"layer_types": None, "sliding_window_pattern": "LLX"}, "sliding_window_pattern is 'LLX'"),
+    ("deepseek2", {"kv_lora_rank": 0}, "kv_lora_rank is 0"),
+    ("deepseek2", {"kv_lora_rank": ...}, "kv_lora_rank is missing"),
+    ("deepseek2", {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7: must be even"),
+    (
+        "deepseek2",
+        {"qk_nope_head_dim": 2**19},
+        "qk_nope_head_dim is 524288: makes more than 1048576 columns with 4 heads",
+    ),
+    ("deepseek2", {"v_head_dim": 2**19}, "v_head_dim is 524288"),
+    ("deepseek2", {"num_key_value_heads": 2}, "num_key_value_heads is 2: must be 4"),
+    ("deepseek2", {"topk_method": "noaux_tc"}, "topk_method is 'noaux_tc': must be greedy or group_limited_greedy"),
+    ("deepseek2", {"scoring_func": "sigmoid"}, "scoring_func is 'sigmoid': must be softmax"),
+    ("deepseek2", {"norm_topk_prob": True}, "norm_topk_prob is True: must be false"),
+    ("deepseek2", {"moe_layer_freq": 2}, "moe_layer_freq is 2: must be 1"),
+    ("deepseek2", {"num_experts_per_tok": 7}, "num_experts_per_tok is 7: must be a whole number from 1 to 6"),
+    ("deepseek2", {"first_k_dense_replace": -1}, "first_k_dense_replace is -1"),
+    ("deepseek2-groups", {"n_group": 3}, "n_group is 3: does not divide 8 experts"),
+    ("deepseek2-groups", {"topk_group": 5}, "topk_group is 5: must be a whole number from 1 to 4"),
+    ("deepseek2-groups", {"topk_group": 1}, "num_experts_per_tok is 3: only 2 experts are in 1 of 4 groups"),
+    ("deepseek3", {"scoring_func": "softmax"}, "scoring_func is 'softmax': must be sigmoid"),
+    ("deepseek3", {"n_group": 8}, "n_group is 8: a group of 1 experts has no best 2"),
+    ("deepseek3", {"rope_parameters__mscale_all_dim": 1e9}, r"mscale_all_dim is 1000000000\.0"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), SPECIFIC)
+def test_specific_keys(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelLoadError, match=message):
+        config_of(name, **changes)
+
+
+GGUF_LATENT = {
+    "block_count": 1,
+    "context_length": 64,
+    "embedding_length": 64,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 1,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "attention.key_length": 40,
+    "attention.value_length": 32,
+    "attention.key_length_mla": 20,
+    "attention.value_length_mla": 16,
+    "attention.kv_lora_rank": 32,
+    "rope.dimension_count": 8,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_group_count": 4,
+    "expert_group_used_count": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention.key_length_mla": 8}, r"attention\.key_length_mla is 8: must be a whole number from 9"),
+        ({"attention.kv_lora_rank": 0}, r"attention\.kv_lora_rank is 0"),
+        (
+            {"attention.value_length_mla": 2**20},
+            r"attention\.value_length_mla is 1048576: makes more than 1048576 columns",
+        ),
+        ({"expert_gating_func": 3}, r"expert_gating_func is 3: must be 1 \(softmax\) or 2 \(sigmoid\)"),
+        ({"expert_group_count": 3}, "expert_group_count is 3: does not divide 8 experts"),
+        ({"expert_used_count": 5}, "expert_used_count is 5: only 4 experts are in 2 of 4 groups"),
+        ({"leading_dense_block_count": 2}, "leading_dense_block_count is 2"),
+        ({"rope.scaling.yarn_log_multiplier": float("inf")}, "yarn_log_multiplier is inf"),
+    ],
+)
+def test_gguf_of_deepseek(changes: dict[str, Any], message: str) -> None:
+    shapes = {"embed_tokens.weight": (96, 64), "layers.0.input_layernorm.weight": (64,)}
+
+    def read(values: dict[str, Any]) -> Any:
+        reader = ConfigReader({f"deepseek2.{key}": value for key, value in values.items()}, "deepseek2.")
+        return load_architecture("deepseek2").Config.from_gguf(reader, shapes)
+
+    config = read(GGUF_LATENT)
+    assert (config.head_dim, config.value_dim, config.nope_dim, config.head_value_dim) == (40, 32, 12, 16)
+    with pytest.raises(ModelLoadError, match=message):
+        read(GGUF_LATENT | changes)
