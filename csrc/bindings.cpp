@@ -239,8 +239,8 @@ class PyProgram {
     Program& program() { return program_; }
 
   private:
+    std::vector<nb::object> kept_;  // goes after the program, whose threads use it
     Program program_;
-    std::vector<nb::object> kept_;
 };
 
 void bind_program(nb::module_& module) {
@@ -253,6 +253,12 @@ void bind_program(nb::module_& module) {
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
              "checked"_a = false)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
+        .def(
+            "stream_weights",
+            [](PyProgram& p, const std::vector<int32_t>& weights, size_t ahead_bytes) {
+                p.program().stream_weights(weights, ahead_bytes);
+            },
+            "weights"_a, "ahead_bytes"_a)
         .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "output"_a, "inputs"_a,
              "weights"_a = Named<int32_t>(), "ints"_a = Named<int64_t>(), "floats"_a = Named<float>(),

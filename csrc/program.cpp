@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "kv_cache.h"
+#include "pack.h"
 
 namespace octavo {
 namespace {
@@ -115,6 +116,21 @@ void Program::finish(size_t scratch_bytes) {
     for (const auto& record : records_) record->args.shared_scratch = shared_scratch_.data();
 }
 
+void Program::stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes) {
+    std::vector<WeightStream::Item> items;
+    for (const int32_t weight : weights) {
+        const PackedWeight* const packed = weights_.at(weight).packed;
+        size_t last = records_.size();  // a table may be read by rows first, and as a whole as the output head
+        for (size_t i = 0; i < records_.size(); ++i)
+            for (const int32_t operand : records_[i]->spec.weights)
+                if (operand == weight) last = i;
+        if (!packed || last == records_.size()) throw std::invalid_argument("a weight that cannot be streamed");
+        items.push_back({last, const_cast<char*>(reinterpret_cast<const char*>(packed->data)), packed_bytes(*packed)});
+    }
+    std::stable_sort(items.begin(), items.end(), [](const auto& a, const auto& b) { return a.record < b.record; });
+    if (!items.empty()) stream_ = std::make_unique<WeightStream>(std::move(items), records_.size(), ahead_bytes);
+}
+
 size_t Program::workspace_bytes() const {
     return workspace_bytes_ + shared_scratch_.size() + scratch_bytes_ * (pool_ ? pool_->count() : 0);
 }
@@ -185,6 +201,7 @@ void Program::submit(PendingStep& pending) {
     pending.changes_rows_ = pending.step.num_tokens != num_tokens_ || pending.step.num_outputs != num_outputs_;
     num_tokens_ = pending.step.num_tokens;
     num_outputs_ = pending.step.num_outputs;
+    if (stream_) stream_->begin_step();
     pending.program_ = this;
     pending.end_ = end_of(pending.result);
     pending.job_ = pool_->start(
@@ -252,6 +269,7 @@ void Program::transfer(const std::vector<Transfer>& values, bool out, const Step
 void Program::walk(const PendingStep& pending, Worker& worker, size_t first) {
     for (size_t i = first; i < pending.end_; ++i) {
         Record& record = *records_[i];
+        reached(i);
         record.kernel->run(record.args, pending.step, worker);
         pool_->boundary(worker, i + 2);
     }
@@ -276,6 +294,7 @@ void Program::walk_timed(const PendingStep& pending, Worker& worker, size_t firs
     };
     for (size_t i = first; i < pending.end_; ++i) {
         Record& record = *records_[i];
+        reached(i);
         timed(i, [&] { record.kernel->run(record.args, pending.step, worker); });
     }
     if (pending.finale) timed(records_.size(), [&] { pending.finale(pending.finale_context, worker); });
@@ -285,6 +304,7 @@ void Program::walk_timed(const PendingStep& pending, Worker& worker, size_t firs
 void Program::walk_checked(PendingStep& pending, Worker& worker, size_t first) {
     for (size_t i = first; i < pending.end_ && pending.error_.empty(); ++i) {
         Record& record = *records_[i];
+        reached(i);
         if (worker.index == 0) poison(record);
         worker.barrier();
         record.kernel->run(record.args, pending.step, worker);
@@ -315,6 +335,7 @@ std::string Program::check_finite(const Record& record) const {
 
 void Program::close() {
     pool_.reset();
+    stream_.reset();
     clocked_.clear();
     records_.clear();
     weights_.clear();

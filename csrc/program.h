@@ -12,6 +12,7 @@
 #include "signature.h"
 #include "step_check.h"
 #include "thread_pool.h"
+#include "weight_stream.h"
 
 namespace octavo {
 
@@ -56,6 +57,10 @@ class Program {
     // Asks the kernels for their scratch and allocates it, at least `scratch_bytes` a worker. Afterwards no record
     // can be added.
     void finish(size_t scratch_bytes);
+
+    // These weights, which lie in a mapped file, pass through memory in every step instead of staying there. To be
+    // called once, after `finish`. Throws std::invalid_argument for a weight that no record reads or that is a vector.
+    void stream_weights(const std::vector<int32_t>& weights, size_t ahead_bytes);
 
     // Bytes of one block over all caches.
     size_t cache_block_bytes(int32_t block_size) const;
@@ -133,6 +138,9 @@ class Program {
     void update_rows(const Step& step);
     size_t end_of(int32_t output) const;
     void run(PendingStep& pending, Worker& worker, size_t position);
+    void reached(size_t record) {
+        if (stream_) stream_->reached(record);
+    }
     void walk(const PendingStep& pending, Worker& worker, size_t first);
     void walk_timed(const PendingStep& pending, Worker& worker, size_t first);
     void walk_checked(PendingStep& pending, Worker& worker, size_t first);
@@ -162,7 +170,8 @@ class Program {
         int64_t calls = 0, nanoseconds = 0, busy_nanoseconds = 0;
     };
     std::vector<std::vector<Clocked>> clocked_;
-    std::shared_ptr<ThreadPool> pool_;  // null: closed
+    std::unique_ptr<WeightStream> stream_;  // null: all weights stay in memory
+    std::shared_ptr<ThreadPool> pool_;      // null: closed
     std::mutex mutex_;
 };
 

@@ -58,7 +58,11 @@ class EngineConfig:
     )
     block_size: int = option(16, "tokens in one block of the KV cache")
     enable_prefix_caching: bool = option(True, "reuse the KV cache of earlier prompts with the same beginning")
-    pack_cache: bool = option(False, "keep packed weights on disk; later starts map them and share their memory")
+    pack_cache: bool | None = option(
+        None,
+        "keep packed weights on disk; later starts map them and share their memory; default: only of models larger "
+        "than memory, which run from there",
+    )
     pack_cache_size: int | str = option("32GiB", "maximum disk space for the packed weights of all models")
     num_threads: int = option(0, "compute threads; 0: one for each core that this process may use")
     generation_config: str = option(
@@ -73,7 +77,7 @@ class EngineConfig:
             if not isinstance(value, str) or not value:
                 raise UsageError(f"{name} must be a name, not {value!r}")
         for name in ("enable_prefix_caching", "pack_cache", "trust_remote_code"):
-            if not isinstance(value := getattr(self, name), bool):
+            if not isinstance(value := getattr(self, name), bool) and (name, value) != ("pack_cache", None):
                 raise UsageError(f"{name} must be True or False, not {value!r}")
         parse_bytes("pack_cache_size", self.pack_cache_size)
         _check_kv_dtype(self.kv_dtype)

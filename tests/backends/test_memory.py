@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from octavo.backends.memory import host_memory
+from octavo.backends.memory import MemoryBudget, host_memory
 
 GIB = 2**30
 
@@ -81,3 +81,10 @@ def test_a_machine_without_proc(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     assert host_memory().available_bytes > 2**20
+
+
+@pytest.mark.parametrize("usable", [0, 1, 10**6, 3 * 10**9, 10**10 + 7])
+def test_the_least_memory_for_what_is_used(usable: int) -> None:
+    least = MemoryBudget.with_usable(usable)
+    assert MemoryBudget(least).usable_bytes >= usable
+    assert MemoryBudget(least - 20).usable_bytes < max(usable, 1)

@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
 from octavo.errors import UsageError
@@ -39,11 +40,34 @@ class ExecutorLimits:
 class PackCacheOptions:
     """Options for keeping packed weights on disk for the next start.
 
-    identity: identifies the content of the model's files. limit_bytes: limit of all models together.
+    identity: identifies the content of the model's files. limit_bytes: limit of all models together. resident_bytes:
+    of a model larger than memory, the bytes that may stay in memory; None: all of them may.
     """
 
     identity: str
     limit_bytes: int
+    resident_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paging:
+    """A model larger than memory, which runs from its mapped weights.
+
+    memory_bytes: that the matrices may take. resident_bytes: of those that stay in memory. resident_layers: layers of
+    which nothing else is read. bytes_per_token: read from the disk for one token. bytes_per_s: of the disk, measured.
+    """
+
+    path: Path
+    memory_bytes: int
+    resident_bytes: int
+    resident_layers: int
+    bytes_per_token: int
+    bytes_per_s: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """The most tokens per second of a single sequence."""
+        return self.bytes_per_s / max(self.bytes_per_token, 1)
 
 
 class PendingStep(Protocol):
@@ -92,6 +116,7 @@ class Executor(Protocol):
     weight_bytes: int  # packed weights
     mapped_bytes: int  # the part of `weight_bytes` in mapped files, which the system counts as reclaimable memory
     num_threads: int  # for computing
+    paging: Paging | None  # None: all weights stay in memory
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """Allocates the paged cache, once, before the first step."""
@@ -127,6 +152,8 @@ class BackendDescription:
 class Backend(Protocol):
     """A module under `octavo.backends` with these functions."""
 
+    PAGES_WEIGHTS: bool  # a model larger than memory can run, with `PackCacheOptions.resident_bytes`
+
     def compile(
         self,
         graph: Graph | Sizes,
@@ -143,7 +170,8 @@ class Backend(Protocol):
         graph: or the result of `sizes` with the same arguments, so that its work is not done again. progress: called
         with (bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights are not kept; a
         backend that packs nothing keeps nothing. kv_dtype: number type of the paged cache.
-        Raises GraphError naming an operation that the backend lacks.
+        Raises GraphError naming an operation that the backend lacks, and InsufficientMemoryError if weights beyond
+        `resident_bytes` cannot be kept on disk.
         """
 
     def sizes(

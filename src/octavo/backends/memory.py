@@ -34,6 +34,11 @@ class MemoryBudget:
     def usable_bytes(self) -> int:
         return max(self.available_bytes - self.headroom_bytes, 0)
 
+    @staticmethod
+    def with_usable(num_bytes: int) -> int:
+        """The least available bytes of which `num_bytes` can be used."""
+        return max(num_bytes + _MIN_HEADROOM_BYTES, num_bytes * 10 // 9 + 10)
+
     def without(self, num_bytes: int) -> MemoryBudget:
         """The budget after `num_bytes` have been taken."""
         return MemoryBudget(self.available_bytes - num_bytes)

@@ -29,6 +29,8 @@ from octavo.graph.segments import check_inputs
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 
+PAGES_WEIGHTS = False
+
 
 def compile(  # noqa: A001 - the backend protocol's name
     graph: Graph | Sizes,
@@ -94,6 +96,7 @@ class ReferenceExecutor:
 
     max_in_flight = 1
     mapped_bytes = 0
+    paging = None
     num_threads = 1  # the caller's; numpy's own threads are not counted
 
     def __init__(

@@ -176,4 +176,7 @@ def _count(users: int) -> str:
 def _advice(needs: MemoryNeeds) -> str:
     if needs.largest_context:
         return f"{needs.largest_context:,} tokens for {_count(needs.users)} would fit"
-    return "use a smaller model or quantization or fewer users, or free memory"
+    return (
+        "use a smaller model or quantization or fewer users, or free memory; a model larger than the memory runs from "
+        "disk, slowly"
+    )

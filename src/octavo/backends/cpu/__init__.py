@@ -19,7 +19,9 @@ from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.threads import plan_threads
 from octavo.backends.memory import host_memory as memory
 
-__all__ = ["CompileOptions", "CpuExecutor", "choose_isa", "compile", "describe", "memory", "sizes"]
+PAGES_WEIGHTS = True
+
+__all__ = ["PAGES_WEIGHTS", "CompileOptions", "CpuExecutor", "choose_isa", "compile", "describe", "memory", "sizes"]
 
 
 def describe() -> BackendDescription:

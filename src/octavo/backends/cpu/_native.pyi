@@ -132,6 +132,9 @@ class Program:
         """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, row symbol."""
 
     def add_packed_weight(self, weight: PackedWeight) -> int: ...
+    def stream_weights(self, weights: list[int], ahead_bytes: int) -> None:
+        """These mapped weights pass through memory in every step. After `finish`."""
+
     def add_plain_weight(self, array: NDArray[np.float32]) -> int: ...
     def add_record(
         self,

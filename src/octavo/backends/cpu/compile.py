@@ -18,8 +18,9 @@ from octavo.backends.cpu import _native
 from octavo.backends.cpu.executor import CpuExecutor
 from octavo.backends.cpu.lowering import PASSES, WeightOperand, lower
 from octavo.backends.cpu.packing import packed_types
+from octavo.backends.cpu.paging import plan_paging
 from octavo.backends.cpu.threads import ThreadPlan, plan_threads
-from octavo.backends.cpu.weights import load_matrices, plain_weight
+from octavo.backends.cpu.weights import load_matrices, pack_cache_of, plain_weight
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
 from octavo.errors import GraphError, UsageError
@@ -83,11 +84,16 @@ def compile(  # noqa: A001 - the backend protocol's name
     program = _make_program(graph, limits, isa, threads, checked=options.checked)
     matrices = [p for p in graph.parameters if p.is_matrix]
     packed = load_matrices(weights, matrices, threads.count, progress, pack_cache)
-    _add_records(program, planned, weights, packed)
+    indices = _add_records(program, planned, weights, packed)
     program.finish()
     weight_bytes = {p: packed[p].nbytes if p in packed else 4 * math.prod(p.shape) for p in graph.parameters}
     mapped_bytes = sum(weight.nbytes for weight in packed.values() if weight.is_view)
-    return CpuExecutor(program, graph, weight_bytes, mapped_bytes, planned.cache, isa, threads.count)
+    executor = CpuExecutor(program, graph, weight_bytes, mapped_bytes, planned.cache, isa, threads.count)
+    if pack_cache is not None and pack_cache.resident_bytes is not None:
+        paged = plan_paging(graph, planned.weights, pack_cache.resident_bytes)
+        program.stream_weights([indices[p] for p in paged.streamed], paged.ahead_bytes)
+        executor.paging = paged.paging(pack_cache_of(weights, matrices, pack_cache).path)
+    return executor
 
 
 def choose_isa(isa: str | None = None) -> str:
@@ -203,8 +209,8 @@ def _add_records(
     planned: Sizes,
     weights: Mapping[str, Weight],
     packed: Mapping[Parameter, _native.PackedWeight],
-) -> None:
-    """Adds the operations to a program that has their values."""
+) -> Mapping[WeightOperand, int]:
+    """Adds the operations to a program that has their values. The indices of the weights."""
     layout, nodes = planned.graph.cache_layout, planned.graph.nodes
     values = {node.output: index for index, node in enumerate(nodes)}
     indices: dict[WeightOperand, int] = {p: program.add_packed_weight(weight) for p, weight in packed.items()}
@@ -233,3 +239,4 @@ def _add_records(
             [(name, [index_of(operand) for operand in elements]) for name, elements in operands.tuples],
             (-1, 0) if cache is None else layout.place(cache.layer),
         )
+    return indices

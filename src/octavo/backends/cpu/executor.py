@@ -19,6 +19,7 @@ from octavo.graph.segments import check_inputs
 from octavo.graph.values import Rows
 
 if TYPE_CHECKING:
+    from octavo.backends import Paging
     from octavo.backends.cpu import _native
     from octavo.batch import Batch, Float32, Int32
     from octavo.graph.builder import Graph
@@ -81,6 +82,7 @@ class CpuExecutor:
         self.workspace_bytes = program.workspace_bytes
         self.isa = isa
         self.num_threads = num_threads
+        self.paging: Paging | None = None
 
     def allocate_cache(self, num_blocks: int, block_size: int) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""

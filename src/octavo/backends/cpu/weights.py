@@ -17,6 +17,7 @@ from octavo.backends.cpu.pack_cache import Matrix, PackCache
 from octavo.backends.cpu.packing import pack, packed_types
 from octavo.backends.parameters import fingerprint_of, parameter_info, release, weight_of
 from octavo.config import LoadProgress
+from octavo.errors import InsufficientMemoryError
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
 
@@ -37,9 +38,10 @@ def load_matrices(
 
     Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, so that
     only a few are in memory. progress: called with (bytes done, bytes in all) after each matrix, largest first.
+    Raises InsufficientMemoryError if the cache cannot be kept and only a part of the weights may stay in memory.
     """
     nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
-    parameters = sorted(nbytes, key=lambda p: (-nbytes[p], p.label))
+    parameters = _largest_first(weights, nbytes)
 
     def reported(packed: Iterable[_native.PackedWeight]) -> Iterator[_native.PackedWeight]:
         done = 0
@@ -50,7 +52,7 @@ def load_matrices(
             yield weight
 
     if pack_cache is not None:
-        cache = PackCache(pack_cache, [_describe(weights, p) for p in parameters])
+        cache = pack_cache_of(weights, parameters, pack_cache)
         kept = cache.load(num_threads, reported)
         if kept is None:
             with closing(_packed(weights, parameters, num_threads, _AHEAD * num_threads)) as packed:
@@ -59,8 +61,24 @@ def load_matrices(
             kept = cache.load(num_threads, iter) if is_stored else None
         if kept is not None:
             return dict(zip(parameters, kept, strict=True))
+        if pack_cache.resident_bytes is not None:
+            raise InsufficientMemoryError(
+                f"{cache.path}: the model is larger than the memory, and its packed weights could not be kept on disk, "
+                "from where it would run; the warnings say why"
+            )
     packed = _packed(weights, parameters, num_threads, len(parameters))
     return dict(zip(parameters, reported(packed), strict=True))
+
+
+def pack_cache_of(weights: Mapping[str, Weight], matrices: Iterable[Parameter], options: PackCacheOptions) -> PackCache:
+    """The file of a model's packed matrices."""
+    return PackCache(options, [_describe(weights, p) for p in _largest_first(weights, matrices)])
+
+
+def _largest_first(weights: Mapping[str, Weight], matrices: Iterable[Parameter]) -> list[Parameter]:
+    """Each matrix once."""
+    nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
+    return sorted(nbytes, key=lambda p: (-nbytes[p], p.label))
 
 
 def _packed(

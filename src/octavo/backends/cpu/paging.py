@@ -1,0 +1,103 @@
+"""A model larger than memory: which of its mapped matrices stay in memory, and how fast the others come from disk.
+
+The native program reads the others ahead in the order of its records and gives their pages back (csrc/weight_stream.h).
+Tables and experts, of which a token needs only a part, are left to the system, which keeps what was used last.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.backends import Paging
+from octavo.graph.builder import Graph
+from octavo.graph.cost import weight_bytes_read
+from octavo.graph.ops import StepSizes
+from octavo.graph.values import Parameter
+
+_AHEAD_BYTES = 64 << 20
+_ONE_TOKEN = StepSizes(1, 1, 1, 1)
+_READ_BYTES = 8 << 20
+_MAX_READS = 32
+_MAX_READ_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class PagingPlan:
+    """streamed: matrices that pass through memory in every step, in the order of their use.
+
+    ahead_bytes: of these that are read before they are needed. memory_bytes: for all matrices. resident_bytes: of
+    those that stay.
+    resident_layers: layers without other matrices. bytes_per_token: read from the disk for a step of one token.
+    """
+
+    streamed: tuple[Parameter, ...]
+    ahead_bytes: int
+    memory_bytes: int
+    resident_bytes: int
+    resident_layers: int
+    bytes_per_token: int
+
+    def paging(self, path: Path) -> Paging:
+        """With the rate of the disk that holds this file, which is measured."""
+        return Paging(
+            path,
+            self.memory_bytes,
+            self.resident_bytes,
+            self.resident_layers,
+            self.bytes_per_token,
+            read_rate(path),
+        )
+
+
+def plan_paging(graph: Graph, weight_bytes: Mapping[Parameter, int], memory_bytes: int) -> PagingPlan:
+    """The first matrices in the order of their use stay in memory, the rest of `memory_bytes` is for the others."""
+    last_use = {p: i for i, node in enumerate(graph.nodes) for p in node.op.parameters if p.is_matrix}
+    matrices = sorted(last_use, key=lambda p: last_use[p])
+    read = weight_bytes_read(graph, _ONE_TOKEN, weight_bytes)
+    whole = [p for p in matrices if read[p] == weight_bytes[p]]
+    partial = [p for p in matrices if read[p] < weight_bytes[p]]
+    ahead = min(_AHEAD_BYTES, memory_bytes // 4)
+    largest = max((weight_bytes[p] for p in whole), default=0)
+    budget = memory_bytes - ahead - largest
+    resident, count = 0, 0
+    for parameter in whole:
+        if resident + weight_bytes[parameter] > budget:
+            break
+        resident += weight_bytes[parameter]
+        count += 1
+    streamed = whole[count:]
+    partial_bytes = sum(weight_bytes[p] for p in partial)
+    kept = min(1.0, max(budget - resident, 0) / max(partial_bytes, 1))  # the share of them that the system can keep
+    from_disk = sum(weight_bytes[p] for p in streamed) + int((1 - kept) * sum(read[p] for p in partial))
+    paged = {*streamed, *(partial if kept < 1 else ())}
+    layers = {node.layer_index: False for node in graph.nodes if node.layer_index is not None}
+    layers |= {n.layer_index: True for n in graph.nodes if n.layer_index is not None and paged & {*n.op.parameters}}
+    num_resident = sum(not is_paged for is_paged in layers.values())
+    return PagingPlan(tuple(streamed), ahead, memory_bytes, resident, num_resident, from_disk)
+
+
+def read_rate(path: Path) -> float:
+    """Bytes per second of large reads of a file, past the system's cache where the file system allows it."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECT)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with mmap.mmap(-1, _READ_BYTES) as buffer:  # on a page, as direct reads need it
+            done, began = 0, time.perf_counter()
+            for _ in range(_MAX_READS):
+                count = os.preadv(file, [buffer], done)
+                done += count
+                if count < _READ_BYTES or time.perf_counter() - began > _MAX_READ_S:
+                    break
+            return done / (time.perf_counter() - began)
+    finally:
+        os.close(file)
