@@ -17,12 +17,13 @@ from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server
 from tools.openai_matrix import ROUTES, Route, render
 
+OLLAMA = ("ollama", "ollama_embed", "ollama_models")
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 
 
 @pytest.fixture(scope="module")
 def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    modules = ("openai", "embeddings", "responses", "messages", "tgi", "tokenize")
+    modules = ("openai", "embeddings", "responses", "messages", "tgi", "tokenize", *OLLAMA)
     with scripted_server(smollm2_tokenizer, *modules) as running:
         running.script = Script(["Hel", "lo"])
         yield running

@@ -23,7 +23,7 @@ from octavo.server.config import ServerConfig
 from octavo.server.errors import ApiError
 from octavo.server.http.json_body import Int, JsonRoute, Number, RequestModel
 from octavo.server.http.listener import bind, web_server
-from octavo.server.http.long_answer import EventStream, event, run_unless_gone
+from octavo.server.http.long_answer import EVENTS, EventStream, run_unless_gone
 
 
 class Message(RequestModel):
@@ -171,7 +171,7 @@ def endpoints(probe: Probe) -> ModuleType:
         if not call.stream:
             text = await run_unless_gone(request, _work(call, probe))
             return Response(text, media_type="application/json")
-        return EventStream(request, _events(call, probe), on_error=_error_event, last=event(b"[DONE]"))
+        return EventStream(request, _events(call, probe), on_error=_error_event, last=_event(b"[DONE]"))
 
     @router.get("/v1/models")
     async def models() -> dict[str, str]:
@@ -211,13 +211,17 @@ async def _events(call: Call, probe: Probe) -> AsyncGenerator[bytes, None]:
             if call.fail == "stream" and i == 2:
                 raise ZeroDivisionError("a secret")
             probe.num_made += 1
-            yield event(f"{i}".rjust(call.event_size).encode())
+            yield _event(f"{i}".rjust(call.event_size).encode())
     finally:
         probe.num_closed += 1
 
 
+def _event(data: bytes) -> bytes:
+    return EVENTS.encode(data, None)
+
+
 def _error_event(error: ApiError) -> bytes:
-    return event(json.dumps(error.body()).encode())
+    return _event(json.dumps(error.body()).encode())
 
 
 @contextmanager

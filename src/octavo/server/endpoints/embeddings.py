@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -14,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
-from octavo.server.admission import Ticket
+from octavo.generation_request import Pooling, RequestOptions
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_inputs
 from octavo.server.generation.running import embed, separated
@@ -70,53 +71,84 @@ async def create_embeddings(request: Request, body: EmbeddingsRequest) -> Respon
 
 
 async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) -> Response:
-    width = model.info.hidden_size
-    if body.dimensions not in (None, width):
-        reason = f"is {quote(body.dimensions)}, but this model's embeddings have {width}; leave it out"
-        raise refuse("dimensions", reason, "unsupported_parameter")
+    check_dimensions(body.dimensions, model)
     if body.truncate_prompt_tokens == 0:
         reason = "is 0; it must be at least 1, or -1 for as many as fit"
         raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
     given: Any = body.input
     inputs = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+    job = EmbeddingJob(inputs, read_options(body), body.pooling or "mean", body.truncate_prompt_tokens)
+    vectors = await embed_inputs(request, model, job)
+    data = [
+        {"object": "embedding", "index": i, "embedding": _encode(vector, body.encoding_format)}
+        for i, vector in enumerate(vectors.vectors)
+    ]
+    usage = {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens}
+    if body.truncate_prompt_tokens is not None:
+        usage["truncated_tokens"] = vectors.num_truncated_tokens
+    return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingJob:
+    """Texts to embed. truncate_to, side: see `Common.truncate_prompt_tokens`."""
+
+    inputs: Sequence[str | Sequence[int]]
+    options: RequestOptions
+    pooling: Pooling = "mean"
+    truncate_to: int | None = None
+    side: Literal["left", "right"] = "left"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """vectors: [hidden_size] for each input, not normalised."""
+
+    vectors: list[Float32]
+    num_tokens: int
+    num_truncated_tokens: int
+
+
+async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) -> Embedded:
+    """The vectors of all inputs; errors about one of them name `prompt`."""
     record = record_of(request)
     record.model = model.name
     ticket = state_of(request).admission.admit(
         model,
         record.request_id,
-        num_sequences=min(len(inputs), INPUTS_AT_ONCE),
+        num_sequences=min(len(job.inputs), INPUTS_AT_ONCE),
         tenant=tenant_of(request),
     )
+    options = separated(job.options, ticket.tenant)
+    vectors: list[Float32] = []
     try:
-        prompts, num_truncated = await ticket.wait(partial(prepare_inputs, model, inputs, body.truncate_prompt_tokens))
-        num_tokens = record.num_prompt_tokens = sum(map(len, prompts))
-        ticket.add_prompt_tokens(num_tokens)
-        vectors = await _compute(ticket, model, prompts, body)
+        prepare = partial(prepare_inputs, model, job.inputs, job.truncate_to, job.side)
+        prompts, num_truncated = await ticket.wait(prepare)
+        record.num_prompt_tokens = sum(map(len, prompts))
+        ticket.add_prompt_tokens(record.num_prompt_tokens)
+        for i in range(0, len(prompts), INPUTS_AT_ONCE):
+            call = partial(embed, model, prompts[i : i + INPUTS_AT_ONCE], job.pooling, options)
+            vectors += await ticket.wait(call)
+            ticket.started()
     finally:
         ticket.release()
-    data = [
-        {"object": "embedding", "index": i, "embedding": _encode(vector, body.encoding_format)}
-        for i, vector in enumerate(vectors)
-    ]
-    usage = {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
-    if body.truncate_prompt_tokens is not None:
-        usage["truncated_tokens"] = num_truncated
-    return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
+    return Embedded(vectors, record.num_prompt_tokens, num_truncated)
 
 
-async def _compute(
-    ticket: Ticket, model: ServedModel, prompts: Sequence[Sequence[int]], body: EmbeddingsRequest
-) -> list[Float32]:
-    options = separated(read_options(body), ticket.tenant)
-    vectors: list[Float32] = []
-    for i in range(0, len(prompts), INPUTS_AT_ONCE):
-        call = partial(embed, model, prompts[i : i + INPUTS_AT_ONCE], body.pooling or "mean", options)
-        vectors += await ticket.wait(call)
-        ticket.started()
-    return vectors
+def check_dimensions(wanted: int | None, model: ServedModel) -> None:
+    """Raises UsageError for another number of dimensions than the model's own."""
+    width = model.info.hidden_size
+    if wanted not in (None, width):
+        reason = f"is {quote(wanted)}, but this model's embeddings have {width}; leave it out"
+        raise refuse("dimensions", reason, "unsupported_parameter")
+
+
+def unit_vector(vector: Float32) -> Float32:
+    """The vector scaled to length 1; a zero vector stays zero."""
+    return (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)
 
 
 def _encode(vector: Float32, encoding: str | None) -> list[float] | str:
-    """The vector scaled to length 1; a zero vector stays zero. base64: of the float32s, little endian."""
-    unit = (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)
+    """The unit vector. base64: of the float32s, little endian."""
+    unit = unit_vector(vector)
     return base64.b64encode(unit.astype("<f4").tobytes()).decode() if encoding == "base64" else list(map(float, unit))

@@ -15,7 +15,8 @@ from octavo.errors import ModelLoadError, UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
-from octavo.server.generation.spec import ChatSpec, TextSpec
+from octavo.server.generation.infill import Infill, encode_infill
+from octavo.server.generation.spec import ChatSpec, TextPrompt, TextSpec
 from octavo.server.models.served_model import ServedModel
 
 MAX_PROMPTS = 128  # of one request
@@ -49,14 +50,16 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
     return prompts, num_truncated
 
 
-async def prepare_inputs(model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None) -> Prepared:
+async def prepare_inputs(
+    model: ServedModel, texts: Sequence[str | Sequence[int]], truncate_to: int | None, side: str = "left"
+) -> Prepared:
     """Tokenizes texts to embed, which may fill the context because no answer follows.
 
-    truncate_to: see `Common.truncate_prompt_tokens`. Raises the errors of `prepare_prompts`.
+    truncate_to, side: see `Common.truncate_prompt_tokens`. Raises the errors of `prepare_prompts`.
     """
     limit = model.info.max_model_len
     room = limit if truncate_to == -1 else truncate_to
-    prompts, num_truncated = _truncated(await _encode_texts(model, texts), room, "left")
+    prompts, num_truncated = _truncated(await _encode_texts(model, texts), room, side)
     if (longest := max(map(len, prompts))) > limit:
         message = (
             f"the prompt has {longest} tokens, and the context of this model has {limit}: "
@@ -93,14 +96,21 @@ async def _encode_chat(model: ServedModel, adapted: ChatSpec) -> list[int]:
         raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
     if not token_ids:
         raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
+    if adapted.earlier_token_ids:
+        _check_ids(model, adapted.earlier_token_ids, "context")
+        bos = model.tokenizer.prefix_ids
+        own = token_ids[len(bos) :] if tuple(token_ids[: len(bos)]) == bos else token_ids
+        return [*adapted.earlier_token_ids, *own]
     return token_ids
 
 
-async def _encode_texts(model: ServedModel, texts: Sequence[str | Sequence[int]]) -> list[list[int]]:
+async def _encode_texts(model: ServedModel, texts: Sequence[TextPrompt]) -> list[list[int]]:
     return await run_sync(lambda: [_encode_text(model, text) for text in texts])
 
 
-def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
+def _encode_text(model: ServedModel, prompt: TextPrompt) -> list[int]:
+    if isinstance(prompt, Infill):
+        return encode_infill(model.tokenizer, prompt)
     if isinstance(prompt, str):
         bos = model.tokenizer.bos_token_id
         token_ids = model.prompts.encode(prompt) or ([] if bos is None else [bos])
@@ -110,12 +120,16 @@ def _encode_text(model: ServedModel, prompt: str | Sequence[int]) -> list[int]:
         return token_ids
     if not prompt:
         raise UsageError("prompt holds an empty list of token ids", param="prompt", code="empty_array")
-    vocab_size = model.tokenizer.vocab_size
-    wrong = next((item for item in prompt if not 0 <= item < vocab_size), None)
-    if wrong is not None:
-        message = f"prompt holds token id {wrong:.20g}; this model has ids 0 to {vocab_size - 1}"
-        raise UsageError(message, param="prompt", code="token_out_of_range")
+    _check_ids(model, prompt, "prompt")
     return list(prompt)
+
+
+def _check_ids(model: ServedModel, token_ids: Sequence[int], param: str) -> None:
+    vocab_size = model.tokenizer.vocab_size
+    wrong = next((item for item in token_ids if not 0 <= item < vocab_size), None)
+    if wrong is not None:
+        message = f"{param} holds token id {wrong:.20g}; this model has ids 0 to {vocab_size - 1}"
+        raise UsageError(message, param=param, code="token_out_of_range")
 
 
 def _truncated(prompts: list[list[int]], room: int | None, side: str) -> Prepared:

@@ -18,6 +18,7 @@ from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
 from octavo.server.generation.events import ChoiceReader, Event, Usage
+from octavo.server.generation.infill import Infill, infill_ends
 from octavo.server.generation.prompt import fit_max_tokens, prepare_prompts
 from octavo.server.generation.spec import ChatSpec, TextSpec, constraint_named
 from octavo.server.models.served_model import ServedModel
@@ -161,6 +162,9 @@ async def start_generation(
             spec, answer_format = plan_chat(model, spec)
         prompts, num_truncated = await ticket.wait(lambda: prepare_prompts(model, spec))
         params = fit_max_tokens(model, spec.params, prompts)
+        if isinstance(spec, TextSpec) and isinstance(spec.prompts[0], Infill):
+            sampling, ends = params.sampling, infill_ends(model.tokenizer)
+            params = replace(sampling, stop_token_ids=[*sampling.stop_token_ids, *ends])
         ticket.add_prompt_tokens(sum(map(len, prompts)))
         options = separated(spec.options, spec.tenant)
 

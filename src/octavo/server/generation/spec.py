@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeAlias
 from octavo.errors import UsageError
 from octavo.generation_request import RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
+from octavo.server.generation.infill import Infill
 
+TextPrompt: TypeAlias = "str | Sequence[int] | Infill"
 ToolChoice: TypeAlias = "Literal['auto', 'none', 'required'] | NamedTool"
 
 
@@ -59,6 +61,7 @@ class ChatSpec(Common):
     """A conversation. messages, tools: checked, in OpenAI's shape; the tools with their schemas.
 
     thinking: see `reasoning_arguments`. reasoning_effort: for the chat template; none switches reasoning off.
+    earlier_token_ids: tokens of an earlier conversation, which this one continues.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -68,13 +71,14 @@ class ChatSpec(Common):
     template_arguments: Mapping[str, Any] = field(default_factory=dict)
     thinking: Literal["enabled", "disabled", "adaptive"] | None = "adaptive"
     reasoning_effort: str | None = None
+    earlier_token_ids: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec(Common):
     """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1."""
 
-    prompts: Sequence[str | Sequence[int]]
+    prompts: Sequence[TextPrompt]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import re
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -40,6 +40,7 @@ class AccessRecord:
     num_completion_tokens: int | None = None
     num_cached_tokens: int | None = None
     ttft_s: float | None = None
+    began_s: float = field(default_factory=time.monotonic)
     duration_s: float = 0.0
     error_code: str | None = None
     is_abandoned: bool = False  # the client left before the end of a stream

@@ -61,7 +61,6 @@ class Guard:
         scope.setdefault("state", {})["access"] = record
         dialect, cors = self._routes.dialect(record.path), self._origins.cors_headers(scope["headers"])
         exchange = _Exchange(headers, receive, send, record, dialect, cors)
-        begin = time.monotonic()
         try:
             await self._serve(scope, exchange)
         except ClientGoneError:
@@ -71,7 +70,7 @@ class Guard:
         except Exception as error:
             await exchange.fail(to_api_error(error, record.request_id))
         finally:
-            record.duration_s = time.monotonic() - begin
+            record.duration_s = time.monotonic() - record.began_s
             record.log()
             self._count(record.route, record.method, record.status, record.error_code)
 

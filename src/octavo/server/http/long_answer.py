@@ -1,6 +1,6 @@
-"""Answers that take their time: ended when the client leaves or the server shuts down, whole or as events.
+"""Answers that take their time: ended when the client leaves or the server shuts down, whole or as a stream.
 
-Server-sent events (WHATWG HTML, section 9.2) are written while the answer is made.
+A stream is written while the answer is made: as server-sent events (WHATWG HTML, section 9.2) or as lines of JSON.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -18,8 +19,6 @@ from octavo.server.errors import ApiError, ClientGoneError, to_api_error
 from octavo.server.http.access_log import record_of
 
 T = TypeVar("T")
-
-_COMMENT = b": keep-alive\n\n"
 
 
 async def run_unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -56,24 +55,19 @@ async def _wait_until_gone(request: Request) -> None:
         pass
 
 
-def event(data: bytes, name: str | None = None) -> bytes:
-    """One event. data: without line breaks, as JSON encoders write it; name: the event's type, None: `message`."""
-    if name is None:
-        return b"data: " + data + b"\n\n"
-    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
-
-
 class EventStream(Response):
-    """A response of these chunks, each of which is one or several whole events made with `event`.
+    """A response of these chunks, each of which is one or several whole events.
 
     on_error: the last events after an exception of `chunks`. last: the end of every stream, such as `data: [DONE]`.
     held: closed together with `chunks`: at the end, when the client disconnects or does not read for too long, and when
-    the server exits. Comments fill the silence between chunks, so that no proxy considers the stream dead.
+    the server exits. comment: fills the silence between chunks, so that no proxy considers the stream dead; empty if
+    the format has no comments.
 
     The server's flow control holds chunks back while the client does not read. There is no task per event.
     """
 
     media_type = "text/event-stream"
+    comment = b": keep-alive\n\n"
 
     def __init__(
         self,
@@ -96,7 +90,7 @@ class EventStream(Response):
         self._last_write = 0.0
 
     async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
-        scope["state"]["is_event_stream"] = True  # the connection may put comments between the chunks
+        scope["state"]["is_event_stream"] = bool(self.comment)  # the connection may put comments between the chunks
         record, end = record_of(self._request), self._last
         async with self._held:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
@@ -112,12 +106,13 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": end, "more_body": False})
 
     async def _write_chunks(self, send: Send) -> None:
-        comments = asyncio.create_task(self._fill_silence(send))
+        comments = asyncio.create_task(self._fill_silence(send)) if self.comment else None
         try:
             async for chunk in self._chunks:
                 await self._write(send, chunk)
         finally:
-            comments.cancel()
+            if comments is not None:
+                comments.cancel()
 
     async def _fill_silence(self, send: Send) -> None:
         time, period = asyncio.get_running_loop().time, self._request.app.state.keep_alive_s
@@ -125,9 +120,34 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(max(self._last_write + period - time(), 0.01))
             if time() - self._last_write >= period and not self._lock.locked():
-                await self._write(send, _COMMENT)
+                await self._write(send, self.comment)
 
     async def _write(self, send: Send, chunk: bytes) -> None:
         async with self._lock:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         self._last_write = asyncio.get_running_loop().time()
+
+
+class JsonLines(EventStream):
+    """A stream of JSON objects, one a line, without comments: readers take every line for an object."""
+
+    media_type = "application/x-ndjson"
+    comment = b""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFormat:
+    """The form of a stream's events. encode: (the event's JSON without line breaks, its type or None) -> its bytes."""
+
+    response: type[EventStream]
+    encode: Callable[[bytes, str | None], bytes]
+
+
+def _event(data: bytes, name: str | None) -> bytes:
+    if name is None:
+        return b"data: " + data + b"\n\n"
+    return b"event: " + name.encode() + b"\ndata: " + data + b"\n\n"
+
+
+EVENTS = StreamFormat(EventStream, _event)
+LINES = StreamFormat(JsonLines, lambda data, _name: data + b"\n")

@@ -107,6 +107,7 @@ class ModelManager:
         self._turns = itertools.count(1)
         self._resident: set[_Residency] = set()  # loaded
         self._unloading: set[asyncio.Task[None]] = set()
+        self._leaving: set[asyncio.Task[None]] = set()  # calls of `unload` that nobody waits for
         self.has_begun = False  # the first model was loaded once
 
     @property
@@ -170,9 +171,16 @@ class ModelManager:
         async with self._switching:
             await self._remove(residency)
 
+    def unload_soon(self, name: str | None) -> None:
+        """Begins to unload a model, as `unload` does, without waiting for its requests."""
+        task = asyncio.create_task(self.unload(name), name="unload soon")
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
     async def close(self) -> None:
         """Ends all engines, even those in use. May be called twice."""
         tasks = [entry.residency.task for entry in self.entries if entry.residency is not None]
+        tasks += self._leaving
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -161,10 +161,47 @@ INFO = _schema(
     | _counts("max_concurrent_requests", "max_best_of", "max_stop_sequences", "max_input_tokens", "max_total_tokens")
 )
 
+_DURATIONS = {
+    **_counts("total_duration?", "load_duration?", "prompt_eval_count?", "prompt_eval_duration?"),
+    **_counts("eval_count?", "eval_duration?"),
+}
+_OLLAMA_LINE = {
+    **_texts("model", "created_at"),
+    "done": bool,
+    "done_reason?": ("stop", "length", "load", "unload"),
+    "logprobs?": [{**_TOKEN, "top_logprobs": [_TOKEN]}],
+    **_DURATIONS,
+}
+_OLLAMA_CALL = {"id": str, "function": {"index": int, "name": str, "arguments": dict}}
+_OLLAMA_MESSAGE = {"role": "assistant", "content": str, "thinking?": str, "tool_calls?": [_OLLAMA_CALL]}
+OLLAMA_TEXT = _schema({**_OLLAMA_LINE, "response": str, "thinking?": str, "context?": [int]})
+OLLAMA_CHAT = _schema({**_OLLAMA_LINE, "message": _OLLAMA_MESSAGE})
+OLLAMA_EMBEDDINGS = _schema({"model": str, "embeddings": [[float]], **_DURATIONS})
+OLLAMA_EMBEDDING = _schema({"embedding": [float]})
+_OLLAMA_DETAILS = {
+    **_texts("parent_model", "format", "family", "parameter_size", "quantization_level"),
+    "families": list[str] | None,
+}
+_OLLAMA_LISTED = {**_texts("name", "model", "modified_at", "digest"), "size": int, "details": _OLLAMA_DETAILS}
+OLLAMA_MODELS = _schema(
+    {"models": [{**_OLLAMA_LISTED, "expires_at?": str, **_counts("size_vram?", "context_length?")}]}
+)
+OLLAMA_MODEL = _schema(
+    {
+        **_texts("modelfile", "parameters", "template", "modified_at"),
+        "license": str | None,
+        "details": _OLLAMA_DETAILS,
+        "model_info": dict,
+        "capabilities": [str],
+    }
+)
+OLLAMA_STATUS = _schema({"status": "success"})
+
 _CLOSED = {"additionalProperties": False}
 _ERROR = _schema({**_texts("message", "type"), "param": str | None, "code": str | None}) | _CLOSED
 OPENAI_ERROR = {"type": "object", "required": ["error"], "properties": {"error": _ERROR}} | _CLOSED
 ANTHROPIC_ERROR = _schema({"type": "error", "error": _texts("type", "message"), "request_id?": str})
+OLLAMA_ERROR = _schema({"error": str})
 TGI_ERROR = _schema({"error": str, "error_type": ("validation", "overloaded", "generation")})
 
 
@@ -177,6 +214,12 @@ def streamed_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
     """The OpenAPI responses of a route that answers with this object, or with its server-sent events."""
     content = {"application/json": {"schema": schema}, "text/event-stream": {}}
     return {200: {"description": "The answer, or its server-sent events", "content": content}}
+
+
+def lines_answer(schema: Schema) -> dict[int | str, dict[str, Any]]:
+    """The OpenAPI responses of a route that answers with this object, or with one of its parts in each line."""
+    content = {"application/json": {"schema": schema}, "application/x-ndjson": {}}
+    return {200: {"description": "The answer, or its lines of JSON", "content": content}}
 
 
 def errors(schema: Schema) -> dict[int | str, dict[str, Any]]:

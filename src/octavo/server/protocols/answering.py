@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -19,15 +20,14 @@ from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, Te
 from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
-from octavo.server.http.long_answer import EventStream, run_unless_gone
-from octavo.server.http.long_answer import event as sse_event
+from octavo.server.http.long_answer import EVENTS, StreamFormat, run_unless_gone
 from octavo.server.http.route_table import OPENAI, Dialect
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.protocol_fields import AnsweredFields
 from octavo.server.state import state_of
 
 NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
-"""The type of a server-sent event, None for the default, and its data."""
+"""The type of an event, None for the default, and its data."""
 B = TypeVar("B")
 S = TypeVar("S", bound="ChatSpec | TextSpec")
 
@@ -39,14 +39,24 @@ _encoder = msgspec.json.Encoder()
 _LOGGED: set[tuple[str | None, str]] = set()  # routes and fields of the tables of ignored fields: bounded
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """time_s: that of the request, by the monotonic clock. load_s: its wait for the model to be loaded."""
+
+    time_s: float
+    load_s: float
+
+
 @dataclass(eq=False)
 class AnswerWriter(ABC, Generic[B, S]):
     """Writes one answer in the format of a protocol. `begin` and `push` yield the stream; `body` is the whole.
 
-    dialect, error_event: the form of errors, and the name of their event. last: the end of every stream, failed or not.
+    dialect, error_event: the form of errors, and the name of their event. stream_format, last: the form of the stream,
+    and the end of every stream, failed or not.
     """
 
     dialect: ClassVar[Dialect] = OPENAI
+    stream_format: ClassVar[StreamFormat] = EVENTS
     error_event: ClassVar[str | None] = None
     last: ClassVar[bytes] = b""
 
@@ -54,6 +64,7 @@ class AnswerWriter(ABC, Generic[B, S]):
     spec: S
     model: ServedModel
     generation: Generation
+    arrival: Arrival
 
     def __post_init__(self) -> None:
         """The beginning of a subclass's own state."""
@@ -123,23 +134,30 @@ class BlockWriter(AnswerWriter[B, ChatSpec]):
 async def answer(
     request: Request,
     body: AnsweredFields,
-    writer_class: Callable[[Any, Any, ServedModel, Generation], AnswerWriter[Any, Any]],
+    writer_class: Callable[[Any, Any, ServedModel, Generation, Arrival], AnswerWriter[Any, Any]],
+    at_end: Callable[[], object] | None = None,
 ) -> Response:
-    """The response to a request that generates: server-sent events or one JSON object.
+    """The response to a request that generates: a stream or one JSON object.
 
-    The generation ends when the client leaves. Raises UsageError for what cannot be honoured.
+    at_end: called when the answer is over or has failed. The generation ends when the client leaves. Raises UsageError
+    for what cannot be honoured.
     """
     spec, ignored = body.to_spec(tenant_of(request)), body.find_ignored()
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
+    if at_end is not None:
+        resources.callback(at_end)
 
     async def begin() -> AnswerWriter[Any, Any]:
+        began_s = time.monotonic()
         model = await resources.enter_async_context(state.models.use(body.model))
+        arrival = Arrival(record.began_s, time.monotonic() - began_s)
         record.model = model.name
         filled = replace(spec, params=spec.params.with_defaults(model.info.sampling_defaults.without(spec.given)))
         generation = await start_generation(state, model, filled, record.request_id)
         resources.push_async_callback(generation.aclose)
-        ignored.extend(body.own_names.get(name, name) for name in generation.ignored_fields)
-        return writer_class(body, filled, model, generation)
+        names = (body.own_names.get(name, name) for name in generation.ignored_fields)
+        ignored.extend(name for name in dict.fromkeys(names) if name not in ignored)
+        return writer_class(body, filled, model, generation, arrival)
 
     async def whole() -> dict[str, Any]:
         writer = await begin()
@@ -150,17 +168,24 @@ async def answer(
     try:
         if not body.stream:
             content = _encoder.encode(await run_unless_gone(request, whole()))
-            return _naming(ignored, record, Response(content, media_type="application/json"))
+            return name_ignored(ignored, record, Response(content, media_type="application/json"))
         writer = await run_unless_gone(request, begin())
         held = resources.pop_all()
     finally:
         await resources.aclose()
-    chunks = _stream(writer, record, _encode)
-    on_error: Callable[[ApiError], bytes] = lambda error: _encode(writer.fail(error))  # noqa: E731
-    return _naming(ignored, record, EventStream(request, chunks, on_error=on_error, last=writer.last, held=held))
+    form = writer.stream_format
+
+    def encode(events: Iterator[NamedEvent]) -> bytes:
+        return b"".join(form.encode(_encoder.encode(data), name) for name, data in events)
+
+    chunks = _stream(writer, record, encode)
+    stream = form.response(
+        request, chunks, on_error=lambda error: encode(writer.fail(error)), last=writer.last, held=held
+    )
+    return name_ignored(ignored, record, stream)
 
 
-def _naming(ignored: Sequence[str], record: AccessRecord, response: Response) -> Response:
+def name_ignored(ignored: Sequence[str], record: AccessRecord, response: Response) -> Response:
     """The response with the names of the fields that had no effect; each is logged once for a route."""
     if ignored:
         response.headers["x-octavo-ignored-fields"] = ", ".join(ignored)
@@ -185,10 +210,6 @@ async def _stream(
             record.ttft_s = event.metrics.time_to_first_token_s
         if chunk := encode(writer.push(event)):
             yield chunk
-
-
-def _encode(events: Iterator[NamedEvent]) -> bytes:
-    return b"".join(sse_event(_encoder.encode(data), name) for name, data in events)
 
 
 def _discard(events: Iterator[NamedEvent]) -> bytes:

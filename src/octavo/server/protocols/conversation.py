@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from pydantic_core import from_json
+
 from octavo.errors import UsageError
 from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_tool_choice, check_tools
@@ -58,6 +60,18 @@ def chat_tools(functions: Iterable[dict[str, Any]], choice: ToolChoice) -> list[
     check_tools(tools)
     check_tool_choice(choice, tools)
     return tools
+
+
+def arguments_object(arguments: str) -> dict[str, Any]:
+    """The object of a call's arguments, also of arguments that were cut off. Text that is not an object gets a name
+    that Anthropic's documentation uses for it."""
+    if not arguments:
+        return {}
+    try:
+        value = from_json(arguments, allow_partial=True)
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
 
 
 def check_call_arguments(arguments: str, param: str) -> None:

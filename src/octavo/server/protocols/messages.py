@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
-from pydantic_core import from_json
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
@@ -18,7 +17,7 @@ from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import ChatSpec, NamedTool, ToolChoice, given, read_options
 from octavo.server.http.json_body import WHOLE, Int, Number, Text
 from octavo.server.protocols.answering import BlockDelta, BlockWriter, NamedEvent
-from octavo.server.protocols.conversation import Conversation, chat_tools
+from octavo.server.protocols.conversation import Conversation, arguments_object, chat_tools
 from octavo.server.protocols.protocol_errors import ANTHROPIC
 from octavo.server.protocols.protocol_fields import AnsweredFields, ByType, Historic, NullIsAbsent
 
@@ -318,7 +317,7 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
         if not self._is_open:
             return
         if self._content[-1]["type"] == "tool_use":
-            self._content[-1]["input"] = _tool_input(self._arguments)
+            self._content[-1]["input"] = arguments_object(self._arguments)
             self._arguments = ""
         self._is_open = False
         yield self._block_event("content_block_stop")
@@ -357,15 +356,3 @@ def _counts(num_input_tokens: int, num_cached_tokens: int, num_output_tokens: in
         "cache_read_input_tokens": num_cached_tokens,
         "output_tokens": num_output_tokens,
     }
-
-
-def _tool_input(arguments: str) -> dict[str, Any]:
-    """The object of the arguments, also of arguments that were cut off. Text that is not an object gets a name that
-    Anthropic's documentation uses for it."""
-    if not arguments:
-        return {}
-    try:
-        value = from_json(arguments, allow_partial=True)
-    except ValueError:
-        value = None
-    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}

@@ -23,7 +23,7 @@ from octavo.server.generation.events import (
     Usage,
 )
 from octavo.server.generation.spec import ChatSpec, TextSpec
-from octavo.server.http.long_answer import event as sse_event
+from octavo.server.http.long_answer import EVENTS
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent, S
 from octavo.server.protocols.chat_request import ChatCompletionRequest
 from octavo.server.protocols.completion_request import CompletionRequest
@@ -40,7 +40,7 @@ _EMPTY_MESSAGE: dict[str, Any] = {"refusal": None, "annotations": [], "audio": N
 class OpenAIWriter(AnswerWriter[R, S]):
     """An answer of several choices. A stream gets a chunk for each event; the whole answer is the sum of the events."""
 
-    last = sse_event(b"[DONE]")
+    last = EVENTS.encode(b"[DONE]", None)
     id_prefix: ClassVar[str]
     kind: ClassVar[str]
     chunk_kind: ClassVar[str]

@@ -1,4 +1,4 @@
-"""The error formats of Anthropic and TGI, and routes whose errors name the protocol's own fields."""
+"""The error formats of Anthropic, TGI and Ollama, and routes whose errors name the protocol's own fields."""
 
 from __future__ import annotations
 
@@ -46,6 +46,14 @@ def tgi_body(error: ApiError, _request_id: str) -> dict[str, Any]:
 
 ANTHROPIC = Dialect(anthropic_body, id_header=b"request-id")
 TGI = Dialect(tgi_body)
+
+
+def ollama_body(error: ApiError, _request_id: str) -> dict[str, Any]:
+    """`{"error": message}`."""
+    return {"error": _message(error)}
+
+
+OLLAMA = Dialect(ollama_body)
 
 
 def protocol_route(spoken: Dialect, field_names: Mapping[str, str]) -> type[JsonRoute]:

@@ -1,0 +1,71 @@
+"""Ollama's `/api/generate` and `/api/chat`, for clients written for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.server.models.model_manager import ModelManager
+from octavo.server.protocols.answer_schemas import (
+    OLLAMA_CHAT,
+    OLLAMA_ERROR,
+    OLLAMA_TEXT,
+    errors,
+    lines_answer,
+)
+from octavo.server.protocols.answering import answer
+from octavo.server.protocols.ollama_answer import ChatWriter, GenerateWriter, timestamp
+from octavo.server.protocols.ollama_request import (
+    FIELD_NAMES,
+    ChatRequest,
+    GenerateRequest,
+    OllamaRequest,
+)
+from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
+from octavo.server.state import state_of
+
+B = TypeVar("B", bound=OllamaRequest)
+
+router = APIRouter(route_class=protocol_route(OLLAMA, FIELD_NAMES), tags=["ollama"], responses=errors(OLLAMA_ERROR))
+
+
+@router.post("/api/generate", responses=lines_answer(OLLAMA_TEXT))
+async def generate(request: Request, body: GenerateRequest) -> Response:
+    """Answers a prompt, as lines of JSON unless `stream` is false. Without a prompt the model is only loaded."""
+    return await _answer(request, body, GenerateWriter, {"response": ""})
+
+
+@router.post("/api/chat", responses=lines_answer(OLLAMA_CHAT))
+async def chat(request: Request, body: ChatRequest) -> Response:
+    """Answers a conversation, as lines of JSON unless `stream` is false. Without messages the model is only loaded."""
+    return await _answer(request, body, ChatWriter, {"message": {"role": "assistant", "content": ""}})
+
+
+async def _answer(request: Request, body: B, writer_class: Callable[..., Any], empty: dict[str, Any]) -> Response:
+    models = state_of(request).models
+    name = known_name(models, body.model)
+    is_stream = body.stream is not False
+    at_end = partial(models.unload_soon, name) if body.unloads else None
+    if not body.is_empty:
+        return await answer(request, body.model_copy(update={"model": name, "stream": is_stream}), writer_class, at_end)
+    body.to_spec("")  # what is wrong is refused here too
+    if not body.unloads:
+        async with models.use(name):
+            pass
+    elif at_end is not None:
+        at_end()
+    reason = "unload" if body.unloads else "load"
+    line = {"model": models.entry(name).name, "created_at": timestamp(), **empty, "done": True, "done_reason": reason}
+    return JSONResponse(line, media_type="application/x-ndjson" if is_stream else "application/json")
+
+
+def known_name(models: ModelManager, name: str | None) -> str | None:
+    """The name without the tag `latest`, which Ollama's clients add, unless a model has the whole name."""
+    if name is None or any(entry.name == name for entry in models.entries):
+        return name
+    return name.removesuffix(":latest")

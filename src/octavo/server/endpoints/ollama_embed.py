@@ -1,0 +1,93 @@
+"""Ollama's `/api/embed` and `/api/embeddings`: texts as vectors."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingJob, check_dimensions, embed_inputs, unit_vector
+from octavo.server.endpoints.ollama import known_name
+from octavo.server.generation.spec import read_options
+from octavo.server.http.access_log import record_of
+from octavo.server.http.json_body import Int, Text
+from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.protocols.answer_schemas import (
+    OLLAMA_EMBEDDING,
+    OLLAMA_EMBEDDINGS,
+    OLLAMA_ERROR,
+    errors,
+    whole_answer,
+)
+from octavo.server.protocols.answering import name_ignored
+from octavo.server.protocols.ollama_answer import nanoseconds
+from octavo.server.protocols.ollama_request import KeepAlive, Options, find_ignored_options
+from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
+from octavo.server.protocols.protocol_fields import OptionFields
+from octavo.server.state import state_of
+
+router = APIRouter(
+    route_class=protocol_route(OLLAMA, {"prompt": "input"}), tags=["ollama"], responses=errors(OLLAMA_ERROR)
+)
+
+
+class EmbedRequest(OptionFields):
+    """truncate: None is true: an input beyond the context loses its end."""
+
+    model: Text | None = None
+    input: Text | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+    truncate: bool | None = None
+    dimensions: Int | None = None
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+
+
+class EmbeddingsRequest(OptionFields):
+    """The older form, for one text."""
+
+    model: Text | None = None
+    prompt: Text
+    options: Options | None = None
+    keep_alive: KeepAlive | None = None
+
+
+@router.post("/api/embed", responses=whole_answer(OLLAMA_EMBEDDINGS))
+async def create_embeddings(request: Request, body: EmbedRequest) -> Response:
+    """One vector of length 1 for each input."""
+    inputs = [body.input] if isinstance(body.input, str) else body.input
+    truncate_to = None if body.truncate is False else -1
+    return await _embed(request, body, EmbeddingJob(inputs, read_options(body), "mean", truncate_to, "right"))
+
+
+@router.post("/api/embeddings", responses=whole_answer(OLLAMA_EMBEDDING))
+async def create_embedding(request: Request, body: EmbeddingsRequest) -> Response:
+    """The vector of one text, not normalised."""
+    return await _embed(request, body, EmbeddingJob([body.prompt], read_options(body), "mean", -1, "right"))
+
+
+async def _embed(request: Request, body: EmbedRequest | EmbeddingsRequest, job: EmbeddingJob) -> Response:
+    models, record = state_of(request).models, record_of(request)
+    ignored = find_ignored_options(body.options, body.keep_alive)
+    if body.options is not None:
+        body.options.read_sampling("options.")  # sampling does not matter here, but nothing wrong is accepted
+    began_s = time.monotonic()
+    async with models.use(known_name(models, body.model)) as model:
+        load_s = time.monotonic() - began_s
+        if isinstance(body, EmbedRequest):
+            check_dimensions(body.dimensions, model)
+        found = await run_unless_gone(request, embed_inputs(request, model, job))
+        if isinstance(body, EmbeddingsRequest):
+            content: dict[str, Any] = {"embedding": list(map(float, found.vectors[0]))}
+        else:
+            content = {
+                "model": model.name,
+                "embeddings": [list(map(float, unit_vector(vector))) for vector in found.vectors],
+                "total_duration": nanoseconds(time.monotonic() - record.began_s),
+                "load_duration": nanoseconds(load_s),
+                "prompt_eval_count": found.num_tokens,
+            }
+        return name_ignored(ignored, record, JSONResponse(content))

@@ -1,0 +1,206 @@
+"""Ollama's routes about models: `/api/tags`, `/api/show`, `/api/ps`, `/api/pull` and `/api/version`."""
+
+from __future__ import annotations
+
+import dataclasses
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo import __version__
+from octavo.errors import UsageError
+from octavo.sampling_params import SamplingParams
+from octavo.server.endpoints.ollama import known_name
+from octavo.server.generation.infill import supports_infill
+from octavo.server.generation.reasoning import find_reasoning_format
+from octavo.server.http.json_body import Text
+from octavo.server.models.model_files import ModelFiles, read_model_files, short_count
+from octavo.server.models.model_manager import ModelEntry
+from octavo.server.protocols.answer_schemas import (
+    OLLAMA_ERROR,
+    OLLAMA_MODEL,
+    OLLAMA_MODELS,
+    OLLAMA_STATUS,
+    errors,
+    lines_answer,
+    whole_answer,
+)
+from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
+from octavo.server.protocols.protocol_fields import NullIsAbsent
+from octavo.server.state import state_of
+
+# The version of Ollama whose requests and answers these are; clients compare it with what they need.
+API_VERSION = "0.12.11"
+# The end of a stay without an end, as Ollama's clients know it: the longest time of Go, 2^63 ns.
+_FOR_EVER = timedelta(seconds=2**63 // 10**9)
+_SAMPLING = {"temperature": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
+_SAMPLING |= {"typical_p": "typical_p", "repetition_penalty": "repeat_penalty"}
+_SAMPLING |= {"presence_penalty": "presence_penalty", "frequency_penalty": "frequency_penalty"}
+
+router = APIRouter(route_class=protocol_route(OLLAMA, {}), tags=["ollama"], responses=errors(OLLAMA_ERROR))
+
+
+class NamedModel(NullIsAbsent):
+    """name: the older name of `model`."""
+
+    model: Text | None = None
+    name: Text | None = None
+
+    def entry(self, request: Request) -> ModelEntry:
+        """Raises UsageError if no model is named, ApiError (404) if there is none of this name."""
+        name = self.model or self.name
+        if not name:
+            raise UsageError("model is required", param="model", code="missing_required_parameter")
+        models = state_of(request).models
+        return models.entry(known_name(models, name))
+
+
+class ShowRequest(NamedModel):
+    verbose: bool | None = None
+
+
+class PullRequest(NamedModel):
+    """insecure: about Ollama's registry, which is not asked."""
+
+    stream: bool | None = None
+    insecure: bool | None = None
+
+
+@router.get("/api/version")
+async def get_version() -> dict[str, str]:
+    """The version of Ollama's interface, and the server's own."""
+    return {"version": API_VERSION, "server": f"octavo {__version__}"}
+
+
+@router.get("/api/tags", responses=whole_answer(OLLAMA_MODELS))
+async def list_models(request: Request) -> Response:
+    """All models of the server, loaded or not."""
+    entries = state_of(request).models.entries
+    files = await run_sync(lambda: [read_model_files(entry) for entry in entries])
+    return JSONResponse({"models": [_listed(entry, found) for entry, found in zip(entries, files, strict=True)]})
+
+
+@router.get("/api/ps", responses=whole_answer(OLLAMA_MODELS))
+async def list_loaded_models(request: Request) -> Response:
+    """The loaded models. They stay until another one needs the room."""
+    entries = [entry for entry in state_of(request).models.entries if entry.state == "loaded"]
+    files = await run_sync(lambda: [read_model_files(entry) for entry in entries])
+    return JSONResponse({"models": [_running(entry, found) for entry, found in zip(entries, files, strict=True)]})
+
+
+@router.post("/api/show", responses=whole_answer(OLLAMA_MODEL))
+async def show_model(request: Request, body: ShowRequest) -> Response:
+    """A model with its metadata, chat template, sampling defaults and abilities."""
+    entry = body.entry(request)
+    files = await run_sync(read_model_files, entry)
+    return JSONResponse(
+        {
+            "modelfile": f"FROM {entry.config.model}\n",
+            "parameters": _parameters(entry),
+            "template": _template(entry, files) or "",
+            "details": _details(files),
+            "model_info": dict(files.metadata) if files is not None else {},
+            "license": files.metadata.get("general.license") if files is not None else None,
+            "capabilities": _capabilities(entry, files),
+            "modified_at": _modified(entry, files),
+        }
+    )
+
+
+@router.post("/api/pull", responses=lines_answer(OLLAMA_STATUS))
+async def pull_model(request: Request, body: PullRequest) -> Response:
+    """Makes a model of the server available: one that is not on this machine yet is downloaded and loaded."""
+    entry = body.entry(request)
+    if await run_sync(read_model_files, entry) is None:
+        await state_of(request).models.load(entry.name)
+    return JSONResponse(
+        {"status": "success"}, media_type="application/json" if body.stream is False else "application/x-ndjson"
+    )
+
+
+@router.post("/api/create", include_in_schema=False)
+@router.post("/api/copy", include_in_schema=False)
+@router.post("/api/push", include_in_schema=False)
+@router.delete("/api/delete", include_in_schema=False)
+async def refuse_change(request: Request) -> Response:
+    """The models of this server are those of its command line."""
+    raise UsageError(f"{request.url.path} is not supported: the models are those that the server was started with")
+
+
+def _details(files: ModelFiles | None) -> dict[str, Any]:
+    if files is None:
+        return {"parent_model": "", "format": "", "family": "", "families": None} | dict.fromkeys(
+            ("parameter_size", "quantization_level"), ""
+        )
+    return {
+        "parent_model": "",
+        "format": files.file_format,
+        "family": files.architecture,
+        "families": [files.architecture],
+        "parameter_size": short_count(files.num_parameters),
+        "quantization_level": files.weight_type,
+    }
+
+
+def _listed(entry: ModelEntry, files: ModelFiles | None) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "model": entry.name,
+        "modified_at": _modified(entry, files),
+        "size": files.num_bytes if files is not None else 0,
+        "digest": files.digest if files is not None else "",
+        "details": _details(files),
+    }
+
+
+def _running(entry: ModelEntry, files: ModelFiles | None) -> dict[str, Any]:
+    assert entry.info is not None
+    info = entry.info
+    return {
+        **_listed(entry, files),
+        "size": info.weight_bytes + info.kv_cache_bytes + info.workspace_bytes,
+        "size_vram": 0,
+        "context_length": info.max_model_len,
+        "expires_at": _time(datetime.now(timezone.utc) + _FOR_EVER),
+    }
+
+
+def _modified(entry: ModelEntry, files: ModelFiles | None) -> str:
+    return _time(datetime.fromtimestamp(entry.created if files is None else files.modified_s, timezone.utc))
+
+
+def _time(when: datetime) -> str:
+    return when.isoformat().replace("+00:00", "Z")
+
+
+def _parameters(entry: ModelEntry) -> str:
+    """The sampling defaults that differ from plain sampling, one a line, as in a Modelfile."""
+    if entry.info is None:
+        return ""
+    plain = SamplingParams()
+    params = dataclasses.asdict(plain.with_defaults(entry.info.sampling_defaults.values))
+    changed = {own: params[name] for name, own in _SAMPLING.items() if params[name] != getattr(plain, name)}
+    return "\n".join(f"{name:<30} {value:g}" for name, value in changed.items())
+
+
+def _template(entry: ModelEntry, files: ModelFiles | None) -> str | None:
+    if entry.model is not None:
+        return entry.model.tokenizer.chat_template
+    return files.chat_template if files is not None else None
+
+
+def _capabilities(entry: ModelEntry, files: ModelFiles | None) -> list[str]:
+    """The abilities that requests can ask for; `insert` is known once the model was loaded."""
+    template = _template(entry, files) or ""
+    found = ["completion"]
+    if template:
+        found.append("tools")  # also for templates without tools, by a system prompt
+    if find_reasoning_format(template) is not None:
+        found.append("thinking")
+    if entry.model is not None and supports_infill(entry.model.tokenizer):
+        found.append("insert")
+    return found

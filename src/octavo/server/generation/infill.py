@@ -1,0 +1,87 @@
+"""Fill-in-the-middle: the prompt between a prefix and a suffix, with the control tokens that the model was trained on.
+
+The layout is prefix, suffix, middle ("PSM", Bavarian et al. 2022); other files of the project come first, as Qwen 2.5
+Coder was trained on them (Hui et al. 2024, section 3.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.server.errors import refuse
+from octavo.tokenizer.tokenizer import Tokenizer
+
+# The tokens before the prefix, the suffix and the middle, in the vocabularies that have them.
+_MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen 2.5 Coder, CodeGemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, Granite
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # SantaCoder
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek Coder
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # CodeLlama
+)
+# Before the project's name and before each file.
+_FILE_MARKS = (("<|repo_name|>", "<|file_sep|>"), ("<repo_name>", "<file_sep>"), ("<reponame>", "<filename>"))
+# Tokens that only stand around files, so they end a middle.
+_ENDS = ("<|fim_pad|>", "<fim_pad>", "<|file_sep|>", "<file_sep>", "<|repo_name|>", "<repo_name>", "<|file_separator|>")
+_PROJECT, _THIS_FILE = "myproject", "filename"  # names that llama.cpp's server gives them too
+
+
+@dataclass(frozen=True, slots=True)
+class Infill:
+    """A text to write between prefix and suffix. begin: the beginning of it. files: (name, text) of other files."""
+
+    prefix: str
+    suffix: str
+    begin: str = ""
+    files: Sequence[tuple[str, str]] = ()
+
+
+def supports_infill(tokenizer: Tokenizer) -> bool:
+    """True if the vocabulary has the control tokens."""
+    return _find(tokenizer, _MARKS) is not None
+
+
+def encode_infill(tokenizer: Tokenizer, infill: Infill) -> list[int]:
+    """The token ids of the prompt. Control tokens in the caller's texts are plain text.
+
+    Raises UsageError naming `suffix` if the model has no tokens for it.
+    """
+    marks = _find(tokenizer, _MARKS)
+    if marks is None:
+        reason = "needs a model with fill-in-the-middle tokens, and this model has none; ask for a completion"
+        raise refuse("suffix", reason, "unsupported_parameter")
+
+    def encode(text: str) -> list[int]:
+        return tokenizer.encode(text, add_special_tokens=False) if text else []
+
+    before, suffix, middle = marks
+    files: list[int] = []
+    if infill.files:
+        file_marks = _find(tokenizer, _FILE_MARKS)
+        if file_marks is None:
+            files = encode("".join(text for _, text in infill.files))
+        else:
+            repository, separator = file_marks
+            files = [repository, *encode(f"{_PROJECT}\n")]
+            for name, text in infill.files:
+                files += [separator, *encode(f"{name}\n{text}\n")]
+            files += [separator, *encode(f"{_THIS_FILE}\n")]
+    ids = [before, *encode(infill.prefix), suffix, *encode(infill.suffix), middle, *encode(infill.begin)]
+    return [*tokenizer.prefix_ids, *files, *ids]
+
+
+def infill_ends(tokenizer: Tokenizer) -> list[int]:
+    """The tokens that end a middle, beside the end of text."""
+    ids = _special_ids(tokenizer)
+    return [ids[name] for name in _ENDS if name in ids]
+
+
+def _find(tokenizer: Tokenizer, rows: Sequence[tuple[str, ...]]) -> list[int] | None:
+    """The ids of the first row whose tokens are all in the vocabulary."""
+    ids = _special_ids(tokenizer)
+    return next(([ids[name] for name in row] for row in rows if all(name in ids for name in row)), None)
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    return {tokenizer.tokens[token_id]: token_id for token_id in tokenizer.literal_ids}

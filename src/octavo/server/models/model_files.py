@@ -1,0 +1,102 @@
+"""The files of a model as Ollama and llama.cpp describe them: format, sizes, type of the weights, metadata."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from octavo.errors import ModelLoadError
+from octavo.loader.checkpoint import Checkpoint, find_model_file, open_checkpoint
+from octavo.server.models.model_manager import ModelEntry
+from octavo.tokenizer.directory_vocab import read_chat_template
+
+MAX_METADATA_CHARS = 4096  # of one text; longer ones, such as chat templates, are left out
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """file_format: gguf or safetensors. weight_type: of most bytes of the weights, such as Q4_K. modified_s: Unix time.
+
+    digest: of path, size and time of the file, as hexadecimal SHA-256: it changes with the file and reads none of it.
+    metadata: numbers and short texts under GGUF's names.
+    """
+
+    file_format: str
+    architecture: str
+    num_parameters: int
+    weight_type: str
+    num_bytes: int
+    modified_s: float
+    digest: str
+    metadata: Mapping[str, str | int | float | bool]
+    chat_template: str | None
+
+
+def read_model_files(entry: ModelEntry) -> ModelFiles | None:
+    """The files of a model, loaded or not; None if they are not on this machine or cannot be read."""
+    path = Path(entry.config.model if entry.info is None else entry.info.path).expanduser()
+    try:
+        file = find_model_file(path)
+        status = file.stat()
+        return _read(file, status.st_mtime_ns)
+    except (ModelLoadError, OSError):
+        return None
+
+
+@lru_cache(maxsize=64)
+def _read(path: Path, modified_ns: int) -> ModelFiles:
+    with closing(open_checkpoint(path)) as checkpoint:
+        num_bytes: Counter[str] = Counter()
+        for weight in checkpoint.stored:
+            num_bytes[weight.type_name] += weight.nbytes
+        file_bytes = sum(file.stat().st_size for file in {t.file for t in checkpoint.file.tensors.values()})
+        identity = f"{path.resolve()}\0{file_bytes}\0{modified_ns}"
+        num_parameters = sum(math.prod(weight.shape) for weight in checkpoint.stored)
+        template = checkpoint.file.metadata.get("tokenizer.chat_template")
+        if checkpoint.format != "gguf":
+            template = read_chat_template(path.parent)
+        return ModelFiles(
+            file_format=checkpoint.format,
+            architecture=checkpoint.architecture,
+            num_parameters=num_parameters,
+            weight_type=(checkpoint.quantization or num_bytes.most_common(1)[0][0]).upper(),
+            num_bytes=file_bytes,
+            modified_s=modified_ns / 1e9,
+            digest=hashlib.sha256(identity.encode()).hexdigest(),
+            metadata={**_metadata(checkpoint), "general.parameter_count": num_parameters},
+            chat_template=template if isinstance(template, str) else None,
+        )
+
+
+def _metadata(checkpoint: Checkpoint) -> dict[str, str | int | float | bool]:
+    config, architecture = checkpoint.config, checkpoint.architecture
+    known: dict[str, object] = {
+        "general.architecture": architecture,
+        f"{architecture}.context_length": config.max_position_embeddings,
+        f"{architecture}.embedding_length": config.hidden_size,
+        f"{architecture}.block_count": config.num_layers,
+        f"{architecture}.attention.head_count": config.num_heads,
+        f"{architecture}.attention.head_count_kv": config.num_kv_heads,
+        f"{architecture}.vocab_size": config.vocab_size,
+        **(checkpoint.file.metadata if checkpoint.format == "gguf" else {}),
+    }
+    found: dict[str, str | int | float | bool] = {}
+    for name, value in known.items():
+        is_short = isinstance(value, str) and len(value) <= MAX_METADATA_CHARS
+        if is_short or isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value)):
+            found[name] = value  # type: ignore[assignment]
+    return found
+
+
+def short_count(number: int) -> str:
+    """A number of parameters as their makers write it: `134.52M`, `1.54B`."""
+    for size, unit in ((10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if number >= size:
+            return f"{number / size:.2f}".rstrip("0").rstrip(".") + unit
+    return str(number)

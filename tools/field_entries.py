@@ -1,0 +1,76 @@
+"""The description of the fields of requests: an entry for each field, a route for each kind of request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from octavo.generation_request import MAX_CACHE_SALT_CHARS
+from octavo.sampling_params import MAX_LIST_ITEMS, MAX_STRING_CHARS
+
+
+@dataclass(frozen=True)
+class Entry:
+    """right, wrong: values answered with 200, and with a 400 that names the field. bounds: a description for readers.
+
+    needs: other fields that the right value requires. without_effect: the reason why an accepted field changes nothing.
+    """
+
+    right: Any
+    wrong: Any
+    bounds: str
+    needs: Mapping[str, Any] = field(default_factory=dict)
+    without_effect: str = ""
+
+
+@dataclass(frozen=True)
+class Route:
+    """One kind of request. body: the smallest valid body. refused: known but refused fields -> a value.
+
+    nest: the field of the body that holds all of `model`'s fields.
+    """
+
+    path: str
+    model: type[BaseModel]
+    body: Mapping[str, Any]
+    entries: Mapping[str, Entry]
+    refused: Mapping[str, Any]
+    nest: str = ""
+
+    def request(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """The body that has these fields."""
+        return {**self.body, **({self.nest: dict(fields)} if self.nest else fields)}
+
+    def described(self) -> dict[str, Entry]:
+        """The entries by the names that a client writes, in the model's order. Raises LookupError if one is missing."""
+        names = {info.alias or name for name, info in self.model.model_fields.items()}
+        if names != self.entries.keys():
+            raise LookupError(f"{self.path}: described and existing fields differ in {names ^ self.entries.keys()}")
+        return {name: entry for name, entry in self.entries.items() if name in names}
+
+
+FLAG = Entry(True, "yes", "true, false")
+OWN_MODEL = Entry("fake", "nobody", "a name in `/v1/models`; default: the first")
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+MESSAGES = [{"role": "user", "content": "Hi"}]
+PARAMETERS = {"type": "object", "properties": {}}
+TOOL = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+OWN_TOOL = {"type": "function", "name": "add", "parameters": PARAMETERS}
+ANTHROPIC_TOOL = {"name": "add", "input_schema": PARAMETERS}
+BEAMS = {"use_beam_search": True, "n": 2, "max_tokens": 3}
+SPEAKS_ONLY = "describes the caller, not the answer"
+STRINGS = f"at most {MAX_LIST_ITEMS} strings of {MAX_STRING_CHARS} characters"
+
+TEMPERATURE = Entry(0.5, 2.5, "0 to 2; 0: greedy")
+TOP_P = Entry(0.5, 0, "above 0, to 1")
+TOP_K = Entry(5, -2, "1 and more; 0 or -1: off")
+USER = Entry("me", 1, "text", without_effect=SPEAKS_ONLY)
+CACHE_KEY = Entry("k", 1, "text", without_effect="prefixes of all prompts are cached anyway")
+OPTIONS = {
+    "priority": Entry(1, "high", "an integer; lower runs first"),
+    "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
+}
+NAMED = "named in `x-octavo-ignored-fields`"

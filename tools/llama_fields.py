@@ -1,0 +1,154 @@
+"""The fields of Ollama's and llama.cpp's requests, for docs/openai.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from octavo.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STRING_CHARS
+from octavo.server.endpoints.embeddings import MAX_INPUTS
+from octavo.server.endpoints.ollama_embed import EmbeddingsRequest, EmbedRequest
+from octavo.server.endpoints.ollama_models import PullRequest, ShowRequest
+from octavo.server.protocols.ignored_fields import OLLAMA
+from octavo.server.protocols.ollama_request import MAX_MESSAGES, ChatRequest, GenerateRequest, Options
+from tools.field_entries import (
+    FLAG,
+    MESSAGES,
+    NAMED,
+    OPTIONS,
+    OWN_MODEL,
+    SCHEMA,
+    TEMPERATURE,
+    TOOL,
+    TOP_K,
+    TOP_P,
+    Entry,
+    Route,
+)
+
+PENALTY = {"repeat_penalty": 1.1}
+IS_OFF = "its sampler is off"
+STOP = Entry(["x"], [""], f"text, or at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters")
+SAMPLING = {
+    "temperature": TEMPERATURE,
+    "top_k": TOP_K,
+    "top_p": TOP_P,
+    "min_p": Entry(0.1, 1.5, "0 to 1"),
+    "typical_p": Entry(0.5, 0, "above 0, to 1"),
+    "presence_penalty": Entry(0.5, 3, "-2 to 2"),
+    "frequency_penalty": Entry(0.5, -3, "-2 to 2"),
+    "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1; -1: random"),
+    "stop": STOP,
+    "repeat_penalty": Entry(1.1, 10.5, "above 0, to 10"),
+    "repeat_last_n": Entry(-1, 64, "-1: the whole context; 0: no penalties; others without a penalty", PENALTY),
+    "mirostat": Entry(0, 2, "only 0", without_effect=IS_OFF),
+    "mirostat_eta": Entry(0.1, "x", "a number", without_effect=IS_OFF),
+    "mirostat_tau": Entry(5.0, "x", "a number", without_effect=IS_OFF),
+    "tfs_z": Entry(1, 0.5, "only 1", without_effect=IS_OFF),
+    "dynatemp_range": Entry(0, 0.5, "only 0", without_effect=IS_OFF),
+    "dynatemp_exponent": Entry(1, "x", "a number", without_effect=IS_OFF),
+    "top_n_sigma": Entry(-1, 1, "only -1 and 0", without_effect=IS_OFF),
+    "xtc_probability": Entry(0, 0.5, "only 0", without_effect=IS_OFF),
+    "xtc_threshold": Entry(0.1, "x", "a number", without_effect=IS_OFF),
+    "dry_multiplier": Entry(0, 0.8, "only 0", without_effect=IS_OFF),
+    "dry_base": Entry(1.75, "x", "a number", without_effect=IS_OFF),
+    "dry_allowed_length": Entry(2, "x", "an integer", without_effect=IS_OFF),
+    "dry_penalty_last_n": Entry(-1, "x", "an integer", without_effect=IS_OFF),
+    "dry_sequence_breakers": Entry(["x"], [1], "texts", without_effect=IS_OFF),
+    "min_keep": Entry(0, 5, "only 0 and 1", without_effect="the most likely token is always kept"),
+    "n_indent": Entry(0, 4, "only 0", without_effect="lines are not indented"),
+    "t_max_predict_ms": Entry(0, 100, "only 0", without_effect="there is no time limit for an answer's tokens"),
+    "penalize_newline": Entry(True, False, "true; false without a penalty", PENALTY, "all tokens count"),
+    "penalize_nl": Entry(True, False, "true; false without a penalty", PENALTY, "all tokens count"),
+}
+N_PREDICT = Entry(5, 0, "1 and more, cut to the rest of the context; -1 and -2: up to its end")
+A_FLAG = Entry(True, "x", "true, false", without_effect=NAMED)
+A_NUMBER = Entry(1, "x", "an integer", without_effect=NAMED)
+MACHINERY = {name: A_FLAG if kind is bool else A_NUMBER for name, kind in OLLAMA.items()}
+KEEP_ALIVE = Entry(-1, "soon", f"0 unloads the model after the answer; other times above 0 are {NAMED}")
+ALL_OPTIONS = Entry({"top_k": 5}, {"top_q": 1}, "an object; its fields are listed below")
+OLLAMA_BODY: dict[str, Entry] = {
+    "model": OWN_MODEL,
+    "stream": Entry(False, "yes", "true, the default, and false"),
+    "options": ALL_OPTIONS,
+    "format": Entry(SCHEMA, {"type": "banana"}, "`json` or a JSON schema"),
+    "keep_alive": KEEP_ALIVE,
+    "think": Entry(True, "much", f"true, false, low, medium, high; {NAMED} without thinking"),
+    "logprobs": FLAG,
+    "top_logprobs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, with `logprobs`", {"logprobs": True}),
+    **OPTIONS,
+}
+NO_IMAGES = Entry([], ["aGk="], "only an empty list", without_effect="there are no images")
+UNSTREAMED: dict[str, Any] = {"stream": False}
+GENERATE = Route(
+    "/api/generate",
+    GenerateRequest,
+    {"prompt": "Hi"},
+    OLLAMA_BODY
+    | {
+        "prompt": Entry("Hi", 1, "text; none loads the model"),
+        "suffix": Entry("", "x", "text, for models with fill-in-the-middle tokens"),
+        "system": Entry("Be kind.", 1, "text"),
+        "template": Entry("", "{{ .Prompt }}", "only empty", without_effect="the model's own template is used"),
+        "context": Entry([5, 6], [-1], "the ids of an earlier answer"),
+        "raw": FLAG,
+        "images": NO_IMAGES,
+    },
+    {"width": 64, "height": 64, "steps": 3},
+)
+CHAT = Route(
+    "/api/chat",
+    ChatRequest,
+    {"messages": MESSAGES},
+    OLLAMA_BODY
+    | {
+        "messages": Entry(MESSAGES, [{"role": "robot"}], f"at most {MAX_MESSAGES}; none loads the model"),
+        "tools": Entry([TOOL], [{"type": "retrieval", "function": {"name": "x"}}], "functions"),
+    },
+    {"tool_choice": "auto", "prompt": "Hi"},
+)
+OLLAMA_OPTIONS = Route(
+    "/api/chat",
+    Options,
+    {"messages": MESSAGES, **UNSTREAMED},
+    SAMPLING | {"num_predict": N_PREDICT} | MACHINERY,
+    {"n": 2, "top_a": 0.1},
+    nest="options",
+)
+EMBED = Route(
+    "/api/embed",
+    EmbedRequest,
+    {"input": "Hi"},
+    {
+        "model": OWN_MODEL,
+        "input": Entry(["Hi", "Ho"], [], f"text, or 1 to {MAX_INPUTS} texts"),
+        "truncate": FLAG,
+        "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
+        "options": ALL_OPTIONS,
+        "keep_alive": KEEP_ALIVE,
+        **OPTIONS,
+    },
+    {"encoding_format": "float"},
+)
+EMBEDDINGS = Route(
+    "/api/embeddings",
+    EmbeddingsRequest,
+    {"prompt": "Hi"},
+    {"model": OWN_MODEL, "prompt": Entry("Hi", 1, "text"), "options": ALL_OPTIONS, "keep_alive": KEEP_ALIVE, **OPTIONS},
+    {"input": "Hi"},
+)
+NAME = {"model": OWN_MODEL, "name": Entry("fake", 1, "the older name of `model`", {"model": None})}
+SHOW = Route(
+    "/api/show",
+    ShowRequest,
+    {"model": "fake"},
+    {**NAME, "verbose": Entry(True, "yes", "true, false", without_effect="the same is shown")},
+    {"system": "Hi"},
+)
+PULL = Route(
+    "/api/pull",
+    PullRequest,
+    {"model": "fake"},
+    {**NAME, "stream": FLAG, "insecure": Entry(False, "yes", "true, false", without_effect="no registry is asked")},
+    {"username": "me"},
+)
+LLAMA_ROUTES = (GENERATE, CHAT, OLLAMA_OPTIONS, EMBED, EMBEDDINGS, SHOW, PULL)
