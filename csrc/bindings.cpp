@@ -177,12 +177,13 @@ class PyProgram {
 
     void add_record(const std::string& kernel, const std::string& label, int32_t output, const Named<int32_t>& inputs,
                     const Named<int32_t>& weights, const Named<int64_t>& ints, const Named<float>& floats,
-                    const Named<std::vector<int32_t>>& tuples, std::pair<int32_t, int32_t> cache) {
+                    const Named<std::vector<int32_t>>& tuples, std::pair<int32_t, int32_t> cache, int64_t state_size) {
         RecordSpec spec;
         spec.kernel = kernel;
         spec.label = label;
         spec.output = output;
         std::tie(spec.cache, spec.cache_group) = cache;
+        spec.state_size = state_size;
         unzip(inputs, spec.names.inputs, spec.inputs);
         unzip(weights, spec.names.weights, spec.weights);
         unzip(ints, spec.names.ints, spec.ints);
@@ -262,7 +263,7 @@ void bind_program(nb::module_& module) {
         .def("add_plain_weight", &PyProgram::add_plain_weight, "array"_a)
         .def("add_record", &PyProgram::add_record, "kernel"_a, "label"_a, "output"_a, "inputs"_a,
              "weights"_a = Named<int32_t>(), "ints"_a = Named<int64_t>(), "floats"_a = Named<float>(),
-             "tuples"_a = Named<std::vector<int32_t>>(), "cache"_a = std::pair(-1, 0))
+             "tuples"_a = Named<std::vector<int32_t>>(), "cache"_a = std::pair(-1, 0), "state_size"_a = 0)
         .def("finish",
              [](PyProgram& p) {
                  int32_t widest = 0;  // any value of output rows may be sampled
@@ -275,8 +276,10 @@ void bind_program(nb::module_& module) {
             "block_size"_a)
         .def(
             "allocate_cache",
-            [](PyProgram& p, int32_t blocks, int32_t size) { p.program().allocate_cache(blocks, size); },
-            "num_blocks"_a, "block_size"_a)
+            [](PyProgram& p, int32_t blocks, int32_t size, int32_t states) {
+                p.program().allocate_cache(blocks, size, states);
+            },
+            "num_blocks"_a, "block_size"_a, "num_states"_a = 0)
         .def("submit", &PyProgram::submit, "batch"_a, "result"_a, "output"_a.none(), "errors"_a.none(),
              "copies"_a = ArrayList(), "inputs"_a = ArrayList())
         .def("value", &PyProgram::value, "index"_a, "rows"_a)

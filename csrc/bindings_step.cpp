@@ -49,9 +49,22 @@ StepArrays::StepArrays(nb::handle batch)
                                std::to_string(token_ids_.shape(0)) + " tokens]")
                                   .c_str());
     if (block_copies_.shape(1) != 2) throw nb::value_error("block_copies must be [copies, 2]: source, destination");
+    read_states(batch);
     for (const size_t n : {token_ids_.shape(0), block_tables_.shape(2), block_tables_.size(), slot_mapping_.size(),
-                           logits_indices_.shape(0), block_copies_.size()})
+                           logits_indices_.shape(0), block_copies_.size(), state_copies_.size()})
         if (n > INT32_MAX) throw nb::value_error("an array of the batch has more than 2^31 - 1 entries");
+}
+
+// A graph without states has no slots, and reads no more.
+void StepArrays::read_states(nb::handle batch) {
+    if (batch.attr("state_slots").is_none()) return;
+    state_slots_ = read_array<int32_t>(batch, "state_slots", seq_lens_.shape(0));
+    state_copies_ = read_array<int32_t, 2>(batch, "state_copies");
+    if (state_copies_.shape(1) != 2) throw nb::value_error("state_copies must be [copies, 2]: source, destination");
+    if (batch.attr("state_saves").is_none()) return;
+    state_saves_ = read_array<int32_t, 2>(batch, "state_saves");
+    if (state_saves_.shape(0) != seq_lens_.shape(0) || state_saves_.shape(1) != 2)
+        throw nb::value_error("state_saves must be [requests, 2]: tokens, slot");
 }
 
 Step StepArrays::step() const {
@@ -70,6 +83,10 @@ Step StepArrays::step() const {
     s.logits_indices = logits_indices_.data();
     s.block_copies = block_copies_.data();
     s.num_block_copies = static_cast<int32_t>(block_copies_.shape(0));
+    s.state_slots = state_slots_.data();
+    s.state_saves = state_saves_.data();
+    s.state_copies = state_copies_.data();
+    s.num_state_copies = static_cast<int32_t>(state_copies_.shape(0));
     return s;
 }
 

@@ -30,6 +30,10 @@ struct Step {
     const int32_t* logits_indices;  // [num_outputs]
     const int32_t* block_copies;    // [num_block_copies, 2]
     int32_t num_block_copies;
+    const int32_t* state_slots;   // [num_requests], null if the graph has no states
+    const int32_t* state_saves;   // [num_requests, 2] tokens and slot, null if none is saved
+    const int32_t* state_copies;  // [num_state_copies, 2]
+    int32_t num_state_copies;
 };
 
 // A float32 matrix [rows, cols] in the workspace, rows contiguous.
@@ -46,6 +50,13 @@ struct LayerCache {
     size_t block_bytes;
     int32_t block_size;  // tokens
     int32_t group;       // whose block tables and slots are the layer's
+};
+
+// The states of one operation: so many floats for each slot, of which the kernel keeps what it likes. Whoever computes
+// the first token of a sequence (position 0) starts from zeros.
+struct StateSlots {
+    float* data;
+    size_t stride;  // floats from slot to slot
 };
 
 struct PackedWeight;  // packed_weight.h: a matrix packed for the linear kernels
@@ -92,6 +103,7 @@ struct Args {
     const int64_t* ints;   // static attributes: ints, bools and enumerations
     const float* floats;   // static attributes: floats
     LayerCache* cache;     // null except for attention
+    StateSlots* state;     // null except for operations with a StateCache
     void* shared_scratch;  // one region for all workers, of the size the record asked for
 };
 
@@ -158,6 +170,7 @@ struct alignas(64) KernelEntry {
     ScratchFn scratch;  // null: none
     CacheFn cache;      // null: none
     const KernelSignature* signature;
+    bool keeps_state;
 };
 
 }  // namespace octavo
@@ -180,8 +193,10 @@ struct alignas(64) KernelEntry {
 // Entries lie in one linker section that the registry walks: no list to edit, no code at load time.
 #define OCTAVO_STRINGIFY_(x) #x
 #define OCTAVO_STRINGIFY(x) OCTAVO_STRINGIFY_(x)
-#define OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, cache)                                                          \
+#define OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, keeps_state)                                                 \
     __attribute__((used, retain, section("octavo_kernels"))) static const octavo::KernelEntry octavo_entry_##name = { \
-        #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache, &type::signature}
+        #name, OCTAVO_STRINGIFY(OCTAVO_ISA), name, scratch, cache, &type::signature, keeps_state}
+#define OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, cache) OCTAVO_KERNEL_ENTRY_(name, type, scratch, cache, false)
 #define OCTAVO_KERNEL_WITH_SCRATCH(name, type, scratch) OCTAVO_KERNEL_WITH_CACHE(name, type, scratch, nullptr)
+#define OCTAVO_KERNEL_WITH_STATE(name, type) OCTAVO_KERNEL_ENTRY_(name, type, nullptr, nullptr, true)
 #define OCTAVO_KERNEL(name, type) OCTAVO_KERNEL_WITH_SCRATCH(name, type, nullptr)

@@ -78,6 +78,10 @@ void Program::add_record(const RecordSpec& spec) {
         check(weight, weights_.size());
         record->weights.push_back(weight < 0 ? Weight{} : weights_[weight]);
     }
+    if ((spec.state_size > 0) != record->kernel->keeps_state)
+        throw std::invalid_argument(spec.label +
+                                    (spec.state_size > 0 ? ": keeps no state" : ": needs the size of its state"));
+    if (spec.state_size > 0) options_.limits.has_states = true;
     if (spec.cache >= 0 && !record->kernel->cache) throw std::invalid_argument(spec.label + ": keeps no cache");
     if (spec.cache >= static_cast<int32_t>(caches_.size())) caches_.resize(spec.cache + 1);
     if (spec.cache >= 0) options_.limits.cache_groups = std::max(options_.limits.cache_groups, spec.cache_group + 1);
@@ -110,6 +114,7 @@ void Program::finish(size_t scratch_bytes) {
             shared = std::max(shared, sizes.shared);
         }
         if (record->spec.cache >= 0) record->args.cache = &record->cache;
+        if (record->spec.state_size > 0) record->args.state = &record->state;
     }
     pool_->reserve_scratch(scratch_bytes_);
     shared_scratch_ = Memory(shared);
@@ -150,7 +155,9 @@ std::vector<size_t> Program::block_bytes_of(int32_t block_size) const {
     return bytes;
 }
 
-void Program::allocate_cache(int32_t num_blocks, int32_t block_size) {
+void Program::allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states) {
+    if (options_.limits.has_states && num_states <= 0)
+        throw std::invalid_argument("the graph has states: at least one slot is needed");
     if (num_blocks <= 0) throw std::invalid_argument("a cache needs at least one block");
     if (!kv_block_size_is_valid(block_size))
         throw std::invalid_argument("the block size is " + std::to_string(block_size) +
@@ -164,8 +171,21 @@ void Program::allocate_cache(int32_t num_blocks, int32_t block_size) {
         const Cache& cache = caches_.at(record->spec.cache);
         record->cache = {cache.memory.data(), cache.block_bytes, block_size, record->spec.cache_group};
     }
+    allocate_states(num_states);
     options_.limits.num_blocks = num_blocks;
     options_.limits.block_size = block_size;
+}
+
+// In checked mode what no sequence has written is NaN.
+void Program::allocate_states(int32_t num_states) {
+    for (const auto& record : records_) {
+        const size_t size = static_cast<size_t>(record->spec.state_size);
+        if (size == 0) continue;
+        record->states = Memory(size * num_states * sizeof(float), options_.checked);
+        if (options_.checked) std::memset(record->states.data(), 0xff, record->states.size());
+        record->state = {reinterpret_cast<float*>(record->states.data()), size};
+    }
+    options_.limits.num_states = num_states;
 }
 
 void Program::update_rows(const Step& step) {
@@ -196,7 +216,8 @@ std::unique_lock<std::mutex> Program::try_lock() {
 
 void Program::submit(PendingStep& pending) {
     if (closed()) throw std::runtime_error("the executor is closed");
-    if (!caches_.empty() && options_.limits.num_blocks == 0) throw std::runtime_error("no cache was allocated");
+    if ((!caches_.empty() || options_.limits.has_states) && options_.limits.num_blocks == 0)
+        throw std::runtime_error("no cache was allocated");
     // Done by a worker: the records are no longer in the caches of the calling thread.
     pending.changes_rows_ = pending.step.num_tokens != num_tokens_ || pending.step.num_outputs != num_outputs_;
     num_tokens_ = pending.step.num_tokens;
@@ -223,9 +244,11 @@ void Program::PendingStep::wait() {
 void Program::run(PendingStep& pending, Worker& worker, size_t position) {
     const auto start = Clock::now();
     if (position == 0) {
-        if (pending.changes_rows_ || pending.step.num_block_copies > 0 || !pending.inputs.empty()) {
+        if (pending.changes_rows_ || pending.step.num_block_copies > 0 || pending.step.num_state_copies > 0 ||
+            !pending.inputs.empty()) {
             if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
             copy_blocks(pending.step, worker);
+            copy_states(pending.step, worker);
             transfer(pending.inputs, false, pending.step, worker);
             pool_->boundary(worker, 1);
         }
@@ -251,6 +274,19 @@ void Program::copy_blocks(const Step& step, const Worker& worker) {
             if (source != destination)
                 std::memcpy(data + destination * cache.block_bytes, data + source * cache.block_bytes,
                             cache.block_bytes);
+        }
+    }
+}
+
+// Each worker copies the states of its own operations, in the order of the pairs.
+void Program::copy_states(const Step& step, const Worker& worker) {
+    for (size_t i = worker.index; step.num_state_copies > 0 && i < records_.size(); i += worker.count) {
+        const StateSlots& state = records_[i]->state;
+        for (int32_t pair = 0; state.data && pair < step.num_state_copies; ++pair) {
+            const size_t source = step.state_copies[2 * pair], destination = step.state_copies[2 * pair + 1];
+            if (source != destination)
+                std::memcpy(state.data + destination * state.stride, state.data + source * state.stride,
+                            state.stride * sizeof(float));
         }
     }
 }

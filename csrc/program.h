@@ -44,6 +44,7 @@ struct RecordSpec {
     std::vector<float> floats;
     int32_t cache = -1;  // layers of different groups may have the same: a block belongs to one group at a time
     int32_t cache_group = 0;
+    int64_t state_size = 0;  // floats of a sequence's state
 };
 
 class Program {
@@ -64,7 +65,8 @@ class Program {
 
     // Bytes of one block over all caches.
     size_t cache_block_bytes(int32_t block_size) const;
-    void allocate_cache(int32_t num_blocks, int32_t block_size);
+    // And slots for the states of so many sequences.
+    void allocate_cache(int32_t num_blocks, int32_t block_size, int32_t num_states);
 
     // A value of the program and memory of its size outside.
     struct Transfer {
@@ -131,6 +133,8 @@ class Program {
         std::vector<View> inputs;
         std::vector<Weight> weights;
         LayerCache cache{};
+        StateSlots state{};
+        Memory states;
         Args args{};
     };
     View make_view(int32_t value, int32_t rows) const;
@@ -144,7 +148,9 @@ class Program {
     void walk(const PendingStep& pending, Worker& worker, size_t first);
     void walk_timed(const PendingStep& pending, Worker& worker, size_t first);
     void walk_checked(PendingStep& pending, Worker& worker, size_t first);
+    void allocate_states(int32_t num_states);
     void copy_blocks(const Step& step, const Worker& worker);
+    void copy_states(const Step& step, const Worker& worker);
     void transfer(const std::vector<Transfer>& values, bool out, const Step& step, const Worker& worker) const;
     void poison(const Record& record) const;
     std::string check_finite(const Record& record) const;

@@ -1,5 +1,7 @@
 #include "step_check.h"
 
+#include <vector>
+
 namespace octavo {
 namespace {
 
@@ -52,6 +54,28 @@ std::string check_requests(const Step& s, const StepLimits& limits) {
     return {};
 }
 
+// Slots exist, and no two sequences write to one.
+std::string check_states(const Step& s, const StepLimits& limits) {
+    if (!s.state_slots) return "state_slots is None, but the graph has operations with states";
+    std::string error = check_range("state_slots", s.state_slots, s.num_requests, limits.num_states);
+    if (error.empty()) error = check_range("state_copies", s.state_copies, 2 * s.num_state_copies, limits.num_states);
+    std::vector<bool> written(static_cast<size_t>(limits.num_states));
+    for (int32_t r = 0; r < s.num_requests && error.empty(); ++r) {
+        const int32_t tokens = s.query_start_loc[r + 1] - s.query_start_loc[r];
+        const int32_t saved = s.state_saves ? s.state_saves[2 * r + 1] : -1;
+        if (saved >= limits.num_states) return wrong("state_saves row", r, saved, "below", limits.num_states);
+        if (saved >= 0 && (s.state_saves[2 * r] < 1 || s.state_saves[2 * r] > tokens))
+            return wrong("state_saves row", r, s.state_saves[2 * r], "from 1 to the request's tokens,", tokens);
+        for (const int32_t slot : {s.state_slots[r], saved}) {
+            if (slot < 0) continue;
+            if (written[slot])
+                return wrong("state_slots", r, slot, "one that no other sequence writes to, below", limits.num_states);
+            written[slot] = true;
+        }
+    }
+    return error;
+}
+
 }  // namespace
 
 std::string check_step(const Step& s, const StepLimits& limits) {
@@ -68,6 +92,7 @@ std::string check_step(const Step& s, const StepLimits& limits) {
             if (s.slot_mapping[t] < 0 || s.slot_mapping[t] >= slots)
                 error = wrong("slot_mapping", t, s.slot_mapping[t], "from 0 to below", slots);
         if (error.empty()) error = check_requests(s, limits);
+        if (error.empty() && limits.has_states) error = check_states(s, limits);
     }
     return error;
 }

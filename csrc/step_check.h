@@ -16,6 +16,8 @@ struct StepLimits {
     int32_t num_blocks = 0;  // of the paged cache; 0: none allocated
     int32_t block_size = 0;
     int32_t cache_groups = 0;  // groups of layers, each with its own block tables
+    bool has_states = false;   // operations with a StateCache
+    int32_t num_states = 0;    // slots
 };
 
 // The problem of the step, with array, index, value and limit; empty if there is none.

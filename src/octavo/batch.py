@@ -95,7 +95,12 @@ class Batch:
     logits_indices: Int32  # [R], index into the T tokens
     # [copies, 2], source and destination of cache blocks, copied in this order before anything is computed
     block_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
-    state_slots: Int32 | None = None  # [N], where each sequence keeps the states of `StateCache`; None: it has none
+    # Of a graph with states (`octavo.graph.cache.StateCache`): the slot of each sequence [N]; copies of slots
+    # [copies, 2], made first and in this order; and [N, 2] the number of a sequence's tokens of this step after which
+    # its states are also written to another slot, and that slot (-1: not written).
+    state_slots: Int32 | None = None
+    state_copies: Int32 = field(default_factory=lambda: np.zeros((0, 2), np.int32))
+    state_saves: Int32 | None = None
     sampling: SamplingBatch | None = None  # None: no sampling; only logits
     return_logits: bool = False
     inputs: tuple[Float32, ...] = ()  # of a segment of a graph: the values of `Input` operations, by slot

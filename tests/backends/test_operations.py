@@ -42,6 +42,7 @@ SHAPES = {
     "absorbed.weight": (4, 32, 16),
     "latent.weight": (32, WIDTH),
     "k_rope.weight": (16, WIDTH),
+    "conv.weight": (4 * WIDTH,),
     "moe.gate.weight": (4, WIDTH),
     "moe.experts.gate_proj.weight": (4, 32, WIDTH),
     "moe.experts.up_proj.weight": (4, 32, WIDTH),
@@ -88,6 +89,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
     ops.SelectRows: lambda g, x: g.select_rows(x),
     ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2)),
+    ops.MoE: lambda g, x: g.moe(x, "moe", 2),
+    ops.ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
     ops.FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
     ops.FusedAttention: fused_attention,
 }
@@ -115,7 +118,7 @@ def assert_close(graph: Graph, executor: Executor, judge: Executor) -> None:
     """Two requests in one step, the shorter one longer than a window."""
     results = []
     for each in (judge, executor):
-        each.allocate_cache(8, BLOCK_SIZE)
+        each.allocate_cache(8, BLOCK_SIZE, 8)
         tokens = np.random.default_rng(1).integers(0, 50, 30).tolist()
         scheduled = [(Request(tokens[:19], [3, 5]), 19), (Request(tokens[19:], [6]), 11)]
         batch = step(scheduled, block_size=BLOCK_SIZE)

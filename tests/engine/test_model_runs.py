@@ -14,6 +14,7 @@ from octavo.sampling_params import RequestOutputKind, SamplingParams
 from tests.support import tiny_classic
 from tests.support.fake_executor import FakeTokenizer, create_request
 from tests.support.integrity import check_integrity
+from tests.support.tiny_hybrids import HYBRIDS
 from tests.support.tiny_models import tiny_graph, tiny_model
 
 VOCAB_SIZE = 96
@@ -29,12 +30,12 @@ def tiny_engine(name: str, *, num_blocks: int = 64, max_num_batched_tokens: int 
     graph, weights = tiny_graph(name)
     limits = ExecutorLimits(max_num_batched_tokens, max_num_seqs, max_num_seqs + 4, 64)
     executor = reference.compile(optimize(graph, PASSES), weights, limits, dtype="float64")
-    executor.allocate_cache(num_blocks, 4)
-    return Engine(
-        executor,
-        Tokenizer(),
-        EngineLimits(64, max_num_seqs, max_num_batched_tokens, max_num_seqs + 4, 4, num_blocks, VOCAB_SIZE),
+    executor.allocate_cache(num_blocks, 4, 2 * max_num_seqs)
+    num_states = 2 * max_num_seqs if executor.cache_sizes.state_bytes else 0
+    engine_limits = EngineLimits(
+        64, max_num_seqs, max_num_batched_tokens, max_num_seqs + 4, 4, num_blocks, VOCAB_SIZE, num_states=num_states
     )
+    return Engine(executor, Tokenizer(), engine_limits)
 
 
 def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) -> list[list[list[int]]]:
@@ -50,7 +51,7 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     return [[choice.token_ids for choice in found[str(i)].outputs] for i in range(len(prompts))]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", *tiny_classic.CONFIGS])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", *tiny_classic.CONFIGS, *HYBRIDS])
 def test_greedy_answers_are_those_of_transformers(name: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, output_kind=RequestOutputKind.FINAL_ONLY)
     found = answers(tiny_engine(name), PROMPTS, params)
@@ -62,14 +63,15 @@ def test_greedy_answers_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_answers_do_not_depend_on_batch_chunks_or_room(temperature: float) -> None:
+@pytest.mark.parametrize("name", ["llama", *HYBRIDS])
+def test_answers_do_not_depend_on_batch_chunks_or_room(name: str, temperature: float) -> None:
     params = SamplingParams(
         n=2, seed=9, temperature=temperature, max_tokens=10, output_kind=RequestOutputKind.FINAL_ONLY
     )
-    alone = [answers(tiny_engine("llama"), [prompt], params)[0] for prompt in PROMPTS]
-    assert answers(tiny_engine("llama"), PROMPTS, params) == alone
-    assert answers(tiny_engine("llama", max_num_batched_tokens=8), PROMPTS, params) == alone
-    cramped = tiny_engine("llama", num_blocks=16, max_num_batched_tokens=8, max_num_seqs=6)
+    alone = [answers(tiny_engine(name), [prompt], params)[0] for prompt in PROMPTS]
+    assert answers(tiny_engine(name), PROMPTS, params) == alone
+    assert answers(tiny_engine(name, max_num_batched_tokens=8), PROMPTS, params) == alone
+    cramped = tiny_engine(name, num_blocks=16, max_num_batched_tokens=8, max_num_seqs=6)
     assert answers(cramped, PROMPTS[::-1], params) == alone[::-1]
     assert cramped.metrics.num_preemptions_total > 0
 

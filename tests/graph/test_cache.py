@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from octavo.backends import ExecutorLimits, reference
-from octavo.backends.cpu.compile import estimate_workspace_bytes
+from octavo.backends.cpu.compile import cache_sizes
 from octavo.batch import Batch
 from octavo.errors import GraphError
 from octavo.graph.builder import Graph
-from octavo.graph.cache import KVCache, StateCache
+from octavo.graph.cache import STATES_PER_SEAT, KVCache, StateCache
 from octavo.graph.cost import graph_cost
 from octavo.graph.ops import Array, AttentionParams, Evaluation, Op, StepSizes
 from octavo.graph.values import Rows, Value
@@ -28,11 +28,11 @@ class RunningSum(Op):
     """The sum of a sequence's rows up to each of them."""
 
     x: Value
-    layer: int
+    index: int
 
     @property
     def cache(self) -> StateCache:
-        return StateCache(self.layer, ((self.x.cols,),))
+        return StateCache(self.index, ((self.x.cols,),))
 
     def infer_shape(self) -> tuple[Rows, int]:
         return self.x.rows, self.x.cols
@@ -42,7 +42,7 @@ class RunningSum(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         batch, out = step.batch, step.values[self.x].copy()
-        (sums,) = step.states[self.layer]
+        (sums,) = step.states[self.index]
         assert batch.state_slots is not None
         for request, slot in enumerate(batch.state_slots):
             rows = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
@@ -57,7 +57,7 @@ def graph_with_state() -> tuple[Graph, np.ndarray]:
     embedding = np.random.default_rng(0).standard_normal((VOCAB, WIDTH)).astype(np.float32)
     g = Graph({"embed.weight": embedding.shape})
     x = g.embedding("embed")
-    g.output = g.select_rows(g.add_operation(RunningSum(x, layer=3)))
+    g.output = g.select_rows(g.add_operation(RunningSum(x, index=3)))
     return g, embedding
 
 
@@ -69,7 +69,7 @@ def in_slots(batch: Batch, slots: list[int]) -> Batch:
 def test_a_state_stays_from_step_to_step() -> None:
     graph, embedding = graph_with_state()
     executor = reference.compile(graph, {"embed.weight": DenseWeight(embedding)}, LIMITS, dtype=np.float64)
-    executor.allocate_cache(8, 4)
+    executor.allocate_cache(8, 4, 4)
     rng = np.random.default_rng(1)
     tokens = {slot: rng.integers(0, VOCAB, 12).tolist() for slot in (3, 0)}
     requests = {slot: Request(tokens[slot], [slot] * 3) for slot in tokens}
@@ -91,11 +91,13 @@ def test_states_are_counted() -> None:
     assert graph.kv_caches == []
     stateless = Graph(graph.weights)
     stateless.output = stateless.select_rows(stateless.scale(stateless.embedding("embed"), 2.0))
-    states = LIMITS.max_num_seqs * WIDTH * 4
-    assert estimate_workspace_bytes(graph, LIMITS, 1) - estimate_workspace_bytes(stateless, LIMITS, 1) == states
+    assert (cache_sizes(graph, {}).state_bytes, cache_sizes(stateless, {}).state_bytes) == (16 * 4, 0)  # padded
     weights = {"embed.weight": DenseWeight(embedding)}
     executors = [reference.compile(each, weights, LIMITS) for each in (graph, stateless)]
-    assert executors[0].workspace_bytes - executors[1].workspace_bytes == states
+    assert [executor.cache_sizes.state_bytes for executor in executors] == [WIDTH * 4, 0]
+    assert executors[0].cache_sizes.sequence_bytes(8, 4, 4) - executors[1].cache_sizes.sequence_bytes(8, 4, 4) == (
+        STATES_PER_SEAT * WIDTH * 4
+    )
     sizes, nbytes = StepSizes(5, 2, 1, 9), dict.fromkeys(graph.parameters, embedding.nbytes)
     with_state, without = (graph_cost(each, sizes, nbytes) for each in (graph, stateless))
     assert with_state.bytes_read - without.bytes_read == 2 * WIDTH * 4  # of two sequences
@@ -106,6 +108,9 @@ def test_a_layer_has_one_cache() -> None:
     g = Graph({"embed.weight": (VOCAB, 8)})
     x = g.embedding("embed")
     g.add_operation(RunningSum(x, 0))
+    with pytest.raises(GraphError, match="embed: running_sum: there is a state 0 already"):
+        g.add_operation(RunningSum(x, 0))
+    g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5))
     with pytest.raises(GraphError, match="embed: attention: layer 0 has a cache already"):
         g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5))
 

@@ -60,7 +60,7 @@ def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = get_backend(backend).compile(graph, checkpoint.weights, LIMITS)
     num_groups = tiny_models.NUM_CACHE_GROUPS
-    executor.allocate_cache(10 * num_groups, 16)
+    executor.allocate_cache(10 * num_groups, 16, 10)
     batch = step([(Request(TOKENS, [9, 2]), len(TOKENS))], block_size=16, num_groups=num_groups)
     output = executor.submit(batch).wait()
     executor.close()

@@ -36,7 +36,7 @@ def executor(request: pytest.FixtureRequest, model: tuple[Graph, dict[str, Dense
         executor: Executor = reference.compile(*model, LIMITS, dtype=np.float64)
     else:
         executor = get_backend("cpu").compile(*model, LIMITS)
-    executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16)
+    executor.allocate_cache(32 * NUM_CACHE_GROUPS, 16, 32)
     yield executor
     executor.close()
 

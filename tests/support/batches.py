@@ -35,7 +35,8 @@ def step(
 ) -> Batch:
     """The next `count` tokens of each sequence, which then count as computed; logits of all, or of the last of each.
 
-    num_groups: groups of layers. Block b of a request is blocks b * num_groups and those after it, one a group.
+    num_groups: groups of layers. Block b of a request is blocks b * num_groups and those after it, one a group. Its
+    states lie in the slot with the number of its first block.
     """
     tokens, positions, starts, lengths, slots = [], [], [0], [], []
     width = max(len(sequence.blocks) for sequence, _ in scheduled)
@@ -55,4 +56,6 @@ def step(
     block, offset = np.divmod(np.array(slots, np.int32), np.int32(block_size))
     all_tables = tables * np.int32(num_groups) + groups[:, None, None]
     all_slots = (block * np.int32(num_groups) + groups[:, None]) * np.int32(block_size) + offset
-    return Batch(*arrays, all_tables, all_slots, np.array(outputs, np.int32), return_logits=True)
+    states = np.array([sequence.blocks[0] for sequence, _ in scheduled], np.int32)
+    rows = np.array(outputs, np.int32)
+    return Batch(*arrays, all_tables, all_slots, rows, state_slots=states, return_logits=True)

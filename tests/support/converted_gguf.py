@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.support import tiny_classic
+from tests.support import tiny_classic, tiny_hybrids
 from tests.support.tiny_models import stored_tensors
 
 _ARCHITECTURES = {
@@ -38,9 +38,10 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, config)
+    tiny_hybrids.add_metadata(writer, architecture, config)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for name, array in _with_heads_matrices(config, _with_stacked_experts(stored_tensors(model))).items():
+    for name, array in _tensors(model, architecture).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if architecture in _PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj"):
@@ -60,6 +61,11 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _tensors(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
+    tensors = _with_heads_matrices(model.config, _with_stacked_experts(stored_tensors(model)))
+    return tiny_hybrids.converted(architecture, model.config, tensors)
 
 
 def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:

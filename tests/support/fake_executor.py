@@ -85,7 +85,7 @@ class FakeExecutor:
     num_threads = 1
     weight_bytes = 0
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:  # noqa: ARG002
         self.block_size = block_size
         self.slots = np.full(num_blocks * block_size, -1, np.int64)
 

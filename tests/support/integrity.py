@@ -13,6 +13,9 @@ def check_integrity(scheduler: Scheduler) -> None:
     """Raises AssertionError if blocks, seats or rows are lost, or held by a sequence that does not run."""
     running = scheduler.running
     check_pool(scheduler.kv_cache.pool, (table.held for sequence in running for table in sequence.block_tables))
+    if scheduler.kv_cache.states is not None:
+        slots = ([sequence.state_slot] for sequence in running if sequence.state_slot >= 0)
+        check_pool(scheduler.kv_cache.states.pool, slots)
     rows = [sequence.row for sequence in running]
     if sorted(rows + scheduler.free_rows) != list(range(scheduler.num_rows)):
         raise AssertionError(f"rows {rows} run and {scheduler.free_rows} are free, of {scheduler.num_rows}")

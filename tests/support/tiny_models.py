@@ -47,7 +47,7 @@ from octavo.loader.transforms import transformed
 from octavo.models import build_graph, load_architecture, weight_table
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
-from tests.support import tiny_classic
+from tests.support import tiny_classic, tiny_hybrids
 
 _SIZES = {
     "vocab_size": 96,
@@ -127,6 +127,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
         },
     ),
     **tiny_classic.CONFIGS,
+    **tiny_hybrids.CONFIGS,
 }
 
 CONFIGS |= {
@@ -235,6 +236,7 @@ _NO_GGUF = {
     "qwen3moe-mixed",
     "smollm3-list",
     *tiny_classic.WITHOUT_GGUF,
+    *tiny_hybrids.WITHOUT_GGUF,
 }
 GGUF_CONFIGS = [name for name in CONFIGS if name not in _NO_GGUF]
 

@@ -118,11 +118,11 @@ class Executor(Protocol):
     num_threads: int  # for computing
     paging: Paging | None  # None: all weights stay in memory
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
-        """Allocates the paged cache, once, before the first step."""
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
+        """Allocates the paged cache, and slots for the states of so many sequences, once, before the first step."""
 
     def submit(self, batch: Batch) -> PendingStep:
-        """Starts one step and returns. The step copies `block_copies`, computes, and samples.
+        """Starts one step and returns. The step makes its copies of blocks and states, computes, and samples.
 
         With `return_hidden_states` it ends before the output head, and nothing is sampled. A segment without logits
         returns its outputs as `StepOutput.values`. The step reads the batch while it runs: its arrays must not change

@@ -25,6 +25,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.cache import CacheSizes
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.ops import Array, Evaluation, LayerCache
+from octavo.graph.ops.state import check_states
 from octavo.graph.segments import check_inputs
 from octavo.graph.values import Parameter
 from octavo.quantization.packed import Weight
@@ -82,13 +83,13 @@ def describe() -> BackendDescription:
 def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
     """The layers of all groups have memory of their own, so that no group can overwrite another unnoticed."""
     token_bytes = graph.kv_elements_per_token * element_bytes
-    return CacheSizes(graph.cache_layout, token_bytes, token_bytes)
+    state_bytes = graph.state_elements_per_sequence * element_bytes
+    return CacheSizes(graph.cache_layout, token_bytes, token_bytes, state_bytes)
 
 
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:
-    """The elements of all values of the largest step, because nothing is reused here, and of all sequences' states."""
-    values = sum(limits.rows[n.output.rows] * n.output.cols for n in graph.nodes)
-    return values + limits.max_num_seqs * graph.state_elements_per_sequence
+    """The elements of all values of the largest step, because nothing is reused here."""
+    return sum(limits.rows[n.output.rows] * n.output.cols for n in graph.nodes)
 
 
 class ReferenceExecutor:
@@ -117,8 +118,9 @@ class ReferenceExecutor:
         self.workspace_bytes = _workspace_elements(graph, limits) * self._dtype.itemsize
         self._caches: dict[int, LayerCache] = {}
         self._states: dict[int, list[Array]] = {}
+        self._num_states = 0
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         kv_dtype = self._kv_dtype
         formats = layer_formats(self._graph, lambda p: self._weights[p], kv_dtype) if kv_dtype is not None else {}
         for kv in self._graph.kv_caches:
@@ -128,8 +130,8 @@ class ReferenceExecutor:
                 cache.kv_dtype, mean = formats[kv.layer].kv_dtype, formats[kv.layer].key_mean
                 cache.key_mean = None if mean is None else mean.reshape(kv.num_kv_heads, kv.key_dim)
         for state in self._graph.state_caches:
-            shapes = ((self._limits.max_num_seqs, *shape) for shape in state.shapes)
-            self._states[state.layer] = [np.full(shape, np.nan, self._dtype) for shape in shapes]
+            self._states[state.index] = [np.full((num_states, *s), np.nan, self._dtype) for s in state.shapes]
+        self._num_states = num_states
 
     def submit(self, batch: Batch) -> FinishedStep:
         self._check(batch)
@@ -138,6 +140,9 @@ class ReferenceExecutor:
     def _compute(self, batch: Batch) -> StepOutput:
         for source, destination in batch.block_copies.tolist():
             self._copy_block(source, destination)
+        for source, destination in batch.state_copies.tolist():
+            for array in (array for arrays in self._states.values() for array in arrays):
+                array[destination] = array[source]
         step = Evaluation(batch, self._dtype, self._weights, self._caches, self._states, {})
         graph = self._graph
         result = graph.hidden_states if batch.return_hidden_states else graph.outputs[-1]
@@ -172,6 +177,8 @@ class ReferenceExecutor:
 
     def _check(self, batch: Batch) -> None:
         check_inputs(self._graph.inputs, self._graph.makes_logits, batch)
+        if self._graph.state_caches:
+            check_states(batch, self._num_states)
         limits = self._limits
         for what, count, limit in (
             ("tokens", len(batch.token_ids), limits.max_num_batched_tokens),

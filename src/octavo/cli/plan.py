@@ -31,6 +31,7 @@ class MemoryNeeds:
     weight_bytes: int
     kv_dtype: str
     kv_bytes_per_token: int
+    state_bytes: int  # of one sequence, whatever its length
     workspace_bytes: int
     available_bytes: int  # of this machine or its container, before loading
     headroom_bytes: int
@@ -108,7 +109,7 @@ def memory_needs(
     weight_bytes, workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
     cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
     left = memory.without(weight_bytes + workspace_bytes)
-    num_blocks = left.usable_bytes // cache.block_bytes(block)
+    num_blocks = max(left.usable_bytes - users * cache.seat_bytes, 0) // cache.block_bytes(block)
     step_sizes = StepSizes(users, users, users, wanted, sizes.kv_element_bytes)
     step = graph_cost(sizes.graph, step_sizes, sizes.weights)
     per_request = cache.layout.max_blocks(wanted, block, step_tokens)
@@ -122,6 +123,7 @@ def memory_needs(
         weight_bytes=weight_bytes,
         kv_dtype=config.kv_dtype,
         kv_bytes_per_token=cache.token_bytes,
+        state_bytes=cache.seat_bytes,
         workspace_bytes=workspace_bytes,
         available_bytes=memory.available_bytes,
         headroom_bytes=left.headroom_bytes,
@@ -132,7 +134,7 @@ def memory_needs(
         total_bytes=weight_bytes + workspace_bytes + kv_bytes,
         fits=users * per_request <= num_blocks,
         largest_context=min(longest, model_context),
-        largest_users=num_blocks // per_request,
+        largest_users=left.usable_bytes // cache.sequence_bytes(wanted, block, step_tokens),
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
         warnings=tuple(growth_notes(sizes)),
@@ -147,8 +149,9 @@ def _write(needs: MemoryNeeds) -> None:
             "weights": f"{size(needs.weight_bytes)}; {needs.bits_per_weight:.2f} bits per weight in the file"
             + (f", {needs.quantization}" if needs.quantization else ""),
             "workspace": size(needs.workspace_bytes),
-            "KV cache": f"{needs.kv_dtype}, {size(needs.kv_bytes_per_token)} a token; "
-            f"{size(needs.kv_bytes)} for {needs.users} x {needs.context:,} tokens",
+            "KV cache": f"{needs.kv_dtype}, {size(needs.kv_bytes_per_token)} a token"
+            + (f", {size(needs.state_bytes)} a sequence for its states; " if needs.state_bytes else "; ")
+            + f"{size(needs.kv_bytes)} for {needs.users} x {needs.context:,} tokens",
             "in all": f"{size(needs.total_bytes)} of {size(needs.available_bytes)} free, "
             f"{size(needs.headroom_bytes)} of which stay free: {fit}",
             "largest context": f"{needs.largest_context:,} tokens for {_count(needs.users)} "

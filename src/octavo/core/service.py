@@ -283,7 +283,8 @@ def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, flo
         num_blocks=limits.num_blocks,
         kv_dtype=kv_dtype,
         kv_bytes_per_token=executor.cache_sizes.token_bytes,
-        kv_cache_bytes=limits.num_blocks * executor.cache_sizes.block_bytes(limits.block_size),
+        kv_cache_bytes=limits.num_blocks * executor.cache_sizes.block_bytes(limits.block_size)
+        + limits.num_states * executor.cache_sizes.state_bytes,
         weight_bytes=executor.weight_bytes,
         workspace_bytes=executor.workspace_bytes,
         num_threads=executor.num_threads,

@@ -146,7 +146,7 @@ class BatchBuilder:
         seq_lens = starts + counts
         num_blocks = -(-int(seq_lens.max()) // self._block_size)
         logits_indices, wanted = self._build_rows(scheduled, query_start_loc)
-        return Batch(
+        batch = Batch(
             token_ids=token_ids,
             positions=positions,
             query_start_loc=query_start_loc,
@@ -158,6 +158,9 @@ class BatchBuilder:
             sampling=None if step.gives_hidden_states else self._sampling(wanted),
             return_hidden_states=step.gives_hidden_states,
         )
+        if scheduled[0].sequence.state_slot >= 0:
+            _add_states(batch, scheduled)
+        return batch
 
     def _gather_token_ids(self, scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32:
         token_ids = np.empty(int(query_start_loc[-1]), np.int32)
@@ -269,6 +272,17 @@ class BatchBuilder:
         if constrained:
             constrained[0][1].filler.fill(constrained, masks)
         return masks
+
+
+def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
+    """Fills the fields of `Batch` about states."""
+    batch.state_slots = np.array([item.sequence.state_slot for item in scheduled], np.int32)
+    copies = [item.state_copy for item in scheduled if item.state_copy is not None]
+    batch.state_copies = np.array(copies, np.int32).reshape(-1, 2)
+    snapshots = [(item.start, item.snapshot) for item in scheduled]
+    if any(snapshot is not None for _, snapshot in snapshots):
+        saves = [(0, -1) if kept is None else (kept.num_tokens - start, kept.slot) for start, kept in snapshots]
+        batch.state_saves = np.array(saves, np.int32)
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:

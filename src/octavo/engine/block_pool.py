@@ -68,6 +68,9 @@ class BlockPool:
             self._hashes[block_id] = block_hash
             self._block_of_hash[block_hash] = block_id
 
+    def is_findable(self, block_id: int) -> bool:
+        return self._hashes[block_id] is not None
+
     def find(self, block_hash: bytes) -> int | None:
         return self._block_of_hash.get(block_hash)
 

@@ -53,6 +53,7 @@ class EngineLimits:
     enable_prefix_caching: bool = True
     longer_context: str = ""
     max_itl_s: float = 0.0  # time of a step while streams wait for their next token; 0: no limit
+    num_states: int = 0  # slots for states, STATES_PER_SEAT for each of max_num_seqs; 0: the model keeps no states
 
 
 @dataclass(slots=True)
@@ -80,7 +81,12 @@ class Engine:
         self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
         layout = executor.cache_sizes.layout
         kv_cache = KVCacheManager(
-            limits.num_blocks, limits.block_size, limits.enable_prefix_caching, layout, limits.max_num_batched_tokens
+            limits.num_blocks,
+            limits.block_size,
+            limits.enable_prefix_caching,
+            layout,
+            limits.max_num_batched_tokens,
+            limits.num_states,
         )
         self.scheduler = Scheduler(kv_cache, limits, self.metrics)
         self._batch_builder = BatchBuilder(limits, self.scheduler.num_rows, len(layout.groups))
@@ -286,6 +292,7 @@ class Engine:
                             errors.setdefault(use.sequence.request, error.errors[i])
                 row += use.count
         failures = [self._fail(request, _describe(request, row_error)) for request, row_error in errors.items()]
+        self.scheduler.repeat(schedule)
         num_damaged = sum(isinstance(failure.error, NumericalError) for failure in failures)
         if 1 < num_damaged == len({item.sequence.request for item in schedule.scheduled.values()}):
             logger.critical("all %d requests of a step failed: the weights in memory may be damaged", num_damaged)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections import Counter
+from collections.abc import Iterable
 
 from octavo.engine.block_pool import BlockPool
 from octavo.engine.request import BlockTable, Sequence
+from octavo.engine.schedule import ScheduledSequence, StateSnapshot
+from octavo.engine.state_slots import StateSlots
 from octavo.graph.cache import CacheLayout, cache_layout
 
 
@@ -18,7 +21,8 @@ class KVCacheManager:
     registered block is never written again. A fork also shares the partly filled last block; the first to write into
     it gets a copy. Blocks that have left the window of their group are freed.
     layout: None: one group without a window. max_step_tokens: maximum tokens that a step computes for a sequence; it
-    matters only for windows.
+    matters only for windows. num_states: slots for the states of sequences, at least one for each that may run; 0: the
+    model keeps none. See `StateSlots`.
     """
 
     def __init__(
@@ -28,12 +32,14 @@ class KVCacheManager:
         enable_prefix_caching: bool = True,
         layout: CacheLayout | None = None,
         max_step_tokens: int = 1,
+        num_states: int = 0,
     ) -> None:
         self.pool = BlockPool(num_blocks)
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.layout = layout or cache_layout(())
         self.max_step_tokens = max_step_tokens
+        self.states = StateSlots(num_states) if num_states else None
         self._has_windows = any(group.window is not None for group in self.layout.groups)
 
     def num_blocks_for(self, num_tokens: int) -> int:
@@ -65,10 +71,10 @@ class KVCacheManager:
         position, offset = divmod(sequence.num_computed_tokens, self.block_size)
         if offset == 0:
             return False
-        for table in sequence.block_tables:  # noqa: SIM110 - faster than a generator, for each sequence in each step
+        for table in sequence.block_tables:
             if self.pool.is_shared(table.block_ids[position]):
                 return False
-        return True
+        return self.states is None or self.states.is_own(sequence)
 
     def num_blocks_to_append(self, sequences: list[Sequence], num_tokens: list[int]) -> int:
         """The number of blocks that must be free before `append` to each sequence, copies of shared blocks included."""
@@ -117,6 +123,8 @@ class KVCacheManager:
         if num_blocks:
             hashes = sequence.block_hashes[:num_blocks]
             sequence.block_tables = [self._take_cached(hashes, index) for index in range(len(self.layout.groups))]
+            if self.states is not None:
+                self.states.take_snapshot(sequence, hashes[-1])
         return sequence.num_computed_tokens
 
     def _take_cached(self, hashes: list[bytes], index: int) -> BlockTable:
@@ -136,7 +144,8 @@ class KVCacheManager:
     def _find_prefix(self, sequence: Sequence, max_tokens: int) -> int:
         """Blocks of the longest cached prefix of at most max_tokens tokens.
 
-        A group with a window needs only those blocks of it that the next token sees.
+        A group with a window needs only those blocks of it that the next token sees. Where there are states, the prefix
+        ends where a snapshot of them does.
         """
         if not self.enable_prefix_caching:
             return 0
@@ -151,6 +160,8 @@ class KVCacheManager:
             firsts = ((i, group.first_block(num_blocks * self.block_size, self.block_size)) for i, group in windows)
             missing = (self._last_missing(hashes[:num_blocks], i, first) for i, first in firsts)
             shorter = next((position for position in missing if position is not None), num_blocks)
+            if self.states is not None:
+                shorter = self.states.longest_snapshot(hashes[:shorter])
             if shorter == num_blocks:
                 break
             num_blocks = shorter  # it must end before a block that is missing, perhaps much earlier
@@ -198,8 +209,37 @@ class KVCacheManager:
             parent = hashes[-1] if hashes else _root(sequence.request.options.cache_salt)
             hashes.append(hashlib.blake2b(parent + tokens.tobytes(), digest_size=32).digest())
 
+    def prepare_states(self, item: ScheduledSequence) -> None:
+        """Gives a scheduled sequence a slot for its states that nobody else reads."""
+        if self.states is not None:
+            item.state_copy = self.states.own(item.sequence)
+
+    def plan_snapshots(self, items: Iterable[ScheduledSequence]) -> None:
+        """Has the step keep the states at the last full block of each chunk, as far as there are free slots.
+
+        All sequences of the step have their slots. A chunk ends before the last of its tokens, which is never taken
+        from the cache.
+        """
+        if self.states is None or not self.enable_prefix_caching:
+            return
+        for item in items:
+            num_blocks = (item.start + item.num_tokens - 1) // self.block_size
+            if item.num_tokens > 1 and num_blocks * self.block_size > item.start:
+                self._extend_hashes(item.sequence, num_blocks)
+                slot = self.states.reserve(item.sequence.block_hashes[num_blocks - 1])
+                item.snapshot = None if slot is None else StateSnapshot(num_blocks * self.block_size, slot)
+
+    def end_snapshot(self, item: ScheduledSequence, *, is_valid: bool) -> None:
+        """Makes the states that a step has kept findable, or frees their slot."""
+        if self.states is not None and item.snapshot is not None:
+            position = item.snapshot.num_tokens // self.block_size - 1
+            self.states.release(item.snapshot.slot, item.sequence.block_hashes[position] if is_valid else None)
+
     def fork(self, parent: Sequence, child: Sequence, num_tokens: int) -> None:
         """Gives `child`, which has no blocks, the parent's first num_tokens computed tokens."""
+        if self.states is not None:
+            assert num_tokens == parent.num_computed_tokens, "the parent's states have moved on"
+            self.states.share(parent, child)
         num_blocks = self.num_blocks_for(num_tokens)
         child.block_tables = []
         for group, table in zip(self.layout.groups, parent.block_tables, strict=True):
@@ -235,12 +275,16 @@ class KVCacheManager:
                     block_id = self._find(block_hash, index)
                     if block_id is not None:
                         self.pool.discard(block_id)
+                if self.states is not None:
+                    self.states.discard(block_hash)
 
     def free(self, sequence: Sequence) -> None:
         """Frees all blocks, the last first, so that the start of a prefix is evicted last."""
         for table in sequence.block_tables:
             for block_id in reversed(table.held):
                 self.pool.free(block_id)
+        if self.states is not None:
+            self.states.free(sequence)
         sequence.block_tables = []
         sequence.num_computed_tokens = 0
         sequence.num_synced_blocks = 0

@@ -16,7 +16,7 @@ from octavo.engine.held_weights import held_weights
 from octavo.engine.progress import size
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.builder import Graph
-from octavo.graph.cache import CacheSizes
+from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint, warn_unused_weights
 from octavo.loader.generation_config import SamplingDefaults, sampling_defaults
 from octavo.loader.hub import resolve_model
@@ -36,10 +36,12 @@ _RACY_S = 2.1  # after which the time stamps of a file identify its content
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """The size of the KV cache and the context that it allows."""
+    """The size of the cache, and the context and the number of sequences that it allows."""
 
     num_blocks: int
     max_model_len: int
+    max_num_seqs: int
+    num_states: int  # slots for the states of sequences
 
 
 @dataclass(slots=True)
@@ -97,10 +99,11 @@ def _load(
         if paging is not None:  # the headroom pays for what else was loaded meanwhile, such as the vocabulary
             available = max(available, MemoryBudget.with_usable(_least_cache(config, executor.cache_sizes, model_len)))
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
-        executor.allocate_cache(plan.num_blocks, config.block_size)
+        executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)
         engine_limits = EngineLimits(
             max_model_len=plan.max_model_len,
-            max_num_seqs=limits.max_num_seqs,
+            max_num_seqs=plan.max_num_seqs,
+            num_states=plan.num_states,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             max_num_outputs=limits.max_num_outputs,
             block_size=config.block_size,
@@ -288,15 +291,20 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
                 f"only {size(usable)} can be used; lower it to {usable}"
             )
     else:
-        budget = max(usable // 2, min(blocks_per_request * block_bytes, usable))
-    num_blocks = min(budget // block_bytes, blocks_per_request * config.max_num_seqs)
+        budget = max(usable // 2, min(sizes.sequence_bytes(model_len, block, step), usable))
+    num_seqs = _plan_seats(config.max_num_seqs, sizes, budget, budget - blocks_per_request * block_bytes)
+    num_blocks = max(budget - num_seqs * sizes.seat_bytes, 0) // block_bytes
+    num_blocks = min(num_blocks, blocks_per_request * num_seqs)
     fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
-    arithmetic = f"one token takes {sizes.token_bytes / 1024:g} KiB of cache, and {size(budget)} hold {fitting} tokens"
+    states = f", the states of a sequence {size(sizes.seat_bytes)}" if sizes.state_bytes else ""
+    arithmetic = (
+        f"one token takes {sizes.token_bytes / 1024:g} KiB of cache{states}, and {size(budget)} hold {fitting} tokens"
+    )
     if config.max_model_len is not None and fitting < model_len:
         lower = f"Lower max_model_len to {fitting}, or" if fitting > 1 else "At least"
         more = f"free {size(sizes.sequence_bytes(model_len, block, step) - budget)} more"
         if config.kv_cache_bytes is not None:
-            more = f"raise kv_cache_memory to {blocks_per_request * block_bytes}"
+            more = f"raise kv_cache_memory to {sizes.sequence_bytes(model_len, block, step)}"
         raise InsufficientMemoryError(f"max_model_len {model_len} does not fit: {arithmetic}. {lower} {more}")
     least = min(MIN_MODEL_LEN, model_len)
     if fitting < least:
@@ -310,8 +318,30 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
             fitting,
             model_len,
             arithmetic,
-            size(blocks_per_request * block_bytes),
+            size(sizes.sequence_bytes(model_len, block, step)),
         )
     cache_size = size(num_blocks * block_bytes)
     logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, config.kv_dtype, cache_size)
-    return CachePlan(num_blocks, min(model_len, fitting))
+    return CachePlan(
+        num_blocks, min(model_len, fitting), num_seqs, STATES_PER_SEAT * num_seqs if sizes.state_bytes else 0
+    )
+
+
+def _plan_seats(wanted: int, sizes: CacheSizes, budget: int, spare: int) -> int:
+    """The number of sequences that may run at once, each with its states: at most half of the budget is for those.
+
+    spare: the part of the budget that one request of full length does not need for its blocks.
+    """
+    if not sizes.state_bytes:
+        return wanted
+    fitting = max(min(budget // 2, spare) // sizes.seat_bytes, 1)
+    if fitting < wanted:
+        logger.warning(
+            "at most %d sequences run at the same time instead of %d: the states of each take %s. Give kv_cache_memory "
+            "more than %s for all of them",
+            fitting,
+            wanted,
+            size(sizes.seat_bytes),
+            size(2 * wanted * sizes.seat_bytes),
+        )
+    return min(wanted, fitting)

@@ -119,6 +119,7 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # of the full blocks from the start, chained
     row: int = -1  # where the batch builder keeps its arrays; -1: nowhere
     num_synced_blocks: int = 0  # entries of block_tables that the batch builder has seen
+    state_slot: int = -1  # of its states after num_computed_tokens; -1: none
     cumulative_logprob: float | None = None  # None: not asked for
     logprobs: list[dict[int, Logprob]] = field(default_factory=list)  # one entry a generated token, if asked for
     logprob_rows: list[tuple[StepOutput, int]] = field(default_factory=list)  # those that are not in logprobs yet

@@ -13,6 +13,14 @@ from octavo.engine.request import RequestStatus, RowUse, Sequence, SequenceGroup
 _by_key = attrgetter("key")
 
 
+@dataclass(frozen=True, slots=True)
+class StateSnapshot:
+    """The states of a sequence after its first num_tokens tokens, full blocks, which a step writes to a slot."""
+
+    num_tokens: int
+    slot: int
+
+
 @dataclass(slots=True)
 class ScheduledSequence:
     """One sequence's part of a step.
@@ -26,6 +34,8 @@ class ScheduledSequence:
     num_tokens: int
     rows: list[RowUse]
     copies: Iterable[tuple[int, int]] = ()  # cache blocks to copy before the step: source, destination
+    state_copy: tuple[int, int] | None = None  # the same for the slot of its states
+    snapshot: StateSnapshot | None = None
 
     @property
     def num_rows(self) -> int:

@@ -11,6 +11,7 @@ kinds have work, their steps alternate.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,8 @@ from octavo.engine.step_budget import StepBudget
 
 if TYPE_CHECKING:
     from octavo.engine.engine import EngineLimits
+
+logger = logging.getLogger(__name__)
 
 
 class Scheduler:
@@ -91,6 +94,7 @@ class Scheduler:
         step = self._schedule_pooled() if self._is_pooled_next else self._schedule_sampled()
         if not step.scheduled:
             step = self._schedule_sampled() if self._is_pooled_next else self._schedule_pooled()
+        self.kv_cache.plan_snapshots(step.scheduled.values())
         step.num_tokens_left += step.num_tokens_held_back
         self._is_pooled_next = not step.gives_hidden_states
         return step
@@ -117,6 +121,7 @@ class Scheduler:
         return ahead
 
     def _schedule_sampled(self) -> Schedule:
+        self._refuse_drafts()
         step = Schedule(self._max_num_tokens, self._max_num_outputs)
         step.skips_decodes = self._schedule_alone(step)
         if not step.skips_decodes:
@@ -174,13 +179,25 @@ class Scheduler:
         """
         for item in step.scheduled.values():
             sequence = item.sequence
-            if sequence.status is not RequestStatus.RUNNING:
+            is_running = sequence.status is RequestStatus.RUNNING
+            self.kv_cache.end_snapshot(item, is_valid=is_running)
+            if not is_running:
                 continue
             end = min(sequence.num_computed_tokens + item.num_tokens, len(sequence.token_ids))
             self.kv_cache.mark_computed(sequence, end)
             for use in item.rows:
                 if use.sequence is not sequence:
                     self.kv_cache.fork(sequence, use.sequence, sequence.num_computed_tokens)
+
+    def repeat(self, step: Schedule) -> None:
+        """Lets a step that has failed happen again: its states have moved on, so they are computed from the start."""
+        for item in step.scheduled.values():
+            self.kv_cache.end_snapshot(item, is_valid=False)
+        if self.kv_cache.states is None:
+            return
+        running = [item.sequence for item in step.scheduled.values() if item.sequence.status is RequestStatus.RUNNING]
+        for group in {sequence.group: None for sequence in running}:
+            self._preempt(group, step)
 
     def accept_drafts(self, sequence: Sequence, num_accepted: int) -> None:
         """Accepts this many drafts of a step as tokens; the cache drops the others."""
@@ -208,6 +225,15 @@ class Scheduler:
             else:
                 self._schedule_members(group, self._decode_counts(group, step), step)
         return behind
+
+    def _refuse_drafts(self) -> None:
+        """Drops drafts where states could not go back to the token before a wrong one."""
+        if self.kv_cache.states is None:
+            return
+        for sequence in self.sampled.sequences:
+            if sequence.draft_token_ids:
+                logger.warning("drafts are not used: this model keeps states, which cannot go back to an earlier token")
+                sequence.draft_token_ids = []
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:
         """One token for each member; for a single sequence also drafts, if all others still get their token."""
@@ -279,7 +305,9 @@ class Scheduler:
             if count:
                 rows = group.rows(member, count)
                 start, copies = member.num_computed_tokens, self.kv_cache.append(member, count)
-                step.add(ScheduledSequence(member, start, count, rows, copies))
+                item = ScheduledSequence(member, start, count, rows, copies)
+                self.kv_cache.prepare_states(item)
+                step.add(item)
         return True
 
     def _invite_choices(self, step: Schedule) -> None:

@@ -32,6 +32,7 @@ from octavo.graph.ops import (
     Routing,
     Scale,
     SelectRows,
+    ShortConv,
     Softcap,
 )
 from octavo.graph.values import Parameter, Rows, Value
@@ -221,6 +222,11 @@ class Graph:
         )
         return self.add_operation(op)
 
+    def short_conv(self, x: Value, name: str, kind: str | None = None) -> Value:
+        """A causal convolution along each column of a sequence, whose weight is a vector: see `ShortConv`."""
+        weight = self._weight(name, "short_conv")
+        return self.add_operation(ShortConv(x, weight, self._bias(name), len(self.state_caches), kind))
+
     # Operations without weights.
 
     def add(self, a: Value, b: Value) -> Value:
@@ -273,8 +279,10 @@ class Graph:
             if value.graph is not self:
                 raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")
         rows, cols = _shape(op, self._layer)
-        if op.cache is not None and any(op.cache.layer == node.op.cache.layer for node in self.nodes if node.op.cache):
-            raise GraphError(f"{self._layer}: {op.name}: layer {op.cache.layer} has a cache already")
+        if isinstance(cache := op.cache, KVCache) and any(cache.layer == other.layer for other in self.kv_caches):
+            raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has a cache already")
+        if isinstance(cache, StateCache) and any(cache.index == other.index for other in self.state_caches):
+            raise GraphError(f"{self._layer}: {op.name}: there is a state {cache.index} already")
         output = Value(len(self.nodes), rows, cols, self)
         self.nodes.append(Node(op, output, self._layer))
         return output

@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+STATES_PER_SEAT = 2  # slots for states, for each of the sequences that may run at once
+
 
 @dataclass(frozen=True, slots=True)
 class KVCache:
@@ -28,9 +30,12 @@ class KVCache:
 
 @dataclass(frozen=True, slots=True)
 class StateCache:
-    """Arrays of these shapes for each sequence, independent of its length. layer: unique within a graph."""
+    """Arrays of these shapes, in float32, for each sequence, whatever its length. index: unique among a graph's states.
 
-    layer: int
+    A new sequence starts from zeros.
+    """
+
+    index: int
     shapes: tuple[tuple[int, ...], ...]
 
     @property
@@ -122,16 +127,24 @@ class CacheSizes:
     """Bytes of a graph's caches on a backend.
 
     token_bytes: of one token in all layers. block_token_bytes: of one token in a block, which is of one group.
+    state_bytes: of all states of one sequence.
     """
 
     layout: CacheLayout
     token_bytes: int
     block_token_bytes: int
+    state_bytes: int = 0
 
     def block_bytes(self, block_size: int) -> int:
         """A block of so many tokens, at least 1."""
         return max(self.block_token_bytes, 1) * block_size
 
+    @property
+    def seat_bytes(self) -> int:
+        """The states of one sequence that may run: its own, and another for embeddings or for a cached prefix."""
+        return STATES_PER_SEAT * self.state_bytes
+
     def sequence_bytes(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
-        """The blocks that a sequence holds at once, at most."""
-        return self.layout.max_blocks(num_tokens, block_size, max_step_tokens) * self.block_bytes(block_size)
+        """The blocks that a sequence holds at once, at most, and its states."""
+        num_blocks = self.layout.max_blocks(num_tokens, block_size, max_step_tokens)
+        return num_blocks * self.block_bytes(block_size) + self.seat_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +15,7 @@ from octavo.errors import ModelLoadError
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import TensorName
 from octavo.models._decoder import ModelConfig
-from octavo.models._weights import FileFormat, Fold, Heads, Permute, Split, Stack, Transform, Transpose
+from octavo.models._weights import FileFormat, Flatten, Fold, Heads, Permute, Split, Stack, Transform, Transpose
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight, stack
 
 _Group = dict[TensorName, Source]
@@ -63,6 +64,9 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
         case Fold():
             for name, source in group.items():
                 yield name, _folded(source, transform.addend) if name.kind == ".weight" else source
+        case Flatten():
+            for name, source in group.items():
+                yield name, _flattened(source)
 
 
 def _num_rows(source: Source) -> int:
@@ -169,6 +173,13 @@ def _transposed(source: Source) -> Source:
 
     shape = (*source.shape[:-2], source.shape[-1], source.shape[-2])
     return replace(source, shape=shape, make=make, steps=f"{source.steps} transposed")
+
+
+def _flattened(source: Source) -> Source:
+    def make() -> Weight:
+        return DenseWeight(source.make().dequantize().reshape(-1))
+
+    return replace(source, type_name="F32", shape=(math.prod(source.shape),), make=make, steps=f"{source.steps} flat")
 
 
 def _folded(source: Source, addend: float) -> Source:

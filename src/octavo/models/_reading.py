@@ -82,6 +82,15 @@ class ConfigReader:
         numbers = ConfigReader({f"{self.prefix}{key}[{i}]": v for i, v in enumerate(value)})
         return tuple(numbers.number(k, low=low, high=high) for k in numbers.values)
 
+    def counts(self, key: str, length: int) -> tuple[int, ...]:
+        """So many whole numbers from 0, or one for all of them."""
+        value = self._get(key, None)
+        values = [value] * length if isinstance(value, (int, np.integer)) else value
+        if not isinstance(values, (list, tuple, np.ndarray)) or len(values) != length:
+            raise self.error(key, value, f"must be {length} whole numbers")
+        numbers = ConfigReader({f"{self.prefix}{key}[{i}]": v for i, v in enumerate(values)})
+        return tuple(numbers.integer(k, low=0) for k in numbers.values)
+
     def flags(self, key: str, length: int) -> tuple[bool, ...]:
         """The first `length` of a list of true and false, or 1 and 0."""
         value = self._get(key, None)

@@ -82,7 +82,15 @@ class Fold:
     only: FileFormat | None = None
 
 
-Transform = Permute | Split | Stack | Heads | Transpose | Fold
+@dataclass(frozen=True, slots=True)
+class Flatten:
+    """Makes a vector of a dense tensor with several dimensions, such as the kernels of a convolution by channels."""
+
+    stem: str
+    only: FileFormat | None = None
+
+
+Transform = Permute | Split | Stack | Heads | Transpose | Fold | Flatten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

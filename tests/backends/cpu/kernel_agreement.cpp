@@ -330,6 +330,46 @@ void compare_attention(Judge& judge, Random& random, Call& call, int32_t head_di
     }
 }
 
+// Three steps on states that the one before left: the second starts in the middle of a chunk and keeps a copy of the
+// state within it, the third starts from that copy. `size`: floats of the state of one of four slots.
+void compare_state(Judge& judge, Random& random, Call& call, const std::vector<int32_t>& input_cols, size_t size,
+                   const std::string& what) {
+    const int32_t slots[] = {2, 0, 3, 0};
+    const int32_t saves[] = {9, 3, 0, -1};
+    Batch steps[] = {{0, 21, 16}, {21, 40, 16}, {30, 41, 16}};
+    std::vector<Floats> memory;
+    for (int level = 0; level <= static_cast<int>(detect_isa()); ++level) memory.emplace_back(4 * size);
+    for (int i = 0; i < 3; ++i) {
+        call.step = steps[i].step;
+        call.step.state_slots = slots + (i == 2 ? 2 : 0);
+        call.step.state_saves = i == 1 ? saves : nullptr;
+        call.rows = call.step.num_tokens;
+        call.inputs.clear();
+        for (const int32_t cols : input_cols) call.inputs.push_back(random_matrix(random, call.rows, cols));
+        StateSlots scalar{memory[0].data(), size};
+        const Matrix expected = run(call, Isa::scalar, 1, call.rows, nullptr, &scalar);
+        for (int level = 1; level <= static_cast<int>(detect_isa()); ++level) {
+            StateSlots state{memory[level].data(), size};
+            const Matrix output = run(call, static_cast<Isa>(level), 1 + (i + level) % 3, call.rows, nullptr, &state);
+            judge.check(call.kernel, level, what, expected.values.data(), output.values.data(), output.values.size);
+            judge.check(call.kernel, level, what + ", state", memory[0].data(), memory[level].data(), 4 * size);
+        }
+    }
+}
+
+void compare_states(Judge& judge, Random& random) {
+    for (const int32_t cols : {1, 31, 64})
+        for (const int32_t taps : {2, 4}) {
+            Call call;
+            call.kernel = "short_conv";
+            call.cols = cols;
+            call.weights = {random_vector(random, cols * taps), random_vector(random, cols)};
+            call.ints = {0, taps == 2 ? KIND_NONE : KIND_SILU};
+            compare_state(judge, random, call, {cols}, static_cast<size_t>(cols) * (taps - 1),
+                          std::to_string(cols) + " columns, " + std::to_string(taps) + " taps");
+        }
+}
+
 void compare_positions(Judge& judge, Random& random) {
     for (const int32_t head_dim : {64, 80, 96}) {
         const Operand frequencies = random_vector(random, head_dim / 2 - 3);
@@ -459,6 +499,7 @@ int main(int argc, char** argv) {
     check_added_types(judge, random);
     compare_products(judge, random);
     compare_embedding(judge, random);
+    compare_states(judge, random);
     compare_positions(judge, random);
     compare_sampling(judge, random);
     judge.finish();

@@ -217,8 +217,9 @@ void run_on(ThreadPool& pool, const F& job) {
              const_cast<F*>(&job));
 }
 
-// `cache`: of a layer, or null. Only `rows` rows of inputs and output.
-inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerCache* cache) {
+// `cache`, `state`: of the operation, or null. Only `rows` rows of inputs and output.
+inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerCache* cache,
+                  StateSlots* state = nullptr) {
     const KernelEntry* const entry = find_kernel(call.kernel, level);
     if (!entry) {
         std::printf("there is no kernel %s\n", call.kernel.c_str());
@@ -239,6 +240,7 @@ inline Matrix run(const Call& call, Isa level, int workers, int32_t rows, LayerC
     args.ints = call.ints.data();
     args.floats = call.floats.data();
     args.cache = cache;
+    args.state = state;
     PoolOptions options;
     options.count = workers;
     options.tiles = uses_tiles(level);

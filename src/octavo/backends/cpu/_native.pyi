@@ -147,6 +147,7 @@ class Program:
         floats: list[tuple[str, float]] = ...,
         tuples: list[tuple[str, list[int]]] = ...,
         cache: tuple[int, int] = (-1, 0),
+        state_size: int = 0,
     ) -> None:
         """Operands with the names of their fields; -1: absent. cache: the slot of the layer in a block, and its group.
 
@@ -154,7 +155,7 @@ class Program:
         """
     def finish(self) -> None: ...
     def cache_block_bytes(self, block_size: int) -> int: ...
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None: ...
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None: ...
     def submit(
         self,
         batch: Batch,

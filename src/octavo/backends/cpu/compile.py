@@ -24,7 +24,7 @@ from octavo.backends.cpu.weights import load_matrices, pack_cache_of, plain_weig
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.parameters import parameter_info
 from octavo.errors import GraphError, UsageError
-from octavo.graph.cache import CacheSizes
+from octavo.graph.cache import CacheSizes, KVCache, StateCache
 from octavo.graph.layer_formats import layer_formats
 from octavo.graph.memory_plan import plan
 from octavo.graph.ops import Input
@@ -35,14 +35,13 @@ if TYPE_CHECKING:
     from octavo.backends import ExecutorLimits, PackCacheOptions
     from octavo.config import KVDtype, LoadProgress
     from octavo.graph.builder import Graph
-    from octavo.graph.cache import KVCache
     from octavo.graph.layer_formats import LayerFormat
     from octavo.quantization.packed import Weight
 
 _ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
 _ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1}
 
-_PADDED_TO = 16  # dimensions of a value in the cache
+_PADDED_TO = 16  # dimensions of a value in the cache, and elements of a state
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
 _SCALE_BYTES = 2
 
@@ -148,12 +147,17 @@ def cache_sizes(graph: Graph, formats: Mapping[int, LayerFormat]) -> CacheSizes:
     for layer, num_bytes in layers.items():
         slot, _ = layout.place(layer)
         slots[slot] = max(slots[slot], num_bytes)
-    return CacheSizes(layout, sum(layers.values()), sum(slots))
+    states = sum(_padded(cache.elements_per_sequence) for cache in graph.state_caches) * _ELEMENT_BYTES
+    return CacheSizes(layout, sum(layers.values()), sum(slots), states)
+
+
+def _padded(elements: int) -> int:
+    return -(-elements // _PADDED_TO) * _PADDED_TO
 
 
 def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
     """Bytes of a token in one layer: keys, padded values, and their scales (csrc/kv_cache.h)."""
-    elements = cache.key_dim + -(-cache.value_dim // _PADDED_TO) * _PADDED_TO
+    elements = cache.key_dim + _padded(cache.value_dim)
     if kv_dtype == "int8":
         scales = -(-cache.key_dim // _KEY_SCALE_DIMS) + 1
         return cache.num_kv_heads * (elements + scales * _SCALE_BYTES)
@@ -161,15 +165,14 @@ def layer_bytes_per_token(cache: KVCache, kv_dtype: KVDtype) -> int:
 
 
 def estimate_workspace_bytes(graph: Graph, limits: ExecutorLimits, num_threads: int) -> int:
-    """Bytes of an optimized graph's values and states and of the sampler's scratch, a few percent too low.
+    """Bytes of an optimized graph's values and of the sampler's scratch, a few percent too low.
 
     The sampler has seven numbers for each token of the vocabulary on each thread (csrc/sampling.cpp). The scratch of
     products and attention depends on the instruction set and is not included.
     """
     values = plan(graph, limits.rows, _ELEMENT_BYTES).total_bytes
-    states = limits.max_num_seqs * graph.state_elements_per_sequence * _ELEMENT_BYTES
     vocab_size = graph.output.cols if graph.makes_logits else 0
-    return values + states + num_threads * vocab_size * 7 * 4
+    return values + num_threads * vocab_size * 7 * 4
 
 
 def _check_kernels(graph: Graph) -> None:
@@ -227,7 +230,8 @@ def _add_records(
         if isinstance(node.op, Input):  # the step itself fills its value
             continue
         cache = node.op.cache
-        operands = lower(node.op, None if cache is None else planned.kv_formats[cache.layer])
+        kv = cache if isinstance(cache, KVCache) else None
+        operands = lower(node.op, None if kv is None else planned.kv_formats[kv.layer])
         program.add_record(
             node.op.name,
             f"{node.layer}: {node.op.name}",
@@ -237,6 +241,7 @@ def _add_records(
             operands.ints,
             operands.floats,
             [(name, [index_of(operand) for operand in elements]) for name, elements in operands.tuples],
-            (-1, 0) if cache is None else layout.place(cache.layer),
+            (-1, 0) if kv is None else layout.place(kv.layer),
+            _padded(cache.elements_per_sequence) if isinstance(cache, StateCache) else 0,
         )
     return indices

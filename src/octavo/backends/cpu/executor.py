@@ -84,10 +84,10 @@ class CpuExecutor:
         self.num_threads = num_threads
         self.paging: Paging | None = None
 
-    def allocate_cache(self, num_blocks: int, block_size: int) -> None:
+    def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""
         try:
-            self._program.allocate_cache(num_blocks, block_size)
+            self._program.allocate_cache(num_blocks, block_size, num_states)
         except ValueError as error:
             raise UsageError(str(error)) from None
 

@@ -79,7 +79,7 @@ class Evaluation:
     """One step of the reference backend, for the numpy definitions of operations.
 
     dtype: float32 or float64; all arithmetic is done in it. weights: dequantized, in `dtype`. states: the arrays of
-    operations with a `StateCache`, [max_num_seqs, *shape] each, by `Batch.state_slots`. values: computed, [rows, cols].
+    operations with a `StateCache` by its index, [slots, *shape] each. values: computed, [rows, cols].
     """
 
     batch: Batch

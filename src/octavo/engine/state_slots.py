@@ -1,0 +1,77 @@
+"""The slots for the states of sequences: one for each that runs, shared after a fork, and snapshots of prefixes."""
+
+from __future__ import annotations
+
+from octavo.engine.block_pool import BlockPool
+from octavo.engine.request import Sequence
+
+
+class StateSlots:
+    """Slots with reference counts, as blocks have them: the first to write into a shared slot gets a copy.
+
+    A state is what a sequence has seen so far; unlike keys and values it cannot be cut back to an earlier token. So a
+    prefix can be reused only where a snapshot was kept, under the hash of its last block. There are at least as many
+    slots as sequences that run; snapshots lie in the others and are evicted when those are needed.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.pool = BlockPool(num_slots)
+
+    def is_own(self, sequence: Sequence) -> bool:
+        """True if the sequence may write into its slot."""
+        slot = sequence.state_slot
+        return slot >= 0 and self.pool.ref_count(slot) == 1 and not self.pool.is_findable(slot)
+
+    def own(self, sequence: Sequence) -> tuple[int, int] | None:
+        """Makes `is_own` true. Returns the (source, destination) to copy before the sequence writes."""
+        if self.is_own(sequence):
+            return None
+        source = sequence.state_slot
+        if source >= 0 and not self.pool.is_shared(source) and not self.pool.num_free_blocks:
+            self.pool.forget(source)  # a snapshot that only this sequence uses
+            return None
+        sequence.state_slot = self.pool.allocate()
+        if source < 0:
+            return None
+        self.pool.free(source)
+        return source, sequence.state_slot
+
+    def share(self, parent: Sequence, child: Sequence) -> None:
+        """Gives `child`, which has no slot, that of its parent."""
+        self.pool.share(parent.state_slot)
+        child.state_slot = parent.state_slot
+
+    def free(self, sequence: Sequence) -> None:
+        if sequence.state_slot >= 0:
+            self.pool.free(sequence.state_slot)
+        sequence.state_slot = -1
+
+    def longest_snapshot(self, hashes: list[bytes]) -> int:
+        """Blocks of the longest prefix whose states are kept. hashes: of the blocks from the first one on."""
+        positions = range(len(hashes), 0, -1)
+        return next((count for count in positions if self.pool.find(hashes[count - 1]) is not None), 0)
+
+    def take_snapshot(self, sequence: Sequence, block_hash: bytes) -> None:
+        """Gives a sequence without a slot the states that are kept under this hash."""
+        slot = self.pool.find(block_hash)
+        assert slot is not None
+        self.pool.share(slot)
+        sequence.state_slot = slot
+
+    def reserve(self, block_hash: bytes) -> int | None:
+        """A slot for a snapshot; None: there is one already, or no slot is free."""
+        if self.pool.find(block_hash) is not None or not self.pool.num_free_blocks:
+            return None
+        return self.pool.allocate()
+
+    def release(self, slot: int, block_hash: bytes | None) -> None:
+        """Gives up a reserved slot; with a hash it is found from now on, until the slot is needed."""
+        if block_hash is not None:
+            self.pool.register(slot, block_hash)
+        self.pool.free(slot)
+
+    def discard(self, block_hash: bytes) -> None:
+        """Makes a snapshot unfindable, because its content is invalid."""
+        slot = self.pool.find(block_hash)
+        if slot is not None:
+            self.pool.discard(slot)

@@ -1,0 +1,85 @@
+"""LFM2: short convolutions between gates, and attention in some layers. Liquid AI, arXiv 2511.23404."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.graph.builder import Graph
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig
+from octavo.models._layers import attention, gated_mlp
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import Flatten, Split, WeightTable
+
+_NAMES = {
+    # GGUF
+    "token_embd_norm": "norm",
+    "blk.*.shortconv.conv": "layers.*.conv.conv",
+    "blk.*.shortconv.in_proj": "layers.*.conv.in_proj",
+    "blk.*.shortconv.out_proj": "layers.*.conv.out_proj",
+    # safetensors
+    "embedding_norm": "norm",
+    "layers.*.operator_norm": "layers.*.input_layernorm",
+    "layers.*.ffn_norm": "layers.*.post_attention_layernorm",
+    "layers.*.self_attn.out_proj": "layers.*.self_attn.o_proj",
+    "layers.*.self_attn.q_layernorm": "layers.*.self_attn.q_norm",
+    "layers.*.self_attn.k_layernorm": "layers.*.self_attn.k_norm",
+    "layers.*.feed_forward.w1": "layers.*.mlp.gate_proj",
+    "layers.*.feed_forward.w3": "layers.*.mlp.up_proj",
+    "layers.*.feed_forward.w2": "layers.*.mlp.down_proj",
+}
+_GATES = tuple(f"layers.*.conv.{part}" for part in ("in_gate", "out_gate", "x_proj"))
+WEIGHTS = WeightTable(
+    names=_NAMES,
+    transforms=(
+        Split("layers.*.conv.in_proj", _GATES, lambda c: (c.hidden_size,) * 3),
+        Flatten("layers.*.conv.conv"),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """Layers with the weights of a convolution have no attention."""
+
+    qk_norm: bool = True
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
+        # One number a layer, 0 where there is a convolution.
+        heads = reader.counts("attention.head_count_kv", num_layers)
+        one = {reader.prefix + "attention.head_count_kv": max(heads)}
+        return cls.read_gguf(ConfigReader({**reader.values, **one}, reader.prefix), shapes)
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        if reader.has("layer_types"):
+            for kind in reader.texts("layer_types", num_layers):
+                if kind not in ("full_attention", "conv"):
+                    raise reader.error("layer_types", kind, "must be full_attention or conv")
+        reader = reader.with_defaults({"tie_word_embeddings": reader.flag("tie_embedding", True)})
+        windows = (None,) * num_layers
+        config = cls.read_hf(reader, windows=windows, norm_eps="norm_eps", theta=1e6)
+        return replace(config, norm_eps=reader.number("norm_eps", 1e-5, high=1.0))
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        is_conv = f"layers.{i}.conv.conv.weight" in g.weights
+        h = h + (gated_conv(g, x, f"layers.{i}.conv") if is_conv else attention(g, x, cfg, i, cfg.rope))
+        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        h = h + gated_mlp(g, x, f"layers.{i}.mlp")
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)
+
+
+def gated_conv(g: Graph, x: Value, stem: str) -> Value:
+    """out(out_gate(x) * conv(in_gate(x) * x_proj(x))) of the weights under `stem`."""
+    in_gate, out_gate, values = (g.linear(x, f"{stem}.{part}") for part in ("in_gate", "out_gate", "x_proj"))
+    return g.linear(g.mul(out_gate, g.short_conv(g.mul(in_gate, values), f"{stem}.conv")), f"{stem}.out_proj")
