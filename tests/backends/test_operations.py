@@ -89,7 +89,6 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
     ops.SelectRows: lambda g, x: g.select_rows(x),
     ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2)),
-    ops.MoE: lambda g, x: g.moe(x, "moe", 2),
     ops.ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
     ops.FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
     ops.FusedAttention: fused_attention,

@@ -28,9 +28,10 @@ PROMPTS = [np.random.default_rng(i).integers(0, 60, n).tolist() for i, n in enum
 
 def engine(name: str = "llama", backend: str = "cpu", *, num_blocks: int = 24, max_model_len: int = 128) -> Engine:
     graph, weights = tiny_models.tiny_graph(name)
-    limits = EngineLimits(max_model_len, 4, 32, 20, 8, num_blocks, VOCAB)
+    num_states = 8 if graph.state_caches else 0
+    limits = EngineLimits(max_model_len, 4, 32, 20, 8, num_blocks, VOCAB, num_states=num_states)
     executor = get_backend(backend).compile(optimize(graph, PASSES), weights, ExecutorLimits(32, 4, 20, max_model_len))
-    executor.allocate_cache(num_blocks, 8)
+    executor.allocate_cache(num_blocks, 8, num_states)
     return Engine(executor, FakeTokenizer(), limits)  # type: ignore[arg-type]
 
 
