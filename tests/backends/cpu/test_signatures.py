@@ -23,6 +23,7 @@ from octavo.graph.ops import (
     Rope,
     RopeParams,
     Routing,
+    state,
 )
 from octavo.graph.values import Parameter, Rows, Value
 
@@ -124,6 +125,7 @@ def add_record(name: str, operands: Operands) -> None:
         operands.ints,
         operands.floats,
         [(field, [-1] * len(elements)) for field, elements in operands.tuples],
+        state_size=int(any(example(cls).name == name for cls in KERNELS if cls.__module__ == state.__name__)),
     )
 
 
