@@ -26,7 +26,7 @@ VOCAB = 11
 def run(graph: Graph, weights: dict[str, DenseWeight], *, all_logits: bool = True) -> list[np.ndarray]:
     """The logits of two steps with two requests, in float64."""
     executor = reference.compile(graph, weights, LIMITS, dtype=np.float64)
-    executor.allocate_cache(8 * NUM_CACHE_GROUPS, 4)
+    executor.allocate_cache(8 * NUM_CACHE_GROUPS, 4, 8)
     rng = np.random.default_rng(3)
     first = Request(rng.integers(0, VOCAB, 9).tolist(), [3, 1, 6])
     second = Request(rng.integers(0, VOCAB, 6).tolist(), [2, 4])

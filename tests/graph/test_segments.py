@@ -58,7 +58,7 @@ def run(executors: list[Executor], batch: Batch) -> np.ndarray:
 def logits_of(backend: str, segments: list[Graph], weights: dict[str, DenseWeight]) -> list[np.ndarray]:
     executors = [get_backend(backend).compile(segment, weights, LIMITS) for segment in segments]
     for executor in executors:
-        executor.allocate_cache(8 * NUM_CACHE_GROUPS, BLOCK_SIZE)
+        executor.allocate_cache(8 * NUM_CACHE_GROUPS, BLOCK_SIZE, 8)
     results = [run(executors, batch) for batch in steps()]
     for executor in executors:
         executor.close()
@@ -122,7 +122,7 @@ def test_wrong_batches(backend: str) -> None:
     graph, weights = tiny_graph("llama")
     first, last = (get_backend(backend).compile(g, weights, LIMITS) for g in cut(graph, [range(1), range(1, 3)]))
     for executor in (first, last):
-        executor.allocate_cache(8 * NUM_CACHE_GROUPS, BLOCK_SIZE)
+        executor.allocate_cache(8 * NUM_CACHE_GROUPS, BLOCK_SIZE, 8)
     batch = step([(Request([3, 17, 5], [0]), 3)], block_size=BLOCK_SIZE)
     with pytest.raises(UsageError, match="ask the last segment"):
         first.submit(batch).wait()
