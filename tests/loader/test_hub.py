@@ -247,8 +247,10 @@ class TestHub:
         assert "org/name: no branch, tag or commit 'nowhere' there" in missing.error
         here = resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1", OCTAVO_TEST_REVISION=COMMIT)
         assert here.path == found.path
-        branch = resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1", OCTAVO_TEST_REVISION="refs/pr/1")
-        assert "org/name at revision refs/pr/1: not downloaded yet" in branch.error
+        recorded = resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1", OCTAVO_TEST_REVISION="refs/pr/1")
+        assert recorded.path == found.path
+        branch = resolve("org/name", tmp_path, NOWHERE, OCTAVO_OFFLINE="1", OCTAVO_TEST_REVISION="refs/pr/2")
+        assert "org/name at revision refs/pr/2: not downloaded yet" in branch.error
         assert branch.error.endswith(f"the downloaded commits are {COMMIT}")
 
     def test_unreachable(self, tmp_path: Path) -> None:
