@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import json
 from pathlib import Path
 
+import pytest
+
+from octavo.cli.word_wrap import WordWrap
 from tests.support.processes import Terminal, octavo, octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
@@ -25,7 +28,7 @@ def test_commands(smollm2_path: Path) -> None:
     lines = "/help\n/system You only say yes.\n/reset\n/nonsense\n\n/system\n/exit\nnot read\n"
     result = octavo("chat", smollm2_path, *GREEDY, stdin=lines)
     assert result.returncode == 0
-    assert "/reset " in result.stdout
+    assert "/clear " in result.stdout
     assert "New conversation with this system message" in result.stdout
     assert "There is no command /nonsense" in result.stdout
     assert result.stdout.splitlines()[-1] == "New conversation without a system message."
@@ -33,31 +36,113 @@ def test_commands(smollm2_path: Path) -> None:
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None:
     with Terminal("chat", smollm2_path, "--temperature", "0", "--ignore-eos") as terminal:
-        terminal.wait_for(">>> ")
-        terminal.type("Tell a very long story.\n")
-        terminal.wait_for("story.\r\n")
-        terminal.wait_for(" ")
+        terminal.wait_for(">>>")
+        terminal.type("Tell a very long story.\r")
+        terminal.wait_for("The story")
         terminal.type("\x03")
-        terminal.wait_for(">>> ")
-        time.sleep(0.3)  # readline loses a signal between its prompt and its wait for input
+        terminal.wait_for(">>>")
         terminal.type("\x03")
         terminal.wait_for("(Ctrl-D or /exit to exit)")
-        terminal.wait_for(">>> ")
-        terminal.type("/reset\n")
+        terminal.wait_for(">>>")
+        terminal.type("/reset\r")
         terminal.wait_for("New conversation.")
-        terminal.wait_for(">>> ")
+        terminal.wait_for(">>>")
         terminal.type("\x04")
         assert terminal.wait() == 0
         assert "Traceback" not in terminal.output
 
 
-def test_a_conversation_beyond_the_context_goes_on_after_reset(smollm2_path: Path) -> None:
-    lines = "word " * 300 + "\n/reset\nSay hi.\n"
+def test_a_question_beyond_the_context_is_refused(smollm2_path: Path) -> None:
+    lines = "word " * 300 + "\n/clear\nSay hi.\n"
     result = octavo("chat", smollm2_path, *GREEDY, "--max-model-len", "128", stdin=lines)
     assert result.returncode == 0
-    assert "/reset starts a new conversation" in result.stderr
+    assert "/clear starts a new conversation" in result.stderr
     assert result.stderr.count("\n") == 1
     assert len(result.stdout.splitlines()[-1]) > 1
+
+
+def test_the_oldest_turns_make_room(smollm2_path: Path) -> None:
+    lines = "My dog is Rex. " + "word " * 40 + "\nSay hi.\n" + "word " * 40 + "\nSay hi.\n"
+    options = (*GREEDY, "--max-model-len", "150", "--system", "Be brief.")
+    result = octavo("chat", smollm2_path, *options, stdin=lines)
+    assert result.returncode == 0
+    assert "the context is full: the oldest turn is left out" in result.stderr
+    assert len(result.stdout.splitlines()) == 4
+    refused = octavo("chat", smollm2_path, *options, "--no-trim", stdin=lines * 2)
+    assert "left out" not in refused.stderr
+    assert "/clear starts a new conversation" in refused.stderr
+
+
+def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    lines = f'"""My dog\nis called Rex."""\n/save {file}\n/set top_k 5\n/set temprature 1\n/set stop "a b" c\n/?\n'
+    result = octavo("chat", smollm2_path, *GREEDY, "--system", "Be kind.", stdin=lines)
+    messages = json.loads(file.read_text())["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant"]
+    assert messages[1]["content"] == "My dog\nis called Rex."
+    for said in ("top_k is now 5", "did you mean temperature?", "stop is now ('a b', 'c')", "/load FILE"):
+        assert said in result.stdout
+    question = "What is my dog called?\n"
+    alone = octavo("chat", smollm2_path, *GREEDY, stdin=question).stdout
+    loaded = octavo("chat", smollm2_path, *GREEDY, stdin=f"/load {file}\n{question}").stdout
+    assert loaded.startswith("The conversation has 3 messages.\n")
+    assert alone not in loaded
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set temperature 9", "temperature is 9; it must be"),
+        ("/set top_k much", "top_k cannot be 'much'"),
+        ("/set logprobs 3", "there is no sampling parameter 'logprobs'"),
+        ("/save", "/save needs a file"),
+        ("/save /proc/x/y", "/proc/x/y: No such file"),
+        ("/load /dev/null", "not a conversation"),
+        ("/nonsense", "There is no command /nonsense"),
+    ],
+)
+def test_wrong_commands(line: str, said: str, smollm2_path: Path) -> None:
+    assert said in octavo_here("chat", smollm2_path, stdin=line + "\n").stdout
+
+
+def test_a_pasted_text_is_one_message_and_history_lasts(smollm2_path: Path, tmp_path: Path) -> None:
+    env = {"OCTAVO_CACHE": str(tmp_path)}
+    with Terminal("chat", smollm2_path, *GREEDY, env=env) as terminal:
+        terminal.wait_for(">>>")
+        terminal.type("\x1b[200~first line\nsecond line\x1b[201~")
+        terminal.wait_for("second line")
+        terminal.type("\r")
+        terminal.wait_for(">>>")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    with Terminal("chat", smollm2_path, *GREEDY, env=env) as terminal:
+        terminal.wait_for(">>>")
+        terminal.type("\x1b[A")  # the arrow up
+        terminal.wait_for("second line")
+        terminal.type("\x03")
+        terminal.wait_for(">>>")
+        terminal.type("\x04")
+        assert terminal.wait() == 0
+    assert (tmp_path / "chat_history").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("pieces", "lines"),
+    [
+        (["The quick brown fox jumps"], ["The quick", "brown fox", "jumps"]),
+        (["The qu", "ick br", "own", " fox", " jumps"], ["The quick", "brown fox", "jumps"]),
+        (["a\n\nb c"], ["a", "", "b c"]),
+        (["Donaudampfschiff ist lang"], ["Donaudampf", "schiff ist", "lang"]),
+        (["```\nfor x in range(100):\n```\none two three"], ["```", "for x in range(100):", "```", "one two", "three"]),
+        (["0123456789 x"], ["0123456789", "x"]),
+    ],
+)
+def test_words_are_not_broken(pieces: list[str], lines: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    wrap = WordWrap(10)
+    for piece in pieces:
+        wrap.write(piece)
+    wrap.end()
+    assert [line.rstrip() for line in capsys.readouterr().out.split("\n")] == lines
 
 
 def test_a_model_without_template_says_so_at_once(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise max_model_len, for this model up to 64"),
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "kv_cache_memory"),
         (("/nowhere/model.gguf", "x"), 3, "/nowhere/model.gguf"),
-        (("smollm3", "x"), 3, "did you mean smollm2"),
+        (("smolm2", "x"), 3, "did you mean smollm2"),
         (("smolm2",), 2, "there is no model smolm2; did you mean smollm2?"),
         (("x", "-f", "/nowhere/notes.txt"), 2, "/nowhere/notes.txt: No such file or directory"),
         (("x", "--schema", "SCHEMA", "--regex", "a"), 2, "--schema and --regex exclude each other"),
@@ -134,7 +134,7 @@ def test_the_prompt_is_missing_at_a_terminal() -> None:
         assert terminal.wait() == 2
     with Terminal("run", "smollm2") as terminal:
         terminal.wait_for("/help for help")  # a conversation
-        terminal.wait_for(">>> ")
+        terminal.wait_for(">>>")
         terminal.type("\x04")
         assert terminal.wait() == 0
 

@@ -34,13 +34,13 @@ def octavo(
     )
 
 
-def octavo_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """Runs the command within this process, without standard input: the same result, without the start."""
+def octavo_here(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Runs the command within this process: the same result, without the start."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
-        unittest.mock.patch("sys.stdin", io.StringIO()),
+        unittest.mock.patch("sys.stdin", io.StringIO(stdin)),
     ):
         try:
             main([str(argument) for argument in arguments])
@@ -52,7 +52,8 @@ def octavo_here(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 class Terminal:
     """The command at a terminal of its own, to type into. Leave the `with` block to end it."""
 
-    def __init__(self, *arguments: str | Path) -> None:
+    def __init__(self, *arguments: str | Path, env: dict[str, str] | None = None) -> None:
+        """env: variables to change."""
         master, slave = pty.openpty()
         self._master = master
         self.process = subprocess.Popen(
@@ -60,6 +61,7 @@ class Terminal:
             stdin=slave,
             stdout=slave,
             stderr=slave,
+            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", **(env or {})},
             start_new_session=True,
             preexec_fn=_take_terminal,
         )

@@ -2,139 +2,206 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.chat_input import ChatInput
 from octavo.cli.options import (
     DEFAULT_MODEL,
     Options,
+    parse_sampling_value,
+    sampling_names,
     sampling_params,
     with_engine_options,
     with_sampling_options,
 )
 from octavo.cli.terminal import is_terminal, load_model, say_limit, write
-from octavo.errors import EngineDeadError, OctavoError
+from octavo.cli.word_wrap import WordWrap
+from octavo.errors import EngineDeadError, OctavoError, UsageError
+from octavo.tokenizer.turns import fit_turns
 
 if TYPE_CHECKING:
     from octavo.llm import LLM
     from octavo.sampling_params import SamplingParams
 
-_HELP = """/reset          start a new conversation
+_HELP = """/clear          start a new conversation (also /reset)
 /system TEXT    start a new conversation with this system message; without TEXT: with none
-/help           show this list
+/set NAME VALUE set a sampling parameter; /set alone lists them
+/save FILE      write the conversation to a file; /load FILE continues it
+/help           show this list (also /?)
 /exit           exit (or Ctrl-D)
 Ctrl-C          stop the answer
+\"\"\"             begin a message of several lines; \"\"\" ends it
 """
+_ALIASES = {"/?": "/help", "/reset": "/clear", "/quit": "/exit", "/bye": "/exit"}
+_MAX_FILE_BYTES = 64 << 20
 
 
 @click.command()
 @click.argument("model", default=DEFAULT_MODEL)
 @click.option("--system", help="system message")
+@click.option("--no-trim", is_flag=True, help="do not leave out the oldest turns when the context is full")
 @with_engine_options
 @with_sampling_options
-def chat(*, model: str, system: str | None, engine_options: Options, sampling_options: Options) -> None:
+def chat(*, model: str, system: str | None, no_trim: bool, engine_options: Options, sampling_options: Options) -> None:
     """Chat with a model. /help lists the commands of the conversation.
 
     MODEL is a path, a hub id or a short name [default: smollm2].
     """
-    converse(model, system, engine_options, sampling_options)
+    converse(model, system, engine_options, sampling_options, trims=not no_trim)
 
 
-def converse(model: str, system: str | None, engine_options: Options, sampling_options: Options) -> None:
-    """Loads the model and answers line after line of standard input."""
+def converse(
+    model: str, system: str | None, engine_options: Options, sampling_options: Options, *, trims: bool = True
+) -> None:
+    """Loads the model and answers one message after another of standard input. trims: see `--no-trim`."""
     params = sampling_params(sampling_options)
-    with suppress(ImportError):
-        import readline  # noqa: F401 - gives `input` history and editing
     with load_model(model, engine_options, will_chat=True) as llm:
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
         if is_terminal(sys.stdin):
             write("/help for help, Ctrl-D to exit\n")
-        conversation = _Conversation(llm, params, system, has_bound="max_tokens" not in sampling_options)
+        conversation = _Conversation(llm, params, system, trims=trims)
+        conversation.has_bound = "max_tokens" not in sampling_options
         conversation.encode()  # a model without a chat template is refused before the first question
-        while (line := _read_line()) is not None:
-            if not conversation.take(line):
+        for message in ChatInput([*_Conversation.COMMANDS, *_ALIASES]).messages():
+            if not conversation.take(message):
                 break
 
 
 class _Conversation:
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, *, has_bound: bool) -> None:
-        """has_bound: the length of an answer has the limit of everybody, so its end there is told."""
-        self._has_bound = has_bound
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, *, trims: bool) -> None:
+        self.has_bound = False  # the length of an answer has the limit of everybody, so its end there is told
         self._llm = llm
         self._params = params
         self._system = system
+        self._trims = trims
         self._messages: list[dict[str, str]] = []
-        self._reset()
+        self._clear("")
 
-    def encode(self) -> list[int]:
-        """Token ids of the conversation, or of a greeting while it has no question."""
+    def encode(self) -> tuple[list[int], int]:
+        """Token ids of the conversation, or of a greeting while it has no question; and the number of dropped turns."""
         has_question = any(message["role"] == "user" for message in self._messages)
-        greeting = [] if has_question else [{"role": "user", "content": "Hi"}]
-        return self._llm.encode_chat([*self._messages, *greeting])
+        messages = self._messages if has_question else [*self._messages, {"role": "user", "content": "Hi"}]
+        if not self._trims:
+            return self._llm.encode_chat(messages), 0
+        limit = self._llm.max_model_len
+        room = limit - min(self._params.max_tokens or limit, limit // 4)
+        return fit_turns(messages, self._llm.encode_chat, room)
 
-    def take(self, line: str) -> bool:
+    def take(self, message: str) -> bool:
         """Executes a command or answers a question. False: the user exits."""
-        command, _, rest = line.strip().partition(" ")
-        if not command:
-            return True
-        if command in ("/exit", "/quit", "/bye"):
+        message = message.strip()
+        command, _, rest = message.partition(" ")
+        command = _ALIASES.get(command, command)
+        if command == "/exit":
             return False
-        if command == "/help":
-            write(_HELP)
-        elif command == "/reset":
-            self._reset()
-            write("New conversation.\n")
-        elif command == "/system":
-            self._system = rest.strip() or None
-            self._reset()
-            write(f"New conversation {'with this' if self._system else 'without a'} system message.\n")
-        elif command.startswith("/") and command[1:].isalpha():
+        if command in self.COMMANDS and "\n" not in message:
+            try:
+                self.COMMANDS[command](self, rest.strip())
+            except UsageError as error:
+                write(f"{error}\n")
+        elif command.startswith("/") and command[1:].isalpha() and "\n" not in message:
             write(f"There is no command {command}; /help lists all commands.\n")
-        else:
-            self._answer(line.strip())
+        elif message:
+            self._answer(message)
         return True
 
-    def _reset(self) -> None:
+    def _clear(self, _: str, said: str = "") -> None:
         self._messages = [] if self._system is None else [{"role": "system", "content": self._system}]
+        write(said)
+
+    def _set_system(self, text: str) -> None:
+        self._system = text or None
+        self._clear("", f"New conversation {'with this' if self._system else 'without a'} system message.\n")
+
+    def _set(self, text: str) -> None:
+        """Sets one sampling parameter, or lists all."""
+        name, _, value = text.replace("=", " ", 1).partition(" ")
+        name = name.removeprefix("--").replace("-", "_")
+        if not name:
+            write("".join(f"{known:<27} {getattr(self._params, known)}\n" for known in sampling_names()))
+            return
+        self._params = replace(self._params, **{name: parse_sampling_value(name, value.strip())})
+        self.has_bound = self.has_bound and name != "max_tokens"
+        write(f"{name} is now {getattr(self._params, name)}\n")
+
+    def _save(self, file: str) -> None:
+        path = _file(file, "/save")
+        try:
+            path.write_text(json.dumps({"messages": self._messages}, ensure_ascii=False, indent=1) + "\n", "utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}") from error
+        write(f"{len(self._messages)} messages are in {path}\n")
+
+    def _load(self, file: str) -> None:
+        self._messages = _read_messages(_file(file, "/load"))
+        first = self._messages[0] if self._messages else {}
+        self._system = first["content"] if first.get("role") == "system" else None
+        write(f"The conversation has {len(self._messages)} messages.\n")
+
+    COMMANDS = {  # noqa: RUF012 - no instance changes it
+        "/help": lambda *_: write(_HELP),
+        "/clear": lambda self, rest: self._clear(rest, "New conversation.\n"),
+        "/system": _set_system,
+        "/set": _set,
+        "/save": _save,
+        "/load": _load,
+    }
 
     def _answer(self, question: str) -> None:
         self._messages.append({"role": "user", "content": question})
         pieces: list[str] = []
         last = None
+        wrap = WordWrap(None if is_terminal(sys.stdout) else 0)
         try:
-            with self._llm.stream(self.encode(), self._params) as stream:
+            prompt, num_dropped = self.encode()
+            if num_dropped:
+                turns = "turn is" if num_dropped == 1 else f"{num_dropped} turns are"
+                click.echo(f"octavo: the context is full: the oldest {turns} left out (--no-trim refuses)", err=True)
+            with self._llm.stream(prompt, self._params) as stream:
                 for part in stream:
                     pieces.append(part.outputs[0].text)
-                    write(pieces[-1])
+                    wrap.write(pieces[-1])
                     last = part
         except KeyboardInterrupt:  # the partial answer stays in the conversation
             pass
         except EngineDeadError:
             raise
-        except OctavoError as error:  # for example, the conversation outgrew the context
+        except OctavoError as error:  # for example, the question alone is longer than the context
             self._messages.pop()
-            click.echo(f"octavo: {error} (/reset starts a new conversation)", err=True)
+            click.echo(f"octavo: {error} (/clear starts a new conversation)", err=True)
             return
+        wrap.end()
         write("\n")
-        if self._has_bound and last is not None:
+        if self.has_bound and last is not None:
             say_limit(last)
         self._messages.append({"role": "assistant", "content": "".join(pieces)})
 
 
-def _read_line() -> str | None:
-    """The next line that the user types; None at the end of the input."""
-    at_terminal = is_terminal(sys.stdin)
+def _file(name: str, command: str) -> Path:
+    if not name:
+        raise UsageError(f"{command} needs a file, for example {command} talk.json")
+    return Path(name).expanduser()
+
+
+def _read_messages(path: Path) -> list[dict[str, str]]:
+    """The messages that `/save` has written. Raises UsageError."""
     try:
-        return input(">>> " if at_terminal else "")
-    except (EOFError, RuntimeError):  # the second: standard input is closed
-        if at_terminal:
-            write("\n")
-        return None
-    except KeyboardInterrupt:
-        if not at_terminal:
-            raise
-        write("\n(Ctrl-D or /exit to exit)\n")
-        return ""
+        if path.stat().st_size > _MAX_FILE_BYTES:
+            raise UsageError(f"{path}: more than {_MAX_FILE_BYTES >> 20} MiB; this is no conversation")
+        value: Any = json.loads(path.read_text("utf-8"))
+        messages: Sequence[Any] = value["messages"]
+        kept = [{"role": m["role"], "content": m["content"]} for m in messages]
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{path}: not a conversation that /save has written") from error
+    if not all(m["role"] in ("system", "user", "assistant") and isinstance(m["content"], str) for m in kept):
+        raise UsageError(f"{path}: a message is not of role system, user or assistant, or has no text")
+    return kept

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from types import GenericAlias, NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -11,6 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import click
 
 from octavo.config import EngineConfig
+from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 
@@ -85,6 +88,27 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 def sampling_params(options: Options) -> SamplingParams:
     """The parameters of one answer, before the model's defaults are known. Raises UsageError."""
     return SamplingParams(**{"max_tokens": MAX_ANSWER_TOKENS, **options})
+
+
+def sampling_names() -> list[str]:
+    """The names of the sampling parameters that apply to a conversation."""
+    return [name for name in _SAMPLING_HELP if name != "logprobs"]
+
+
+def parse_sampling_value(name: str, text: str) -> Any:
+    """A sampling parameter's value as a user types it; words in quotes for lists. Raises UsageError."""
+    if name not in sampling_names():
+        near = difflib.get_close_matches(name, sampling_names(), 1)
+        hint = f"; did you mean {near[0]}?" if near else f"; there are: {', '.join(sampling_names())}"
+        raise UsageError(f"there is no sampling parameter {name!r}{hint}")
+    kind: Any = _options_of(SamplingParams)[name][0]
+    is_list = bool(get_args(kind))
+    item = click.types.convert_type(get_args(kind)[0] if is_list else kind)
+    try:
+        values = [item.convert(word, None, None) for word in (shlex.split(text) if is_list else [text])]
+    except (click.BadParameter, ValueError) as error:
+        raise UsageError(f"{name} cannot be {text!r}: {error}") from error
+    return values if is_list else values[0]
 
 
 def in_flags(message: str) -> str:

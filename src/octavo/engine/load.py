@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 # A smaller context is useless; an error that shows the missing memory is better.
 MIN_MODEL_LEN = 256
 # Rows of logits beside those of the running sequences, for prompt log-probabilities.
+_LEAST_MEMORY = 192 << 20  # bytes
 _EXTRA_OUTPUTS = 16
 _RACY_S = 2.1  # after which the time stamps of a file identify its content
 
@@ -71,6 +72,12 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
         )
     checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
     try:
+        if (available := free_memory(config).available_bytes) < _LEAST_MEMORY:
+            # The tokenizer's library ends the process if an allocation fails.
+            raise InsufficientMemoryError(
+                f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights. "
+                "Free some, or raise the limit of this process (ulimit -v) or container"
+            )
         defaults = sampling_defaults(checkpoint, config.generation_config)  # an error comes before the long work
         # The vocabulary is made while the weights are packed, which mostly runs without the GIL.
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
