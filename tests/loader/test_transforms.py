@@ -23,6 +23,7 @@ from octavo.models._rope import scaled
 from octavo.models._weights import (
     Fold,
     Heads,
+    OneRow,
     Permute,
     Split,
     Stack,
@@ -301,6 +302,34 @@ def test_a_quantized_matrix_cannot_be_transposed(tmp_path: Path, monkeypatch: py
     path.write_bytes(tiny_gguf())
     with pytest.raises(ModelLoadError, match=r"'blk.0.ffn_up.weight' is Q8_0, which cannot be transposed"):
         open_checkpoint(path).weights[LAYER + "mlp.up_proj.weight"]
+
+
+def test_a_vector_becomes_one_row_and_a_result_has_another_stem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    transforms = (OneRow("norm"), Transpose("layers.*.mlp.up_proj", whole="layers.*.other"))
+    tensors = plain_tensors()
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=transforms))
+    weights = open_checkpoint(write_directory(tmp_path, tensors)).weights
+    np.testing.assert_array_equal(weights["norm.weight"].dequantize(), tensors["norm.weight"][None])
+    np.testing.assert_array_equal(
+        weights["layers.0.other.weight"].dequantize(), tensors[LAYER + "mlp.up_proj.weight"].T
+    )
+    assert weights.info("layers.0.other.weight").shape == weights["layers.0.other.weight"].shape
+
+
+def test_tables_of_biases_have_their_rows_in_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transforms = (
+        Permute("layers.*.both", lambda _: np.array([0, 2, 4, 1, 3, 5])),
+        Split("layers.*.both", ("layers.*.a", "layers.*.b"), lambda _: (3, 3)),
+    )
+    monkeypatch.setattr(llama, "WEIGHTS", WeightTable(transforms=transforms))
+    table = np.arange(24, dtype=np.float32).reshape(4, 6)
+    path = write_directory(tmp_path, {**plain_tensors(), LAYER + "both.bias": table})
+    weights = open_checkpoint(path).weights
+    np.testing.assert_array_equal(weights[LAYER + "a.bias"].dequantize(), table[:, ::2])
+    np.testing.assert_array_equal(weights[LAYER + "b.bias"].dequantize(), table[:, 1::2])
+    assert weights.info(LAYER + "b.bias").shape == (4, 3)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

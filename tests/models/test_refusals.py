@@ -79,6 +79,12 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("mixtral", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5: must be a whole number from 1 to 4"),
     ("qwen3moe", {"num_experts": ..., "num_local_experts": ...}, "num_experts is missing"),
     ("qwen3moe", {"norm_topk_prob": 1}, "norm_topk_prob is 1: must be true or false"),
+    ("qwen2moe", {"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
+    ("qwen2moe-mixed", {"sliding_window": 0}, "sliding_window is 0"),
+    ("gpt-oss", {"swiglu_alpha": 2.0}, r"swiglu_alpha is 2\.0: must be 1\.702"),
+    ("gpt-oss", {"swiglu_limit": -7.0}, r"swiglu_limit is -7\.0"),
+    ("gpt-oss", {"layer_types": ["full_attention"]}, "layer_types is .*: must be 4 strings"),
+    ("gpt-oss", {"num_local_experts": 1}, "num_experts_per_tok is 2: must be a whole number from 1 to 1"),
     ("gemma", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     ("gemma2", {"attn_logit_softcapping": -2.0}, r"attn_logit_softcapping is -2\.0"),
     ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
@@ -177,3 +183,10 @@ def test_gguf_of_deepseek(changes: dict[str, Any], message: str) -> None:
     assert (config.head_dim, config.value_dim, config.nope_dim, config.head_value_dim) == (40, 32, 12, 16)
     with pytest.raises(ModelLoadError, match=message):
         read(GGUF_LATENT | changes)
+
+
+def test_windows_of_qwen2_moe_without_a_list() -> None:
+    """As transformers fills the list in: every second layer up to `max_window_layers`."""
+    listed = config_of("qwen2moe-mixed")
+    assert listed.windows == config_of("qwen2moe-mixed", layer_types=...).windows == (5, None, None)
+    assert config_of("qwen2moe-mixed", layer_types=..., use_sliding_window=False).windows == (None,) * 3

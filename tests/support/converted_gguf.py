@@ -22,6 +22,7 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "olmo3": "olmo2",
+    "gpt_oss": "gpt-oss",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
 }
@@ -64,6 +65,8 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
 
 
 def _tensors(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
+    if architecture == "gpt-oss":
+        return _with_gate_and_up(stored_tensors(model))
     tensors = _with_heads_matrices(model.config, _with_stacked_experts(stored_tensors(model)))
     return tiny_hybrids.converted(architecture, model.config, tensors)
 
@@ -74,6 +77,24 @@ def _with_stacked_experts(tensors: dict[str, NDArray[np.float32]]) -> dict[str, 
         whole = _EXPERT.sub(".experts.", name)
         stacked.setdefault(whole, []).append(array)
     return {n: np.stack(arrays) if ".experts." in n else arrays[0] for n, arrays in stacked.items()}
+
+
+def _with_gate_and_up(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """gpt-oss: experts as [out, in], and gate and up, whose rows take turns, in tensors of their own."""
+    out = {}
+    for name, array in tensors.items():
+        kind = ".bias" if name.endswith("_proj_bias") else ".weight"
+        stem = name.removesuffix("_bias")
+        if not stem.endswith("_proj"):
+            out[name.replace("self_attn.sinks", "self_attn.sinks.weight")] = array
+            continue
+        rows = array if kind == ".bias" else array.swapaxes(1, 2)
+        if stem.endswith("gate_up_proj"):
+            for part, begin in (("gate_proj", 0), ("up_proj", 1)):
+                out[stem.replace("gate_up_proj", part) + kind] = rows[:, begin::2]
+        else:
+            out[stem + kind] = rows
+    return out
 
 
 def _with_heads_matrices(
@@ -148,6 +169,7 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
         "num_local_experts": writer.add_expert_count,
         "num_experts_per_tok": writer.add_expert_used_count,
         "moe_intermediate_size": writer.add_expert_feed_forward_length,
+        "shared_expert_intermediate_size": writer.add_expert_shared_feed_forward_length,
     }
     for key, write in numbers.items():
         if key in config.to_dict() and getattr(config, key) is not None:

@@ -19,6 +19,7 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     Ministral3Config,
@@ -32,6 +33,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     SmolLM3Config,
@@ -104,6 +106,17 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3": lambda: Qwen3Config(**_SIZES, head_dim=32, tie_word_embeddings=True),
     "qwen3moe": lambda: Qwen3MoeConfig(**_SIZES, head_dim=32, norm_topk_prob=True, **_EXPERTS),
     "qwen3moe-mixed": lambda: Qwen3MoeConfig(**_SIZES, head_dim=16, mlp_only_layers=[1], **_EXPERTS),
+    "qwen2moe": lambda: Qwen2MoeConfig(**_SIZES, shared_expert_intermediate_size=48, **_EXPERTS),
+    "qwen2moe-mixed": lambda: Qwen2MoeConfig(
+        **_SIZES,
+        shared_expert_intermediate_size=32,
+        norm_topk_prob=True,
+        mlp_only_layers=[1],
+        use_sliding_window=True,
+        sliding_window=5,
+        max_window_layers=2,
+        **_EXPERTS,
+    ),
     "gemma": lambda: GemmaConfig(**_SIZES, head_dim=32),
     "gemma2": lambda: Gemma2Config(
         **_SIZES, head_dim=32, query_pre_attn_scalar=32, sliding_window=5, attn_logit_softcapping=2.0
@@ -221,6 +234,29 @@ CONFIGS |= {
     ),
 }
 
+CONFIGS |= {
+    "gpt-oss": lambda: GptOssConfig(
+        **{**_SIZES, "num_hidden_layers": 4},
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=5,
+        rope_parameters=_rope("yarn", factor=4.0, beta_fast=32.0, beta_slow=1.0, truncate=False),
+    ),
+    "gpt-oss-list": lambda: GptOssConfig(
+        **_SIZES,
+        head_dim=32,
+        num_local_experts=6,
+        num_experts_per_tok=3,
+        sliding_window=7,
+        layer_types=["full_attention", "full_attention", "sliding_attention"],
+        swiglu_limit=0.5,
+        tie_word_embeddings=True,
+        attention_bias=False,
+        rope_parameters={"rope_type": "default", "rope_theta": 150000.0},
+    ),
+}
+
 # Norms of these multiply by 1 + weight.
 _OFFSET_NORMS = ("gemma", "nemotron")
 
@@ -232,7 +268,9 @@ _NO_GGUF = {
     "deepseek3-halves",
     "qwen2-window",
     "gemma3-softcap",
+    "gpt-oss-list",
     "ministral",
+    "qwen2moe-mixed",
     "qwen3moe-mixed",
     "smollm3-list",
     *tiny_classic.WITHOUT_GGUF,

@@ -69,10 +69,12 @@ class TensorName:
 
 
 def renamed(name: str, stems: Mapping[str, str]) -> str | None:
-    """The name of a weight or bias by a table of stems, or of stems with their kind; None if the table lacks it."""
+    """The name of a weight or bias by a table of stems or whole names; None if the table lacks it."""
     parsed = TensorName.parse(name)
-    if parsed.kind and parsed.stem + parsed.kind in stems:
-        return str(replace(parsed, stem=stems[parsed.stem + parsed.kind], kind=""))
-    if parsed.stem not in stems or not parsed.kind:
+    whole = stems.get(parsed.stem + parsed.kind)
+    if parsed.kind and whole is not None:
+        return str(replace(parsed, stem=whole, kind=""))
+    target = stems.get(parsed.stem)
+    if target is None or bool(_KIND.search(target)) == bool(parsed.kind):  # a name without a kind gets a whole name
         return None
-    return str(replace(parsed, stem=stems[parsed.stem]))
+    return str(replace(parsed, stem=target))

@@ -15,8 +15,9 @@ from octavo.errors import ModelLoadError
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import TensorName
 from octavo.models._decoder import ModelConfig
-from octavo.models._weights import FileFormat, Flatten, Fold, Heads, Permute, Split, Stack, Transform, Transpose
+from octavo.models._weights import FileFormat, Flatten, Fold, Heads, OneRow, Permute, Split, Stack, Transform, Transpose
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight, stack
+from octavo.quantization.packed.base import RowIndex
 
 _Group = dict[TensorName, Source]
 
@@ -44,11 +45,11 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
         case Permute():
             order = transform.order(config)
             for name, source in group.items():
-                yield name, _permuted(source, order)
+                yield name, _permuted(source, order, _axis(name, source))
         case Split():
             rows = transform.rows(config)
             for name, source in group.items():
-                for part, piece in zip(transform.parts, _split(source, rows), strict=True):
+                for part, piece in zip(transform.parts, _split(source, rows, _axis(name, source)), strict=True):
                     yield replace(name, stem=part), piece
         case Stack():
             yield from _stacked(group, transform.whole)
@@ -58,9 +59,13 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
                     replace(name, stem=transform.whole),
                     _by_heads(source, transform.heads(config), transform.transposed),
                 )
+        case OneRow():
+            for name, source in group.items():
+                yield name, _as_row(source) if len(source.shape) == 1 else source
         case Transpose():
             for name, source in group.items():
-                yield name, _transposed(source) if len(source.shape) > 1 else source
+                whole = replace(name, stem=transform.whole or name.stem)
+                yield whole, _transposed(source) if len(source.shape) > 1 else source
         case Fold():
             for name, source in group.items():
                 yield name, _folded(source, transform.addend) if name.kind == ".weight" else source
@@ -69,39 +74,49 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
                 yield name, _flattened(source)
 
 
-def _num_rows(source: Source) -> int:
-    return source.shape[max(len(source.shape) - 2, 0)] if source.shape else 0
+def _axis(name: TensorName, source: Source) -> int:
+    """The dimension of output features: the last of biases, of which each expert may have a row."""
+    dimensions = len(source.shape)
+    return max(dimensions - (1 if name.kind == ".bias" else 2), 0)
 
 
-def _check_rows(source: Source, count: int) -> None:
-    if _num_rows(source) != count:
+def _rows(source: Source, axis: int, index: RowIndex) -> Weight:
+    weight = source.make()
+    if axis == 0 or axis < len(source.shape) - 1:
+        return weight.rows(index)
+    if not isinstance(weight, DenseWeight):
+        raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {weight.type_name}; biases must be plain numbers")
+    return DenseWeight(weight.data[..., index])
+
+
+def _check_rows(source: Source, count: int, axis: int) -> None:
+    if not source.shape or source.shape[axis] != count:
         raise ModelLoadError(
             f"tensor {source.tensors[0]!r:.80} has the shape {list(source.shape)}; the configuration asks for "
             f"{count} rows"
         )
 
 
-def _permuted(source: Source, order: NDArray[np.intp]) -> Source:
+def _permuted(source: Source, order: NDArray[np.intp], axis: int) -> Source:
     def make() -> Weight:
-        _check_rows(source, len(order))  # not before: the graph says it better, or does not use the tensor
-        return source.make().rows(order)
+        _check_rows(source, len(order), axis)  # not before: the graph says it better, or does not use the tensor
+        return _rows(source, axis, order)
 
     return replace(source, make=make, steps=f"{source.steps} rows {zlib.crc32(order.tobytes())}")
 
 
-def _split(source: Source, rows: Sequence[int]) -> Iterator[Source]:
-    _check_rows(source, sum(rows))
+def _split(source: Source, rows: Sequence[int], axis: int) -> Iterator[Source]:
+    _check_rows(source, sum(rows), axis)
     for begin, end in pairwise(accumulate(rows, initial=0)):
-        yield _cut(source, begin, end)
+        yield _cut(source, begin, end, axis)
 
 
-def _cut(source: Source, begin: int, end: int) -> Source:
-    axis = max(len(source.shape) - 2, 0)
+def _cut(source: Source, begin: int, end: int, axis: int) -> Source:
     return replace(
         source,
         shape=(*source.shape[:axis], end - begin, *source.shape[axis + 1 :]),
-        nbytes=source.nbytes * (end - begin) // _num_rows(source),
-        make=lambda: source.make().rows(slice(begin, end)),
+        nbytes=source.nbytes * (end - begin) // source.shape[axis],
+        make=lambda: _rows(source, axis, slice(begin, end)),
         steps=f"{source.steps} rows {begin} to {end}",
     )
 
@@ -139,9 +154,9 @@ def _stack_of(parts: Sequence[Source]) -> Source:
 
 
 def _by_heads(source: Source, heads: int, transposed: bool) -> Source:
-    rows, width = _num_rows(source), source.shape[-1] if source.shape else 0
-    if len(source.shape) != 2 or rows % heads:
+    if len(source.shape) != 2 or source.shape[0] % heads:
         raise ModelLoadError(f"tensor {source.tensors[0]!r:.80} is {list(source.shape)}, no matrix of {heads} heads")
+    rows, width = source.shape
     size = rows // heads
 
     def make() -> Weight:
@@ -162,6 +177,13 @@ def _by_heads(source: Source, heads: int, transposed: bool) -> Source:
         make=make,
         steps=f"{source.steps} of {heads} heads" + " transposed" * transposed,
     )
+
+
+def _as_row(source: Source) -> Source:
+    def make() -> Weight:
+        return stack([source.make()])
+
+    return replace(source, shape=(1, *source.shape), make=make, steps=f"{source.steps} as a row")
 
 
 def _transposed(source: Source) -> Source:

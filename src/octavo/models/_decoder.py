@@ -48,6 +48,8 @@ class DecoderConfig(ModelConfig):
     attention_scale: float | None = None  # of q . k; None: head_dim^-0.5
     attention_softcap: float | None = None
     experts: Routing | None = None  # in the layers whose weights include a router (`mlp.gate`)
+    sinks: bool = False  # one more logit a head in the softmax: `self_attn.sinks`
+    shared_expert: bool = False  # beside those, with a gate of its own: `mlp.shared_expert`, `mlp.shared_expert_gate`
     short_rope: RopeParams | None = None  # long-rope: in place of `rope` in sequences of up to original_length tokens
     original_length: int = 0
 

@@ -16,7 +16,8 @@ def attention(g: Graph, x: Value, cfg: DecoderConfig, layer: int, rope: RopePara
         q, k = (g.rms_norm(y, f"{p}{n}_norm", cfg.norm_eps) for n, y in (("q", q), ("k", k)))
     if rope is not None:
         q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
-    return g.linear(g.attention(q, k, v, cfg.attention(layer)), p + "o_proj")
+    sinks = p + "sinks" if cfg.sinks else None
+    return g.linear(g.attention(q, k, v, cfg.attention(layer), sinks), p + "o_proj")
 
 
 def gated_mlp(g: Graph, x: Value, stem: str, kind: str = "silu") -> Value:
@@ -31,8 +32,12 @@ def plain_mlp(g: Graph, x: Value, stem: str, kind: str) -> Value:
 
 
 def mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:
-    """The experts of a layer if it has a router, else its gated MLP."""
+    """The experts of a layer, and the shared one, if it has a router, else its gated MLP."""
     stem = f"layers.{layer}.mlp"
     if cfg.experts is None or f"{stem}.gate.weight" not in g.weights:
         return gated_mlp(g, x, stem)
-    return g.moe(x, stem, cfg.experts)
+    routed = g.moe(x, stem, cfg.experts)
+    if not cfg.shared_expert:
+        return routed
+    gate = g.activation(g.linear(x, f"{stem}.shared_expert_gate"), "sigmoid")  # one column
+    return routed + g.mul(gated_mlp(g, x, f"{stem}.shared_expert"), gate)

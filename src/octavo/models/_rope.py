@@ -141,8 +141,10 @@ def rope_from_hf(
     raise section.error("rope_type", kind, "must be default, linear, dynamic, llama3, yarn or longrope")
 
 
-def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int, length: int | None = None) -> RopeParams:
-    """reader: metadata with the architecture's prefix; the rest as in `rope_from_hf`."""
+def rope_from_gguf(
+    reader: ConfigReader, head_dim: int, max_positions: int, length: int | None = None, *, truncate: bool = True
+) -> RopeParams:
+    """reader: metadata with the architecture's prefix; truncate: as in `yarn`; the rest as in `rope_from_hf`."""
     theta = reader.number("rope.freq_base", 10000.0, low=1.0)
     rotary_dim = reader.integer("rope.dimension_count", head_dim, low=2, high=head_dim)
     if rotary_dim % 2:
@@ -165,7 +167,7 @@ def rope_from_gguf(reader: ConfigReader, head_dim: int, max_positions: int, leng
         return scaled(rotary_dim, theta, factor)
     if kind == "yarn":
         fast, slow = _turns(reader, "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
-        params = yarn(rotary_dim, theta, factor, original, beta_fast=fast, beta_slow=slow)
+        params = yarn(rotary_dim, theta, factor, original, beta_fast=fast, beta_slow=slow, truncate=truncate)
         # The file's attn_factor multiplies what YaRN itself prescribes.
         attention = params.attention_factor * _gguf_attention_factor(reader)
         return replace(params, attention_factor=attention)

@@ -19,7 +19,7 @@ FileFormat = Literal["gguf", "safetensors"]
 
 @dataclass(frozen=True, slots=True)
 class Permute:
-    """Puts the output rows of weight and bias in another order.
+    """Puts the output rows of weight and bias in another order. A table of biases, one row an expert, counts as biases.
 
     order: from a configuration to the stored row of each row, [out_features]. only: the files that need it.
     """
@@ -31,7 +31,7 @@ class Permute:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Cuts a fused weight, with its bias, into parts by output rows.
+    """Cuts a fused weight, with its bias or table of biases, into parts by output rows.
 
     parts: their stems, in the order of the rows. rows: from a configuration to the rows of each part.
     """
@@ -66,11 +66,23 @@ class Heads:
 
 
 @dataclass(frozen=True, slots=True)
-class Transpose:
-    """Transposes a matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay unchanged."""
+class OneRow:
+    """Makes a matrix of one row of a vector."""
 
     stem: str
     only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Transpose:
+    """Transposes a matrix stored as [in_features, out_features], such as a Conv1D. Vectors stay unchanged.
+
+    whole: the stem of the result; None: the same.
+    """
+
+    stem: str
+    only: FileFormat | None = None
+    whole: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +102,7 @@ class Flatten:
     only: FileFormat | None = None
 
 
-Transform = Permute | Split | Stack | Heads | Transpose | Fold | Flatten
+Transform = Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +112,7 @@ class WeightTable:
     prefixes: prefixes of the names in safetensors files; the first that matches is removed.
     names: stems in files -> stems in the graph: {"blk.*.ffn_norm": "layers.*.pre_feedforward_layernorm"}.
     GGUF files need only those that differ from `octavo.loader.tensor_names`. A stem with its `.weight` or `.bias`
-    becomes a whole name: {"blk.*.attn_sinks.weight": "layers.*.self_attn.sinks"}.
+    becomes a whole name: {"blk.*.attn_sinks.weight": "layers.*.self_attn.sinks"}; so does a name without either.
     transforms: applied in this order after renaming. A transform whose stem a file lacks does nothing.
     """
 

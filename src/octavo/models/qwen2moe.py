@@ -1,0 +1,49 @@
+"""Qwen 1.5 and 2 with experts, with one that all tokens share, under a gate. Yang et al., arXiv 2407.10671."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from octavo.models._decoder import DecoderConfig, Windows, experts_from_gguf, experts_from_hf
+from octavo.models._reading import MAX_LAYERS, ConfigReader
+from octavo.models._weights import OneRow, WeightTable, stacked_experts
+from octavo.models.llama import build
+
+__all__ = ["WEIGHTS", "Config", "build"]
+
+ALIASES = ("qwen2_moe",)
+WEIGHTS = WeightTable(
+    names={
+        "blk.*.ffn_gate_inp_shexp": "layers.*.mlp.shared_expert_gate",
+        "blk.*.ffn_gate_shexp": "layers.*.mlp.shared_expert.gate_proj",
+        "blk.*.ffn_up_shexp": "layers.*.mlp.shared_expert.up_proj",
+        "blk.*.ffn_down_shexp": "layers.*.mlp.shared_expert.down_proj",
+    },
+    transforms=(OneRow("layers.*.mlp.shared_expert_gate", "gguf"), *stacked_experts()),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """Layers without a router have a plain MLP."""
+
+    shared_expert: bool = True
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        return cls.read_gguf(reader, shapes, experts=experts_from_gguf(reader, normalize=False))
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        experts = experts_from_hf(reader, normalize=reader.flag("norm_topk_prob", False))
+        return cls.read_hf(reader, experts=experts, windows=_windows(reader))
+
+
+def _windows(reader: ConfigReader) -> Windows | None:
+    """Without a list of layers, every second one up to `max_window_layers` has a window, unlike in Qwen 2."""
+    if reader.has("layer_types") or not reader.flag("use_sliding_window", False):
+        return None
+    window, first = reader.integer("sliding_window", 4096), reader.integer("max_window_layers", 28, low=0)
+    layers = range(reader.integer("num_hidden_layers", high=MAX_LAYERS))
+    return tuple(window if layer % 2 == 0 and layer < first else None for layer in layers)
