@@ -93,6 +93,15 @@ def test_a_regex_is_the_whole_answer_and_its_end_needs_no_token() -> None:
         assert len(choice.token_ids) == 8
 
 
+def test_braces_of_code_points_and_properties_are_no_repetitions() -> None:
+    """U+20000 is a character of 4 bytes: 20,000 would be too many repetitions."""
+    pattern = r"\x{20000}\u{20000}\U{00020000}[\x{20000}-\x{20001}]\p{Greek}{2}"
+    text = answer({"regex": pattern}).text
+    assert text[:3] == "\U00020000" * 3
+    assert text[3] in "\U00020000\U00020001"
+    assert len(text) == 6
+
+
 @pytest.mark.parametrize("texts", [["yes", "no"], ['a"b', "back\\slash", "new\nline", "é€😀", "a/b", "tab\t"]])
 def test_one_of_the_choices_is_spelled_exactly(texts: list[str]) -> None:
     engine = make_engine()
@@ -244,6 +253,8 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("options", "json", {"type": "string", "x-guidance": {"lenient": True}}),
     ("required", "json", {"type": "object", "required": [f"p{i}" for i in range(30_000)]}),
     ("repeat", "regex", "a{1,100000}"),
+    ("repeat behind a code point", "regex", r"\x{20000}{20000}"),
+    ("repeat behind a backslash", "regex", r"\\{20000}"),
     ("look-behind", "regex", "(?<=a)b"),
     ("backreference", "regex", r"(a)\1"),
     ("open", "regex", "("),

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import pytest
 
 from octavo.errors import UsageError
-from octavo.server.generation.json_schema import FORMATS, check_schema, check_tool_choice, check_tools
+from octavo.server.config import ServerConfig
+from octavo.server.generation.json_schema import (
+    FORMATS,
+    BlocksLoopError,
+    check_schema,
+    check_tool_choice,
+    check_tools,
+)
 from octavo.server.generation.spec import NamedTool
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.asgi_server import asgi_client
+from tests.support.fake_client import FakeClient, Script, fake_model
 from tests.support.tool_outputs import realistic_tools, tool
 
 
@@ -242,3 +253,46 @@ def test_tool_choice() -> None:
         with pytest.raises(UsageError) as caught:
             check_tool_choice(wrong, tools)  # type: ignore[arg-type]
         assert (caught.value.param, caught.value.code) == ("tool_choice", "invalid_value")
+
+
+def test_a_check_never_runs_on_the_thread_of_an_event_loop() -> None:
+    """There it would hold up everybody's streams, for up to seconds."""
+
+    async def on_loop() -> None:
+        check_schema({"type": "string"}, "x")
+
+    with pytest.raises(BlocksLoopError, match="x is checked on the event loop's thread"):
+        asyncio.run(on_loop())
+
+
+def test_others_go_on_while_a_large_schema_is_checked(smollm2_tokenizer: Tokenizer) -> None:
+    """2,000 optional properties, the most that one object may have; before, the server stood still meanwhile."""
+    schema = {"type": "object", "properties": {f"property_{i}": {"type": "string"} for i in range(2000)}}
+    body = {
+        "model": "fake",
+        "messages": [{"role": "user", "content": "Hi"}],
+        "response_format": {"type": "json_schema", "json_schema": {"name": "large", "schema": schema}},
+    }
+    gaps: list[float] = []
+
+    async def tick() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.001)
+            gaps.append(time.monotonic() - last)
+            last += gaps[-1]
+
+    async def test() -> float:
+        model = fake_model(smollm2_tokenizer, FakeClient(smollm2_tokenizer, Script(["{}", ("", [2])])))
+        async with asgi_client(ServerConfig(), [model]) as (client, _):
+            ticking = asyncio.create_task(tick())
+            began = time.monotonic()
+            reply = await client.post("/v1/chat/completions", json=body)
+            took_s = time.monotonic() - began
+            ticking.cancel()
+            assert reply.status_code == 200, reply.text
+            return took_s
+
+    took_s = asyncio.run(test())
+    assert took_s > 0.1
+    assert max(gaps) < max(0.5 * took_s, 0.1)

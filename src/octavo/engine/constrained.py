@@ -45,7 +45,8 @@ _MAX_DEPTH = 96  # of a schema; llguidance refuses more than 128 itself
 _MAX_NAMES = 2048  # properties of one object
 _MAX_REPEAT = 10_000  # longer than any answer, and no automaton has as many states
 _MAX_CHARS_SHOWN = 300
-_REPETITION = re.compile(r"(?<!\\)\{(\d+)(?:,(\d*))?\}")
+# A repetition, or an escape, whose braces hold a code point or a property: \x{20000}, \p{Greek}.
+_REPETITION = re.compile(r"\\(?:[xuUpP]\{[^{}]*\}|.)|\{(\d+)(?:,(\d*))?\}", re.DOTALL)
 # The values of these keywords are data, not schemas.
 _DATA_KEYWORDS = frozenset({"const", "enum", "default", "examples"})
 _LENGTHS = ("minLength", "minItems", "minProperties")

@@ -7,6 +7,7 @@ name the place and the remedy; llguidance makes the final check, without a token
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections import defaultdict
@@ -97,6 +98,11 @@ _REMEDIES = {
     "$recursiveRef": "use $ref",
 }
 
+
+class BlocksLoopError(RuntimeError):
+    """A schema was to be checked on an event loop's thread, where nothing else runs meanwhile; use another thread."""
+
+
 SchemaNode = tuple[object, str]
 """A schema within the schema, and its JSON pointer."""
 
@@ -110,8 +116,11 @@ def check_schema(schema: object, param: str, *, is_enforced: bool = True) -> Non
     Raises UsageError(param=param, code="invalid_json_schema") naming the JSON pointer and the remedy for malformed or
     unknown keywords, `$ref` to another document, to nothing or in an endless circle, a schema that no value satisfies,
     more than 512 Ki characters, 96 levels, 5,000 properties in all or 2,048 of one object, minimum lengths above
-    10,000, and maximum lengths above 2^31 - 1. References are never fetched.
+    10,000, and maximum lengths above 2^31 - 1. References are never fetched. It may take seconds: on the thread of an
+    event loop it raises BlocksLoopError instead.
     """
+    if asyncio._get_running_loop() is not None:
+        raise BlocksLoopError(f"{param} is checked on the event loop's thread")
     try:
         _check_size(schema)
         _Checker(schema, is_enforced).check()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +19,7 @@ from starlette.responses import Response
 
 from octavo.server.errors import ApiError
 from octavo.server.generation.events import ChoiceEnd, Event, ReasoningDelta, TextDelta, ToolCallDelta, Usage
+from octavo.server.generation.json_schema import BlocksLoopError
 from octavo.server.generation.running import Generation, start_generation
 from octavo.server.generation.spec import ChatSpec, TextSpec
 from octavo.server.http.access_log import AccessRecord, record_of
@@ -29,6 +32,7 @@ from octavo.server.state import state_of
 NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
 """The type of an event, None for the default, and its data."""
 B = TypeVar("B")
+R = TypeVar("R", covariant=True)
 S = TypeVar("S", bound="ChatSpec | TextSpec")
 
 BlockDelta: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta"
@@ -36,6 +40,7 @@ BlockDelta: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta"
 logger = logging.getLogger(__name__)
 
 _encoder = msgspec.json.Encoder()
+_SCHEMA_CHECKS = ThreadPoolExecutor(2, "octavo-schema")  # those of other requests wait for one of them
 _LOGGED: set[tuple[str | None, str]] = set()  # routes and fields of the tables of ignored fields: bounded
 
 
@@ -142,12 +147,13 @@ async def answer(
     at_end: called when the answer is over or has failed. The generation ends when the client leaves. Raises UsageError
     for what cannot be honoured.
     """
-    spec, ignored = body.to_spec(tenant_of(request)), body.find_ignored()
+    ignored = body.find_ignored()
     state, record, resources = state_of(request), record_of(request), AsyncExitStack()
     if at_end is not None:
         resources.callback(at_end)
 
     async def begin() -> AnswerWriter[Any, Any]:
+        spec = await read_spec(request, body)
         began_s = time.monotonic()
         model = await resources.enter_async_context(state.models.use(body.model))
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
@@ -183,6 +189,20 @@ async def answer(
         request, chunks, on_error=lambda error: encode(writer.fail(error)), last=writer.last, held=held
     )
     return name_ignored(ignored, record, stream)
+
+
+class _WithSpec(Protocol[R]):
+    def to_spec(self, tenant: str) -> R: ...
+
+
+async def read_spec(request: Request, body: _WithSpec[R]) -> R:
+    """The request to a model. JSON schemas, whose check may take seconds, are checked on another thread, so that
+    nobody's stream waits for it. Raises UsageError for what cannot be honoured."""
+    tenant = tenant_of(request)
+    try:
+        return body.to_spec(tenant)
+    except BlocksLoopError:
+        return await asyncio.get_running_loop().run_in_executor(_SCHEMA_CHECKS, body.to_spec, tenant)
 
 
 def name_ignored(ignored: Sequence[str], record: AccessRecord, response: Response) -> Response:
