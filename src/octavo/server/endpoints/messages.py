@@ -10,7 +10,7 @@ from starlette.responses import Response
 from octavo.server.generation.prompt import encode_conversation
 from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.protocols.answer_schemas import ANTHROPIC_ERROR, MESSAGE, errors, streamed_answer
-from octavo.server.protocols.answering import answer, read_spec
+from octavo.server.protocols.answering import answer, read_spec, tenant_of
 from octavo.server.protocols.messages import FIELD_NAMES, CountTokensRequest, MessagesRequest, MessagesWriter
 from octavo.server.protocols.protocol_errors import ANTHROPIC, protocol_route
 from octavo.server.state import state_of
@@ -35,7 +35,7 @@ async def create_message(request: Request, body: MessagesRequest) -> Response:
 @router.post("/v1/messages/count_tokens")
 async def count_tokens(request: Request, body: CountTokensRequest) -> TokenCount:
     """The number of tokens in the prompt of this conversation, which may exceed the context."""
-    spec = await run_unless_gone(request, read_spec(request, body))
+    spec = await run_unless_gone(request, read_spec(lambda: body.to_spec(tenant_of(request))))
     async with state_of(request).models.use(body.model) as model:
         token_ids = await run_unless_gone(request, encode_conversation(model, spec))
         return TokenCount(input_tokens=len(token_ids))

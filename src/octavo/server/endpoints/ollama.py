@@ -18,7 +18,7 @@ from octavo.server.protocols.answer_schemas import (
     errors,
     lines_answer,
 )
-from octavo.server.protocols.answering import answer
+from octavo.server.protocols.answering import answer, read_spec
 from octavo.server.protocols.ollama_answer import ChatWriter, GenerateWriter, timestamp
 from octavo.server.protocols.ollama_request import (
     FIELD_NAMES,
@@ -53,7 +53,7 @@ async def _answer(request: Request, body: B, writer_class: Callable[..., Any], e
     at_end = partial(models.unload_soon, name) if body.unloads else None
     if not body.is_empty:
         return await answer(request, body.model_copy(update={"model": name, "stream": is_stream}), writer_class, at_end)
-    body.to_spec("")  # what is wrong is refused here too
+    await read_spec(lambda: body.to_spec(""))  # what is wrong is refused here too
     if not body.unloads:
         async with models.use(name):
             pass

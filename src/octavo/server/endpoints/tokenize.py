@@ -15,6 +15,7 @@ from octavo.server.generation.spec import ChatSpec
 from octavo.server.http.json_body import Int, JsonRoute, Text, quote
 from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answering import read_spec
 from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.protocols.conversation import chat_tools
 from octavo.server.protocols.protocol_fields import NullIsAbsent
@@ -72,12 +73,13 @@ class DetokenizeResponse(BaseModel):
 async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
     """The token ids of a prompt, the same as for `/v1/completions`, or of a conversation."""
     _check_kind(body)
+    spec = None if body.messages is None else await run_unless_gone(request, read_spec(lambda: _chat_spec(body)))
     async with state_of(request).models.use(body.model) as model:
-        if body.messages is None:
+        if spec is None:
             prompt, adds = body.prompt or "", body.add_special_tokens is not False
             work = run_sync(lambda: model.tokenizer.encode(prompt, add_special_tokens=adds, parse_special=True))
         else:
-            work = encode_conversation(model, _chat_spec(body))
+            work = encode_conversation(model, spec)
         tokens = await run_unless_gone(request, work)
         return TokenizeResponse(
             count=len(tokens),

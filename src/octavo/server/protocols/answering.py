@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -32,7 +32,7 @@ from octavo.server.state import state_of
 NamedEvent: TypeAlias = "tuple[str | None, dict[str, Any]]"
 """The type of an event, None for the default, and its data."""
 B = TypeVar("B")
-R = TypeVar("R", covariant=True)
+R = TypeVar("R")
 S = TypeVar("S", bound="ChatSpec | TextSpec")
 
 BlockDelta: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta"
@@ -153,7 +153,7 @@ async def answer(
         resources.callback(at_end)
 
     async def begin() -> AnswerWriter[Any, Any]:
-        spec = await read_spec(request, body)
+        spec = await read_spec(lambda: body.to_spec(tenant_of(request)))
         began_s = time.monotonic()
         model = await resources.enter_async_context(state.models.use(body.model))
         arrival = Arrival(record.began_s, time.monotonic() - began_s)
@@ -191,18 +191,13 @@ async def answer(
     return name_ignored(ignored, record, stream)
 
 
-class _WithSpec(Protocol[R]):
-    def to_spec(self, tenant: str) -> R: ...
-
-
-async def read_spec(request: Request, body: _WithSpec[R]) -> R:
-    """The request to a model. JSON schemas, whose check may take seconds, are checked on another thread, so that
-    nobody's stream waits for it. Raises UsageError for what cannot be honoured."""
-    tenant = tenant_of(request)
+async def read_spec(read: Callable[[], R]) -> R:
+    """The result of `read`, such as a body's `to_spec`. JSON schemas, whose check may take seconds, are checked on
+    another thread, so that nobody's stream waits for it. Raises UsageError for what cannot be honoured."""
     try:
-        return body.to_spec(tenant)
+        return read()
     except BlocksLoopError:
-        return await asyncio.get_running_loop().run_in_executor(_SCHEMA_CHECKS, body.to_spec, tenant)
+        return await asyncio.get_running_loop().run_in_executor(_SCHEMA_CHECKS, read)
 
 
 def name_ignored(ignored: Sequence[str], record: AccessRecord, response: Response) -> Response:
