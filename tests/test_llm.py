@@ -245,9 +245,9 @@ def test_unknown_backends_are_named(smollm2_path: Path, backend: str) -> None:
 
 def test_progress_of_loading_is_reported(executor: FakeExecutor) -> None:
     del executor
-    seen: list[tuple[int, int]] = []
-    LLM("fake", load_progress=lambda done, total: seen.append((done, total))).close()
-    assert seen == [(1, 1)]
+    seen: list[tuple[str, int, int]] = []
+    LLM("fake", load_progress=lambda *report: seen.append(report)).close()
+    assert seen == [("packing", 1, 1)]
 
 
 def test_priority_is_checked_and_obeyed(llm: LLM) -> None:

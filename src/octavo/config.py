@@ -14,8 +14,8 @@ KVDtype = Literal["float16", "int8"]
 KV_DTYPES: tuple[KVDtype, ...] = get_args(KVDtype)
 WeightDtype = Literal["auto", "float32", "float16", "bfloat16"]
 Quantization = Literal["nf4", "fp4", "int8", "int4", "fp8"]
-# Called with (bytes done, bytes in all) while a model is loaded.
-LoadProgress: TypeAlias = Callable[[int, int], None]
+# Called with (phase, bytes done, bytes in all) while a model is loaded. The phases are in words for people: `packing`.
+LoadProgress: TypeAlias = Callable[[str, int, int], None]
 
 _SIZE_UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 

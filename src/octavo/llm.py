@@ -6,10 +6,10 @@ import dataclasses
 import logging
 import queue
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.async_engine import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.progress import ProgressBar
@@ -112,13 +112,13 @@ class LLM(LoadedLLM):
         self,
         model: str = "smollm2",
         *,
-        load_progress: Callable[[int, int], None] | None = None,
+        load_progress: LoadProgress | None = None,
         will_chat: bool = False,
         **options: Any,
     ) -> None:
         """model: path, hub id or short name. options: the other fields of `octavo.config.EngineConfig`.
 
-        load_progress: called with (bytes loaded, bytes in all) while the weights are prepared.
+        load_progress: called with (phase, bytes loaded, bytes in all) while the weights are prepared.
         will_chat: prepare for conversations while the model loads; without it the first one takes a tenth of a
         second longer.
         Raises UsageError, ModelLoadError or InsufficientMemoryError, each with one clear line.

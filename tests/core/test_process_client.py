@@ -335,12 +335,10 @@ def test_what_keeps_a_model_from_loading_comes_as_it_is(
 
 
 def test_before_it_is_ready_requests_are_put_off(tiny_config: EngineConfig) -> None:
-    progress: list[tuple[int, int]] = []
+    progress: list[tuple[str, int, int]] = []
 
     async def run() -> None:
-        client = ProcessClient(
-            tiny_config, stall_timeout_s=30, on_progress=lambda done, total: progress.append((done, total))
-        )
+        client = ProcessClient(tiny_config, stall_timeout_s=30, on_progress=lambda *report: progress.append(report))
         assert client.status().state is EngineState.LOADING
         with pytest.raises(EngineDeadError, match="wait_ready"):
             _ = client.info
@@ -355,7 +353,8 @@ def test_before_it_is_ready_requests_are_put_off(tiny_config: EngineConfig) -> N
 
     asyncio.run(run())
     assert progress
-    assert progress[-1][0] == progress[-1][1]
+    assert progress[-1][0] == "packing"
+    assert progress[-1][1] == progress[-1][2]
 
 
 def test_files_of_the_working_directory_are_no_modules(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+import time
 
 import pytest
 
@@ -48,10 +50,12 @@ def test_on_a_terminal_it_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
     with ProgressBar(in_bytes=True) as progress:
-        progress.update("loading", 1 << 20, 2 << 20)
-        progress.update("loading", 2 << 20, 2 << 20)
-    assert "loading" in stream.getvalue()
+        progress.update("packing", 1 << 20, 2 << 20)
+        time.sleep(0.02)
+        progress.update("packing", 2 << 20, 2 << 20)
+    assert "packing" in stream.getvalue()
     assert "2.1/2.1 MB" in stream.getvalue()
+    assert re.search(r"[KMG]iB/s", stream.getvalue())
 
 
 @pytest.mark.parametrize(("patience_s", "enabled"), [(-1.0, True), (60.0, True), (-1.0, False)])

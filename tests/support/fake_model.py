@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.load import LoadedModel
 from tests.support.fake_executor import FakeExecutor, fake_engine
 
@@ -18,9 +17,9 @@ def use_fake_model(monkeypatch: pytest.MonkeyPatch, **options: Any) -> FakeExecu
     engine = fake_engine(**options)
     executor = cast(FakeExecutor, engine.executor)
 
-    def load(config: EngineConfig, progress: Callable[[int, int], None] | None = None) -> LoadedModel:
+    def load(config: EngineConfig, progress: LoadProgress | None = None) -> LoadedModel:
         if progress is not None:
-            progress(1, 1)
+            progress("packing", 1, 1)
         return LoadedModel(engine, executor, config.model, "fake", 1, Path("fake.gguf"), hidden_size=8)
 
     monkeypatch.setattr("octavo.engine.session.load_engine", load)

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from octavo.quantization.packed import Weight
 
 
+PACKING, CHECKING = "packing", "checking"  # phases of a load: from the checkpoint, or from the pack cache
+
+
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
     """The largest step an executor must be able to run; its workspace is planned from this."""
@@ -168,8 +171,8 @@ class Backend(Protocol):
         """Compiles `graph` once. num_threads 0: one for each core that this process may use.
 
         graph: or the result of `sizes` with the same arguments, so that its work is not done again. progress: called
-        with (bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights are not kept; a
-        backend that packs nothing keeps nothing. kv_dtype: number type of the paged cache.
+        with (phase, bytes loaded, bytes in all) while weights are packed. pack_cache: None: packed weights are not
+        kept; a backend that packs nothing keeps nothing. kv_dtype: number type of the paged cache.
         Raises GraphError naming an operation that the backend lacks, and InsufficientMemoryError if weights beyond
         `resident_bytes` cannot be kept on disk.
         """

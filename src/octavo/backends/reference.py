@@ -13,7 +13,7 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from octavo.backends import BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions, check_model_len
+from octavo.backends import PACKING, BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions, check_model_len
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
 from octavo.backends.parameters import parameter_info, weight_of
@@ -55,7 +55,7 @@ def compile(  # noqa: A001 - the backend protocol's name
     for parameter, loaded in zip(graph.parameters, ends, strict=True):
         dense[parameter] = weight_of(weights, parameter).dequantize().astype(dtype, copy=False)
         if progress is not None:
-            progress(loaded, ends[-1])
+            progress(PACKING, loaded, ends[-1])
     return ReferenceExecutor(graph, dense, limits, kv_dtype, dtype)
 
 

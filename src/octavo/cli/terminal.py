@@ -45,7 +45,7 @@ def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
     with ProgressBar(in_bytes=True) as progress:
         return LLM(
             str(path),
-            load_progress=lambda done, total: progress.update("loading", done, total),
+            load_progress=progress.update,
             will_chat=will_chat,
             **options,
         )

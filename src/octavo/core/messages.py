@@ -85,6 +85,7 @@ class AskMetrics(_Message):
 
 
 class Loading(_Message):
+    phase: str
     bytes_done: int
     bytes_total: int
 

@@ -34,7 +34,7 @@ class ProcessClient:
 
         stall_timeout_s: an engine process without a step for this time while work waits is killed and restarted.
         in_thread: the engine has no process of its own, for debugging; one that fails stays dead. on_progress: called
-        with (bytes loaded, bytes in all). Raises EngineDeadError if the system provides no process.
+        with (phase, bytes loaded, bytes in all). Raises EngineDeadError if the system provides no process.
         """
         self._loop = asyncio.get_running_loop()
         self._ids = itertools.count(1)

@@ -105,12 +105,12 @@ class EngineService:
         times = [time.monotonic()]  # of the start and of each progress
         reported_at = 0.0
 
-        def progress(done: int, total: int) -> None:
+        def progress(phase: str, done: int, total: int) -> None:
             nonlocal reported_at
             times.append(time.monotonic())
             if times[-1] - reported_at >= _PROGRESS_S or done == total:
                 reported_at = times[-1]
-                self.send(Loading(done, total))
+                self.send(Loading(phase, done, total))
 
         try:
             session = Session(start.config, progress, self._end_round)

@@ -139,7 +139,7 @@ class Supervisor:
         elif isinstance(message, Loading):
             self._progress_of_load = message.bytes_done / max(message.bytes_total, 1)
             if self._on_progress is not None:
-                self._on_progress(message.bytes_done, message.bytes_total)
+                self._on_progress(message.phase, message.bytes_done, message.bytes_total)
         elif isinstance(message, Ready):
             self.info = message.info
             self._progress_of_load = 1.0

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo.backends import Executor, ExecutorLimits, PackCacheOptions, get_backend
+from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, get_backend
 from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
@@ -62,7 +62,7 @@ class LoadedModel:
 def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> LoadedModel:
     """Finds, opens and compiles the model, and gives it a cache.
 
-    progress: called with (bytes loaded, bytes in all) while weights are packed.
+    progress: called with (phase, bytes loaded, bytes in all) while weights are packed.
     Raises ModelLoadError, GraphError, InsufficientMemoryError (with the arithmetic) or UsageError.
     """
     if config.trust_remote_code:
@@ -213,13 +213,20 @@ def _compile(
         _held_weights(checkpoint, config, graph),
         limits,
         num_threads=config.num_threads,
-        progress=progress,
+        progress=_quantizing(progress, config.quantization),
         pack_cache=_pack_cache(config, checkpoint, resident_bytes),
         kv_dtype=config.kv_dtype,
     )
     if executor.paging is not None:
         logger.warning("%s: %s", checkpoint.path, _paging_note(executor, checkpoint.config.num_layers))
     return executor
+
+
+def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgress | None:
+    """The same reports, which say that weights are quantized before they are packed."""
+    if progress is None or method is None:
+        return progress
+    return lambda phase, done, total: progress(f"quantizing to {method}" if phase == PACKING else phase, done, total)
 
 
 def _resident_bytes(config: EngineConfig, checkpoint: Checkpoint, sizes: Sizes, model_len: int) -> int | None:

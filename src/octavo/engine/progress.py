@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
+    from rich.progress import Progress, ProgressColumn, Task, TaskID
 
 _PATIENCE_S = 1.0
 
@@ -53,12 +53,25 @@ class ProgressBar:
         from rich.console import Console
 
         if self._progress is None:
-            count = progress.DownloadColumn() if self._in_bytes else progress.MofNCompleteColumn()
-            columns = (*progress.Progress.get_default_columns()[:2], count, progress.TimeRemainingColumn())
+            counts = (progress.DownloadColumn(), _rate_column()) if self._in_bytes else (progress.MofNCompleteColumn(),)
+            columns = (*progress.Progress.get_default_columns()[:2], *counts, progress.TimeRemainingColumn())
             bar = progress.Progress(*columns, console=Console(stderr=True), transient=self._in_bytes)
             self._progress = bar
             bar.start()
         return self._progress.add_task(what, total=total or None)
+
+
+def _rate_column() -> ProgressColumn:
+    """A column with the bytes per second, which rich shows in powers of ten only."""
+    from rich.progress import ProgressColumn
+    from rich.text import Text
+
+    class RateColumn(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{size(speed)}/s", style="progress.data.speed")
+
+    return RateColumn()
 
 
 def size(num_bytes: float) -> str:

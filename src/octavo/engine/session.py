@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from octavo.backends import Executor
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
@@ -32,7 +32,7 @@ class Session:
     def __init__(
         self,
         config: EngineConfig,
-        progress: Callable[[int, int], None] | None = None,
+        progress: LoadProgress | None = None,
         on_round_end: Callable[[], None] | None = None,
         *,
         will_chat: bool = False,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.backends import CHECKING, PACKING
 from octavo.backends.cpu import _native
 from octavo.backends.cpu.pack_cache import Matrix, PackCache
 from octavo.backends.cpu.packing import pack, packed_types
@@ -37,23 +38,25 @@ def load_matrices(
     """Packs each of `matrices` once. With a pack cache they are mapped from it, or stored there if missing.
 
     Each thread makes and packs one matrix at a time. For the pack cache they are written as they are packed, so that
-    only a few are in memory. progress: called with (bytes done, bytes in all) after each matrix, largest first.
+    only a few are in memory. progress: called with (phase, bytes done, bytes in all) at the start and after each
+    matrix, largest first.
     Raises InsufficientMemoryError if the cache cannot be kept and only a part of the weights may stay in memory.
     """
     nbytes = {p: parameter_info(weights, p).nbytes for p in matrices}
     parameters = _largest_first(weights, nbytes)
 
-    def reported(packed: Iterable[_native.PackedWeight]) -> Iterator[_native.PackedWeight]:
-        done = 0
+    total = sum(nbytes.values())
+
+    def reported(packed: Iterable[_native.PackedWeight], phase: str = PACKING) -> Iterator[_native.PackedWeight]:
+        report = progress or (lambda *_: None)
+        report(phase, done := 0, total)
         for parameter, weight in zip(parameters, packed, strict=True):
-            done += nbytes[parameter]
-            if progress is not None:
-                progress(done, sum(nbytes.values()))
+            report(phase, done := done + nbytes[parameter], total)
             yield weight
 
     if pack_cache is not None:
         cache = pack_cache_of(weights, parameters, pack_cache)
-        kept = cache.load(num_threads, reported)
+        kept = cache.load(num_threads, lambda packed: reported(packed, CHECKING))
         if kept is None:
             with closing(_packed(weights, parameters, num_threads, _AHEAD * num_threads)) as packed:
                 is_stored = cache.store(reported(packed))

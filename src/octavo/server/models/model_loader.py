@@ -93,7 +93,7 @@ class ModelLoader:
             config,
             in_thread=self._config.in_process,
             stall_timeout_s=self._config.stall_timeout,
-            on_progress=lambda done, total: self._report.progress(f"loading {name}", done, total),
+            on_progress=lambda phase, done, total: self._report.progress(f"{phase} {name}", done, total),
         )
         prompts = None
         try:
