@@ -231,7 +231,7 @@ def _gptq(bits: int, group: int, **options: Any) -> tuple[dict[str, object], Pac
     return config, packer
 
 
-def _integers(bits: int, group: int | None, **options: Any) -> tuple[dict[str, object], Packer]:
+def integer_case(bits: int, group: int | None, **options: Any) -> tuple[dict[str, object], Packer]:
     weights = {"num_bits": bits, "type": "int", "strategy": "group" if group else "channel", "group_size": group}
     form = "pack-quantized" if options["packed"] else "int-quantized"
     return compressed(form, weights), integers(bits, group, **options)
@@ -256,13 +256,13 @@ CASES: dict[str, tuple[dict[str, object], Packer]] = {
     "fp8-small-block": ({"quant_method": "fp8", "weight_block_size": [64, 32]}, fp8("weight_scale_inv", (64, 32))),
     "fp8-tensor": ({"quant_method": "fp8"}, fp8("weight_scale", (None, None), flat=True)),
     "fbgemm": ({"quant_method": "fbgemm_fp8"}, fp8("weight_scale", (1, None))),
-    "w4a16": _integers(4, 64, packed=True),
-    "w4a16-zeros": _integers(4, 64, packed=True, symmetric=False),
-    "w4a16-act-order": _integers(4, 32, packed=True, act_order=True),
-    "w3a16": _integers(3, 64, packed=True),
-    "w8a16": _integers(8, None, packed=True),
-    "w8a8": _integers(8, None, packed=False),
-    "w8a8-zeros": _integers(8, None, packed=False, symmetric=False),
+    "w4a16": integer_case(4, 64, packed=True),
+    "w4a16-zeros": integer_case(4, 64, packed=True, symmetric=False),
+    "w4a16-act-order": integer_case(4, 32, packed=True, act_order=True),
+    "w3a16": integer_case(3, 64, packed=True),
+    "w8a16": integer_case(8, None, packed=True),
+    "w8a8": integer_case(8, None, packed=False),
+    "w8a8-zeros": integer_case(8, None, packed=False, symmetric=False),
     "float-row": (compressed("float-quantized", {**_FLOAT8, "strategy": "channel"}), fp8("weight_scale", (1, None))),
     "float-block": (
         compressed("float-quantized", {**_FLOAT8, "strategy": "block", "block_structure": [128, 128]}),

@@ -1,0 +1,144 @@
+"""Several formats in one checkpoint, and formats without a kernel: they run, and say their cost once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from octavo.config import EngineConfig
+from octavo.engine.load import growth_notes, model_sizes
+from octavo.loader.checkpoint import open_checkpoint
+from tests.models.test_parity import TOKENS, assert_close, logits_of
+from tests.quantization.test_checkpoints import NATIVE_TOLERANCE, RNG, layer_file, tiny_model
+from tests.support import quantized_checkpoints, tiny_models
+from tests.support.quantized_checkpoints import CASES, Packer, as_tensor, compressed, write
+
+# Part of a layer's name -> its group's configuration, and its packer.
+LAYOUTS: dict[str, tuple[dict[str, object], Packer]] = {
+    "q_proj": (
+        {"format": "int-quantized", "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}},
+        quantized_checkpoints.integers(8, None, packed=False),
+    ),
+    "k_proj": (
+        {"format": "pack-quantized", "weights": {"num_bits": 8, "type": "int", "strategy": "channel"}},
+        quantized_checkpoints.integers(8, None, packed=True),
+    ),
+    "gate_proj": (
+        {"format": "nvfp4-pack-quantized", "weights": {"num_bits": 4, "type": "float", "strategy": "tensor_group"}},
+        quantized_checkpoints.nvfp4,
+    ),
+    "up_proj": (
+        {"format": "float-quantized", "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}},
+        quantized_checkpoints.fp8("weight_scale", (1, None)),
+    ),
+    "down_proj": (
+        {
+            "format": "pack-quantized",
+            "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": False},
+        },
+        quantized_checkpoints.integers(4, 64, packed=True, symmetric=False),
+    ),
+}
+
+
+def test_a_group_for_each_kind_of_layer(tmp_path: Path) -> None:
+    """Five formats by pattern, `v_proj` and `o_proj` on the ignore list, and the head plain."""
+    model = tiny_model()
+    tensors: dict[str, torch.Tensor] = {}
+    for name, parameter in model.named_parameters():
+        kind = next((kind for kind in LAYOUTS if name.endswith(f"{kind}.weight")), None)
+        if kind is None:
+            tensors[name] = parameter.detach().clone()
+            continue
+        packed = LAYOUTS[kind][1](parameter.detach().numpy(), RNG)
+        stem = name.removesuffix(".weight")
+        tensors |= {f"{stem}.{part}": as_tensor(array).contiguous() for part, array in packed.tensors.items()}
+        parameter.data = as_tensor(packed.meaning).float()
+    groups = {f"group_{i}": {"targets": [f"re:.*{kind}$"], **LAYOUTS[kind][0]} for i, kind in enumerate(LAYOUTS)}
+    config = compressed("mixed-precision", {}) | {"config_groups": groups, "ignore": ["lm_head", r"re:.*[vo]_proj"]}
+    save_file(tensors, tmp_path / "model.safetensors")
+    text = model.config.to_dict() | {"quantization_config": config}
+    (tmp_path / "config.json").write_text(json.dumps(text, default=str))
+    checkpoint = open_checkpoint(tmp_path)
+    types = Counter(checkpoint.weights.info(name).type_name for name in checkpoint.weights if "layers.0" in name)
+    assert set(types) == {"I8_ROW", "NVFP4_16", "F8_E4M3_ROW", "I4_64_Z", "F32"}
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert_close(logits_of(checkpoint), expected)
+    assert_close(logits_of(checkpoint, "cpu"), expected, NATIVE_TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["w8a8", "float-row", "fp8-tensor"])
+def test_static_scales_of_activations_are_not_needed(name: str, tmp_path: Path) -> None:
+    """W8A8 with static activations has their scale and zero point beside each weight; the result is the same."""
+    model = tiny_model()
+    write(model, tmp_path, *CASES[name])
+    stored = load_file(tmp_path / "model.safetensors")
+    for tensor in [tensor for tensor in stored if tensor.endswith("weight_scale")]:
+        stem = tensor.removesuffix("weight_scale")
+        stored |= {f"{stem}input_scale": torch.ones(1), f"{stem}input_zero_point": torch.zeros(1, dtype=torch.int8)}
+    save_file(stored, tmp_path / "model.safetensors")
+    assert_close(logits_of(open_checkpoint(tmp_path)), tiny_models.expected_logits(model, TOKENS))
+
+
+@pytest.mark.parametrize("stored_zero", [0, 15])
+@pytest.mark.parametrize("version", [1, 2])
+def test_zeros_of_gptq_wrap_around_in_version_1(version: int, stored_zero: int, tmp_path: Path) -> None:
+    """AutoGPTQ stores the zero less one in four bits: 15 is stored for a zero of 0. GPTQModel stores it as it is."""
+    w = RNG.normal(size=(32, 64)).astype("f4")
+    packed = quantized_checkpoints.gptq(4, 32, symmetric=False, version=version)(w, RNG)
+    tensors: dict[str, Any] = dict(packed.tensors)
+    tensors["qzeros"] = tensors["qzeros"] * 0 + (0 if stored_zero == 0 else -1)
+    config = CASES["gptq-4"][0] | {"group_size": 32, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
+    [weight] = layer_file(tmp_path / "x.safetensors", tensors, config)
+    zeros = getattr(weight.make(), "zeros")  # noqa: B009 - of grouped weights
+    assert set(zeros.reshape(-1).tolist()) == {(stored_zero + (version == 1)) % 16}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_format_has_a_kernel_or_says_its_cost(name: str, tmp_path: Path) -> None:
+    """One note for each type, with the factor, and nothing is refused."""
+    write(tiny_model(), tmp_path, *CASES[name])
+    checkpoint = open_checkpoint(tmp_path)
+    sizes = model_sizes(checkpoint, EngineConfig(), 64)
+    notes = growth_notes(sizes)
+    slower = {m.type_name for m in sizes.matrices.values() if m.packed_as in ("F16", "F32") and m.type_name != "F32"}
+    assert len(notes) == len(slower)
+    for type_name in slower:
+        (note,) = [note for note in notes if note.startswith(f"{type_name} has no kernel of its own")]
+        matrices = [m for m in sizes.matrices.values() if m.type_name == type_name]
+        factor = sum(m.packed_bytes for m in matrices) / sum(m.stored_bytes for m in matrices)
+        assert f"kept as {matrices[0].packed_as} and take {factor:.1f} times their size in the file" in note
+    packed = [m for m in sizes.matrices.values() if m.type_name not in ("F32", *slower)]
+    assert math.fsum(m.packed_bytes for m in packed) <= 2 * math.fsum(m.stored_bytes for m in packed)
+
+
+def test_the_note_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A group of 16 columns has no kernel: the model runs, with one warning for all its layers."""
+    from octavo import LLM, SamplingParams
+
+    write(tiny_model(), tmp_path, *quantized_checkpoints.integer_case(4, 16, packed=True))
+    save_tokenizer(tmp_path)
+    with caplog.at_level(logging.WARNING), LLM(str(tmp_path)) as llm:
+        assert llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4, detokenize=False))
+    notes = [record for record in caplog.records if "has no kernel of its own" in record.getMessage()]
+    assert len(notes) == 1
+    assert "I4_16 has no kernel of its own: its weights are kept as F16 and take" in notes[0].getMessage()
+
+
+def save_tokenizer(directory: Path) -> None:
+    """A vocabulary of 96 single characters."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+
+    tokenizer = Tokenizer(BPE({chr(33 + i): i for i in range(96)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
