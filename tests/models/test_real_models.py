@@ -19,14 +19,20 @@ from tests.support.batches import Request, step
 from tests.support.tiny_models import expected_logits
 
 NUM_TOKENS = 24
+# Fixture -> architecture, and the model for the documentation.
+REAL_MODELS = {
+    "smollm2_path": ("llama", "SmolLM2 135M (GGUF)"),
+    "qwen_0_5b_path": ("qwen2", "Qwen2.5-Coder 0.5B (GGUF)"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fixture", ["smollm2_path", "qwen_0_5b_path"])
+@pytest.mark.parametrize("fixture", REAL_MODELS)
 def test_real_model(fixture: str, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(fixture)
     tokens = np.random.default_rng(0).integers(1000, 40000, NUM_TOKENS).tolist()
     checkpoint = open_checkpoint(path)
+    assert checkpoint.architecture == REAL_MODELS[fixture][0]
     graph = optimize(build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes), PASSES)
     executor = reference.compile(graph, checkpoint.weights, ExecutorLimits(32, 1, 32, 64))
     executor.allocate_cache(8, 4)
