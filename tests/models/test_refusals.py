@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo.errors import ModelLoadError
-from octavo.models import load_architecture
+from octavo.models import find_architecture, load_architecture
 from octavo.models._reading import ConfigReader
 from tests.support import tiny_classic
 from tests.support.tiny_models import CONFIGS, config_values
@@ -190,3 +190,21 @@ def test_windows_of_qwen2_moe_without_a_list() -> None:
     listed = config_of("qwen2moe-mixed")
     assert listed.windows == config_of("qwen2moe-mixed", layer_types=...).windows == (5, None, None)
     assert config_of("qwen2moe-mixed", layer_types=..., use_sliding_window=False).windows == (None,) * 3
+
+
+def nearest_to(name: str, **changes: Any) -> str:
+    reader = ConfigReader(config_values(name) | {"model_type": "novel"} | changes)
+    with pytest.raises(ModelLoadError) as caught:
+        find_architecture("novel", reader, lambda module, own: module.Config.from_hf(own))
+    return str(caught.value)
+
+
+def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
+    message = nearest_to("llama", conv_width=4, gate_kind="tanh", resid_dropout=0.1, unused=None, off=False)
+    assert "'novel' is not supported; nearest of the supported ones: " in message
+    assert "which has no key conv_width, gate_kind (docs" in message
+    assert "granite, which has no key router_kind (" in nearest_to("granite", router_kind="top")
+    assert "which has all its keys" in nearest_to("granite")
+    assert "and 8 more" in nearest_to("llama", **{f"key{i}": i for i in range(20)})
+    assert "nearest of the supported ones: " in nearest_to("llama", vocab_size=-1)
+    assert "which" not in nearest_to("llama", vocab_size=-1)

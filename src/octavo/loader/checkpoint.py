@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import zlib
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -121,7 +121,15 @@ def _is_gguf(path: Path) -> bool:
 
 
 def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
-    architecture, module = _architecture(path, "general.architecture", file.metadata.get("general.architecture"))
+    name = file.metadata.get("general.architecture")
+    shapes_alone = {renamed(t, GGUF_STEMS) or t: info.shape for t, info in file.tensors.items()}
+    architecture, module = _architecture(
+        path,
+        "general.architecture",
+        name,
+        ConfigReader(file.metadata, f"{name}."),
+        lambda module, reader: module.Config.from_gguf(reader, shapes_alone),
+    )
     table = weight_table(module)
     stems = {**GGUF_STEMS, **table.names}
     names = {tensor: renamed(tensor, stems) for tensor in file.tensors if tensor not in ROPE_FACTORS}
@@ -153,10 +161,17 @@ def _check_vectors(file: TensorFiles) -> None:
 def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     config_path = path.parent / "config.json"
     config_json = read_json_object(config_path, MAX_CONFIG_BYTES)
-    architecture, module = _architecture(config_path, "model_type", config_json.get("model_type"))
+    reader = ConfigReader(config_json)
+    architecture, module = _architecture(
+        config_path,
+        "model_type",
+        config_json.get("model_type"),
+        reader,
+        lambda module, reader: module.Config.from_hf(reader),
+    )
     table = weight_table(module)
     with _errors_of(config_path):
-        config = module.Config.from_hf(ConfigReader(config_json))
+        config = module.Config.from_hf(reader)
         section = _quantization(config_path, config_json)
         packed = _packed(section, file) if section else {}
     used = {tensor for source in packed.values() for tensor in source.tensors}
@@ -169,12 +184,14 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     return Checkpoint(path, "safetensors", architecture, config, weights, file, list(sources.values()), quantization)
 
 
-def _architecture(path: Path, key: str, name: object) -> tuple[str, Architecture]:
+def _architecture(
+    path: Path, key: str, name: object, reader: ConfigReader, read: Callable[[Architecture, ConfigReader], object]
+) -> tuple[str, Architecture]:
     """The module under `octavo.models` for an architecture name of GGUF or config.json, and its own name."""
     if not isinstance(name, str):
         raise ModelLoadError(f"{path}: {key} is {name!r:.40}; it must name an architecture")
     with _errors_of(path):
-        module = models.load_architecture(name)
+        module = models.find_architecture(name, reader, read)
     return models.known_architectures()[name], module
 
 

@@ -7,10 +7,9 @@ tensors into the graph's weights. Files with a leading underscore are shared par
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, Protocol, cast
 
@@ -18,6 +17,7 @@ from octavo.errors import ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
 from octavo.models._decoder import ModelConfig
+from octavo.models._nearest import nearest
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import WeightTable
 
@@ -54,15 +54,27 @@ def known_architectures() -> Mapping[str, str]:
 
 
 def load_architecture(name: str) -> Architecture:
-    """The module for an architecture name of GGUF or config.json. Raises ModelLoadError with the known names."""
+    """The module for an architecture name of GGUF or config.json. Raises ModelLoadError if there is none."""
     known = known_architectures()
     if name not in known:
-        nearest = difflib.get_close_matches(name[:80], known, 1, 0.0)
-        raise ModelLoadError(
-            f"architecture {name!r:.80} is not supported; nearest of the supported ones: "
-            f"{', '.join(nearest) or 'none'} (docs/models.md lists them all)"
-        )
+        raise ModelLoadError(f"architecture {name!r:.80} is not supported (docs/models.md lists those that are)")
     return cast(Architecture, importlib.import_module(f"{__name__}.{known[name]}"))
+
+
+def find_architecture(
+    name: str, reader: ConfigReader, read: Callable[[Architecture, ConfigReader], object]
+) -> Architecture:
+    """The same for a model with this configuration, which `read` makes an architecture read.
+
+    Raises ModelLoadError naming the nearest of the supported architectures and the keys that it does not have.
+    """
+    if name in known_architectures():
+        return load_architecture(name)
+    modules = {known: load_architecture(known) for known in sorted(set(known_architectures().values()))}
+    raise ModelLoadError(
+        f"architecture {name!r:.80} is not supported; nearest of the supported ones: "
+        f"{nearest(name, modules, reader, read)} (docs/models.md lists them all)"
+    )
 
 
 def weight_table(architecture: Architecture) -> WeightTable:

@@ -20,13 +20,17 @@ class ConfigReader:
         """prefix: prefix of every key, for example `llama.`."""
         self.values = values
         self.prefix = prefix
+        self.keys_read: set[str] = set()  # with the prefix, those of readers with defaults included
 
     def with_defaults(self, defaults: Mapping[str, object]) -> ConfigReader:
         """The same configuration with values for keys that it lacks, given without the prefix."""
-        return ConfigReader({**{self.prefix + k: v for k, v in defaults.items()}, **self.values}, self.prefix)
+        reader = ConfigReader({**{self.prefix + k: v for k, v in defaults.items()}, **self.values}, self.prefix)
+        reader.keys_read = self.keys_read
+        return reader
 
     def has(self, key: str) -> bool:
         """True if the key exists and is not null."""
+        self.keys_read.add(self.prefix + key)
         return self.values.get(self.prefix + key) is not None
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INT) -> int:
@@ -113,6 +117,7 @@ class ConfigReader:
 
     def _get(self, key: str, default: object) -> object:
         """The value. A missing key or null gives the default, or an error if the default is None."""
+        self.keys_read.add(self.prefix + key)
         value = self.values.get(self.prefix + key)
         if value is None:
             value = default

@@ -1,0 +1,84 @@
+"""The supported architecture that an unsupported one differs least from, and the keys in which it differs."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from octavo.errors import ModelLoadError
+from octavo.models._reading import ConfigReader
+
+if TYPE_CHECKING:
+    from octavo.models import Architecture
+
+# Keys that no graph depends on, by their names or parts of them.
+_NEUTRAL = frozenset(
+    {"architectures", "model_type", "dtype", "torch_dtype", "transformers_version", "auto_map", "use_cache", "id2label"}
+    | {"label2id", "quantization_config", "tokenizer_class", "pretraining_tp", "return_dict", "is_encoder_decoder"}
+    | {
+        "problem_type",
+        "chunk_size_feed_forward",
+        "vocab_size",
+        "name_or_path",
+        "base_model_tp_plan",
+        "task_specific_params",
+    }
+)
+_NEUTRAL_PARTS = (
+    "dropout",
+    "pdrop",
+    "token_id",
+    "initializer",
+    "init_",
+    "output_",
+    "aux_loss",
+    "z_loss",
+    "jitter",
+    "_std",
+)
+_SHOWN = 12
+
+
+def nearest(
+    name: str,
+    architectures: Mapping[str, Architecture],
+    reader: ConfigReader,
+    read: Callable[[Architecture, ConfigReader], object],
+) -> str:
+    """A clause about the nearest of `architectures`, which are by name: `llama, which has no key conv_width`.
+
+    reader: the configuration; read: makes an architecture read it, and raises ModelLoadError.
+    """
+    found: list[tuple[int, float, str, list[str]]] = []
+    for known, architecture in architectures.items():
+        own = ConfigReader(reader.values, reader.prefix)
+        try:
+            read(architecture, own)
+        except (ModelLoadError, ArithmeticError, LookupError, TypeError, ValueError):
+            continue
+        unread = [key for key in _switches(reader) if key not in own.keys_read]
+        likeness = difflib.SequenceMatcher(None, name, known).ratio()
+        found.append((len(unread), -likeness, known, unread))
+    if not found:
+        return next(iter(difflib.get_close_matches(name[:80], architectures, 1, 0.0)), "none")
+    *_, known, unread = min(found)
+    if not unread:
+        return f"{known}, which has all its keys"
+    more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""
+    keys = ", ".join(key.removeprefix(reader.prefix)[:60] for key in unread[:_SHOWN])
+    return f"{known}, which has no key {keys}{more}"
+
+
+def _switches(reader: ConfigReader) -> list[str]:
+    """The keys that may change a model: not those that are off, or that have no part in its graph."""
+    return [
+        key
+        for key, value in reader.values.items()
+        if key.startswith(reader.prefix)
+        and value is not None
+        and value is not False
+        and (plain := key.removeprefix(reader.prefix)) not in _NEUTRAL
+        and not plain.startswith("_")
+        and not any(part in plain for part in _NEUTRAL_PARTS)
+    ]
