@@ -16,6 +16,7 @@ from pathlib import Path
 
 from octavo.errors import UsageError
 
+COMPLETION_VARIABLE = "_OCTAVO_COMPLETE"  # set by the script of `octavo --install-completion`
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"", "0", "false", "no", "off"})
 _MAX_THREADS = 1024
@@ -28,6 +29,22 @@ def cache_dir() -> Path:
         return Path(chosen).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def config_file() -> Path:
+    """The user's own file of default options, which need not exist."""
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "octavo" / "config.toml"
+
+
+def completion_instruction() -> str | None:
+    """The instruction of a shell that asks for completions."""
+    return os.environ.get(COMPLETION_VARIABLE)
+
+
+def shell() -> str:
+    """The name of the user's shell; empty if it is not known."""
+    return Path(os.environ.get("SHELL", "")).name
 
 
 def pack_cache_dir() -> Path:

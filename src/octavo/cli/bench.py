@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from octavo.cli.command import HeadedCommand
+from octavo.cli.completion import complete_model
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options
 from octavo.cli.terminal import find_model, show_help_without_command, write, write_facts, write_json
 from octavo.engine.progress import size
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 class _Commands(click.Group):
     """The commands of `octavo bench`; `octavo bench --profile MODEL` is the command `profile`."""
+
+    command_class = HeadedCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, ["profile", *args[1:]] if args[:1] == ["--profile"] else args)
@@ -37,7 +41,7 @@ def _number(flag: str, default: int | tuple[int, ...], text: str) -> Callable[[_
     )
 
 
-_model = click.argument("model", default=DEFAULT_MODEL)
+_model = click.argument("model", shell_complete=complete_model, default=DEFAULT_MODEL)
 _as_json = click.option("--json", "as_json", is_flag=True, help="as JSON")
 # The ceilings in the header of a step's table, in units of 10^9 a second.
 _CEILINGS = {

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.chat_input import ChatInput
+from octavo.cli.command import HeadedCommand
+from octavo.cli.completion import complete_model
 from octavo.cli.options import (
     DEFAULT_MODEL,
     Options,
@@ -43,8 +45,8 @@ _ALIASES = {"/?": "/help", "/reset": "/clear", "/quit": "/exit", "/bye": "/exit"
 _MAX_FILE_BYTES = 64 << 20
 
 
-@click.command()
-@click.argument("model", default=DEFAULT_MODEL)
+@click.command(cls=HeadedCommand)
+@click.argument("model", shell_complete=complete_model, default=DEFAULT_MODEL)
 @click.option("--system", help="system message")
 @click.option("--no-trim", is_flag=True, help="do not leave out the oldest turns when the context is full")
 @with_engine_options

@@ -13,11 +13,13 @@ import os
 import sys
 import traceback
 from importlib import import_module
+from pathlib import Path
 
 import click
 
-from octavo import __version__
-from octavo.cli.terminal import ReaderGoneError, show_help_without_command
+from octavo import __version__, env
+from octavo.cli.config_file import defaults
+from octavo.cli.terminal import ReaderGoneError, show_help_without_command, write
 from octavo.errors import OctavoError, UsageError
 
 # Each with its module, and the command's name there.
@@ -63,18 +65,37 @@ class _Commands(click.Group):
     "octavo", cls=_Commands, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]}
 )
 @click.version_option(__version__, message="octavo %(version)s", help="Show the version and exit.")
+@click.option("--config", type=Path, metavar="FILE", help="TOML file of default options [default: the user's own]")
+@click.option("--install-completion", is_flag=True, help="Let the shell complete commands, options and models.")
+@click.option("--shell", metavar="NAME", help="with --install-completion: bash, zsh or fish [default: $SHELL]")
 @click.pass_context
-def octavo(context: click.Context) -> None:
+def octavo(context: click.Context, config: Path | None, install_completion: bool, shell: str | None) -> None:
     """Run large language models on this machine. Add --debug to any command for a traceback."""
+    if install_completion:
+        from octavo.cli.completion import install_completion as install
+
+        write(install(octavo, shell) + "\n")
+        context.exit()
     show_help_without_command(context)
+    name = context.invoked_subcommand or ""
+    command = octavo.get_command(context, name)
+    if command is not None:
+        context.default_map = {name: defaults(config, command, _COMMANDS)}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs the command line and exits the process with its exit code."""
+    if (instruction := env.completion_instruction()) is not None:
+        from octavo.cli.completion import answer_shell
+
+        sys.exit(answer_shell(octavo, instruction))
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     is_debug = "--debug" in arguments
     if is_debug:
         arguments.remove("--debug")
+    if "--config" in arguments[:-1]:  # before the command or after it
+        at = arguments.index("--config")
+        arguments = [*arguments[at : at + 2], *arguments[:at], *arguments[at + 2 :]]
     logging.basicConfig(level=logging.DEBUG if is_debug else logging.WARNING, format="octavo: %(message)s")
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # invalid bytes, or characters that the terminal lacks

@@ -6,13 +6,14 @@ from typing import Any
 
 import click
 
+from octavo.cli.completion import complete_model
 from octavo.cli.terminal import find_model, is_terminal, write, write_json, write_table
 from octavo.engine.progress import size
 from octavo.errors import UsageError
 
 
 @click.command()
-@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.argument("models", shell_complete=complete_model, nargs=-1, required=True, metavar="MODEL...")
 @click.option("--revision", help="branch, tag or commit of the repository [default: the newest]")
 def pull(*, models: tuple[str, ...], revision: str | None) -> None:
     """Download models, or bring those that are here up to date.
@@ -46,7 +47,7 @@ def list_models(*, every: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", shell_complete=complete_model, nargs=-1, required=True, metavar="NAME...")
 @click.option("-y", "--yes", is_flag=True, help="do not ask")
 def rm(*, names: tuple[str, ...], yes: bool) -> None:
     """Delete downloaded models. NAME is as `octavo list` shows it, or a short name."""

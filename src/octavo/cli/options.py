@@ -12,6 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import click
 
+from octavo.cli.command import HeadedOption
 from octavo.config import EngineConfig
 from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
@@ -55,13 +56,13 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds an option for each field of `EngineConfig`; the command receives the given ones as `engine_options`."""
     options = _options_of(EngineConfig)
     del options["model"]  # the command's argument
-    return _with_options(command, "engine_options", options)
+    return _with_options(command, "engine_options", options, "Engine")
 
 
 def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of `EngineConfig` that change a model's sizes, for commands that load nothing."""
     names = ("revision", "quantization", "dtype", "kv_dtype")
-    return _with_options(command, "engine_options", {name: _options_of(EngineConfig)[name] for name in names})
+    return _with_options(command, "engine_options", {name: _options_of(EngineConfig)[name] for name in names}, "Engine")
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -73,7 +74,7 @@ def with_server_options(command: Callable[..., None]) -> Callable[..., None]:
         name: (str, text, f"{default:g}s") if kind is float else (kind, text, default)
         for name, (kind, text, default) in _options_of(ServerConfig).items()
     }
-    return _with_options(command, "server_options", options)
+    return _with_options(command, "server_options", options, "Server")
 
 
 def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -82,7 +83,7 @@ def with_sampling_options(command: Callable[..., None]) -> Callable[..., None]:
     options = {
         name: (known[name][0], text, _SHOWN_DEFAULTS.get(name, known[name][2])) for name, text in _SAMPLING_HELP.items()
     }
-    return _with_options(command, "sampling_options", options)
+    return _with_options(command, "sampling_options", options, "Sampling")
 
 
 def sampling_params(options: Options) -> SamplingParams:
@@ -141,7 +142,9 @@ def _flag_type(hint: Any) -> Any:
     return str if str in kinds or get_origin(kinds[0]) is Literal else kinds[0]
 
 
-def _with_options(command: Callable[..., None], target: str, options: dict[str, _Flag]) -> Callable[..., None]:
+def _with_options(
+    command: Callable[..., None], target: str, options: dict[str, _Flag], heading: str
+) -> Callable[..., None]:
     """The command with one option for each of `options`; it receives the given ones as the argument `target`."""
 
     @functools.wraps(command)
@@ -152,15 +155,19 @@ def _with_options(command: Callable[..., None], target: str, options: dict[str, 
 
     decorated: Callable[..., None] = wrapper
     for name, option in reversed(options.items()):
-        decorated = _option(name, *option)(decorated)
+        decorated = _option(name, *option, heading)(decorated)
     return decorated
 
 
-def _option(name: str, kind: Any, text: str, default: object) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def _option(
+    name: str, kind: Any, text: str, default: object, heading: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     flag = "--" + name.replace("_", "-")
     shown = "" if default in (None, ()) else f" [default: {str(default).lower() if kind is bool else default}]"
     if kind is bool:
-        return click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text + shown)
+        return click.option(
+            f"{flag}/--no-{flag[2:]}", name, default=None, help=text + shown, cls=HeadedOption, heading=heading
+        )
     multiple = get_origin(kind) is list
     item = get_args(kind)[0] if multiple else kind
-    return click.option(flag, name, type=item, multiple=multiple, help=text + shown)
+    return click.option(flag, name, type=item, multiple=multiple, help=text + shown, cls=HeadedOption, heading=heading)

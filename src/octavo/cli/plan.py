@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo.cli.command import HeadedCommand
+from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_model_options
 from octavo.cli.show import bits_per_weight
 from octavo.cli.terminal import find_model, write_facts, write_json
@@ -48,8 +50,8 @@ class MemoryNeeds:
     warnings: tuple[str, ...]  # types of weights that take more memory than in the file
 
 
-@click.command()
-@click.argument("model")
+@click.command(cls=HeadedCommand)
+@click.argument("model", shell_complete=complete_model)
 @click.option(
     "--ctx", type=click.IntRange(min=1), help="tokens of prompt and answer per user [default: the model's context]"
 )

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo.cli.chat import converse
+from octavo.cli.command import HeadedCommand
+from octavo.cli.completion import complete_model
 from octavo.cli.options import (
     DEFAULT_MODEL,
     Options,
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 _DASHED_PROMPT = re.compile(r"-(?!-?[\w-]+=)(?:\s|\d|.*\s)", re.DOTALL)
 
 
-class _RunCommand(click.Command):
+class _RunCommand(HeadedCommand):
     """A word with white space or a digit after its dash, such as `-5 + 3?`, is a prompt, not a list of options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -50,7 +52,7 @@ class _RunCommand(click.Command):
 
 
 @click.command(cls=_RunCommand)
-@click.argument("words", nargs=-1, metavar="[MODEL] PROMPT")
+@click.argument("words", shell_complete=complete_model, nargs=-1, metavar="[MODEL] PROMPT")
 @click.option("--system", help="system message before the prompt")
 @click.option("-f", "--file", "files", multiple=True, metavar="FILE", help="text before the prompt; may be repeated")
 @click.option("--schema", metavar="FILE", help="the answer is JSON that matches the JSON schema in this file")

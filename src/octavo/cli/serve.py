@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from octavo import __version__
+from octavo.cli.command import HeadedCommand
+from octavo.cli.completion import complete_model
 from octavo.cli.options import DEFAULT_MODEL, Options, with_engine_options, with_server_options
 from octavo.config import EngineConfig
 from octavo.engine.progress import ProgressBar, size
@@ -21,8 +23,8 @@ if TYPE_CHECKING:
     from octavo.server.models.served_model import ServedModel
 
 
-@click.command()
-@click.argument("models", nargs=-1, metavar="[MODEL | NAME=MODEL ...]")
+@click.command(cls=HeadedCommand)
+@click.argument("models", shell_complete=complete_model, nargs=-1, metavar="[MODEL | NAME=MODEL ...]")
 @with_server_options
 @with_engine_options
 def serve(*, models: tuple[str, ...], server_options: Options, engine_options: Options) -> None:

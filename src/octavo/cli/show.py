@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from octavo.cli.command import HeadedCommand
+from octavo.cli.completion import complete_model
 from octavo.cli.options import Options, with_model_options
 from octavo.cli.terminal import find_model, write, write_facts, write_json
 from octavo.config import EngineConfig
@@ -27,8 +29,8 @@ _ORIGIN = {
 }
 
 
-@click.command()
-@click.argument("model")
+@click.command(cls=HeadedCommand)
+@click.argument("model", shell_complete=complete_model)
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
 @with_model_options
 def show(*, model: str, as_json: bool, engine_options: Options) -> None:

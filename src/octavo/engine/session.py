@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from octavo.backends import Executor
 from octavo.config import EngineConfig, LoadProgress
@@ -42,6 +43,7 @@ class Session:
         will_chat: the process of the chat template starts while the model loads, not with the first conversation.
         """
         self.config = config
+        self._pid = os.getpid()
         process = TemplateProcess() if will_chat else None
         self._loaded: LoadedModel | None = load_engine(config, progress)
         self.tokenizer: Tokenizer = self._loaded.engine.tokenizer
@@ -50,7 +52,7 @@ class Session:
         self.sampling_defaults = self._loaded.sampling_defaults
         self._engine = AsyncEngine(self._loaded.engine, on_round_end)
         # Runs at exit too: a thread in native code must not outlive the interpreter.
-        self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor)
+        self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor, self._pid)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
         self.submit, self.abort, self.encode = self._engine.submit, self._engine.abort, self._prompts.encode
         self._ids = itertools.count()
@@ -81,13 +83,14 @@ class Session:
                 param="sampling_params",
                 code="invalid_type",
             )
+        model = self.model()
         generation = GenerationRequest(
             prompt_token_ids=self.encode(prompt),
             params=params if output_kind is None else params.with_output_kind(output_kind),
             prompt=prompt if isinstance(prompt, str) else None,
             options=options,
         )
-        return self.model().engine.create_request(
+        return model.engine.create_request(
             request_id if request_id is not None else f"request-{next(self._ids)}", generation
         )
 
@@ -112,18 +115,33 @@ class Session:
 
     def close(self) -> None:
         """Ends running requests with an error and frees all memory. May be called twice."""
+        if os.getpid() != self._pid:  # everything belongs to the process that has loaded it
+            return
         self._shut_down()
         self._loaded = None
         self._prompts.close()
         gc.collect()
 
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(
+            "a loaded model cannot be pickled or deep-copied: its memory and threads belong to this process. Load it "
+            "where it is used, or share one through `octavo serve`"
+        )
+
     def model(self) -> LoadedModel:
-        """The loaded model. Raises UsageError once it is closed."""
+        """The loaded model. Raises UsageError once it is closed, and in a forked process, which lacks its threads."""
+        if os.getpid() != self._pid:
+            raise UsageError(
+                "this process was forked after the model was loaded, so the engine's threads are missing in it: load "
+                "the model after the fork, or use multiprocessing's spawn method"
+            )
         if self._loaded is None:
             raise UsageError("this model is closed; load it again")
         return self._loaded
 
 
-def _shut_down(engine: AsyncEngine, executor: Executor) -> None:
+def _shut_down(engine: AsyncEngine, executor: Executor, pid: int) -> None:
+    if os.getpid() != pid:  # forked: the threads that would be waited for are not there
+        return
     engine.close()
     executor.close()

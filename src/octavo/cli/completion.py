@@ -1,0 +1,52 @@
+"""`octavo --install-completion`: commands, options and model names that the shell completes with Tab."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class, shell_complete
+
+from octavo import env
+from octavo.errors import UsageError
+
+_VARIABLE = env.COMPLETION_VARIABLE
+# Where each shell looks, and what is left to do.
+_FILES = {
+    "bash": ("~/.local/share/bash-completion/completions/octavo", "it needs the package bash-completion"),
+    "zsh": ("~/.zfunc/_octavo", "add `fpath+=~/.zfunc` before `compinit` in ~/.zshrc"),
+    "fish": ("~/.config/fish/completions/octavo.fish", ""),
+}
+
+
+def install_completion(command: click.Command, shell: str | None) -> str:
+    """Writes the script for a shell, and says where. shell: None is the user's own. Raises UsageError."""
+    name = shell or env.shell()
+    found = get_completion_class(name)
+    if name not in _FILES or found is None:
+        raise UsageError(f"--install-completion: no completion for the shell {name!r}; give bash, zsh or fish")
+    file, remark = _FILES[name]
+    path = Path(file).expanduser()
+    script = found(command, {}, "octavo", _VARIABLE).source()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(script)
+    except OSError as error:
+        raise UsageError(f"--install-completion: {path}: {error.strerror}") from error
+    return f"{path} is written{f'; {remark}' if remark else ''}. New shells complete `octavo`."
+
+
+def answer_shell(command: click.Command, instruction: str) -> int:
+    """Writes what the shell's script has asked for; the exit code."""
+    return shell_complete(command, {}, "octavo", _VARIABLE, instruction)
+
+
+def complete_model(_: click.Context, __: click.Parameter, beginning: str) -> list[CompletionItem]:
+    """Downloaded models, short names, and files for a word that looks like a path."""
+    from octavo.loader.aliases import ALIASES
+    from octavo.loader.catalogue import catalogue
+    from octavo.loader.library import installed
+
+    names = dict.fromkeys([*(model.name for model in installed()), *ALIASES, *catalogue()])
+    found = [CompletionItem(name) for name in names if name.startswith(beginning)]
+    return found or [CompletionItem(beginning, type="file")]

@@ -1,0 +1,72 @@
+"""Default values of options from a TOML file: a table for each command, `[serve]` for example.
+
+    [serve]
+    model = ["chat=qwen3:4b"]
+    port = 9000
+    max_num_seqs = 16
+
+Tables are named as the commands, keys as the options, with `-` or `_`. An option on the command line wins.
+"""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import click
+
+from octavo import env
+from octavo.errors import UsageError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib  # type: ignore[import-not-found,unused-ignore]
+
+_MAX_BYTES = 1 << 20
+
+
+def defaults(path: Path | None, command: click.Command, commands: Collection[str]) -> dict[str, Any]:
+    """The values for one of the commands, by option. path: None is the user's own file, if there is one.
+
+    Raises UsageError.
+    """
+    file = env.config_file() if path is None else path
+    if path is None and not file.is_file():
+        return {}
+    tables = _tables(file)
+    if unknown := sorted(set(tables) - set(commands)):
+        raise UsageError(f"{file}: {unknown[0]!r} is no command; tables are named as these: {', '.join(commands)}")
+    table = tables.get(command.name or "", {})
+    if not isinstance(table, dict):
+        raise UsageError(f"{file}: {command.name} must be a table: [{command.name}]")
+    known = {param.name for param in command.params if param.name}
+    values = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        name = f"{name}s" if name not in known and f"{name}s" in known else name  # `model` of `serve`
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise UsageError(
+                f"{file}: [{command.name}] has no option {key!r}"
+                + (f"; did you mean {near[0]}?" if near else f"; `octavo {command.name} --help-all` lists them")
+            )
+        if isinstance(value, dict):
+            raise UsageError(f"{file}: [{command.name}] {key} must be a value or a list, not a table")
+        values[name] = value
+    return values
+
+
+def _tables(file: Path) -> dict[str, Any]:
+    try:
+        if file.stat().st_size > _MAX_BYTES:
+            raise UsageError(f"{file}: larger than {_MAX_BYTES >> 20} MiB; this is no configuration")
+        tables: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))
+        return tables
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UsageError(f"{file}: not TOML: {error}") from error

@@ -1,0 +1,102 @@
+"""Short and full help, the configuration file, completion."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import octavo, octavo_here
+from tests.support.server import start_server
+
+
+def test_the_short_help_has_the_common_options() -> None:
+    short, full = octavo_here("run", "-h").stdout, octavo_here("run", "--help-all").stdout
+    assert "--temperature" in short
+    assert "--pack-cache" not in short
+    assert "Engine:" not in short
+    assert "--help-all" in short
+    assert [line for line in full.splitlines() if line.endswith(":") and line[0] != " "] == [
+        "Options:",
+        "Engine:",
+        "Sampling:",
+    ]
+    assert "--pack-cache" in full
+    assert "Server:" in octavo_here("serve", "--help-all").stdout
+    assert "--help-all" not in octavo_here("doctor", "-h").stdout
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Path:
+    file = tmp_path / "octavo" / "config.toml"
+    file.parent.mkdir()
+    file.write_text('[run]\ntemperature = 0\nmax-tokens = 3\nstop = ["x"]\n[serve]\nport = 0\nmax_num_seqs = 3\n')
+    return file
+
+
+def test_the_users_own_file(settings: Path, smollm2_path: Path) -> None:
+    env = {"XDG_CONFIG_HOME": str(settings.parent.parent)}
+    answer = json.loads(octavo("run", smollm2_path, "Hi", "--json", env=env).stdout)
+    assert len(answer["token_ids"]) == 3
+    longer = json.loads(octavo("run", smollm2_path, "Hi", "--json", "--max-tokens", "5", env=env).stdout)
+    assert len(longer["token_ids"]) == 5
+
+
+def test_a_file_that_is_named(settings: Path, smollm2_path: Path) -> None:
+    for words in (("--config", settings, "run", smollm2_path, "Hi"), ("run", smollm2_path, "Hi", "--config", settings)):
+        assert len(json.loads(octavo(*words, "--json").stdout)["token_ids"]) == 3
+
+
+def test_the_server_reads_it(settings: Path, smollm2_path: Path) -> None:
+    settings.write_text(settings.read_text() + f'model = "{smollm2_path}"\n')
+    server = start_server("--config", settings)
+    try:
+        server.wait_ready()
+        assert "up to 3 sequences" in server.output
+        assert server.stop() == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[run]\ntemprature = 1\n", "[run] has no option 'temprature'; did you mean temperature?"),
+        ("[run]\nzzz = 1\n", "`octavo run --help-all` lists them"),
+        ("[rum]\n", "'rum' is no command; tables are named as these: run, "),
+        ("[run]\ntemperature = 9\n", "temperature is 9"),
+        ("[run]\ntemperature = 'warm'\n", "'warm' is not a valid float"),
+        ("run = 3\n", "run must be a table"),
+        ("[run.stop]\na = 1\n", "must be a value or a list"),
+        ("[run\n", "not TOML"),
+        (None, "No such file"),
+    ],
+)
+def test_wrong_files(text: str | None, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "octavo.toml"
+    if text is not None:
+        file.write_text(text)
+    outcome = octavo_here("run", "smollm2", "Hi", "--config", file)
+    assert (outcome.returncode, said in outcome.stderr) == (2, True), outcome.stderr
+
+
+def test_completion(tmp_path: Path) -> None:
+    env = {"HOME": str(tmp_path), "SHELL": "/bin/bash", "OCTAVO_CACHE": str(tmp_path)}
+    said = octavo("--install-completion", env=env).stdout
+    script = tmp_path / ".local/share/bash-completion/completions/octavo"
+    assert str(script) in said
+    assert subprocess.run(["bash", "-n", str(script)]).returncode == 0
+
+    def completed(words: str) -> list[str]:
+        asked = {"_OCTAVO_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+        return octavo(env={**env, **asked}).stdout.split()
+
+    assert completed("octavo ru") == ["plain,run"]
+    assert completed("octavo run qwen3:0") == ["plain,qwen3:0.6b"]
+    assert "plain,--max-num-seqs" in completed("octavo serve --max-n")
+    assert completed("octavo run ./mod") == ["file,./mod"]
+    for shell in ("zsh", "fish"):
+        assert octavo("--install-completion", "--shell", shell, env=env).returncode == 0
+    assert "give bash, zsh or fish" in octavo("--install-completion", "--shell", "tcsh", env=env).stderr
