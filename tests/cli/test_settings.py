@@ -54,7 +54,7 @@ def test_the_server_reads_it(settings: Path, smollm2_path: Path) -> None:
     server = start_server("--config", settings)
     try:
         server.wait_ready()
-        assert "up to 3 sequences" in server.output
+        server.wait_for_line("up to 3 sequences")
         assert server.stop() == 0
     finally:
         server.kill()
