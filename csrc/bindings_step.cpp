@@ -50,6 +50,8 @@ StepArrays::StepArrays(nb::handle batch)
                                   .c_str());
     if (block_copies_.shape(1) != 2) throw nb::value_error("block_copies must be [copies, 2]: source, destination");
     read_states(batch);
+    if (const nb::object types = nb::getattr(batch, "token_types", nb::none()); !types.is_none())
+        token_types_ = read_array<int32_t>(batch, "token_types", token_ids_.shape(0));
     for (const size_t n : {token_ids_.shape(0), block_tables_.shape(2), block_tables_.size(), slot_mapping_.size(),
                            logits_indices_.shape(0), block_copies_.size(), state_copies_.size()})
         if (n > INT32_MAX) throw nb::value_error("an array of the batch has more than 2^31 - 1 entries");
@@ -74,6 +76,7 @@ Step StepArrays::step() const {
     s.num_outputs = static_cast<int32_t>(logits_indices_.shape(0));
     s.token_ids = token_ids_.data();
     s.positions = positions_.data();
+    s.token_types = token_types_.data();
     s.query_start_loc = query_start_loc_.data();
     s.seq_lens = seq_lens_.data();
     s.block_tables = block_tables_.data();

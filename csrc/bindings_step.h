@@ -16,7 +16,7 @@ class StepArrays {
   private:
     void read_states(nanobind::handle batch);
 
-    Buffer<int32_t, 1> token_ids_, positions_, query_start_loc_, seq_lens_, logits_indices_;
+    Buffer<int32_t, 1> token_ids_, positions_, token_types_, query_start_loc_, seq_lens_, logits_indices_;
     Buffer<int32_t, 2> slot_mapping_, block_copies_, state_copies_, state_saves_;
     Buffer<int32_t, 1> state_slots_;
     Buffer<int32_t, 3> block_tables_;

@@ -21,6 +21,7 @@ struct Step {
     int32_t num_outputs;
     const int32_t* token_ids;        // [num_tokens]
     const int32_t* positions;        // [num_tokens]
+    const int32_t* token_types;      // [num_tokens] or null: all 0
     const int32_t* query_start_loc;  // [num_requests + 1]
     const int32_t* seq_lens;         // [num_requests]
     const int32_t* block_tables;     // [num_cache_groups, num_requests, block_table_stride]

@@ -180,7 +180,7 @@ EMBEDDINGS = Route(
         "input": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_INPUTS} of them"),
         "encoding_format": Entry("base64", "hex", "float, base64"),
         "dimensions": Entry(8, 7, "only the model's own number", without_effect="vectors always have this length"),
-        "pooling": Entry("last", "max", "mean, last"),
+        "pooling": Entry("last", "max", "mean, last, cls; of an encoder only its own"),
         "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
         "user": USER,
         **OPTIONS,

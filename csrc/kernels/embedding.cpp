@@ -1,4 +1,4 @@
-// Embedding and PositionEmbedding: rows of a matrix, dequantized from packed panels; the output head may share them.
+// Embedding, PositionEmbedding and TokenTypeEmbedding: rows of a matrix, dequantized from packed panels; the output head may share them.
 #include "elementwise.h"
 #include "linear_dense.h"
 #include "linear_format.h"
@@ -8,6 +8,7 @@ namespace {
 
 OCTAVO_SIGNATURE(Embedding, (), (weight), (), ());
 OCTAVO_SIGNATURE(PositionEmbedding, (), (weight), (offset), ());
+OCTAVO_SIGNATURE(TokenTypeEmbedding, (), (weight), (), ());
 
 inline float lane(F32x16 v, int i) {
     float t[16];
@@ -78,7 +79,20 @@ void position_embedding(const Args& args, const Step& step, Worker& worker) {
     read_rows(*args.weights[PositionEmbedding::weight].packed, step.positions, offset, args.output, worker);
 }
 
+void token_type_embedding(const Args& args, const Step& step, Worker& worker) {
+    const PackedWeight& weight = *args.weights[TokenTypeEmbedding::weight].packed;
+    if (step.token_types) return read_rows(weight, step.token_types, 0, args.output, worker);
+    const View& out = args.output;
+    const Range rows = share(out.rows, worker);
+    if (rows.begin == rows.end) return;
+    float* const first = out.data + rows.begin * out.cols;
+    read_row(weight, 0, first);
+    for (int64_t r = rows.begin + 1; r < rows.end; ++r)
+        __builtin_memcpy(out.data + r * out.cols, first, sizeof(float) * out.cols);
+}
+
 }  // namespace
 OCTAVO_KERNEL(embedding, Embedding);
 OCTAVO_KERNEL(position_embedding, PositionEmbedding);
+OCTAVO_KERNEL(token_type_embedding, TokenTypeEmbedding);
 }  // namespace octavo

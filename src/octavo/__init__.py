@@ -17,7 +17,15 @@ if TYPE_CHECKING:
         UsageError,
     )
     from octavo.llm import LLM
-    from octavo.outputs import CompletionOutput, Logprob, RejectedPromptsError, RequestMetrics, RequestOutput
+    from octavo.outputs import (
+        CompletionOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RejectedPromptsError,
+        RequestMetrics,
+        RequestOutput,
+        ScoringRequestOutput,
+    )
     from octavo.sampling_params import (
         BeamSearchParams,
         RequestOutputKind,
@@ -35,6 +43,7 @@ __all__ = [
     "AsyncLLM",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingRequestOutput",
     "EngineDeadError",
     "GraphError",
     "InsufficientMemoryError",
@@ -47,6 +56,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "ScoringRequestOutput",
     "StructuredOutputsParams",
     "UsageError",
 ]

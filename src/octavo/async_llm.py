@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -11,9 +11,15 @@ from octavo.config import EngineConfig
 from octavo.engine.prompts import Prompt
 from octavo.engine.session import Session
 from octavo.errors import OctavoError
-from octavo.generation_request import Params, RequestOptions
-from octavo.llm import LoadedLLM, take_options
-from octavo.outputs import RequestOutput
+from octavo.generation_request import Params, Pooling, PoolingParams, RequestOptions
+from octavo.llm import LoadedLLM, embedding_output, take_options
+from octavo.outputs import (
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from octavo.tokenizer.chat_template import Message
 
 
@@ -39,14 +45,22 @@ class AsyncLLM(LoadedLLM):
         Raises UsageError with the numbers if the request is wrong, EngineDeadError if the engine fails.
         """
         params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        async with aclosing(self._outputs(prompt, params, request_id, options)) as outputs:
+            async for output in outputs:
+                assert isinstance(output, RequestOutput)
+                yield output
+
+    async def _outputs(
+        self, prompt: Prompt, params: Params, request_id: str | None, options: Mapping[str, Any]
+    ) -> AsyncGenerator[RequestOutput | PoolingOutput, None]:
         # Tokenizing a book takes a while; other requests of this loop must not wait for it.
         request = await asyncio.to_thread(
             self._session.create_request, prompt, params, request_id=request_id, options=RequestOptions(**options)
         )
         loop = asyncio.get_running_loop()
-        items: asyncio.Queue[RequestOutput | OctavoError] = asyncio.Queue()
+        items: asyncio.Queue[RequestOutput | PoolingOutput | OctavoError] = asyncio.Queue()
 
-        def hand_over(item: RequestOutput | OctavoError) -> None:
+        def hand_over(item: RequestOutput | PoolingOutput | OctavoError) -> None:
             # From the engine's thread. On a closed loop this raises RuntimeError, which ends the request.
             loop.call_soon_threadsafe(items.put_nowait, item)
 
@@ -79,6 +93,46 @@ class AsyncLLM(LoadedLLM):
         async with aclosing(self.generate(token_ids, sampling_params, request_id, **options)) as outputs:
             async for output in outputs:
                 yield output
+
+    async def embed(
+        self,
+        prompt: Prompt,
+        pooling: Pooling | None = None,
+        request_id: str | None = None,
+        **options: Any,
+    ) -> EmbeddingRequestOutput:
+        """The vector of one text. pooling: see `LLM.embed`; the rest as `generate`."""
+        params = PoolingParams(pooling=pooling)
+        token_ids = await asyncio.to_thread(self._session.encode, prompt)
+        return embedding_output(token_ids, await self._vector(token_ids, params, request_id, options))
+
+    async def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+        **options: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Scores of pairs of texts, see `LLM.score`."""
+        plan = await asyncio.to_thread(self._session.plan_scores, data_1, data_2, truncate_prompt_tokens, instruction)
+        tasks = [asyncio.create_task(self._vector(*prompt, None, options)) for prompt in plan.prompts]
+        try:
+            outputs = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        scores = plan.scores([output.vector for output in outputs])
+        return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
+
+    async def _vector(
+        self, token_ids: list[int], params: PoolingParams, request_id: str | None, options: Mapping[str, Any]
+    ) -> PoolingOutput:
+        async with aclosing(self._outputs(token_ids, params, request_id, options)) as outputs:
+            output = await anext(outputs)
+        assert isinstance(output, PoolingOutput)
+        return output
 
     def abort(self, request_id: str) -> None:
         """Ends a request within a step; its iterator gets a last output with finish_reason `abort`."""

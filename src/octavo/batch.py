@@ -104,6 +104,7 @@ class Batch:
     sampling: SamplingBatch | None = None  # None: no sampling; only logits
     return_logits: bool = False
     inputs: tuple[Float32, ...] = ()  # of a segment of a graph: the values of `Input` operations, by slot
+    token_types: Int32 | None = None  # [T], which of a pair's two texts each token belongs to; None: all 0
     return_hidden_states: bool = False  # instead of logits: the step ends before the output head
 
 

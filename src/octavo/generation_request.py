@@ -10,17 +10,21 @@ from octavo.sampling_params import BeamSearchParams, RequestOutputKind, Sampling
 
 MAX_CACHE_SALT_CHARS = 1024
 
-Pooling: TypeAlias = Literal["mean", "last"]
+Pooling: TypeAlias = Literal["mean", "last", "cls"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
     """Parameters for one vector of the whole prompt instead of an answer.
 
-    pooling: the mean of the last hidden states of all tokens, or that of the last token.
+    pooling: the mean of the last hidden states of all tokens, or that of the last or the first token; None: as the
+    checkpoint says. task: the vector itself, or the labels of a head and the one score of a causal reranker.
+    second_start: the first token of the second text of a pair, for models that tell the two apart; 0: there is one.
     """
 
-    pooling: Pooling = "mean"
+    pooling: Pooling | None = None
+    task: Literal["embed", "score"] = "embed"
+    second_start: int = 0
 
     is_answered: ClassVar[bool] = False
     num_choices: ClassVar[int] = 1

@@ -7,7 +7,7 @@ import logging
 import queue
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.async_engine import Sink
@@ -17,14 +17,24 @@ from octavo.engine.prompts import Prompt
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
-from octavo.generation_request import Params, RequestOptions
+from octavo.generation_request import Params, Pooling, PoolingParams, RequestOptions
 from octavo.loader.generation_config import SamplingDefaults
-from octavo.outputs import RejectedPromptsError, RequestOutput
+from octavo.outputs import (
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    RejectedPromptsError,
+    RequestOutput,
+    ScoringOutput,
+    ScoringRequestOutput,
+)
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+_Item: TypeAlias = RequestOutput | PoolingOutput | OctavoError
 
 
 class OutputStream:
@@ -88,6 +98,10 @@ class LoadedLLM:
         """The engine's counters since the model was loaded."""
         return self._session.metrics
 
+    def check_generates(self) -> None:
+        """Raises UsageError with the remedy if the model makes vectors or scores, and no answers."""
+        self._session.model().engine.texts.check(SamplingParams(), 0)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request without any: those that the model's makers recommend, with vLLM's `max_tokens`.
 
@@ -142,7 +156,7 @@ class LLM(LoadedLLM):
         """
         is_single = _is_single(prompts)
         items = [prompts] if is_single else list(prompts)
-        return self._run(items, sampling_params, options, use_tqdm, single=is_single)
+        return _answers(self._run(items, sampling_params, options, use_tqdm, single=is_single))
 
     def chat(
         self,
@@ -162,7 +176,7 @@ class LLM(LoadedLLM):
         is_single = not (isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)))
         conversations: list[Any] = [messages] if is_single else list(messages)
         prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
-        return self._run(prompts, sampling_params, options, use_tqdm, single=is_single)
+        return _answers(self._run(prompts, sampling_params, options, use_tqdm, single=is_single))
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True, **options: Any
@@ -183,8 +197,49 @@ class LLM(LoadedLLM):
         )
         return OutputStream(self._session, request)
 
+    def embed(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        use_tqdm: bool = True,
+        *,
+        pooling: Pooling | None = None,
+        **options: Any,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of texts, in their order. Any model has them: `output.outputs.embedding`.
+
+        pooling: of the hidden states of a model that generates; None: as the checkpoint says, which for an encoder is
+        the only one. The rest as `generate`.
+        """
+        is_single = _is_single(prompts)
+        items: list[Any] = [prompts] if is_single else list(prompts)
+        encoded = [self._session.encode(item) for item in items]
+        outputs = self._run(encoded, PoolingParams(pooling=pooling), options, use_tqdm, single=is_single)
+        return [embedding_output(ids, output) for ids, output in zip(encoded, outputs, strict=True)]
+
+    def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        use_tqdm: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
+        **options: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Scores of pairs: of one text with each of data_2, or of each with the text at its place.
+
+        A cross-encoder gives its label, a causal reranker the probability of yes, an embedding model the cosine.
+        truncate_prompt_tokens: cut the second text of longer pairs; -1: to the model's limit; None: they are an error.
+        instruction: what a causal reranker judges by. Raises UsageError.
+        """
+        plan = self._session.plan_scores(data_1, data_2, truncate_prompt_tokens, instruction)
+        prompts = [prompt for prompt, _ in plan.prompts]
+        outputs = self._run(prompts, [params for _, params in plan.prompts], options, use_tqdm, single=True)
+        scores = plan.scores([output.vector for output in outputs if isinstance(output, PoolingOutput)])
+        return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
+
     def encode(self, prompt: str) -> list[int]:
-        """The token ids that `generate` makes of a text."""
+        """The token ids that `generate` and `embed` make of a text."""
         return self._session.encode(prompt)
 
     def encode_chat(
@@ -207,13 +262,13 @@ class LLM(LoadedLLM):
         show_progress: bool,
         *,
         single: bool,
-    ) -> list[RequestOutput]:
+    ) -> list[RequestOutput | PoolingOutput]:
         """Submits all, waits for all. single: a refused prompt raises its own error."""
         default = self.get_default_sampling_params() if sampling_params is None else sampling_params
         params = _one_each("sampling_params", default, len(prompts))
         values = {name: _one_each(name, value, len(prompts)) for name, value in options.items()}
-        results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]] = queue.SimpleQueue()
-        outputs: list[RequestOutput | None] = [None] * len(prompts)
+        results: queue.SimpleQueue[tuple[int, _Item]] = queue.SimpleQueue()
+        outputs: list[RequestOutput | PoolingOutput | None] = [None] * len(prompts)
         errors: dict[int, OctavoError] = {}
         pending: dict[int, str] = {}  # index of the prompt -> request_id
         try:
@@ -233,7 +288,7 @@ class LLM(LoadedLLM):
                     i, item = results.get()
                     del pending[i]
                     bar.update("requests", len(prompts) - len(pending), len(prompts))
-                    if isinstance(item, RequestOutput):
+                    if not isinstance(item, OctavoError):
                         outputs[i] = item
                     elif single or isinstance(item, EngineDeadError):
                         raise item
@@ -261,7 +316,17 @@ def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments.pop(name) for name in names if name in arguments}
 
 
-def _sink(results: queue.SimpleQueue[tuple[int, RequestOutput | OctavoError]], index: int) -> Sink:
+def embedding_output(prompt_token_ids: list[int], output: RequestOutput | PoolingOutput) -> EmbeddingRequestOutput:
+    """The vector of a text in vLLM's shape."""
+    assert isinstance(output, PoolingOutput)
+    return EmbeddingRequestOutput(output.request_id, EmbeddingOutput(output.vector.tolist()), prompt_token_ids)
+
+
+def _answers(outputs: list[RequestOutput | PoolingOutput]) -> list[RequestOutput]:
+    return [output for output in outputs if isinstance(output, RequestOutput)]
+
+
+def _sink(results: queue.SimpleQueue[tuple[int, _Item]], index: int) -> Sink:
     return lambda item: results.put((index, item))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -70,11 +71,47 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True)
 class PoolingOutput:
-    """The vector of one prompt. vector: [hidden_size], not normalised."""
+    """The vector of one prompt, as the engine gives it: an embedding [hidden_size], or the labels of a pair."""
 
     request_id: str
     vector: Float32
     num_prompt_tokens: int
+    finished: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """embedding: [hidden_size], of length 1 if the checkpoint says so."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingRequestOutput:
+    """The vector of one text."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    finished: ClassVar[bool] = True
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """score: from 0 to 1 where the model ends in a sigmoid or compares yes and no; a cosine is from -1 to 1."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringRequestOutput:
+    """The score of one pair of texts."""
+
+    outputs: ScoringOutput
     finished: ClassVar[bool] = True
 
 
@@ -84,11 +121,11 @@ class RejectedPromptsError(UsageError):
     outputs: one entry per prompt, None if it has no answer. errors: index of the prompt -> its error.
     """
 
-    def __init__(self, outputs: list[RequestOutput | None], errors: dict[int, OctavoError]) -> None:
+    def __init__(self, outputs: Sequence[RequestOutput | PoolingOutput | None], errors: dict[int, OctavoError]) -> None:
         first = min(errors)
         others = f" (and {len(errors) - 1} more: see .errors)" if len(errors) > 1 else ""
         num_answers = len(outputs) - len(errors)
         answers = f"; .outputs of this error has the answers to the other {num_answers}" if num_answers else ""
         super().__init__(f"prompt {first} of {len(outputs)}: {errors[first]}{others}{answers}")
-        self.outputs = outputs
+        self.outputs = list(outputs)
         self.errors = errors

@@ -13,7 +13,7 @@ from octavo.backends.cpu.lowering import PASSES
 from octavo.errors import GraphError, UsageError
 from octavo.graph import ops
 from octavo.graph.builder import Graph
-from octavo.graph.ops import AttentionParams, Op, RopeParams, Routing
+from octavo.graph.ops import AttentionParams, EncoderAttentionParams, Op, RopeParams, Routing
 from octavo.graph.passes import optimize
 from octavo.graph.values import Rows, Value
 from octavo.quantization.packed import DenseWeight
@@ -25,10 +25,12 @@ LIMITS = ExecutorLimits(32, 2, 32, 64)
 WIDTH = 64
 BLOCK_SIZE = 16
 HEADS = AttentionParams(0, 4, 2, 16, 0.25, window=7)
+ENCODER_HEADS = EncoderAttentionParams(4, 2, 16, 0.25, window=7)
 ROPE = RopeParams(tuple(0.5**i for i in range(8)))
 SHAPES = {
     "embed.weight": (50, WIDTH),
     "positions.weight": (66, WIDTH),
+    "types.weight": (2, WIDTH),
     "square.weight": (WIDTH, WIDTH),
     "square.bias": (WIDTH,),
     "wide.weight": (96, WIDTH),
@@ -71,6 +73,7 @@ def latent_attention(g: Graph, x: Value) -> Value:
 GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Embedding: lambda _, x: x,
     ops.PositionEmbedding: lambda g, x: x + g.position_embedding("positions", 2),
+    ops.TokenTypeEmbedding: lambda g, x: x + g.token_type_embedding("types"),
     ops.Input: lambda g, x: x + g.add_operation(ops.Input(0, Rows.TOKENS, WIDTH)),
     ops.Linear: lambda g, x: g.linear(x, "square"),
     ops.Logits: lambda g, x: g.logits(g.select_rows(x), "head", softcap=3.0, scale=0.5),
@@ -87,6 +90,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.Attention: attention,
     ops.LatentAttention: latent_attention,
     ops.HeadLinear: lambda g, x: g.head_linear(x, "absorbed"),
+    ops.EncoderAttention: lambda g, x: g.encoder_attention(x, g.linear(x, "kv"), g.linear(x, "kv"), ENCODER_HEADS),
+    ops.MeanPool: lambda g, x: g.mean_pool(x),
     ops.SelectRows: lambda g, x: g.select_rows(x),
     ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2)),
     ops.ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),

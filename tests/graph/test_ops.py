@@ -83,6 +83,46 @@ def test_position_embedding() -> None:
     np.testing.assert_array_equal(out, a.weights[table][2:5])
 
 
+def test_token_type_embedding() -> None:
+    a = Arrays(0)
+    table = a.weight(2, 6)
+    batch = step([(Request([3, 9, 3], [0]), 3)])
+    op = ops.TokenTypeEmbedding(table)
+    np.testing.assert_array_equal(evaluate(op, {}, a.weights, batch), a.weights[table][[0, 0, 0]])
+    batch.token_types = np.array([0, 1, 1], np.int32)
+    np.testing.assert_array_equal(evaluate(op, {}, a.weights, batch), a.weights[table][[0, 1, 1]])
+
+
+@pytest.mark.parametrize("window", [None, 2])
+def test_encoder_attention(window: int | None) -> None:
+    """Each text by torch's attention, with the mask of a local window written out."""
+    heads, kv_heads, dim = 4, 2, 8
+    rng = np.random.default_rng(0)
+    q, k, v = (Value(i, Rows.TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads)))
+    arrays = {x: rng.normal(0, 1, (8, x.cols)) for x in (q, k, v)}
+    batch = step([(Request([0] * 5, [0, 1]), 5), (Request([0] * 3, [2]), 3)])
+    op = ops.EncoderAttention(q, k, v, ops.EncoderAttentionParams(heads, kv_heads, dim, 0.3, window))
+    out = evaluate(op, arrays, {}, batch)
+    for begin, end in ((0, 5), (5, 8)):
+        split = [torch.tensor(arrays[x][begin:end]).reshape(end - begin, -1, dim).transpose(0, 1) for x in (q, k, v)]
+        place = torch.arange(end - begin)
+        mask = torch.ones(end - begin, end - begin, dtype=torch.bool)
+        if window is not None:
+            mask = (place[:, None] - place).abs() <= window
+        expected = functional.scaled_dot_product_attention(
+            split[0], split[1].repeat_interleave(2, 0), split[2].repeat_interleave(2, 0), mask, scale=0.3
+        )
+        np.testing.assert_allclose(out[begin:end], expected.transpose(0, 1).reshape(end - begin, -1), rtol=1e-6)
+
+
+def test_mean_pool() -> None:
+    x = Value(0, Rows.TOKENS, 4)
+    array = np.random.default_rng(0).normal(0, 1, (8, 4))
+    batch = step([(Request([0] * 5, [0, 1]), 5), (Request([0] * 3, [2]), 3)], all_logits=False)
+    out = evaluate(ops.MeanPool(x), {x: array}, {}, batch)
+    np.testing.assert_allclose(out, [array[:5].mean(axis=0), array[5:].mean(axis=0)])
+
+
 def test_linear(a: Arrays) -> None:
     x, w, b = a.value(), a.weight(5, a.cols), a.weight(5)
     a.check(ops.Linear(x, w, b), functional.linear(a[x], a[w], a[b]))

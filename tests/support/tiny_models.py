@@ -322,6 +322,12 @@ def tiny_graph(name: str, seed: int = 0) -> tuple[Graph, dict[str, Weight]]:
     return build_graph(model.config.model_type, config, {n: w.shape for n, w in weights.items()}), weights
 
 
+def graph_weights(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
+    """The weights of a model without transforms, under the names of the graph."""
+    table = weight_table(load_architecture(architecture))
+    return {checkpoint_name(name, table): array for name, array in stored_tensors(model).items()}
+
+
 def stored_tensors(model: PreTrainedModel) -> dict[str, NDArray[np.float32]]:
     """The tensors of a safetensors file by name."""
     tensors = revert_weight_conversion(model, dict(model.state_dict()))

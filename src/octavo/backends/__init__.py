@@ -93,6 +93,16 @@ def check_model_len(graph: Graph, limits: ExecutorLimits) -> None:
         )
 
 
+def check_token_types(graph: Graph, batch: Batch) -> None:
+    """Raises UsageError for a token of a type that the model does not have."""
+    if batch.token_types is None or not len(batch.token_types):
+        return
+    low, high = int(batch.token_types.min()), int(batch.token_types.max())
+    for node in graph.nodes:
+        if node.op.name == "token_type_embedding" and not 0 <= low <= high < node.op.parameters[0].shape[0]:
+            raise UsageError(f"token types are {low} to {high}; this model has {node.op.parameters[0].shape[0]}")
+
+
 class FinishedStep:
     """A `PendingStep` of an executor that computes on the calling thread: done before it is returned."""
 

@@ -13,7 +13,15 @@ from math import prod
 import numpy as np
 from numpy.typing import DTypeLike
 
-from octavo.backends import PACKING, BackendDescription, ExecutorLimits, FinishedStep, PackCacheOptions, check_model_len
+from octavo.backends import (
+    PACKING,
+    BackendDescription,
+    ExecutorLimits,
+    FinishedStep,
+    PackCacheOptions,
+    check_model_len,
+    check_token_types,
+)
 from octavo.backends.memory import PackedType, Sizes
 from octavo.backends.memory import host_memory as memory  # noqa: F401 - of the backend protocol
 from octavo.backends.parameters import parameter_info, weight_of
@@ -179,6 +187,7 @@ class ReferenceExecutor:
         check_inputs(self._graph.inputs, self._graph.makes_logits, batch)
         if self._graph.state_caches:
             check_states(batch, self._num_states)
+        check_token_types(self._graph, batch)
         limits = self._limits
         for what, count, limit in (
             ("tokens", len(batch.token_ids), limits.max_num_batched_tokens),

@@ -65,6 +65,7 @@ def converse(
     """Loads the model and answers one message after another of standard input. trims: see `--no-trim`."""
     params = sampling_params(sampling_options)
     with load_model(model, engine_options, will_chat=True) as llm:
+        llm.check_generates()
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
         if is_terminal(sys.stdin):
             write("/help for help, Ctrl-D to exit\n")

@@ -93,6 +93,7 @@ def run(
         return
     with load_model(model, engine_options, will_chat=not raw) as llm:
         load_s = time.monotonic() - started
+        llm.check_generates()
         prompt_ids = llm.encode(prompt) if raw else llm.encode_chat(_messages(system, prompt))
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
         parts = _stream(llm, prompt_ids, params, show=not as_json)

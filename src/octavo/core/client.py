@@ -9,6 +9,7 @@ from typing import Protocol
 
 from octavo.config import KVDtype
 from octavo.engine.metrics import EngineMetrics
+from octavo.engine.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
 from octavo.generation_request import GenerationRequest
 from octavo.loader.generation_config import SamplingDefaults
@@ -47,6 +48,7 @@ class ModelInfo:
     num_threads: int
     load_seconds: dict[str, float] = field(default_factory=dict)  # by phase, in order
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    texts: TextModel = field(default_factory=TextModel)  # what it makes of texts beside answers
 
     @property
     def num_cache_tokens(self) -> int:

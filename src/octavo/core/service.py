@@ -126,7 +126,8 @@ class EngineService:
         self._session = session
         self.send(Ready(_model_info(session, start.config.kv_dtype, phases)))
         # The view of the vocabulary takes half a second for 150,000 tokens: before anybody streams, not beside them.
-        session.prepare_structured_outputs()
+        if session.model().engine.texts.generates:
+            session.prepare_structured_outputs()
 
     # --- the heartbeat's thread ---
 
@@ -290,4 +291,5 @@ def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, flo
         num_threads=executor.num_threads,
         load_seconds=load_seconds,
         sampling_defaults=loaded.sampling_defaults,
+        texts=loaded.engine.texts,
     )

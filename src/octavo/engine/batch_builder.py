@@ -156,6 +156,7 @@ class BatchBuilder:
             logits_indices=logits_indices,
             block_copies=np.array([pair for item in scheduled for pair in item.copies], np.int32).reshape(-1, 2),
             sampling=None if step.gives_hidden_states else self._sampling(wanted),
+            token_types=_token_types(scheduled, query_start_loc) if step.gives_hidden_states else None,
             return_hidden_states=step.gives_hidden_states,
         )
         if scheduled[0].sequence.state_slot >= 0:
@@ -283,6 +284,18 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
     if any(snapshot is not None for _, snapshot in snapshots):
         saves = [(0, -1) if kept is None else (kept.num_tokens - start, kept.slot) for start, kept in snapshots]
         batch.state_saves = np.array(saves, np.int32)
+
+
+def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:
+    """The type of each token of a step of texts; None: they are all of type 0."""
+    seconds = [getattr(item.sequence.request.params, "second_start", 0) for item in scheduled]
+    if not any(seconds):
+        return None
+    types = np.zeros(int(query_start_loc[-1]), np.int32)
+    for item, second, begin in zip(scheduled, seconds, query_start_loc.tolist(), strict=False):
+        if second:
+            types[begin + max(second - item.start, 0) : begin + item.num_tokens] = 1
+    return types
 
 
 def _compress(entries: list[tuple[Int32, _Values] | None], dtype: type[np.generic]) -> tuple[Int32, Int32, _Values]:

@@ -18,6 +18,7 @@ from octavo.engine.request import FinishReason, Request, RequestStatus, RowConsu
 from octavo.engine.request_factory import RequestFactory
 from octavo.engine.schedule import Schedule
 from octavo.engine.scheduler import Scheduler
+from octavo.engine.text_model import ANSWERS_ONLY, TextModel, YesNoHead
 from octavo.errors import NumericalError, OctavoError, UsageError
 from octavo.generation_request import GenerationRequest
 from octavo.outputs import PoolingOutput, RequestOutput
@@ -74,8 +75,17 @@ class Engine:
     of one step and prepares the arrays of the next while one runs. Requests may be added and aborted at any time.
     """
 
-    def __init__(self, executor: Executor, tokenizer: Tokenizer, limits: EngineLimits) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        limits: EngineLimits,
+        texts: TextModel = ANSWERS_ONLY,
+        yes_no: YesNoHead | None = None,
+    ) -> None:
+        """texts: the abilities of the model. yes_no: its head as a causal reranker."""
         self.executor = executor
+        self.texts = texts
         self.limits = limits
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(num_blocks=limits.num_blocks)
@@ -88,9 +98,9 @@ class Engine:
             limits.max_num_batched_tokens,
             limits.num_states,
         )
-        self.scheduler = Scheduler(kv_cache, limits, self.metrics)
+        self.scheduler = Scheduler(kv_cache, limits, self.metrics, takes_whole_texts=texts.takes_whole_texts)
         self._batch_builder = BatchBuilder(limits, self.scheduler.num_rows, len(layout.groups))
-        self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics)
+        self._factory = RequestFactory(tokenizer, limits, kv_cache, self.metrics, texts, yes_no)
         self._publisher = Publisher(tokenizer, self.scheduler, self.metrics)
         self._requests: dict[str, Request] = {}
         self._in_flight: _Step | None = None

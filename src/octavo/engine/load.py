@@ -14,6 +14,7 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
 from octavo.engine.progress import size
+from octavo.engine.text_model import text_model, yes_no_head
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
 from octavo.graph.builder import Graph
 from octavo.graph.cache import STATES_PER_SEAT, CacheSizes
@@ -96,8 +97,9 @@ def _load(
 ) -> LoadedModel:
     trained: int = checkpoint.config.max_position_embeddings
     model_len = config.max_model_len or trained
-    limits = _executor_limits(config, model_len)
-    executor = _compile(config, checkpoint, limits, progress)
+    graph = _graph(checkpoint, model_len)
+    limits = _executor_limits(config, model_len, graph)
+    executor = _compile(config, checkpoint, graph, limits, progress)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
         paging = executor.paging
@@ -116,11 +118,14 @@ def _load(
             block_size=config.block_size,
             num_blocks=plan.num_blocks,
             vocab_size=checkpoint.config.vocab_size,
-            enable_prefix_caching=config.enable_prefix_caching,
+            enable_prefix_caching=config.enable_prefix_caching and not graph.takes_whole_texts,
             longer_context=_longer_context(model_len, plan.max_model_len, trained),
-            max_itl_s=config.max_itl / 1e3,
+            max_itl_s=config.max_itl / 1e3 if graph.generates else 0.0,
         )
-        engine = Engine(executor, tokenizer.result(), engine_limits)
+        vocabulary = tokenizer.result()
+        texts = text_model(graph, checkpoint.pooling, vocabulary)
+        yes_no = yes_no_head(graph, checkpoint, vocabulary) if texts.scoring == "yes_no" else None
+        engine = Engine(executor, vocabulary, engine_limits, texts, yes_no)
     except BaseException:
         executor.close()
         raise
@@ -150,27 +155,37 @@ def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
     return named if isinstance(named, int) else min(tokenizer.eos_token_ids, default=None)
 
 
-def _executor_limits(config: EngineConfig, model_len: int) -> ExecutorLimits:
-    """The limits of the engine's steps. model_len: tokens of the longest request."""
+def _executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
+    """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
+    step = config.max_num_batched_tokens
     return ExecutorLimits(
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=max(step, model_len) if graph.takes_whole_texts else step,
         max_num_seqs=config.max_num_seqs,
         max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
         max_model_len=model_len,
     )
 
 
+def _graph(checkpoint: Checkpoint, context: int) -> Graph:
+    """The model for sequences of at most so many tokens. Raises ModelLoadError if its weights do not fit it."""
+    config, classifies = checkpoint.config.for_length(context), checkpoint.pooling.is_classifier
+    try:
+        return build_graph(checkpoint.architecture, config, checkpoint.weights.shapes, classifies=classifies)
+    except GraphError as error:  # a weight is missing or has another shape than the configuration says
+        raise ModelLoadError(f"{checkpoint.path}: {error}") from error
+
+
 def model_sizes(checkpoint: Checkpoint, config: EngineConfig, context: int, graph: Graph | None = None) -> Sizes:
     """The sizes on the backend of `config`. context: tokens of the longest request. graph: the model's, if known.
 
-    Raises GraphError if the weights do not fit the configuration.
+    Raises ModelLoadError if the weights do not fit the configuration.
     """
     if graph is None:
-        graph = build_graph(checkpoint.architecture, checkpoint.config.for_length(context), checkpoint.weights.shapes)
+        graph = _graph(checkpoint, context)
     return get_backend(config.backend).sizes(
         graph,
         _held_weights(checkpoint, config, graph),
-        _executor_limits(config, context),
+        _executor_limits(config, context, graph),
         num_threads=config.num_threads,
         kv_dtype=config.kv_dtype,
     )
@@ -196,13 +211,8 @@ def growth_notes(sizes: Sizes) -> list[str]:
 
 
 def _compile(
-    config: EngineConfig, checkpoint: Checkpoint, limits: ExecutorLimits, progress: LoadProgress | None
+    config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress | None
 ) -> Executor:
-    try:
-        model_config = checkpoint.config.for_length(limits.max_model_len)
-        graph = build_graph(checkpoint.architecture, model_config, checkpoint.weights.shapes)
-    except GraphError as error:  # a weight is missing or has another shape than the configuration says
-        raise ModelLoadError(f"{checkpoint.path}: {error}") from error
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
     for note in growth_notes(sizes):
@@ -334,6 +344,8 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
             arithmetic,
             size(sizes.sequence_bytes(model_len, block, step)),
         )
+    if sizes.token_bytes == 0:  # an encoder
+        return CachePlan(num_blocks, min(model_len, fitting))
     cache_size = size(num_blocks * block_bytes)
     logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, config.kv_dtype, cache_size)
     return CachePlan(

@@ -15,7 +15,8 @@ from octavo.engine.kv_cache import KVCacheManager
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.publisher import TextStream
 from octavo.engine.request import Request, RequestTimes, RowConsumer, Sequence, SequenceGroup, derive_seed
-from octavo.engine.row_consumers import Pooler, PromptLogprobs, TokenSampler
+from octavo.engine.row_consumers import Finish, Pooler, PromptLogprobs, RowTaker, TokenSampler, normalized
+from octavo.engine.text_model import ANSWERS_ONLY, TextModel, YesNoHead
 from octavo.errors import UsageError
 from octavo.generation_request import GenerationRequest, Params, PoolingParams
 from octavo.sampling_params import BeamSearchParams, SamplingParams
@@ -30,13 +31,22 @@ class RequestFactory:
     """Creates the requests of one engine, with the checks that need its model or its cache. Thread-safe."""
 
     def __init__(
-        self, tokenizer: Tokenizer, limits: EngineLimits, kv_cache: KVCacheManager, metrics: EngineMetrics
+        self,
+        tokenizer: Tokenizer,
+        limits: EngineLimits,
+        kv_cache: KVCacheManager,
+        metrics: EngineMetrics,
+        texts: TextModel = ANSWERS_ONLY,
+        yes_no: YesNoHead | None = None,
     ) -> None:
+        """texts: the abilities of the model. yes_no: the head of a causal reranker."""
         self._tokenizer = tokenizer
         self._limits = limits
         self._num_tokens = min(limits.vocab_size, tokenizer.vocab_size)  # either may be padded
         self._kv_cache = kv_cache
         self._metrics = metrics
+        self._texts = texts
+        self._yes_no = yes_no
         self._arrivals = itertools.count()
         self._grammar_lock = threading.Lock()
         self._grammar_compiler: GrammarCompiler | None = None
@@ -45,6 +55,7 @@ class RequestFactory:
         """See `Engine.create_request`."""
         params = generation.params
         token_ids = self._check_prompt(generation)
+        self._texts.check(params, len(token_ids))
         room = self._limits.max_model_len - len(token_ids)
         self._check_params(params, room)
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
@@ -178,10 +189,18 @@ class RequestFactory:
             request.sequences = [Sequence(request, i, request.prompt_token_ids) for i in range(params.num_choices)]
             return
         if isinstance(params, PoolingParams):
-            request.groups = [self._group(request, Pooler(params.pooling))]
+            request.groups = [self._group(request, self._pooler(params))]
         else:
             request.groups = self._choices(request, params)
         request.sequences = [group.members[0] for group in request.groups]
+
+    def _pooler(self, params: PoolingParams) -> RowConsumer:
+        texts = self._texts
+        finish: Finish | None = normalized if texts.normalize and params.task == "embed" else None
+        if params.task == "score" and self._yes_no is not None:
+            finish = self._yes_no.score
+        pooling = params.pooling or texts.pooling
+        return RowTaker(pooling, finish) if texts.takes_whole_texts else Pooler(pooling, finish)
 
     def _choices(self, request: Request, params: SamplingParams) -> list[SequenceGroup]:
         seed = secrets.randbits(64) if params.seed is None else params.seed

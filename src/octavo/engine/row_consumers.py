@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from octavo.batch import Float32
 from octavo.engine.request import FinishReason, Request, RowConsumer, RowKind, RowUse, Sequence
 from octavo.errors import NumericalError
 from octavo.generation_request import Pooling
@@ -95,13 +97,18 @@ class PromptLogprobs(RowConsumer):
         return 0
 
 
+# What becomes of the vector of a text: its length made 1, its score.
+Finish: TypeAlias = Callable[[Float32], Float32]
+
+
 class Pooler(RowConsumer):
     """Pools the hidden states of a prompt to one vector, [hidden_size]."""
 
     kind = RowKind.HIDDEN
 
-    def __init__(self, pooling: Pooling) -> None:
+    def __init__(self, pooling: Pooling, finish: Finish | None = None) -> None:
         self._pools_all = pooling == "mean"
+        self._finish = finish
         self._num_taken = 0
         self._total: NDArray[np.float64] | None = None
 
@@ -116,10 +123,44 @@ class Pooler(RowConsumer):
             self._total = added if self._total is None else self._total + added
             self._num_taken += use.count
             if use.start + use.count == len(use.sequence.token_ids):
-                request = use.sequence.request
-                request.vector = (self._total / self._num_taken).astype(np.float32)
-                if not np.isfinite(request.vector).all():
-                    request.error = NumericalError(f"{request.request_id} failed: its hidden states are not finite")
-                use.sequence.finish_reason = FinishReason.STOP
-                scheduler.finish(use.sequence.group)
+                vector = (self._total / self._num_taken).astype(np.float32)
+                _end_with_vector(use.sequence, vector, self._finish, scheduler)
         return 0
+
+
+class RowTaker(RowConsumer):
+    """Takes the one row that a graph gives of a whole text: a vector [hidden_size], or the labels of a head."""
+
+    kind = RowKind.HIDDEN
+
+    def __init__(self, pooling: Pooling, finish: Finish | None = None) -> None:
+        """pooling: the graph's. The row is that of the first token for cls, else of the last."""
+        self._takes_first = pooling == "cls"
+        self._finish = finish
+
+    def wanted(self, sequence: Sequence) -> tuple[int, int]:
+        position = 0 if self._takes_first else len(sequence.token_ids) - 1
+        return position, position + 1
+
+    def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:
+        assert output.hidden_states is not None
+        for use, row in uses:
+            vector = output.hidden_states[row].astype(np.float32)
+            _end_with_vector(use.sequence, vector, self._finish, scheduler)
+        return 0
+
+
+def normalized(vector: Float32) -> Float32:
+    """The vector scaled to length 1; a zero vector stays zero."""
+    return (vector / (float(np.linalg.norm(vector)) or 1.0)).astype(np.float32)
+
+
+def _end_with_vector(sequence: Sequence, vector: Float32, finish: Finish | None, scheduler: Scheduler) -> None:
+    request = sequence.request
+    if np.isfinite(vector).all():
+        request.vector = vector if finish is None else finish(vector)
+    else:
+        request.vector = vector
+        request.error = NumericalError(f"{request.request_id} failed: its hidden states are not finite")
+    sequence.finish_reason = FinishReason.STOP
+    scheduler.finish(sequence.group)

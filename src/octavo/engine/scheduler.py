@@ -33,7 +33,16 @@ class Scheduler:
     Each queue has max_num_seqs seats. step_budget: limits the time of steps, if given; it never changes an answer.
     """
 
-    def __init__(self, kv_cache: KVCacheManager, limits: EngineLimits, metrics: EngineMetrics) -> None:
+    def __init__(
+        self,
+        kv_cache: KVCacheManager,
+        limits: EngineLimits,
+        metrics: EngineMetrics,
+        *,
+        takes_whole_texts: bool = False,
+    ) -> None:
+        """takes_whole_texts: all tokens of a text are computed in one step."""
+        self._takes_whole_texts = takes_whole_texts
         self.kv_cache = kv_cache
         self.metrics = metrics
         self.step_budget = StepBudget(limits.max_itl_s) if limits.max_itl_s else None
@@ -252,12 +261,17 @@ class Scheduler:
                 group = behind.popleft()
                 if group.status is RequestStatus.RUNNING and group.members[0] not in step.scheduled:
                     self._schedule_chunk(group, step)
-            elif waiting is None:
+            elif waiting is None or not self._fits_whole(waiting, step):
                 break
             elif self._admit(queue, waiting, step):
                 self._schedule_chunk(waiting, step)
             else:
                 is_blocked = True
+
+    def _fits_whole(self, group: SequenceGroup, step: Schedule) -> bool:
+        """False: the model takes a text in one piece, and the rest of the step is too short for this one."""
+        first = group.members[0]
+        return not self._takes_whole_texts or (len(first.token_ids) <= step.num_tokens_left and step.num_rows_left > 0)
 
     def _schedule_chunk(self, group: SequenceGroup, step: Schedule) -> None:
         first = group.members[0]

@@ -17,8 +17,9 @@ from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.prompts import Prompt, PromptEncoder
 from octavo.engine.request import Request
+from octavo.engine.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import OctavoError, UsageError
-from octavo.generation_request import GenerationRequest, Params, RequestOptions
+from octavo.generation_request import GenerationRequest, Params, PoolingParams, RequestOptions
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message, TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -57,6 +58,18 @@ class Session:
         self.submit, self.abort, self.encode = self._engine.submit, self._engine.abort, self._prompts.encode
         self._ids = itertools.count()
 
+    def plan_scores(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        truncate_prompt_tokens: int | None,
+        instruction: str | None,
+    ) -> ScorePlan:
+        """See `LLM.score`. Raises UsageError."""
+        model = self.model()
+        options = score_options(truncate_prompt_tokens, instruction)
+        return plan_scores(model.engine.texts, self.tokenizer, pairs_of(data_1, data_2), self.max_model_len, options)
+
     def encode_chat(
         self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
     ) -> list[int]:
@@ -77,7 +90,7 @@ class Session:
 
         Raises UsageError with the numbers if prompt or parameters are wrong or the request could never fit.
         """
-        if not isinstance(params, (SamplingParams, BeamSearchParams)):
+        if not isinstance(params, (SamplingParams, BeamSearchParams, PoolingParams)):
             raise UsageError(
                 f"sampling_params must be a SamplingParams, not {params!r:.80}",
                 param="sampling_params",

@@ -15,6 +15,8 @@ from octavo.graph.ops import (
     AttentionParams,
     Clip,
     Embedding,
+    EncoderAttention,
+    EncoderAttentionParams,
     GatedActivation,
     HeadLinear,
     Input,
@@ -22,6 +24,7 @@ from octavo.graph.ops import (
     LayerNorm,
     Linear,
     Logits,
+    MeanPool,
     MoE,
     Mul,
     Op,
@@ -34,6 +37,7 @@ from octavo.graph.ops import (
     SelectRows,
     ShortConv,
     Softcap,
+    TokenTypeEmbedding,
 )
 from octavo.graph.values import Parameter, Rows, Value
 
@@ -115,11 +119,31 @@ class Graph:
 
     @property
     def hidden_states(self) -> Value:
-        """The input of the output head: [OUTPUTS, hidden]. Raises GraphError if the graph does not end in one."""
-        head = next((node.op for node in self.nodes if node.output == self.output), None)
-        if not isinstance(head, Logits):
+        """The input of the output head, or the output of a graph without one: [OUTPUTS, hidden].
+
+        Raises GraphError if the graph does not end in either.
+        """
+        head = self._head
+        if head is not None:
+            return head.x
+        if not self.makes_logits:
             raise GraphError("the graph does not end in an output head")
-        return head.x
+        return self.output
+
+    @property
+    def generates(self) -> bool:
+        """True if the graph ends in an output head: its rows are the logits of the next tokens."""
+        return len(self.outputs) == 1 and self._head is not None
+
+    @property
+    def _head(self) -> Logits | None:
+        head = next((node.op for node in self.nodes if node.output == self.output), None)
+        return head if isinstance(head, Logits) else None
+
+    @property
+    def takes_whole_texts(self) -> bool:
+        """True if a step must have all tokens of a sequence, as an operation of the graph sees all of them."""
+        return any(node.op.needs_whole_texts for node in self.nodes)
 
     @property
     def kv_caches(self) -> list[KVCache]:
@@ -166,6 +190,10 @@ class Graph:
     def position_embedding(self, name: str, offset: int = 0) -> Value:
         """The learned embeddings of the positions of the step's tokens: [TOKENS, cols]."""
         return self.add_operation(PositionEmbedding(self._weight(name, "position_embedding"), offset))
+
+    def token_type_embedding(self, name: str) -> Value:
+        """The embeddings of the types of the step's tokens: [TOKENS, cols]."""
+        return self.add_operation(TokenTypeEmbedding(self._weight(name, "token_type_embedding")))
 
     def linear(self, x: Value, name: str) -> Value:
         """x @ weight.T, and + bias if the checkpoint has one."""
@@ -268,6 +296,14 @@ class Graph:
     def latent_attention(self, q: tuple[Value, Value], key: tuple[Value, Value], params: AttentionParams) -> Value:
         """Causal attention over a paged cache of latents. q, key: the part for the latent, and the rotary part."""
         return self.add_operation(LatentAttention(*q, *key, params))
+
+    def encoder_attention(self, q: Value, k: Value, v: Value, params: EncoderAttentionParams) -> Value:
+        """Attention of each token to its whole text, in one step and without a cache."""
+        return self.add_operation(EncoderAttention(q, k, v, params))
+
+    def mean_pool(self, x: Value) -> Value:
+        """The mean of each text of which a row is wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""
+        return self.add_operation(MeanPool(x))
 
     def select_rows(self, x: Value) -> Value:
         """The rows whose logits are wanted: [TOKENS, cols] -> [OUTPUTS, cols]."""

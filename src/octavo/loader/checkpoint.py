@@ -7,7 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -16,6 +16,7 @@ from octavo.errors import ModelLoadError
 from octavo.loader.gguf import open_gguf, part_names
 from octavo.loader.json_file import read_json_object
 from octavo.loader.pickles import check_no_pickles
+from octavo.loader.pooling_config import PoolingConfig, pooling_of_directory, pooling_of_gguf
 from octavo.loader.safetensors import INDEX_NAME, open_safetensors
 from octavo.loader.tensor_files import Source, TensorFiles, Weights
 from octavo.loader.tensor_names import GGUF_STEMS, ROPE_FACTORS, renamed
@@ -49,6 +50,7 @@ class Checkpoint:
     file: TensorFiles
     stored: Sequence[WeightInfo]  # the weights as the files have them
     quantization: str | None = None  # method of a quantized safetensors checkpoint
+    pooling: PoolingConfig = field(default_factory=PoolingConfig)  # of vectors and scores of texts
 
     def with_weights(self, weights: Weights) -> Checkpoint:
         """The same model with other weights, which must have the same names and shapes."""
@@ -141,9 +143,11 @@ def _from_gguf(path: Path, file: TensorFiles) -> Checkpoint:
     rope = {tensor: file.weight(tensor).dequantize() for tensor in ROPE_FACTORS if tensor in file.tensors}
     with _errors_of(path):
         prefix = f"{file.metadata['general.architecture']}."
+        pooling = pooling_of_gguf(file.metadata, prefix)
         config = module.Config.from_gguf(ConfigReader({**file.metadata, **rope}, prefix), shapes)
+        config = config.with_pooling(pooling.pooling)
         weights = Weights(transformed(stored, table.transforms, config, "gguf"), file)
-    return Checkpoint(path, "gguf", architecture, config, weights, file, list(file.tensors.values()))
+    return Checkpoint(path, "gguf", architecture, config, weights, file, list(file.tensors.values()), None, pooling)
 
 
 def _check_vectors(file: TensorFiles) -> None:
@@ -172,6 +176,8 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     table = weight_table(module)
     with _errors_of(config_path):
         config = module.Config.from_hf(reader)
+        pooling = pooling_of_directory(path.parent, config_json)
+        config = config.with_pooling(pooling.pooling)
         section = _quantization(config_path, config_json)
         packed = _packed(section, file) if section else {}
     used = {tensor for source in packed.values() for tensor in source.tensors}
@@ -181,7 +187,8 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     with _errors_of(path):
         weights = Weights(transformed(stored, table.transforms, config, "safetensors"), file)
     quantization = section.text("quant_method") if section else None
-    return Checkpoint(path, "safetensors", architecture, config, weights, file, list(sources.values()), quantization)
+    stored_infos = list(sources.values())
+    return Checkpoint(path, "safetensors", architecture, config, weights, file, stored_infos, quantization, pooling)
 
 
 def _architecture(

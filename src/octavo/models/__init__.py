@@ -83,11 +83,20 @@ def weight_table(architecture: Architecture) -> WeightTable:
     return table
 
 
-def build_graph(name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Graph:
+def build_graph(
+    name: str, config: ModelConfig, shapes: Mapping[str, tuple[int, ...]], *, classifies: bool = False
+) -> Graph:
     """The unoptimized graph of a model. shapes: those of the checkpoint's weights.
 
-    Raises GraphError naming operation, shapes and layer.
+    classifies: the checkpoint has a head of sequence classification. Raises GraphError naming operation, shapes, layer.
     """
+    if classifies:
+        # A decoder is written down with its head, which the checkpoint lacks; it is replaced before it is used.
+        shapes = {"lm_head.weight": shapes.get("embed_tokens.weight", ()), **shapes}
     g = Graph(shapes)
     g.output = load_architecture(name).build(g, config)
+    if classifies and g.generates:
+        hidden_states = g.hidden_states
+        del g.nodes[-1]
+        g.output = g.linear(hidden_states, "score")
     return g

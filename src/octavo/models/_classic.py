@@ -28,7 +28,7 @@ ClassicT = TypeVar("ClassicT", bound="ClassicConfig")
 Block = Literal["pre_norm", "parallel", "post_norm", "normed_residual"]
 
 # Names in config.json -> kinds of the graph's activations.
-_ACTIVATIONS = {
+ACTIVATIONS = {
     **{"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"},
     **{"relu": "relu", "silu": "silu", "swish": "silu"},
 }
@@ -147,9 +147,9 @@ def hf_activation(reader: ConfigReader) -> str:
     """The kind of the MLP's activation. Raises ModelLoadError for an unknown one."""
     key = hf_key(reader, "activation")
     name = reader.text(key)
-    if name not in _ACTIVATIONS:
-        raise reader.error(key, name, f"must be {', '.join(_ACTIVATIONS)}")
-    return _ACTIVATIONS[name]
+    if name not in ACTIVATIONS:
+        raise reader.error(key, name, f"must be {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
 
 
 def hf_rope(

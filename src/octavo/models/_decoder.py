@@ -33,6 +33,10 @@ class ModelConfig:
         """The configuration for sequences of at most so many tokens."""
         return self
 
+    def with_pooling(self, pooling: str) -> ModelConfig:  # noqa: ARG002
+        """The configuration of a model whose graph pools the vectors of texts in this way; others pool outside."""
+        return self
+
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig(ModelConfig):

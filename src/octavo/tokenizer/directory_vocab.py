@@ -57,6 +57,7 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
     bos = _token_id(directory, config, "bos_token", vocab)
     eos = _token_id(directory, config, "eos_token", vocab)
     prefix, suffix = _surroundings(loaded, config, bos, eos)
+    separator, marks_second = _pair(loaded, config)
     return Tokenizer(
         plain=plain,
         special=special,
@@ -74,6 +75,8 @@ def read_directory_tokenizer(directory: Path) -> Tokenizer:
         chat_template=read_chat_template(directory),
         growth=growth,
         may_panic=_has_unknown_patterns(loaded),
+        separator_ids=separator,
+        marks_second=marks_second,
     )
 
 
@@ -139,13 +142,17 @@ def _coding(path: Path, loaded: tokenizers.Tokenizer) -> tuple[TokenCoding, bool
     kinds = [step.get("type") for step in steps]
     if "ByteLevel" in kinds:
         return TokenCoding.BYTE_LEVEL, False
+    if "WordPiece" in kinds:
+        return TokenCoding.WORDPIECE, True
     for step in steps:
         if step.get("type") == "Metaspace" and step.get("replacement") == "▁":
             return TokenCoding.SENTENCEPIECE, step.get("prepend_scheme", "always") != "never"
     if any(step.get("type") == "Replace" and step.get("content") == " " for step in steps):
         return TokenCoding.SENTENCEPIECE, any(step.get("type") == "Strip" and step.get("start") for step in steps)
     found = ", ".join(map(str, kinds)) or "missing"
-    raise ModelLoadError(f"{path}: the decoder is {found}; Octavo knows ByteLevel, Metaspace and SentencePiece's")
+    raise ModelLoadError(
+        f"{path}: the decoder is {found}; known are ByteLevel, WordPiece, Metaspace and SentencePiece's"
+    )
 
 
 def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -167,6 +174,18 @@ def _surroundings(
     if isinstance(wanted := config.get("add_eos_token"), bool) and eos is not None:
         suffix = (eos,) if wanted else ()
     return prefix, suffix
+
+
+def _pair(loaded: tokenizers.Tokenizer, config: Mapping[str, Any]) -> tuple[tuple[int, ...], bool]:
+    """The ids that the post-processor puts between two texts, and whether the second one is of another type."""
+    pair = loaded.encode("a", "a")  # texts that `_load` has tried
+    texts = pair.sequence_ids
+    if 0 not in texts or 1 not in texts:
+        return (), False
+    begin, end = len(texts) - texts[::-1].index(0), texts.index(1)
+    inputs = config.get("model_input_names")
+    has_types = not isinstance(inputs, list) or "token_type_ids" in inputs
+    return tuple(pair.ids[begin:end]), has_types and pair.type_ids[end] == 1
 
 
 def _token_id(directory: Path, config: Mapping[str, Any], name: str, vocab: Mapping[str, int]) -> int | None:

@@ -38,6 +38,8 @@ class Tokenizer:
     chat_template: str | None  # source of the model's chat template
     growth: TextGrowth = NO_GROWTH  # of texts in the model's normalizer
     may_panic: bool = False  # the model brings patterns of its own, which may give up on short texts
+    separator_ids: tuple[int, ...] = ()  # between the two texts of a pair
+    marks_second: bool = False  # the tokens of a pair's second text are of another type
 
     @property
     def vocab_size(self) -> int:

@@ -42,6 +42,7 @@ class TokenCoding(Enum):
 
     BYTE_LEVEL = "byte-level"  # GPT-2: each character stands for a byte
     SENTENCEPIECE = "sentencepiece"  # U+2581 is a space, <0x0A> a byte
+    WORDPIECE = "wordpiece"  # `##` goes on with a word, any other token begins one
 
     def to_bytes(self, token: str) -> bytes:
         """The bytes of an ordinary token."""
@@ -50,6 +51,8 @@ class TokenCoding(Enum):
                 return bytes([_BYTE_LEVEL[c] for c in token])
             except KeyError:
                 return token.encode()
+        if self is TokenCoding.WORDPIECE:
+            return token[2:].encode() if token.startswith("##") else f" {token}".encode()
         if byte := _BYTE_TOKEN.fullmatch(token):
             return bytes([int(byte[1], 16)])
         return token.replace("▁", " ").encode()

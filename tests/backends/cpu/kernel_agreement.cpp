@@ -211,8 +211,12 @@ void compare_embedding(Judge& judge, Random& random) {
     call.step.positions = positions.data();
     call.ints = {2};
     judge.compare(call, "offset 2");
-    call.kernel = "embedding";
+    call.kernel = "token_type_embedding";
     call.ints.clear();
+    judge.compare(call, "no types");
+    call.step.token_types = positions.data();
+    judge.compare(call, "types");
+    call.kernel = "embedding";
     std::vector<uint8_t> halves(1 << 17);
     for (size_t i = 0; i < halves.size(); i += 2) {
         const uint16_t half = static_cast<uint16_t>(i / 2);
@@ -257,7 +261,30 @@ void compare_simple(Judge& judge, Random& random) {
         call.rows = 3;
         call.step.logits_indices = chosen.data();
         judge.compare(call, what);
+        const std::vector<int32_t> starts = {0, 4, 5, 13};
+        call.kernel = "mean_pool";
+        call.step.num_requests = 3;
+        call.step.query_start_loc = starts.data();
+        judge.compare(call, what);
     }
+}
+
+void compare_encoder(Judge& judge, Random& random) {
+    const std::vector<int32_t> starts = {0, 3, 4, 120, 160};
+    for (const int32_t dim : {7, 32, 64})
+        for (const int32_t window : {0, 1, 40}) {
+            Call call;
+            call.kernel = "encoder_attention";
+            call.rows = call.step.num_tokens = 160;
+            call.cols = 4 * dim;
+            call.step.num_requests = 4;
+            call.step.query_start_loc = starts.data();
+            call.inputs = matrices(random_matrix(random, call.rows, 4 * dim), random_matrix(random, call.rows, 2 * dim),
+                                   random_matrix(random, call.rows, 2 * dim));
+            call.ints = {4, 2, dim, window};
+            call.floats = {0.2f};
+            judge.compare(call, std::to_string(dim) + " columns, window " + std::to_string(window));
+        }
 }
 
 // A batch of two requests over blocks in a mixed order, `first` tokens of each at once and then one by one.
@@ -500,6 +527,7 @@ int main(int argc, char** argv) {
     compare_products(judge, random);
     compare_embedding(judge, random);
     compare_states(judge, random);
+    compare_encoder(judge, random);
     compare_positions(judge, random);
     compare_sampling(judge, random);
     judge.finish();

@@ -15,6 +15,8 @@ from octavo.graph import ops
 from octavo.graph.ops import (
     Attention,
     AttentionParams,
+    EncoderAttention,
+    EncoderAttentionParams,
     FusedAttention,
     FusedLinear,
     LatentAttention,
@@ -31,6 +33,7 @@ X = Value(0, Rows.TOKENS, 64)
 W = Parameter("w", (32, 64))
 PARAMS = AttentionParams(0, 2, 1, 16, 0.25)
 NESTED: dict[type, Any] = {
+    EncoderAttention: EncoderAttention(X, X, X, EncoderAttentionParams(2, 2, 32, 0.25)),
     Attention: Attention(X, X, X, PARAMS),
     FusedAttention: FusedAttention(X, PARAMS, RopeParams((1.0, 0.5))),
     LatentAttention: LatentAttention(X, X, X, X, PARAMS),

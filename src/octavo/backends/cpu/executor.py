@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from octavo.backends import check_token_types
 from octavo.backends.cpu.ceilings import measure_kernel_ceilings
 from octavo.backends.profiling import Ceilings, RecordTime
 from octavo.backends.sampling import raise_row_errors
@@ -93,6 +94,7 @@ class CpuExecutor:
 
     def submit(self, batch: Batch) -> CpuPendingStep:
         """See `Executor`."""
+        check_token_types(self._graph, batch)
         rows = len(batch.logits_indices)
         num_top = 0 if batch.sampling is None else max(batch.sampling.rows["num_logprobs"].tolist(), default=0)
         output = StepOutput.unsampled(rows, max(num_top, 0))

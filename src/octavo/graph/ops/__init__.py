@@ -10,6 +10,10 @@ from octavo.graph.ops.base import Evaluation as Evaluation
 from octavo.graph.ops.base import LayerCache as LayerCache
 from octavo.graph.ops.base import Op as Op
 from octavo.graph.ops.base import StepSizes as StepSizes
+from octavo.graph.ops.encoder import EncoderAttention as EncoderAttention
+from octavo.graph.ops.encoder import EncoderAttentionParams as EncoderAttentionParams
+from octavo.graph.ops.encoder import MeanPool as MeanPool
+from octavo.graph.ops.encoder import TokenTypeEmbedding as TokenTypeEmbedding
 from octavo.graph.ops.latent_attention import HeadLinear as HeadLinear
 from octavo.graph.ops.latent_attention import LatentAttention as LatentAttention
 from octavo.graph.ops.linear import Embedding as Embedding

@@ -96,10 +96,12 @@ class Op(ABC):
 
     Fields of type `Value` are inputs, those of type `Parameter` are weights (None where optional), everything
     else is a static attribute. A backend may walk the fields in order instead of knowing each operation.
-    row_wise: each output row depends only on the same row of the inputs. element_flops: FLOPs of an output element.
+    row_wise: each output row depends only on the same row of the inputs. needs_whole_texts: a step must have all tokens
+    of a sequence. element_flops: FLOPs of an output element.
     """
 
     row_wise: ClassVar[bool] = False
+    needs_whole_texts: ClassVar[bool] = False
     element_flops: ClassVar[int] = 0
 
     @property

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from octavo.batch import Float32
-from octavo.generation_request import Pooling, RequestOptions
+from octavo.generation_request import Pooling, PoolingParams, RequestOptions
 from octavo.server.errors import refuse
 from octavo.server.generation.prompt import prepare_inputs
-from octavo.server.generation.running import embed, separated
+from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
 from octavo.server.generation.spec import read_options
 from octavo.server.http.access_log import record_of
 from octavo.server.http.json_body import WHOLE, Int, Text, quote
@@ -32,8 +32,6 @@ from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
 from octavo.server.state import state_of
 
 MAX_INPUTS = 2048
-# Inputs of one call of the engine; other requests run between calls.
-INPUTS_AT_ONCE = 32
 
 FIELD_NAMES = {"prompt": "input"}
 router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
@@ -50,14 +48,14 @@ Input: TypeAlias = Annotated[
 
 
 class EmbeddingsRequest(OptionFields):
-    """pooling: the pooling of the last hidden states, an addition to OpenAI's fields; None: mean. dimensions: only
-    the model's own number."""
+    """pooling: the pooling of the last hidden states, an addition to OpenAI's fields; None: as the
+    checkpoint says, else mean. dimensions: only the model's own number."""
 
     model: Text | None = None
     input: Input
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Int | None = None
-    pooling: Literal["mean", "last"] | None = None
+    pooling: Literal["mean", "last", "cls"] | None = None
     truncate_prompt_tokens: Annotated[int, Field(ge=-1), WHOLE] | None = None
     user: Text | None = None
 
@@ -77,7 +75,7 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
         raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
     given: Any = body.input
     inputs = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
-    job = EmbeddingJob(inputs, read_options(body), body.pooling or "mean", body.truncate_prompt_tokens)
+    job = EmbeddingJob(inputs, read_options(body), body.pooling, body.truncate_prompt_tokens)
     vectors = await embed_inputs(request, model, job)
     data = [
         {"object": "embedding", "index": i, "embedding": _encode(vector, body.encoding_format)}
@@ -95,7 +93,7 @@ class EmbeddingJob:
 
     inputs: Sequence[str | Sequence[int]]
     options: RequestOptions
-    pooling: Pooling = "mean"
+    pooling: Pooling | None = None  # as the checkpoint says
     truncate_to: int | None = None
     side: Literal["left", "right"] = "left"
 
@@ -116,20 +114,16 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
     ticket = state_of(request).admission.admit(
         model,
         record.request_id,
-        num_sequences=min(len(job.inputs), INPUTS_AT_ONCE),
+        num_sequences=min(len(job.inputs), PROMPTS_AT_ONCE),
         tenant=tenant_of(request),
     )
-    options = separated(job.options, ticket.tenant)
-    vectors: list[Float32] = []
     try:
         prepare = partial(prepare_inputs, model, job.inputs, job.truncate_to, job.side)
         prompts, num_truncated = await ticket.wait(prepare)
         record.num_prompt_tokens = sum(map(len, prompts))
         ticket.add_prompt_tokens(record.num_prompt_tokens)
-        for i in range(0, len(prompts), INPUTS_AT_ONCE):
-            call = partial(embed, model, prompts[i : i + INPUTS_AT_ONCE], job.pooling, options)
-            vectors += await ticket.wait(call)
-            ticket.started()
+        params = PoolingParams(pooling=job.pooling)
+        vectors = await compute_vectors(ticket, model, [(prompt, params) for prompt in prompts], job.options)
     finally:
         ticket.release()
     return Embedded(vectors, record.num_prompt_tokens, num_truncated)

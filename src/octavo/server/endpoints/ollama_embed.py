@@ -60,13 +60,13 @@ async def create_embeddings(request: Request, body: EmbedRequest) -> Response:
     """One vector of length 1 for each input."""
     inputs = [body.input] if isinstance(body.input, str) else body.input
     truncate_to = None if body.truncate is False else -1
-    return await _embed(request, body, EmbeddingJob(inputs, read_options(body), "mean", truncate_to, "right"))
+    return await _embed(request, body, EmbeddingJob(inputs, read_options(body), None, truncate_to, "right"))
 
 
 @router.post("/api/embeddings", responses=whole_answer(OLLAMA_EMBEDDING))
 async def create_embedding(request: Request, body: EmbeddingsRequest) -> Response:
     """The vector of one text, not normalised."""
-    return await _embed(request, body, EmbeddingJob([body.prompt], read_options(body), "mean", -1, "right"))
+    return await _embed(request, body, EmbeddingJob([body.prompt], read_options(body), None, -1, "right"))
 
 
 async def _embed(request: Request, body: EmbedRequest | EmbeddingsRequest, job: EmbeddingJob) -> Response:

@@ -8,12 +8,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from octavo.batch import Float32
 from octavo.core.client import AnswerStream
 from octavo.errors import EngineDeadError
-from octavo.generation_request import GenerationRequest, Pooling, PoolingParams, RequestOptions
+from octavo.generation_request import GenerationRequest, PoolingParams, RequestOptions
 from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
 from octavo.server.admission import Ticket
 from octavo.server.generation.chat_plan import AnswerFormat, plan_chat
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # Outputs that wait here for a slow reader; the engine's client merges what comes beyond that.
 _MAX_WAITING_OUTPUTS = 4
+# Prompts of one request for vectors that the engine has at once.
+PROMPTS_AT_ONCE = 32
 
 
 class Generation:
@@ -146,6 +149,7 @@ async def start_generation(
 
     Raises UsageError (with param and code) if the request is invalid, OverloadedError if there is no capacity.
     """
+    model.info.texts.check(spec.params, 0)
     num_prompts = 1 if isinstance(spec, ChatSpec) else len(spec.prompts)
     ticket = state.admission.admit(
         model,
@@ -185,20 +189,32 @@ async def start_generation(
         raise
 
 
-async def embed(
-    model: ServedModel, prompts: Sequence[Sequence[int]], pooling: Pooling, options: RequestOptions
+async def compute_vectors(
+    ticket: Ticket,
+    model: ServedModel,
+    prompts: Sequence[tuple[Sequence[int], PoolingParams]],
+    options: RequestOptions,
 ) -> list[Float32]:
-    """The vectors of prompts, [hidden_size] each, computed side by side. Raises the errors of `start_generation`."""
-    params = PoolingParams(pooling=pooling)
+    """The vectors of prompts, a few at a time, so that others run between. Raises the errors of `start_generation`."""
+    options = separated(options, ticket.tenant)
+    vectors: list[Float32] = []
+    for i in range(0, len(prompts), PROMPTS_AT_ONCE):
+        vectors += await ticket.wait(partial(_vectors, model, prompts[i : i + PROMPTS_AT_ONCE], options))
+        ticket.started()
+    return vectors
 
-    async def embed_one(token_ids: Sequence[int]) -> Float32:
+
+async def _vectors(
+    model: ServedModel, prompts: Sequence[tuple[Sequence[int], PoolingParams]], options: RequestOptions
+) -> list[Float32]:
+    async def compute(token_ids: Sequence[int], params: PoolingParams) -> Float32:
         request = GenerationRequest(prompt_token_ids=token_ids, params=params, options=options)
         async with aclosing(await model.client.generate(request)) as stream:
             output = await anext(stream)
         assert isinstance(output, PoolingOutput)
         return output.vector
 
-    tasks = [asyncio.create_task(embed_one(token_ids)) for token_ids in prompts]
+    tasks = [asyncio.create_task(compute(*prompt)) for prompt in prompts]
     try:
         return await asyncio.gather(*tasks)
     finally:

@@ -103,6 +103,24 @@ EMBEDDINGS = _schema(
     }
 )
 
+_SCORE_HEAD = _texts("id", "model")
+RERANK = _schema(
+    {
+        **_SCORE_HEAD,
+        "usage": _counts("prompt_tokens", "total_tokens", "truncated_tokens?"),
+        "results": [{"index": int, "relevance_score": float, "document?": {"text": str}}],
+    }
+)
+SCORE = _schema(
+    {
+        **_SCORE_HEAD,
+        "object": "list",
+        "created": int,
+        "usage": _counts("prompt_tokens", "total_tokens", "truncated_tokens?"),
+        "data": [{"object": "score", "index": int, "score": float}],
+    }
+)
+
 MESSAGE = _schema(
     {
         **_texts("id", "model"),

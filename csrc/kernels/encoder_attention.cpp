@@ -1,0 +1,213 @@
+// EncoderAttention: every token attends to the tokens of its text in this step, before and after it; no cache.
+//
+// An item of work is a block of queries of one head and one text. It packs the keys and values that it sees, chunk
+// by chunk: chunks begin at fixed places in the text, so a row's bits do not depend on its neighbours.
+#include "attention_softmax.h"
+#include "elementwise.h"
+
+namespace octavo {
+namespace {
+
+OCTAVO_SIGNATURE(EncoderAttention, (q, k, v), (), (num_heads, num_kv_heads, head_dim, window), (scale));
+
+constexpr int ENCODER_ROWS = 16 * TILE_ROWS;  // queries of an item
+
+struct EncoderShape {
+    int32_t num_heads, group, head_dim, padded_dim, window;
+    float scale;
+};
+
+inline EncoderShape encoder_shape(const Args& args) {
+    const auto dim = [&args](int index) { return static_cast<int32_t>(args.ints[index]); };
+    const int32_t heads = dim(EncoderAttention::num_heads), head_dim = dim(EncoderAttention::head_dim);
+    return {heads,
+            heads / dim(EncoderAttention::num_kv_heads),
+            head_dim,
+            (head_dim + 15) / 16 * 16,
+            dim(EncoderAttention::window),
+            args.floats[EncoderAttention::scale]};
+}
+
+// The scratch of one worker.
+struct EncoderScratch {
+    float* q;        // [rows, head_dim], scaled
+    float* keys;     // of a chunk: [CHUNK / 16][head_dim][16]
+    float* values;   // of a chunk: [CHUNK][padded_dim]
+    float* scores;   // [rows, CHUNK]
+    float* out;      // [rows, padded_dim]
+    float* sum;      // [rows, 16]
+    float* max;      // [rows]
+    float* rescale;  // [rows]
+};
+
+// Floats of the scratch; places its parts if `to` is given.
+inline size_t place_scratch(const EncoderShape& s, float* base, EncoderScratch* to) {
+    size_t used = 0;
+    const auto take = [&](size_t count) {
+        float* const piece = base + used;
+        used += (count + 15) / 16 * 16;
+        return base ? piece : nullptr;
+    };
+    EncoderScratch scratch{};
+    scratch.q = take(static_cast<size_t>(ENCODER_ROWS) * s.head_dim);
+    scratch.keys = take(static_cast<size_t>(CHUNK) * s.head_dim);
+    scratch.values = take(static_cast<size_t>(CHUNK) * s.padded_dim);
+    scratch.scores = take(static_cast<size_t>(ENCODER_ROWS) * CHUNK);
+    scratch.out = take(static_cast<size_t>(ENCODER_ROWS) * s.padded_dim);
+    scratch.sum = take(ENCODER_ROWS * 16);
+    scratch.max = take(ENCODER_ROWS);
+    scratch.rescale = take(ENCODER_ROWS);
+    if (to) *to = scratch;
+    return used;
+}
+
+// Keys [begin, end) of a text of `length` tokens that queries [first, last] see, all or any of them.
+struct Seen {
+    int32_t begin, end;
+};
+inline Seen seen_keys(const EncoderShape& s, int32_t first, int32_t last, int32_t length) {
+    if (s.window == 0) return {0, length};
+    const int32_t begin = first - s.window > 0 ? first - s.window : 0;
+    return {begin, length - last > s.window ? last + s.window + 1 : length};
+}
+inline Seen in_chunk(const Seen& keys, int32_t start) {
+    const int32_t begin = keys.begin > start ? keys.begin - start : 0;
+    return {begin, keys.end - start < CHUNK ? keys.end - start : CHUNK};
+}
+
+// Where one item reads: the first row of its text in q, k and v, and the columns of its heads.
+struct EncoderItem {
+    const float *q, *k, *v;
+    float* out;
+    int64_t q_stride, kv_stride;
+    int32_t first, rows, length;  // queries [first, first + rows) of `length` tokens
+};
+
+inline void load_rows(const EncoderShape& s, const EncoderItem& item, const EncoderScratch& scratch) {
+    for (int32_t row = 0; row < item.rows; ++row) {
+        const float* from = item.q + (item.first + row) * item.q_stride;
+        float* to = scratch.q + static_cast<int64_t>(row) * s.head_dim;
+        for (int32_t i = 0; i < s.head_dim; ++i) to[i] = from[i] * s.scale;
+        scratch.max[row] = NO_SCORE;
+    }
+    __builtin_memset(scratch.out, 0, sizeof(float) * item.rows * s.padded_dim);
+    __builtin_memset(scratch.sum, 0, sizeof(float) * item.rows * 16);
+}
+
+// Keys and values from position `start` on, zeros after the last.
+inline void load_chunk(const EncoderShape& s, const EncoderItem& item, int32_t start, int32_t count,
+                       const EncoderScratch& scratch) {
+    const int32_t groups = (count + 15) / 16;
+    for (int32_t g = 0; g < groups; ++g) {
+        float* to = scratch.keys + static_cast<int64_t>(g) * 16 * s.head_dim;
+        for (int32_t lane = 0; lane < 16; ++lane) {
+            const int32_t key = g * 16 + lane;
+            const float* from = item.k + (start + key) * item.kv_stride;
+            if (key < count)
+                for (int32_t i = 0; i < s.head_dim; ++i) to[i * 16 + lane] = from[i];
+            else
+                for (int32_t i = 0; i < s.head_dim; ++i) to[i * 16 + lane] = 0.0f;
+        }
+    }
+    for (int32_t key = 0; key < count; ++key) {
+        float* to = scratch.values + static_cast<int64_t>(key) * s.padded_dim;
+        __builtin_memcpy(to, item.v + (start + key) * item.kv_stride, sizeof(float) * s.head_dim);
+        for (int32_t i = s.head_dim; i < s.padded_dim; ++i) to[i] = 0.0f;
+    }
+}
+
+// Adds a chunk to the rows [row, row + count), at most TILE_ROWS.
+inline void attend_tile(const EncoderShape& s, const EncoderItem& item, int32_t start, int32_t row, int32_t count,
+                        const EncoderScratch& scratch) {
+    const int32_t first = item.first + row;
+    const Seen seen = in_chunk(seen_keys(s, first, first + count - 1, item.length), start);
+    if (seen.begin >= seen.end) return;
+    const float *keys[CHUNK / 16], *values[CHUNK / 16];
+    for (int g = 0; g < CHUNK / 16; ++g) {
+        keys[g] = scratch.keys + static_cast<int64_t>(g) * 16 * s.head_dim;
+        values[g] = scratch.values + static_cast<int64_t>(g) * 16 * s.padded_dim;
+    }
+    float* const scores = scratch.scores + static_cast<int64_t>(row) * CHUNK;
+    score_groups<false>(count, {scratch.q + static_cast<int64_t>(row) * s.head_dim, nullptr},
+                        Keys<float>{keys, nullptr, keys, s.head_dim}, seen.begin / 16, (seen.end + 15) / 16, scores);
+    RowScores rows[TILE_ROWS];
+    for (int32_t r = 0; r < count; ++r) {
+        float* const own = scores + r * CHUNK;
+        const Seen mine = in_chunk(seen_keys(s, first + r, first + r, item.length), start);
+        const Seen kept = mine.begin < mine.end ? mine : Seen{seen.end, seen.end};
+        for (int32_t key = seen.begin; key < kept.begin; ++key) own[key] = 0.0f;
+        for (int32_t key = kept.end; key < seen.end; ++key) own[key] = 0.0f;
+        rows[r] = {own, mine.begin, mine.end, {0.0f, 0.0f, 0.0f}};
+    }
+    softmax_tile(rows, count, false, {scratch.max + row, scratch.sum + row * 16, scratch.rescale + row});
+    add_values(count, scores, ValueRows<float>{values, values, s.padded_dim, seen.begin, seen.end}, s.padded_dim,
+               scratch.rescale + row, scratch.out + static_cast<int64_t>(row) * s.padded_dim, s.padded_dim);
+}
+
+inline void attend_item(const EncoderShape& s, const EncoderItem& item, const EncoderScratch& scratch) {
+    load_rows(s, item, scratch);
+    const Seen all = seen_keys(s, item.first, item.first + item.rows - 1, item.length);
+    for (int32_t start = all.begin / CHUNK * CHUNK; start < all.end; start += CHUNK) {
+        load_chunk(s, item, start, item.length - start < CHUNK ? item.length - start : CHUNK, scratch);
+        for (int32_t row = 0; row < item.rows; row += TILE_ROWS)
+            attend_tile(s, item, start, row, item.rows - row < TILE_ROWS ? item.rows - row : TILE_ROWS, scratch);
+    }
+    for (int32_t row = 0; row < item.rows; ++row) {
+        const F32x16 scale = broadcast(1.0f / reduce_add(load(scratch.sum + row * 16)));
+        const float* from = scratch.out + static_cast<int64_t>(row) * s.padded_dim;
+        float* to = item.out + (item.first + row) * item.q_stride;
+        for (int32_t c = 0; c < s.head_dim; c += 16) {
+            const F32x16 lanes = load(from + c) * scale;
+            if (s.head_dim - c >= 16)
+                store(to + c, lanes);
+            else
+                store_partial(to + c, lanes, s.head_dim - c);
+        }
+    }
+}
+
+inline int64_t blocks_of(int32_t length) { return (length + ENCODER_ROWS - 1) / ENCODER_ROWS; }
+
+ScratchSizes encoder_attention_scratch(const Args& largest, const Step&, int32_t) {
+    return {sizeof(float) * place_scratch(encoder_shape(largest), nullptr, nullptr), 0};
+}
+
+void encoder_attention(const Args& args, const Step& step, Worker& worker) {
+    const EncoderShape s = encoder_shape(args);
+    const View &q = args.inputs[EncoderAttention::q], &k = args.inputs[EncoderAttention::k];
+    const View& v = args.inputs[EncoderAttention::v];
+    EncoderScratch scratch;
+    place_scratch(s, static_cast<float*>(worker.scratch), &scratch);
+    int64_t total = 0;
+    for (int32_t r = 0; r < step.num_requests; ++r)
+        total += blocks_of(step.query_start_loc[r + 1] - step.query_start_loc[r]) * s.num_heads;
+    int64_t begin = 0, end = 0;
+    int64_t before = 0;  // items of the texts before `text`
+    int32_t text = 0;
+    while ((end = worker.take(total, 1, &begin)), begin < total)
+        for (int64_t index = begin; index < end; ++index) {
+            int32_t token = step.query_start_loc[text], length = step.query_start_loc[text + 1] - token;
+            while (index >= before + blocks_of(length) * s.num_heads) {
+                before += blocks_of(length) * s.num_heads;
+                token = step.query_start_loc[++text];
+                length = step.query_start_loc[text + 1] - token;
+            }
+            const int32_t block = static_cast<int32_t>((index - before) / s.num_heads);
+            const int64_t head = (index - before) % s.num_heads, kv_head = head / s.group;
+            const int32_t first = block * ENCODER_ROWS;
+            const EncoderItem item = {q.data + token * static_cast<int64_t>(q.cols) + head * s.head_dim,
+                                      k.data + token * static_cast<int64_t>(k.cols) + kv_head * s.head_dim,
+                                      v.data + token * static_cast<int64_t>(v.cols) + kv_head * s.head_dim,
+                                      args.output.data + token * static_cast<int64_t>(q.cols) + head * s.head_dim,
+                                      q.cols,
+                                      k.cols,
+                                      first,
+                                      length - first < ENCODER_ROWS ? length - first : ENCODER_ROWS,
+                                      length};
+            attend_item(s, item, scratch);
+        }
+}
+
+}  // namespace
+OCTAVO_KERNEL_WITH_SCRATCH(encoder_attention, EncoderAttention, encoder_attention_scratch);
+}  // namespace octavo

@@ -1,0 +1,152 @@
+"""The abilities of a loaded model beside answers: vectors of texts, and scores of pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from octavo.batch import Array, Float32
+from octavo.errors import UsageError
+from octavo.generation_request import Pooling, PoolingParams
+from octavo.graph.builder import Graph
+from octavo.graph.ops import Logits, MeanPool, TokenTypeEmbedding
+from octavo.graph.ops.rowwise import softcap
+from octavo.loader.pooling_config import PoolingConfig
+
+if TYPE_CHECKING:
+    from octavo.loader.checkpoint import Checkpoint
+    from octavo.tokenizer.tokenizer import Tokenizer
+
+# A model with this token speaks ChatML, as Qwen3-Reranker does, whose prompt asks for yes or no.
+CHAT_TOKEN = "<|im_start|>"
+_REMEDY = "take /v1/embeddings, /v1/rerank or /v1/score, LLM.embed or LLM.score, or a model that generates"
+
+Scoring = Literal["none", "label", "yes_no", "cosine"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextModel:
+    """The abilities of a model.
+
+    generates: it answers prompts. takes_whole_texts: it sees all tokens of a text at once. pooling, normalize: of its
+    vectors. scoring: label: a head gives one label for a pair; yes_no: the next token of a prompt does; cosine: the
+    vectors of the two texts do. num_labels: of the head. activation: of its label. num_token_types: 0: it has none.
+    """
+
+    generates: bool = True
+    takes_whole_texts: bool = False
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    scoring: Scoring = "none"
+    num_labels: int = 0
+    activation: Literal["sigmoid", "identity"] = "sigmoid"
+    num_token_types: int = 0
+
+    def check(self, params: object, num_tokens: int) -> None:
+        """Raises UsageError if the model cannot do what a request asks for. num_tokens: of its prompt."""
+        if not isinstance(params, PoolingParams):
+            if not self.generates:
+                kind = "a cross-encoder" if self.num_labels else "an encoder"
+                message = f"this model is {kind}: it generates no text; {_REMEDY}"
+                raise UsageError(message, param="model", code="unsupported_model")
+            return
+        if params.task == "score" and self.scoring not in ("label", "yes_no"):
+            raise UsageError("this model has no head that scores a pair", param="model", code="unsupported_model")
+        if params.task == "embed" and self.num_labels:
+            message = "this model is a cross-encoder: it scores pairs of texts and has no vectors; take /v1/score"
+            raise UsageError(message, param="model", code="unsupported_model")
+        self._check_pooling(params.pooling)
+        if params.second_start and not (self.num_token_types > 1 and 0 < params.second_start <= num_tokens):
+            message = f"second_start is {params.second_start}, but the text has {num_tokens} tokens, or all of one type"
+            raise UsageError(message, param="second_start", code="invalid_value")
+
+    def _check_pooling(self, pooling: Pooling | None) -> None:
+        if pooling is None:
+            return
+        if self.takes_whole_texts and pooling != self.pooling:
+            message = f"pooling is {pooling!r}, but this model's vectors are made by {self.pooling!r}; leave it out"
+            raise UsageError(message, param="pooling", code="unsupported_parameter")
+        if not self.takes_whole_texts and pooling == "cls":
+            message = "pooling is 'cls', but the first token of this model sees no other; take 'mean' or 'last'"
+            raise UsageError(message, param="pooling", code="unsupported_parameter")
+
+
+ANSWERS_ONLY = TextModel()  # vectors by the mean of the hidden states, no scores
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class YesNoHead:
+    """The rows of the output head of "yes" and "no": [2, hidden], with what the head does to its logits."""
+
+    weight: Float32
+    bias: Float32
+    scale: float
+    cap: float | None
+
+    def score(self, hidden_state: Float32) -> Float32:
+        """The probability of yes among the two: [1]."""
+        logits = (self.weight.astype(np.float64) @ hidden_state + self.bias) * self.scale
+        capped = logits if self.cap is None else softcap(logits, self.cap)
+        return sigmoid(np.asarray([capped[0] - capped[1]]))
+
+
+def sigmoid(x: Array) -> Float32:
+    """1 / (1 + e^-x) in float32, without overflow."""
+    out: Float32 = (0.5 * (1.0 + np.tanh(0.5 * x.astype(np.float64)))).astype(np.float32)
+    return out
+
+
+def text_model(graph: Graph, pooling: PoolingConfig, tokenizer: Tokenizer) -> TextModel:
+    """The abilities of a graph with what its checkpoint says."""
+    types = [node.op.weight.shape[0] for node in graph.nodes if isinstance(node.op, TokenTypeEmbedding)]
+    num_labels = graph.output.cols if pooling.is_classifier else 0
+    scoring: Scoring = "none"
+    if pooling.is_classifier:
+        scoring = "label" if num_labels == 1 else "none"
+    elif pooling.is_embedder or not graph.generates:
+        scoring = "cosine"
+    elif yes_no_ids(pooling, tokenizer) is not None:
+        scoring = "yes_no"
+    return TextModel(
+        generates=graph.generates,
+        takes_whole_texts=graph.takes_whole_texts,
+        pooling=_pooling(graph, pooling),
+        normalize=pooling.normalize,
+        scoring=scoring,
+        num_labels=num_labels,
+        activation=pooling.activation,
+        num_token_types=min(types, default=0),
+    )
+
+
+def _pooling(graph: Graph, pooling: PoolingConfig) -> Pooling:
+    """That of the graph if it pools by itself, else that of the checkpoint. A head takes the token that sees all."""
+    if not graph.takes_whole_texts:
+        return "last" if pooling.is_classifier else pooling.pooling
+    if any(isinstance(node.op, MeanPool) for node in graph.nodes):
+        return "mean"
+    return "last" if pooling.pooling == "last" and not pooling.is_classifier else "cls"
+
+
+def yes_no_ids(pooling: PoolingConfig, tokenizer: Tokenizer) -> tuple[int, int] | None:
+    """The tokens that a causal reranker answers with: its checkpoint's, or `yes` and `no` of a ChatML model."""
+    if pooling.yes_no is not None:
+        return pooling.yes_no if max(pooling.yes_no) < tokenizer.vocab_size else None
+    if CHAT_TOKEN not in {tokenizer.tokens[i] for i in tokenizer.special_token_ids}:
+        return None
+    yes, no = (tokenizer.encode(word, add_special_tokens=False) for word in ("yes", "no"))
+    return (yes[0], no[0]) if len(yes) == len(no) == 1 else None
+
+
+def yes_no_head(graph: Graph, checkpoint: Checkpoint, tokenizer: Tokenizer) -> YesNoHead | None:
+    """The head of a causal reranker, read from the checkpoint; None: the model is none."""
+    ids = yes_no_ids(checkpoint.pooling, tokenizer)
+    head = next((node.op for node in graph.nodes if isinstance(node.op, Logits)), None)
+    if ids is None or head is None:
+        return None
+    rows = np.array(ids, np.intp)
+    bias = np.zeros(2, np.float32) if head.bias is None else checkpoint.weights[head.bias.name].dequantize()[rows]
+    weight = checkpoint.weights[head.weight.name].rows(rows).dequantize().astype(np.float32)
+    return YesNoHead(weight, bias, head.scale, head.softcap)

@@ -1,0 +1,130 @@
+"""Operations of encoders: attention both ways without a cache, token types, the mean of a text.
+
+All tokens of a text are in one step; the engine sees to it (`octavo.graph.builder.Graph.takes_whole_texts`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+
+from octavo.batch import Array
+from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require
+from octavo.graph.values import Parameter, Rows, Value
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderAttentionParams:
+    """The attention of one layer. window: a token sees the tokens at most so far from it, before and after."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderAttention(Op):
+    """Each token attends to the tokens of its text in this step, before it and after it. Nothing is cached.
+
+    Vaswani et al., arXiv 1706.03762; local windows: Beltagy et al., arXiv 2004.05150.
+    """
+
+    needs_whole_texts: ClassVar[bool] = True
+
+    q: Value  # [TOKENS, num_heads * head_dim]
+    k: Value  # [TOKENS, num_kv_heads * head_dim]
+    v: Value  # [TOKENS, num_kv_heads * head_dim]; -> [TOKENS, num_heads * head_dim]
+    params: EncoderAttentionParams
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        p = self.params
+        require(min(p.num_heads, p.num_kv_heads, p.head_dim) > 0, f"heads and head_dim must be positive: {p}")
+        require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
+        require(p.window is None or p.window > 0, f"window {p.window} is not positive")
+        for name, heads in (("q", p.num_heads), ("k", p.num_kv_heads), ("v", p.num_kv_heads)):
+            value: Value = getattr(self, name)
+            require(
+                value.rows is Rows.TOKENS and value.cols == heads * p.head_dim,
+                f"{name} {describe(value)} is not [tokens, {heads} heads * {p.head_dim}]",
+            )
+        return Rows.TOKENS, p.num_heads * p.head_dim
+
+    def flops(self, sizes: StepSizes) -> int:
+        p = self.params
+        length = sizes.tokens / max(sizes.requests, 1)
+        seen = length if p.window is None else min(length, 2 * p.window + 1)
+        return int(sizes.tokens * seen * p.num_heads * (4 * p.head_dim + 5))
+
+    def evaluate(self, step: Evaluation) -> Array:
+        q, k, v = (step.values[x] for x in (self.q, self.k, self.v))
+        out = np.empty_like(q)
+        for begin, end in _texts(step):
+            out[begin:end] = _attend(q[begin:end], k[begin:end], v[begin:end], self.params)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTypeEmbedding(Op):
+    """The rows of `Batch.token_types`: which of two texts a token belongs to. Without them every type is 0."""
+
+    weight: Parameter  # [types, cols]; -> [TOKENS, cols]
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(len(self.weight.shape) == 2, f"{self.weight.name} {list(self.weight.shape)} is not a matrix")
+        return Rows.TOKENS, self.weight.shape[1]
+
+    def evaluate(self, step: Evaluation) -> Array:
+        types = step.batch.token_types
+        table = step.weights[self.weight]
+        return table[np.zeros(len(step.batch.token_ids), np.int32) if types is None else types]
+
+
+@dataclass(frozen=True, slots=True)
+class MeanPool(Op):
+    """The mean over all tokens of the text that a row of `Batch.logits_indices` belongs to.
+
+    [TOKENS, cols] -> [OUTPUTS, cols]. Reimers and Gurevych, arXiv 1908.10084.
+    """
+
+    needs_whole_texts: ClassVar[bool] = True
+
+    x: Value
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        require(self.x.rows is Rows.TOKENS, f"x {describe(self.x)} must have one row a token")
+        return Rows.OUTPUTS, self.x.cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return sizes.tokens * self.x.cols
+
+    def evaluate(self, step: Evaluation) -> Array:
+        x, starts = step.values[self.x], step.batch.query_start_loc
+        texts = np.searchsorted(starts, step.batch.logits_indices, side="right") - 1
+        means = [x[starts[text] : starts[text + 1]].mean(axis=0) for text in texts]
+        return np.array(means, x.dtype).reshape(len(texts), self.x.cols)
+
+
+def _texts(step: Evaluation) -> list[tuple[int, int]]:
+    """The tokens of each text: [begin, end)."""
+    starts = step.batch.query_start_loc.tolist()
+    return list(pairwise(starts))
+
+
+def _attend(q: Array, k: Array, v: Array, p: EncoderAttentionParams) -> Array:
+    """One text: q [t, num_heads * head_dim], k and v [t, num_kv_heads * head_dim]."""
+    group, length = p.num_heads // p.num_kv_heads, q.shape[0]
+    heads = q.reshape(length, p.num_kv_heads, group, p.head_dim).transpose(1, 2, 0, 3)
+    keys, values = (x.reshape(length, p.num_kv_heads, p.head_dim) for x in (k, v))
+    scores = heads @ keys.transpose(1, 2, 0)[:, None] * p.scale
+    if p.window is not None:
+        distance = np.abs(np.arange(length) - np.arange(length)[:, None])
+        scores = np.where(distance <= p.window, scores, -np.inf)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    mixed = weights / weights.sum(axis=-1, keepdims=True) @ values.transpose(1, 0, 2)[:, None]
+    out: Array = mixed.transpose(2, 0, 1, 3).reshape(q.shape)
+    return out

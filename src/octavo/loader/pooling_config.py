@@ -1,0 +1,136 @@
+"""The part of a checkpoint about vectors and scores of texts: pooling, normalization, the head of a cross-encoder.
+
+Source: the files that sentence-transformers saves (`modules.json`, a `config.json` for each module), and the keys
+`pooling_type` and `sentence_transformers` of GGUF files and config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from octavo.errors import ModelLoadError
+from octavo.generation_request import Pooling
+from octavo.loader.json_file import read_json_object
+from octavo.models._encoder import is_classifier
+from octavo.models._reading import ConfigReader
+
+_MAX_BYTES = 1 << 20
+_MAX_MODULES = 16
+_POOLING: Mapping[str, Pooling] = {"mean": "mean", "cls": "cls", "lasttoken": "last"}
+_OLDER_POOLING = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+_GGUF_POOLING: Mapping[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+_GGUF_RANK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """pooling: of embeddings; normalize: to length 1. is_embedder: the checkpoint was made for embeddings.
+
+    is_classifier: the model ends in a head of sequence classification. activation: of its one label, as a score.
+    yes_no: ids of the tokens whose logits a causal reranker compares, from its checkpoint.
+    """
+
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    is_embedder: bool = False
+    is_classifier: bool = False
+    activation: Literal["sigmoid", "identity"] = "sigmoid"
+    yes_no: tuple[int, int] | None = None
+
+
+def pooling_of_gguf(metadata: Mapping[str, object], prefix: str) -> PoolingConfig:
+    """prefix: that of the architecture's keys. Raises ModelLoadError naming the key."""
+    number = ConfigReader(metadata, prefix).integer("pooling_type", 0, low=0, high=_GGUF_RANK)
+    if number == _GGUF_RANK:
+        return PoolingConfig("cls", is_classifier=True)
+    # llama.cpp's programs give vectors of length 1.
+    return PoolingConfig(_GGUF_POOLING.get(number, "mean"), normalize=True, is_embedder=number in _GGUF_POOLING)
+
+
+def pooling_of_directory(directory: Path, config_json: Mapping[str, object]) -> PoolingConfig:
+    """config_json: that of the model. Raises ModelLoadError naming the file, the key and the value."""
+    if is_classifier(ConfigReader(config_json)):
+        return PoolingConfig(is_classifier=True, activation=_score_activation(directory, config_json))
+    path = directory / "modules.json"
+    if not path.is_file():
+        return PoolingConfig()
+    pooling: Pooling = "mean"
+    normalize, is_embedder = False, False
+    yes_no = None
+    for kind, folder in _modules(path):
+        if kind == "Pooling":
+            pooling, is_embedder = _pooling(directory / folder / "config.json"), True
+        elif kind == "Normalize":
+            normalize = True
+        elif kind == "LogitScore":
+            yes_no = _yes_no(directory / folder / "config.json")
+        elif kind != "Transformer":
+            raise ModelLoadError(
+                f"{path}: the module {kind} is not supported; Octavo knows Transformer, Pooling, Normalize, LogitScore"
+            )
+    return PoolingConfig(pooling, normalize, is_embedder, yes_no=yes_no)
+
+
+def _modules(path: Path) -> list[tuple[str, str]]:
+    """The class of each module, without its package, and its folder."""
+    if path.stat().st_size > _MAX_BYTES:
+        raise ModelLoadError(f"{path} has {path.stat().st_size:,} bytes; the limit is {_MAX_BYTES:,}")
+    try:
+        modules = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ModelLoadError(f"{path}: is not JSON: {error}") from None
+    if not isinstance(modules, list) or not 0 < len(modules) <= _MAX_MODULES:
+        raise ModelLoadError(f"{path}: must be a list of 1 to {_MAX_MODULES} modules")
+    found = []
+    for module in modules:
+        kind, folder = (module.get(key) if isinstance(module, dict) else None for key in ("type", "path"))
+        if not isinstance(kind, str) or not isinstance(folder, str) or ".." in Path(folder).parts:
+            raise ModelLoadError(f"{path}: {module!r:.80} is not a module with type and path")
+        if Path(folder).is_absolute():
+            raise ModelLoadError(f"{path}: path is {folder!r:.80}; it must be a folder of the model")
+        found.append((kind.rpartition(".")[2], folder))
+    return found
+
+
+def _pooling(path: Path) -> Pooling:
+    values = read_json_object(path, _MAX_BYTES)
+    modes = values.get("pooling_mode")
+    if modes is None:
+        modes = [mode for key, mode in _OLDER_POOLING.items() if values.get(key) is True] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLING:
+        raise ModelLoadError(f"{path}: pooling_mode is {modes!r:.80}; it must be {', '.join(_POOLING)}")
+    if values.get("include_prompt", True) is not True:
+        raise ModelLoadError(f"{path}: include_prompt is false; a part of a text cannot be left out of its vector")
+    return _POOLING[modes[0]]
+
+
+def _yes_no(path: Path) -> tuple[int, int]:
+    reader = ConfigReader(read_json_object(path, _MAX_BYTES))
+    return reader.integer("true_token_id", low=0), reader.integer("false_token_id", low=0)
+
+
+def _score_activation(directory: Path, config_json: Mapping[str, object]) -> Literal["sigmoid", "identity"]:
+    """The function of a label: in config.json, or in the file of sentence-transformers; the sigmoid if neither says."""
+    beside = directory / "config_sentence_transformers.json"
+    section = config_json.get("sentence_transformers")
+    name = section.get("activation_fn") if isinstance(section, dict) else None
+    name = name or config_json.get("sbert_ce_default_activation_function")
+    if name is None and beside.is_file():
+        name = read_json_object(beside, _MAX_BYTES).get("activation_fn")
+    last = str(name or "Sigmoid").rpartition(".")[2]
+    if last not in ("Sigmoid", "Identity"):
+        path = directory / "config.json"
+        raise ModelLoadError(f"{path}: activation_fn is {name!r:.80}; it must be Sigmoid or Identity")
+    return "identity" if last == "Identity" else "sigmoid"

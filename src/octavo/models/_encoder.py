@@ -1,0 +1,217 @@
+"""Encoders of whole texts: attention both ways, one vector a text, and the heads of cross-encoders.
+
+The graph ends in the pooled hidden state of each text or, with a head of sequence classification, in its labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeVar, cast
+
+from octavo.errors import ModelLoadError
+from octavo.graph.builder import Graph
+from octavo.graph.ops import EncoderAttentionParams, RopeParams
+from octavo.graph.values import Value
+from octavo.models._classic import ACTIVATIONS
+from octavo.models._decoder import ModelConfig
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._weights import Split
+
+EncoderT = TypeVar("EncoderT", bound="EncoderConfig")
+EncoderPooling = Literal["mean", "cls", "last"]
+
+# `pooling_type` of GGUF files, from 0. Rank: a head of sequence classification.
+_GGUF_POOLING = ("none", "mean", "cls", "last", "rank")
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderConfig(ModelConfig):
+    """Base of the architectures' `Config`.
+
+    block: post_norm: norm(h + attention(h)), then norm(h + mlp(h)); pre_norm: h + attention(norm(h)), then
+    h + mlp(norm(h)), with a norm at the end and none before the first attention.
+    """
+
+    norm_eps: float
+    windows: tuple[int | None, ...]  # [num_layers], see EncoderAttentionParams
+    ropes: tuple[RopeParams | None, ...]  # [num_layers]
+    intermediate_size: int
+    activation: str = "gelu"
+    block: Literal["post_norm", "pre_norm"] = "post_norm"
+    is_gated: bool = False  # the MLP is kind(gate x) * up x
+    position_offset: int | None = None  # rows of the table of positions before its first; None: no table
+    pooling: EncoderPooling = "mean"
+    has_classifier: bool = False
+    head_activation: str = "tanh"
+
+    @property
+    def qkv_rows(self) -> tuple[int, int, int]:
+        """The rows of q, k and v."""
+        return (self.num_heads * self.head_dim,) * 3
+
+    @property
+    def mlp_rows(self) -> tuple[int, int]:
+        """The rows of gate and up."""
+        return self.intermediate_size, self.intermediate_size
+
+    def attention(self, layer: int) -> EncoderAttentionParams:
+        """The attention of one layer."""
+        heads = self.num_heads, self.num_kv_heads, self.head_dim
+        return EncoderAttentionParams(*heads, self.head_dim**-0.5, self.windows[layer])
+
+    def with_pooling(self, pooling: str) -> EncoderConfig:
+        if self.has_classifier:
+            return self
+        return replace(self, pooling=cast(EncoderPooling, pooling))
+
+    @classmethod
+    def read_hf(cls: type[EncoderT], reader: ConfigReader, *, norm_eps: float, **fields: Any) -> EncoderT:
+        """reader: config.json; norm_eps: if the file does not say; fields: values of further fields.
+
+        windows and ropes: of all layers if they are not among the fields: none. Raises ModelLoadError naming the key.
+        """
+        if reader.flag("is_decoder", False):
+            raise reader.error("is_decoder", True, "only the encoder of this architecture is supported")
+        kind = reader.text("position_embedding_type", "absolute")
+        if kind not in ("absolute", "rotary"):
+            raise reader.error("position_embedding_type", kind, "must be absolute")
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        positions = reader.integer("max_position_embeddings") - (fields.get("position_offset") or 0)
+        if positions < 1:
+            raise reader.error("max_position_embeddings", reader.integer("max_position_embeddings"), "is too small")
+        kind = _activation(reader, "hidden_activation" if reader.has("hidden_activation") else "hidden_act")
+        has_head = is_classifier(reader)
+        key = "norm_eps" if reader.has("norm_eps") else "layer_norm_eps"
+        return cls._made(
+            reader,
+            "num_attention_heads",
+            vocab_size=reader.integer("vocab_size"),
+            num_layers=num_layers,
+            hidden_size=reader.integer("hidden_size", high=MAX_WIDTH),
+            max_position_embeddings=positions,
+            norm_eps=reader.number(key, norm_eps, high=1.0),
+            intermediate_size=reader.integer("intermediate_size", high=MAX_WIDTH),
+            **{"has_classifier": has_head, "pooling": "cls" if has_head else "mean", "activation": kind, **fields},
+        )
+
+    @classmethod
+    def read_gguf(
+        cls: type[EncoderT], reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]], **fields: Any
+    ) -> EncoderT:
+        """reader: metadata with the architecture's prefix; shapes: of the stored tensors, by checkpoint name.
+
+        Raises ModelLoadError naming the key.
+        """
+        embedding = shapes.get("embed_tokens.weight", ())
+        if len(embedding) != 2:
+            raise ModelLoadError("the file has no token embedding: tensor token_embd.weight is missing or no matrix")
+        if reader.flag("attention.causal", False):
+            raise reader.error("attention.causal", True, "only attention both ways is supported")
+        number = reader.integer("pooling_type", 1, low=0, high=len(_GGUF_POOLING) - 1)
+        pooling = _GGUF_POOLING[number]
+        has_classifier = pooling == "rank"
+        pooling = "cls" if has_classifier else "mean" if pooling == "none" else pooling
+        return cls._made(
+            reader,
+            "attention.head_count",
+            vocab_size=embedding[0],
+            num_layers=reader.integer("block_count", high=MAX_LAYERS),
+            hidden_size=reader.integer("embedding_length", high=MAX_WIDTH),
+            max_position_embeddings=reader.integer("context_length"),
+            norm_eps=reader.number("attention.layer_norm_epsilon", high=1.0),
+            intermediate_size=reader.integer("feed_forward_length", high=MAX_WIDTH),
+            **{"pooling": pooling, "has_classifier": has_classifier, **fields},
+        )
+
+    @classmethod
+    def _made(cls: type[EncoderT], reader: ConfigReader, heads: str, **fields: Any) -> EncoderT:
+        """heads: the key of the number of heads."""
+        num_heads, width = reader.integer(heads, high=MAX_WIDTH), fields["hidden_size"]
+        if width % num_heads:
+            raise reader.error(heads, num_heads, f"does not divide the width {width}")
+        for name in ("windows", "ropes"):
+            fields.setdefault(name, (None,) * fields["num_layers"])
+        return cls(num_heads=num_heads, num_kv_heads=num_heads, head_dim=width // num_heads, **fields)
+
+
+def is_classifier(reader: ConfigReader) -> bool:
+    """True if config.json names a model with a head of sequence classification."""
+    names = reader.values.get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForSequenceClassification") for name in names)
+
+
+def head_dim_of(reader: ConfigReader, heads: str, width: str) -> int:
+    """heads, width: the keys of the number of heads and of the width. Raises ModelLoadError if one is no multiple."""
+    num_heads, size = reader.integer(heads, high=MAX_WIDTH), reader.integer(width, high=MAX_WIDTH)
+    if size % (2 * num_heads):
+        raise reader.error(heads, num_heads, f"heads of the width {size} have no even number of columns")
+    return size // num_heads
+
+
+def split_encoder() -> tuple[Split, ...]:
+    """The transforms of a fused q, k and v."""
+    parts = tuple(f"layers.*.self_attn.{part}_proj" for part in "qkv")
+    return (Split("layers.*.self_attn.qkv_proj", parts, lambda cfg: cfg.qkv_rows),)
+
+
+def build(g: Graph, cfg: EncoderConfig) -> Value:
+    """The vectors [OUTPUTS, hidden], or the labels [OUTPUTS, labels]. One row a text is wanted of a step: that of its
+    first token for `cls` and of any token for `mean`."""
+    h = g.embedding("embed_tokens")
+    if "embed_types.weight" in g.weights:
+        h = h + g.token_type_embedding("embed_types")
+    if cfg.position_offset is not None:
+        h = h + g.position_embedding("embed_positions", cfg.position_offset)
+    h = g.layer_norm(h, "embed_norm", cfg.norm_eps)
+    for layer in range(cfg.num_layers):
+        h = _block(g, cfg, h, layer)
+    if cfg.block == "pre_norm":
+        h = g.layer_norm(h, "norm", cfg.norm_eps)
+    pooled = g.mean_pool(h) if cfg.pooling == "mean" else g.select_rows(h)
+    return _classified(g, cfg, pooled) if cfg.has_classifier else pooled
+
+
+def _classified(g: Graph, cfg: EncoderConfig, pooled: Value) -> Value:
+    if "pooler.weight" in g.weights:
+        pooled = g.activation(g.linear(pooled, "pooler"), cfg.head_activation)
+    if "head_norm.weight" in g.weights:
+        pooled = g.layer_norm(pooled, "head_norm", cfg.norm_eps)
+    return g.linear(pooled, "classifier")
+
+
+def _block(g: Graph, cfg: EncoderConfig, h: Value, layer: int) -> Value:
+    def norm(x: Value, name: str) -> Value:
+        return g.layer_norm(x, f"layers.{layer}.{name}", cfg.norm_eps)
+
+    if cfg.block == "post_norm":
+        h = norm(h + _attention(g, cfg, h, layer), "post_attention_layernorm")
+        return norm(h + _mlp(g, cfg, h, layer), "post_feedforward_layernorm")
+    h = h + _attention(g, cfg, norm(h, "input_layernorm") if layer else h, layer)
+    return h + _mlp(g, cfg, norm(h, "post_attention_layernorm"), layer)
+
+
+def _attention(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
+    q, k, v = (g.linear(x, f"layers.{layer}.self_attn.{part}_proj") for part in "qkv")
+    rope = cfg.ropes[layer]
+    if rope is not None:
+        q, k = (g.rope(y, cfg.head_dim, rope) for y in (q, k))
+    mixed = g.encoder_attention(q, k, v, cfg.attention(layer))
+    return g.linear(mixed, f"layers.{layer}.self_attn.o_proj")
+
+
+def _mlp(g: Graph, cfg: EncoderConfig, x: Value, layer: int) -> Value:
+    up = g.linear(x, f"layers.{layer}.mlp.up_proj")
+    if cfg.is_gated:
+        gate = g.linear(x, f"layers.{layer}.mlp.gate_proj")
+        inner = g.silu_mul(gate, up) if cfg.activation == "silu" else g.gelu_mul(gate, up, approximate=False)
+    else:
+        inner = g.activation(up, cfg.activation)
+    return g.linear(inner, f"layers.{layer}.mlp.down_proj")
+
+
+def _activation(reader: ConfigReader, key: str) -> str:
+    name = reader.text(key, "gelu")
+    if name not in ACTIVATIONS:
+        raise reader.error(key, name, f"must be {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]

@@ -1,0 +1,53 @@
+"""BERT: learned positions, token types, norms after each part. Devlin et al., arXiv 1810.04805.
+
+BGE, E5, GTE, MiniLM and the cross-encoders of sentence-transformers have this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo.models._encoder import EncoderConfig, build
+from octavo.models._reading import ConfigReader
+from octavo.models._weights import WeightTable
+
+__all__ = ["BERT_NAMES", "WEIGHTS", "Config", "build"]
+
+# Those of BERT and of the families that took them over; GGUF files of these families have one set, too.
+BERT_NAMES = {
+    "embeddings.word_embeddings": "embed_tokens",
+    "embeddings.position_embeddings": "embed_positions",
+    "embeddings.token_type_embeddings": "embed_types",
+    "embeddings.LayerNorm": "embed_norm",
+    "encoder.layer.*.attention.self.query": "layers.*.self_attn.q_proj",
+    "encoder.layer.*.attention.self.key": "layers.*.self_attn.k_proj",
+    "encoder.layer.*.attention.self.value": "layers.*.self_attn.v_proj",
+    "encoder.layer.*.attention.output.dense": "layers.*.self_attn.o_proj",
+    "encoder.layer.*.attention.output.LayerNorm": "layers.*.post_attention_layernorm",
+    "encoder.layer.*.intermediate.dense": "layers.*.mlp.up_proj",
+    "encoder.layer.*.output.dense": "layers.*.mlp.down_proj",
+    "encoder.layer.*.output.LayerNorm": "layers.*.post_feedforward_layernorm",
+    "pooler.dense": "pooler",
+    "position_embd": "embed_positions",
+    "token_types": "embed_types",
+    "token_embd_norm": "embed_norm",
+    "blk.*.attn_output_norm": "layers.*.post_attention_layernorm",
+    "blk.*.layer_output_norm": "layers.*.post_feedforward_layernorm",
+    "cls": "pooler",
+    "cls.output": "classifier",
+}
+WEIGHTS = WeightTable(prefixes=("bert.", "model."), names=BERT_NAMES)
+
+
+class Config(EncoderConfig):
+    """A head of classification takes the first token; embeddings the mean, unless the checkpoint says otherwise."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        return cls.read_gguf(reader, shapes, position_offset=0)
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        return cls.read_hf(reader, norm_eps=1e-12, position_offset=0)

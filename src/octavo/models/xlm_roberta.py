@@ -1,0 +1,35 @@
+"""RoBERTa and XLM-RoBERTa: BERT with positions from row `pad_token_id + 1` on. Liu et al., arXiv 1907.11692.
+
+BGE-M3, multilingual E5 and the BGE rerankers have this form. Their GGUF files are those of BERT.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from octavo.models._encoder import EncoderConfig, build
+from octavo.models._reading import ConfigReader
+from octavo.models._weights import WeightTable
+from octavo.models.bert import BERT_NAMES
+
+__all__ = ["ALIASES", "WEIGHTS", "Config", "build"]
+
+ALIASES = ("xlm-roberta", "roberta", "camembert")
+WEIGHTS = WeightTable(
+    prefixes=("roberta.", "model."),
+    names={**BERT_NAMES, "classifier.dense": "pooler", "classifier.out_proj": "classifier"},
+)
+
+
+class Config(EncoderConfig):
+    """The padding token has a row of the table of positions, and the rows before it are never used."""
+
+    __slots__ = ()
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        return cls.read_gguf(reader, shapes, position_offset=0)
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        return cls.read_hf(reader, norm_eps=1e-5, position_offset=reader.integer("pad_token_id", 1, low=0) + 1)

@@ -1,0 +1,164 @@
+"""`/v1/rerank` in the shape of Jina and Cohere, and `/v1/score` in vLLM's: how well texts answer a query."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter
+from pydantic import Discriminator, Field, Tag
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.engine.scoring import ScorePlan, pairs_of, plan_scores, score_options
+from octavo.errors import UsageError
+from octavo.server.errors import refuse
+from octavo.server.generation.running import PROMPTS_AT_ONCE, compute_vectors
+from octavo.server.generation.spec import read_options
+from octavo.server.http.access_log import record_of
+from octavo.server.http.json_body import WHOLE, Int, RequestModel, Text
+from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.http.route_table import OPENAI
+from octavo.server.models.served_model import ServedModel
+from octavo.server.protocols.answer_schemas import RERANK, SCORE, whole_answer
+from octavo.server.protocols.answering import tenant_of
+from octavo.server.protocols.protocol_errors import protocol_route
+from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
+from octavo.server.state import state_of
+
+MAX_TEXTS = 2048
+
+router = APIRouter(route_class=protocol_route(OPENAI, {}), tags=["texts"])
+
+_MANY = Field(min_length=1, max_length=MAX_TEXTS)
+_Truncation = Annotated[int, Field(ge=-1), WHOLE]
+
+
+class Document(RequestModel):
+    """A document as an object."""
+
+    text: Text
+
+
+def _kind_of_document(value: Any) -> str:
+    return "object" if isinstance(value, (dict, Document)) else "text"
+
+
+_Document = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[Document, Tag("object")], Discriminator(_kind_of_document)
+]
+_Texts = Annotated[
+    Annotated[Text, Tag("text")] | Annotated[list[Text], Tag("texts"), _MANY], Discriminator(kind_of_inputs)
+]
+
+
+class RerankRequest(OptionFields):
+    """top_n: the number of results; None: all. return_documents: None is true. instruction: of a causal reranker.
+
+    truncate_prompt_tokens: cut the documents of longer pairs; -1: to the model's limit; None: they are an error.
+    max_tokens_per_doc is Cohere's name of it.
+    """
+
+    model: Text | None = None
+    query: Text
+    documents: Annotated[list[_Document], _MANY]
+    top_n: Annotated[int, Field(ge=1), WHOLE] | None = None
+    return_documents: bool | None = None
+    truncate_prompt_tokens: _Truncation | None = None
+    max_tokens_per_doc: Annotated[Int, Field(json_schema_extra={"minimum": 1})] | None = None
+    instruction: Text | None = None
+    user: Text | None = None
+
+
+class ScoreRequest(OptionFields):
+    """text_1 and text_2: one text with each of many, or as many of both. The rest: see RerankRequest."""
+
+    model: Text | None = None
+    text_1: _Texts
+    text_2: _Texts
+    truncate_prompt_tokens: _Truncation | None = None
+    instruction: Text | None = None
+    user: Text | None = None
+
+
+@router.post("/rerank", include_in_schema=False)
+@router.post("/v2/rerank", responses=whole_answer(RERANK))
+@router.post("/v1/rerank", responses=whole_answer(RERANK))
+async def rerank(request: Request, body: RerankRequest) -> Response:
+    """The documents in the order of their scores, best first; equal scores in the order of the request."""
+    documents = [item if isinstance(item, str) else item.text for item in body.documents]
+    async with state_of(request).models.use(body.model) as model:
+        scores, head = await run_unless_gone(request, _score(request, body, model, body.query, documents))
+    order = sorted(range(len(documents)), key=lambda i: -scores[i])[: body.top_n]
+    shown = body.return_documents is not False
+    results = [
+        {"index": i, "relevance_score": scores[i], **({"document": {"text": documents[i]}} if shown else {})}
+        for i in order
+    ]
+    return JSONResponse({**head, "results": results})
+
+
+@router.post("/score", include_in_schema=False)
+@router.post("/v1/score", responses=whole_answer(SCORE))
+async def score(request: Request, body: ScoreRequest) -> Response:
+    """The score of each pair, in the order of the request."""
+    async with state_of(request).models.use(body.model) as model:
+        scores, head = await run_unless_gone(request, _score(request, body, model, body.text_1, body.text_2))
+    data = [{"object": "score", "index": i, "score": score} for i, score in enumerate(scores)]
+    return JSONResponse({**head, "object": "list", "created": int(time.time()), "data": data})
+
+
+async def _score(
+    request: Request,
+    body: RerankRequest | ScoreRequest,
+    model: ServedModel,
+    first: str | Sequence[str],
+    second: str | Sequence[str],
+) -> tuple[list[float], dict[str, Any]]:
+    """The scores, and the part of the answer that both forms have."""
+    limit = getattr(body, "max_tokens_per_doc", None)
+    if limit is not None and body.truncate_prompt_tokens is not None:
+        raise refuse("max_tokens_per_doc", "is another name of truncate_prompt_tokens; give one of them")
+    truncate_to = body.truncate_prompt_tokens if limit is None else limit
+    record = record_of(request)
+    record.model = model.name
+    pairs = _pairs(body, first, second)
+    admission = state_of(request).admission
+    num_sequences = min(len(pairs), PROMPTS_AT_ONCE)
+    ticket = admission.admit(model, record.request_id, num_sequences=num_sequences, tenant=tenant_of(request))
+    try:
+        plan = await ticket.wait(partial(_plan, model, pairs, truncate_to, body.instruction))
+        record.num_prompt_tokens = plan.num_tokens
+        ticket.add_prompt_tokens(plan.num_tokens)
+        vectors = await compute_vectors(ticket, model, plan.prompts, read_options(body))
+    finally:
+        ticket.release()
+    usage = {"prompt_tokens": plan.num_tokens, "total_tokens": plan.num_tokens}
+    if truncate_to is not None:
+        usage["truncated_tokens"] = plan.num_truncated
+    return plan.scores(vectors), {"id": record.request_id, "model": model.name, "usage": usage}
+
+
+def _pairs(
+    body: RerankRequest | ScoreRequest, first: str | Sequence[str], second: str | Sequence[str]
+) -> list[tuple[str, str]]:
+    try:
+        return pairs_of(first, second)
+    except UsageError as error:
+        names = {"data_1": "text_1", "data_2": "text_2"} if isinstance(body, ScoreRequest) else {}
+        text = str(error)
+        for ours, theirs in names.items():
+            text = text.replace(ours, theirs)
+        raise UsageError(text, param=names.get(error.param or "", error.param), code=error.code) from None
+
+
+async def _plan(
+    model: ServedModel, pairs: Sequence[tuple[str, str]], truncate_to: int | None, instruction: str | None
+) -> ScorePlan:
+    """Tokenizing takes a while, and other requests must go on."""
+    options = score_options(truncate_to, instruction)
+    limit = model.info.max_model_len
+    return await run_sync(lambda: plan_scores(model.info.texts, model.tokenizer, pairs, limit, options))

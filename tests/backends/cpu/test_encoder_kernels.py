@@ -1,0 +1,76 @@
+"""The kernels of encoders: numpy's meaning, the same bits on every instruction set, whatever lies beside a text."""
+
+import numpy as np
+import pytest
+
+from octavo.backends.cpu import _native
+from octavo.batch import Batch
+from octavo.graph.ops import EncoderAttention, EncoderAttentionParams, MeanPool, TokenTypeEmbedding
+from octavo.graph.values import Parameter, Rows, Value
+from octavo.quantization.packed import DenseWeight
+
+LENGTHS = [[1], [7, 1, 16, 33], [64, 65, 3], [200, 97], [130]]
+SHAPES = [(2, 2, 16, None), (4, 2, 20, None), (3, 1, 64, 5), (2, 2, 32, 70), (1, 1, 7, 1)]
+
+
+def texts(lengths: list[int], outputs: list[int] | None = None) -> Batch:
+    """One request a text, all of whose tokens are in the step."""
+    starts = np.cumsum([0, *lengths]).astype(np.int32)
+    positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+    blocks = -(-max(lengths) // 16)
+    tables = np.zeros((1, len(lengths), blocks), np.int32)
+    slots = np.zeros((1, len(positions)), np.int32)
+    rows = np.array(outputs if outputs is not None else starts[1:] - 1, np.int32)
+    return Batch(positions * 0, positions, starts, np.array(lengths, np.int32), tables, slots, rows)
+
+
+def attention(shape: tuple[int, int, int, int | None], batch: Batch, seed: int = 0):
+    heads, kv_heads, dim, window = shape
+    params = EncoderAttentionParams(heads, kv_heads, dim, dim**-0.5, window)
+    rng = np.random.default_rng(seed)
+    values = [Value(i, Rows.TOKENS, n * dim) for i, n in enumerate((heads, kv_heads, kv_heads))]
+    arrays = {v: rng.normal(0, 1.5, (len(batch.token_ids), v.cols)).astype("f4") for v in values}
+    return EncoderAttention(*values, params), arrays
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_attention(shape, lengths, run_op, numpy_op):
+    batch = texts(lengths)
+    op, values = attention(shape, batch)
+    expected = numpy_op(op, values, batch=batch)
+    scalar = run_op(op, values, batch=batch, isa="scalar")
+    np.testing.assert_allclose(scalar, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+    for isa in _native.known_isas()[1 : _native.known_isas().index(_native.detected_isa()) + 1]:
+        for threads in (1, 3):
+            wide = run_op(op, values, batch=batch, isa=isa, threads=threads)
+            np.testing.assert_array_equal(wide.view("u4"), scalar.view("u4"), f"{isa}, {threads} threads")
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_text_is_the_same_alone_and_among_others(shape, run_op):
+    batch = texts([50, 77, 100])
+    op, values = attention(shape, batch)
+    together = run_op(op, values, batch=batch, threads=2)
+    alone = {value: array[50:127] for value, array in values.items()}
+    np.testing.assert_array_equal(run_op(op, alone, batch=texts([77])), together[50:127])
+
+
+@pytest.mark.parametrize("cols", [1, 16, 33, 384])
+def test_mean_pool(cols, isa, run_op, numpy_op):
+    batch = texts([5, 1, 40], outputs=[45, 2, 5])
+    x = Value(0, Rows.TOKENS, cols)
+    values = {x: np.random.default_rng(0).normal(0, 1, (46, cols)).astype("f4")}
+    out = run_op(MeanPool(x), values, batch=batch, isa=isa, threads=2)
+    np.testing.assert_allclose(out, numpy_op(MeanPool(x), values, batch=batch), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(out, run_op(MeanPool(x), values, batch=batch, isa="scalar"))
+
+
+@pytest.mark.parametrize("types", [None, [0, 1, 1, 0, 2]])
+def test_token_types(types, isa, run_op):
+    batch = texts([3, 2])
+    batch.token_types = None if types is None else np.array(types, np.int32)
+    table = np.random.default_rng(0).normal(0, 1, (3, 40)).astype("f4")
+    op = TokenTypeEmbedding(Parameter("types", (3, 40)))
+    out = run_op(op, {}, weights={"types": DenseWeight(table)}, batch=batch, isa=isa, threads=2)
+    np.testing.assert_array_equal(out, table[types or [0] * 5])

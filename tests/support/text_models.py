@@ -1,0 +1,147 @@
+"""Directories of tiny random encoders and rerankers with tokenizers, as transformers and sentence-transformers save."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
+
+from tests.support.tiny_encoders import tiny_encoder
+
+TEXTS = [
+    "the quick brown fox jumps over the lazy dog",
+    "Vectors of texts, and scores of pairs!",
+    "A",
+    "unknown: ① é ß 漢字",
+    "the same fox " * 3,
+]
+_NAMES = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+_SPECIAL = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]  # in the order of XLM-RoBERTa
+VOCAB_SIZE = 96
+
+
+def wordpiece() -> Tokenizer:
+    """BERT's: words in lower case without accents, their pieces, and a token type for the second text."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    trainer = trainers.WordPieceTrainer(vocab_size=VOCAB_SIZE, special_tokens=_SPECIAL, show_progress=False)
+    return _finished(tokenizer, trainer, "[CLS] $A [SEP] $B:1 [SEP]:1")
+
+
+def unigram() -> Tokenizer:
+    """XLM-RoBERTa's: pieces with a space before each word, and two separators between texts."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer = normalizers.NFKC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=VOCAB_SIZE, special_tokens=_SPECIAL, unk_token="[UNK]", show_progress=False
+    )
+    return _finished(tokenizer, trainer, "[CLS] $A [SEP] [SEP] $B [SEP]")
+
+
+def byte_level(*extra: str) -> Tokenizer:
+    """ModernBERT's and Qwen's: bytes. extra: special tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = [] if not extra else pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=290 if extra else VOCAB_SIZE,
+        special_tokens=[*_SPECIAL, *extra],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    return _finished(tokenizer, trainer, None if extra else "[CLS] $A [SEP] $B [SEP]")
+
+
+TOKENIZERS = {
+    "bert": wordpiece,
+    "nomic-bert": wordpiece,
+    "xlm-roberta": unigram,
+    "roberta": unigram,
+    "modernbert": byte_level,
+    "modernbert-biased": byte_level,
+}
+
+
+def save_encoder(name: str, directory: Path, *, labels: int = 0, **config: Any) -> Path:
+    """An encoder with its tokenizer; labels: of its head of classification; config: more of config.json."""
+    tiny_encoder(name, labels=labels).save_pretrained(directory)
+    _save_tokenizer(TOKENIZERS[name](), directory, types=TOKENIZERS[name] is wordpiece)
+    _change(directory / "config.json", **config)
+    return directory
+
+
+def save_pooling(directory: Path, pooling: str, *, normalize: bool = True) -> Path:
+    """The files of sentence-transformers beside a model."""
+    package = "sentence_transformers.models"
+    modules = [{"idx": 0, "name": "0", "path": "", "type": f"{package}.Transformer"}]
+    modules.append({"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{package}.Pooling"})
+    if normalize:
+        modules.append({"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{package}.Normalize"})
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir(exist_ok=True)
+    modes = {"cls": "cls_token", "mean": "mean_tokens", "last": "lasttoken", "max": "max_tokens"}
+    config = {"word_embedding_dimension": 64, f"pooling_mode_{modes[pooling]}": True}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return directory
+
+
+def save_decoder(directory: Path, *, labels: int = 0) -> Path:
+    """A tiny Qwen3 with a ChatML vocabulary, as a causal model or with a head of classification."""
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=640,
+        pad_token_id=0,
+        eos_token_id=3,
+        tie_word_embeddings=True,
+        **({"num_labels": labels} if labels else {}),
+    )
+    model = Qwen3ForSequenceClassification(config) if labels else Qwen3ForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0.0, parameter.shape[-1] ** -0.5)
+    model.save_pretrained(directory)
+    tokenizer = byte_level("<|im_start|>", "<|im_end|>")
+    tokenizer.add_tokens(["yes", "no"])
+    _save_tokenizer(tokenizer, directory, types=False)
+    return directory
+
+
+def _finished(tokenizer: Tokenizer, trainer: Any, pair: str | None) -> Tokenizer:
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    if pair is not None:
+        named = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        template = processors.TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=named)
+        tokenizer.post_processor = template
+    return tokenizer
+
+
+def _save_tokenizer(tokenizer: Tokenizer, directory: Path, *, types: bool) -> None:
+    inputs = ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"]
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_input_names=inputs, **_NAMES).save_pretrained(directory)
+
+
+def _change(path: Path, **values: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -1,0 +1,145 @@
+"""Tiny random encoders: as transformers has them, as safetensors and as GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import gguf
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    BertConfig,
+    ModernBertConfig,
+    NomicBertConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    RobertaConfig,
+    XLMRobertaConfig,
+)
+
+from tests.support.tiny_models import stored_tensors
+
+_SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+}
+
+CONFIGS: dict[str, Callable[..., PreTrainedConfig]] = {
+    "bert": lambda **more: BertConfig(**_SIZES, **more),
+    "bert-tanh-gelu": lambda **more: BertConfig(**_SIZES, hidden_act="gelu_new", type_vocab_size=4, **more),
+    "xlm-roberta": lambda **more: XLMRobertaConfig(
+        **{**_SIZES, "max_position_embeddings": 66}, type_vocab_size=1, **more
+    ),
+    "roberta": lambda **more: RobertaConfig(**{**_SIZES, "max_position_embeddings": 66}, **more),
+    "modernbert": lambda **more: ModernBertConfig(
+        **{**_SIZES, "num_hidden_layers": 4},
+        local_attention=10,
+        cls_token_id=2,
+        sep_token_id=3,
+        bos_token_id=2,
+        eos_token_id=3,
+        **more,
+    ),
+    "modernbert-biased": lambda **more: ModernBertConfig(
+        **_SIZES,
+        local_attention=7,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        attention_bias=True,
+        mlp_bias=True,
+        norm_bias=True,
+        classifier_bias=True,
+        classifier_pooling="mean",
+        cls_token_id=2,
+        sep_token_id=3,
+        bos_token_id=2,
+        eos_token_id=3,
+        **more,
+    ),
+    "nomic-bert": lambda **more: NomicBertConfig(**_SIZES, **more),
+}
+
+# The others have what a GGUF file has no place for.
+GGUF_CONFIGS = ["bert", "xlm-roberta", "roberta", "modernbert", "nomic-bert"]
+_ARCHITECTURES = {"modernbert": gguf.MODEL_ARCH.MODERN_BERT, "nomic_bert": gguf.MODEL_ARCH.NOMIC_BERT}
+_POOLING_TYPES = {"mean": 1, "cls": 2, "last": 3, "rank": 4}
+
+
+def tiny_encoder(name: str, *, labels: int = 0, seed: int = 0, **more: object) -> PreTrainedModel:
+    """The model in float32. labels: of a head of sequence classification; 0: none."""
+    torch.manual_seed(seed)
+    auto = AutoModelForSequenceClassification if labels else AutoModel
+    config = CONFIGS[name](**({"num_labels": labels} if labels else {}), **more)
+    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for parameter_name, parameter in model.named_parameters():
+            parameter.normal_(0.0, 0.1 if parameter.dim() == 1 else parameter.shape[-1] ** -0.5)
+            if "orm" in parameter_name and parameter_name.endswith("weight"):
+                parameter += 1.0
+            elif "embeddings." in parameter_name and parameter.dim() > 1:
+                parameter *= parameter.shape[-1] ** 0.25
+    return model
+
+
+def expected_states(
+    model: PreTrainedModel, token_ids: list[int], types: list[int] | None = None
+) -> NDArray[np.float32]:
+    """The last hidden states [tokens, hidden], or the labels [labels] of a model with a head."""
+    more = {} if types is None else {"token_type_ids": torch.tensor([types])}
+    with torch.no_grad():
+        output = model(input_ids=torch.tensor([token_ids]), **more)
+    states = output.logits if hasattr(output, "logits") else output.last_hidden_state
+    return states[0].numpy()
+
+
+def save_gguf(model: PreTrainedModel, path: Path, pooling: str = "mean") -> Path:
+    """The model as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32."""
+    config = model.config
+    kind = config.model_type
+    architecture = _ARCHITECTURES.get(kind, gguf.MODEL_ARCH.BERT)
+    writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture])
+    offset = config.pad_token_id + 1 if "roberta" in kind else 0
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings - offset)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_layer_norm_eps(config.norm_eps if kind == "modernbert" else config.layer_norm_eps)
+    writer.add_causal_attention(False)
+    writer.add_uint32(f"{gguf.MODEL_ARCH_NAMES[architecture]}.pooling_type", _POOLING_TYPES[pooling])
+    if kind == "modernbert":
+        writer.add_sliding_window(config.local_attention)
+        writer.add_rope_freq_base(config.rope_parameters["full_attention"]["rope_theta"])
+    elif kind == "nomic_bert":
+        writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+    for name, array in _converted(model, offset).items():
+        stem, _, suffix = name.rpartition(".")
+        gguf_name = _HEADS.get(stem) or names.get_name(stem)
+        assert gguf_name is not None, name
+        writer.add_tensor(f"{gguf_name}.{suffix}", np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+_HEADS = {"classifier": "cls.output", "head.dense": "cls", "head.norm": "cls.norm"}
+
+
+def _converted(model: PreTrainedModel, offset: int) -> dict[str, NDArray[np.float32]]:
+    """The tensors that a file gets: without the rows of positions before the first, and without an unused pooler."""
+    tensors = {name.removeprefix("bert.").removeprefix("roberta.").removeprefix("model."): array
+               for name, array in stored_tensors(model).items()}  # fmt: skip
+    if (positions := tensors.get("embeddings.position_embeddings.weight")) is not None:
+        tensors["embeddings.position_embeddings.weight"] = positions[offset:]
+    return {name: array for name, array in tensors.items() if not name.startswith("pooler.")}

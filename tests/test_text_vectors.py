@@ -1,0 +1,167 @@
+"""`LLM.embed` and `LLM.score` on encoders and rerankers: sentence-transformers, where it is installed, is the judge."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from octavo import LLM, AsyncLLM, ModelLoadError, UsageError
+from octavo.engine.scoring import plan_scores
+from tests.support.text_models import TEXTS, TOKENIZERS, save_decoder, save_encoder, save_pooling
+
+QUERY = "the fox?"
+REAL = Path.home() / ".cache/octavo-models/all-MiniLM-L6-v2"
+
+
+def embed(llm: LLM, texts: list[str]) -> np.ndarray:
+    return np.array([output.outputs.embedding for output in llm.embed(texts, use_tqdm=False)])
+
+
+def scores(llm: LLM, texts: list[str]) -> list[float]:
+    return [output.outputs.score for output in llm.score(QUERY, texts, use_tqdm=False)]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@pytest.mark.parametrize(("pooling", "normalize"), [("cls", True), ("mean", False), ("last", True)])
+def test_embeddings(name: str, pooling: str, normalize: bool, tmp_path: Path) -> None:
+    judge = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    path = save_pooling(save_encoder(name, tmp_path), pooling, normalize=normalize)
+    expected = judge.SentenceTransformer(str(path), device="cpu").encode(TEXTS)
+    with LLM(str(path)) as llm:
+        np.testing.assert_allclose(embed(llm, TEXTS), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", ["bert", "xlm-roberta", "modernbert-biased"])
+@pytest.mark.parametrize("activation", [None, "torch.nn.modules.linear.Identity"])
+def test_cross_encoders(name: str, activation: str | None, tmp_path: Path) -> None:
+    judge = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    config = {} if activation is None else {"sbert_ce_default_activation_function": activation}
+    path = save_encoder(name, tmp_path, labels=1, **config)
+    expected = judge.CrossEncoder(str(path), device="cpu").predict([(QUERY, text) for text in TEXTS])
+    with LLM(str(path)) as llm:
+        np.testing.assert_allclose(scores(llm, TEXTS), expected, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL.is_dir(), reason=f"{REAL} is missing: all-MiniLM-L6-v2 in the sentence-transformers form")
+def test_a_published_model() -> None:
+    judge = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    expected = judge.SentenceTransformer(str(REAL), device="cpu").encode(TEXTS)
+    with LLM(str(REAL)) as llm:
+        np.testing.assert_allclose(embed(llm, TEXTS), expected, atol=1e-6)
+        cosines = expected @ expected[0]
+        np.testing.assert_allclose([s.outputs.score for s in llm.score(TEXTS[0], TEXTS)], cosines, atol=1e-5)
+
+
+def test_a_decoder_with_a_head_of_classification(tmp_path: Path) -> None:
+    path = save_decoder(tmp_path, labels=1)
+    model, tokenizer = AutoModelForSequenceClassification.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    with torch.no_grad():
+        labels = [model(**tokenizer(QUERY, text, return_tensors="pt")).logits.item() for text in TEXTS]
+    with LLM(str(path)) as llm:
+        np.testing.assert_allclose(scores(llm, TEXTS), torch.sigmoid(torch.tensor(labels)), atol=2e-3)
+        with pytest.raises(UsageError, match="cross-encoder: it generates no text; take /v1/embeddings"):
+            llm.generate("x")
+        with pytest.raises(UsageError, match="it scores pairs of texts and has no vectors"):
+            llm.embed("x")
+
+
+def test_a_causal_reranker(tmp_path: Path) -> None:
+    """The probability of yes among yes and no after the prompt of Qwen3-Reranker, from all logits of transformers."""
+    path = save_decoder(tmp_path)
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+    yes, no = (tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
+    expected = []
+    with LLM(str(path)) as llm:
+        session = llm._session
+        plan = plan_scores(session.model().engine.texts, llm.tokenizer, [(QUERY, text) for text in TEXTS], 640)
+        for prompt, _ in plan.prompts:
+            with torch.no_grad():
+                logits = model(torch.tensor([prompt])).logits[0, -1]
+            expected.append(torch.softmax(logits[[yes, no]], 0)[0].item())
+        assert "<Query>: the fox?\n<Document>: A<|im_end|>" in llm.tokenizer.decode(
+            plan.prompts[2][0], skip_special_tokens=False
+        )
+        np.testing.assert_allclose(scores(llm, TEXTS), expected, atol=2e-3)
+        forged = plan_scores(session.model().engine.texts, llm.tokenizer, [(QUERY, "<|im_end|>")], 640).prompts[0][0]
+        assert forged.count(llm.encode("<|im_end|>")[0]) == 2  # those of the prompt itself
+        assert llm.generate("the fox")[0].outputs[0].token_ids
+
+
+def test_async(tmp_path: Path) -> None:
+    path = str(save_encoder("bert", tmp_path / "a"))
+    labelled = str(save_encoder("bert", tmp_path / "b", labels=1))
+
+    async def run() -> tuple[list[list[float]], list[float]]:
+        async with AsyncLLM(path) as llm, AsyncLLM(labelled) as reranker:
+            outputs = await asyncio.gather(*(llm.embed(text) for text in TEXTS))
+            return [o.outputs.embedding for o in outputs], [o.outputs.score for o in await reranker.score(QUERY, TEXTS)]
+
+    vectors, found = asyncio.run(run())
+    with LLM(path) as llm, LLM(labelled) as reranker:
+        assert vectors == embed(llm, TEXTS).tolist()
+        assert found == scores(reranker, TEXTS)
+
+
+def test_what_an_encoder_refuses(tmp_path: Path) -> None:
+    with LLM(str(save_encoder("bert", tmp_path))) as llm:
+        assert llm.max_model_len == 64
+        with pytest.raises(UsageError, match="this model is an encoder: it generates no text; take /v1/embeddings"):
+            llm.generate("x")
+        with pytest.raises(UsageError, match="65 tokens; with a context of 64 tokens it can have at most 64"):
+            llm.embed([[5] * 65])
+        with pytest.raises(UsageError, match="pooling is 'cls', but this model's vectors are made by 'mean'"):
+            llm.embed("x", pooling="cls")
+        with pytest.raises(UsageError, match="data_1 has 2 texts and data_2 3"):
+            llm.score(["a", "b"], ["a", "b", "c"])
+
+
+def test_pairs_that_are_too_long(tmp_path: Path) -> None:
+    with LLM(str(save_encoder("bert", tmp_path, labels=1))) as llm:
+        long = " ".join(["fox"] * 100)
+        with pytest.raises(UsageError, match=r"this model takes 64: shorten it, or ask for truncate_prompt_tokens"):
+            llm.score(QUERY, long)
+        (cut,) = llm.score(QUERY, long, truncate_prompt_tokens=-1)
+        (shorter,) = llm.score(QUERY, long, truncate_prompt_tokens=40)
+        assert cut.outputs.score != shorter.outputs.score
+        with pytest.raises(UsageError, match="this model takes 4: shorten it"):
+            llm.score(QUERY, long, truncate_prompt_tokens=4)
+        with pytest.raises(UsageError, match="must be at least 1, or -1"):
+            llm.score(QUERY, long, truncate_prompt_tokens=0)
+
+
+def test_a_head_of_several_labels_scores_no_pairs(tmp_path: Path) -> None:
+    path = save_encoder("bert", tmp_path, labels=3)
+    with LLM(str(path)) as llm, pytest.raises(UsageError, match="it has 3 labels, not one"):
+        llm.score("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"1_Pooling/config.json": {"pooling_mode": "max"}}, r"pooling_mode is \['max'\]; it must be mean, cls, last"),
+        ({"1_Pooling/config.json": {"pooling_mode": "mean", "include_prompt": False}}, "include_prompt is false"),
+        ({"modules.json": [{"type": "x.Dense", "path": "2_Dense"}]}, "the module Dense is not supported"),
+        ({"modules.json": [{"type": "x.Pooling", "path": "../other"}]}, "is not a module"),
+        ({"modules.json": [{"type": "x.Pooling", "path": "/etc"}]}, "must be a folder of the model"),
+        ({"modules.json": {}}, "must be a list of 1 to 16 modules"),
+    ],
+)
+def test_pooling_that_is_not_supported_is_refused(change: dict[str, object], message: str, tmp_path: Path) -> None:
+    path = save_pooling(save_encoder("bert", tmp_path), "cls")
+    for file, value in change.items():
+        (path / file).write_text(json.dumps(value))
+    with pytest.raises(ModelLoadError, match=message):
+        LLM(str(path))
+
+
+def test_an_unknown_activation_of_a_score_is_refused(tmp_path: Path) -> None:
+    path = save_encoder("bert", tmp_path, labels=1, sentence_transformers={"activation_fn": "torch.nn.Tanh"})
+    with pytest.raises(ModelLoadError, match=r"activation_fn is 'torch.nn.Tanh'; it must be Sigmoid or Identity"):
+        LLM(str(path))
