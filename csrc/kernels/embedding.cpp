@@ -1,4 +1,5 @@
-// Embedding, PositionEmbedding and TokenTypeEmbedding: rows of a matrix, dequantized from packed panels; the output head may share them.
+// Embedding, PositionEmbedding and TokenTypeEmbedding: rows of a matrix, dequantized from packed panels; the output
+// head may share them.
 #include "elementwise.h"
 #include "linear_dense.h"
 #include "linear_format.h"

@@ -344,10 +344,9 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
             arithmetic,
             size(sizes.sequence_bytes(model_len, block, step)),
         )
-    if sizes.token_bytes == 0:  # an encoder
-        return CachePlan(num_blocks, min(model_len, fitting))
-    cache_size = size(num_blocks * block_bytes)
-    logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, config.kv_dtype, cache_size)
+    if sizes.token_bytes:  # an encoder has no cache
+        cache_size = size(num_blocks * block_bytes)
+        logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, config.kv_dtype, cache_size)
     return CachePlan(
         num_blocks, min(model_len, fitting), num_seqs, STATES_PER_SEAT * num_seqs if sizes.state_bytes else 0
     )
