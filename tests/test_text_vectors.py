@@ -16,6 +16,7 @@ from octavo.engine.scoring import plan_scores
 from tests.support.text_models import TEXTS, TOKENIZERS, save_decoder, save_encoder, save_pooling
 
 QUERY = "the fox?"
+REAL_ENCODER = ("bert", "all-MiniLM-L6-v2 (safetensors)")
 REAL = Path.home() / ".cache/octavo-models/all-MiniLM-L6-v2"
 
 

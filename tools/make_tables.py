@@ -29,7 +29,8 @@ from octavo.quantization.ggml import BLOCK_SIZES  # noqa: E402
 from octavo.quantization.packed import DENSE_TYPES, WeightInfo, group_of  # noqa: E402
 from tests.models.test_real_models import REAL_MODELS  # noqa: E402
 from tests.quantization.test_checkpoints import tiny_model  # noqa: E402
-from tests.support import quantized_checkpoints, tiny_models  # noqa: E402
+from tests.support import quantized_checkpoints, tiny_encoders, tiny_models  # noqa: E402
+from tests.test_text_vectors import REAL_ENCODER  # noqa: E402
 
 _SHAPE = (64, 4096)  # of the matrix whose bits are counted
 _TABLE = re.compile(r"(<!-- table (\w+), by tools/make_tables\.py -->\n)(.*?)(<!-- end of table -->\n)", re.DOTALL)
@@ -41,11 +42,14 @@ def tested_architectures() -> Iterable[Cells]:
     modules = known_architectures()
     yield "architecture", "`model_type` and GGUF names", "compared from safetensors", "and from GGUF", "real model"
     tested = {name: modules[tiny_models.config_values(name)["model_type"]] for name in tiny_models.CONFIGS}
+    tested |= {name: modules[config().model_type] for name, config in tiny_encoders.CONFIGS.items()}
+    with_gguf = {*tiny_models.GGUF_CONFIGS, *tiny_encoders.GGUF_CONFIGS}
     for module in sorted({*modules.values()}):
         found = [name for name, architecture in tested.items() if architecture == module]
         names = ", ".join(f"`{name}`" for name in sorted(modules) if modules[name] == module)
-        real = ", ".join(label for architecture, label in REAL_MODELS.values() if architecture == module)
-        gguf = ", ".join(name for name in found if name in tiny_models.GGUF_CONFIGS)
+        models = [*REAL_MODELS.values(), REAL_ENCODER]
+        real = ", ".join(label for architecture, label in models if architecture == module)
+        gguf = ", ".join(name for name in found if name in with_gguf)
         yield f"`{module}`", names, ", ".join(found) or "no", gguf or "no", real or "no"
 
 
