@@ -9,19 +9,6 @@ OCTAVO_SIGNATURE(ShortConv, (x), (weight, bias), (index, kind), ());
 
 constexpr int MAX_TAPS = 8;
 
-// Sixteen columns, or the `lanes` that are left of a row.
-struct Columns {
-    int64_t first;
-    int lanes;
-    F32x16 read(const float* row) const { return lanes == 16 ? load(row + first) : load_partial(row + first, lanes); }
-    void write(float* row, F32x16 v) const {
-        if (lanes == 16)
-            store(row + first, v);
-        else
-            store_partial(row + first, v, lanes);
-    }
-};
-
 // The state of a sequence is the last taps - 1 rows of x, the oldest first.
 struct Window {
     F32x16 rows[MAX_TAPS - 1];

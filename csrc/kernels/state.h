@@ -7,6 +7,19 @@
 namespace octavo {
 namespace {
 
+// Sixteen columns, or the `lanes` that are left of a row.
+struct Columns {
+    int64_t first;
+    int lanes;
+    F32x16 read(const float* row) const { return lanes == 16 ? load(row + first) : load_partial(row + first, lanes); }
+    void write(float* row, F32x16 v) const {
+        if (lanes == 16)
+            store(row + first, v);
+        else
+            store_partial(row + first, v, lanes);
+    }
+};
+
 // Rows [begin, end) of one sequence. After the rows before `border` its state is also written to `saved`, if that is
 // not null; border is `end` otherwise.
 struct SequenceRows {

@@ -15,7 +15,7 @@ from octavo.graph import ops
 from octavo.graph.builder import Graph
 from octavo.graph.ops import AttentionParams, EncoderAttentionParams, Op, RopeParams, Routing
 from octavo.graph.passes import optimize
-from octavo.graph.values import Rows, Value
+from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 
@@ -45,6 +45,8 @@ SHAPES = {
     "latent.weight": (32, WIDTH),
     "k_rope.weight": (16, WIDTH),
     "conv.weight": (4 * WIDTH,),
+    "dt_bias": (4,),
+    "gates.weight": (4, WIDTH),
     "moe.gate.weight": (4, WIDTH),
     "moe.experts.gate_proj.weight": (4, 32, WIDTH),
     "moe.experts.up_proj.weight": (4, 32, WIDTH),
@@ -67,6 +69,16 @@ def latent_attention(g: Graph, x: Value) -> Value:
     params = AttentionParams(0, 4, 1, 48, 0.2, window=7, value_dim=32)
     key = g.linear(x, "latent"), g.rope(g.linear(x, "k_rope"), 16, ROPE)
     return g.latent_attention((g.head_linear(x, "absorbed"), g.rope(x, 16, ROPE)), key, params)
+
+
+def gated_delta_rule(g: Graph, x: Value) -> Value:
+    gate, (decay, bias) = g.linear(x, "gates"), (Parameter(name, (4,)) for name in ("sinks", "dt_bias"))
+    return g.add_operation(ops.GatedDeltaRule(x, gate, gate, decay, bias, 1, 4, 16, 8, 0))
+
+
+def selective_scan(g: Graph, x: Value) -> Value:
+    decay, skip, bias = (Parameter(name, (4,)) for name in ("sinks", "dt_bias", "dt_bias"))
+    return g.add_operation(ops.SelectiveScan(x, g.linear(x, "gates"), decay, skip, bias, 4, 8, 2, 8, 0))
 
 
 # Graphs in which the operation survives the passes, or is made by them.
@@ -94,6 +106,8 @@ GRAPHS: dict[type[Op], Callable[[Graph, Value], Value]] = {
     ops.MeanPool: lambda g, x: g.mean_pool(x),
     ops.SelectRows: lambda g, x: g.select_rows(x),
     ops.MoE: lambda g, x: g.moe(x, "moe", Routing(2)),
+    ops.GatedDeltaRule: gated_delta_rule,
+    ops.SelectiveScan: selective_scan,
     ops.ShortConv: lambda g, x: g.short_conv(x, "conv", "silu"),
     ops.FusedLinear: lambda g, x: x + g.linear(g.rms_norm(x, "norm", 1e-5), "square"),
     ops.FusedAttention: fused_attention,

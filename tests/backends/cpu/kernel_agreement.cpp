@@ -395,6 +395,23 @@ void compare_states(Judge& judge, Random& random) {
             compare_state(judge, random, call, {cols}, static_cast<size_t>(cols) * (taps - 1),
                           std::to_string(cols) + " columns, " + std::to_string(taps) + " taps");
         }
+    for (const int32_t dim : {16, 40}) {  // three key heads, six value heads
+        Call call;
+        call.kernel = "gated_delta_rule";
+        call.cols = 6 * dim;
+        call.weights = {random_vector(random, 6), random_vector(random, 6)};
+        for (int i = 0; i < 6; ++i) call.weights[0].plain->data()[i] = -1.0f - call.weights[0].plain->data()[i];
+        call.ints = {3, 6, 24, dim, 0};
+        call.floats = {1e-6f};
+        compare_state(judge, random, call, {6 * 24 + 6 * dim, 6, 6}, static_cast<size_t>(6) * 24 * dim,
+                      "values of " + std::to_string(dim));
+        call.kernel = "selective_scan";
+        call.weights.insert(call.weights.begin() + 1, random_vector(random, 6));
+        call.ints = {6, dim, 2, 24, 0};
+        call.floats = {};
+        compare_state(judge, random, call, {6 * dim + 4 * 24, 6}, static_cast<size_t>(6) * 24 * dim,
+                      "heads of " + std::to_string(dim));
+    }
 }
 
 void compare_positions(Judge& judge, Random& random) {

@@ -14,7 +14,8 @@ from octavo.backends.cpu import CompileOptions
 from octavo.backends.cpu import compile as compile_native
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
-from octavo.graph.values import Value
+from octavo.graph.ops import GatedDeltaRule, SelectiveScan
+from octavo.graph.values import Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
 
@@ -38,6 +39,7 @@ class Case:
         shapes = {"embed.weight": (VOCAB, self.cols), **self.shapes}
         rng = np.random.default_rng(self.cols)
         arrays = {n: (rng.standard_normal(s) * self.sizes.get(n, 0.5)).astype(np.float32) for n, s in shapes.items()}
+        arrays = {name: -np.abs(array) if name.endswith(".decay") else array for name, array in arrays.items()}
         g = Graph(shapes)
         g.output = g.select_rows(self.build(g, g.embedding("embed")))
         return g, {name: DenseWeight(array) for name, array in arrays.items()}
@@ -48,7 +50,37 @@ def conv(cols: int, taps: int, kind: str | None, *, bias: bool) -> Case:
     return Case(cols, shapes, lambda g, x: g.short_conv(x, "conv", kind))
 
 
+def delta(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> Case:
+    widths = {"qkv": 2 * key_heads * key_dim + value_heads * value_dim, "beta": value_heads, "alpha": value_heads}
+    shapes = {**{f"{n}.weight": (w, 32) for n, w in widths.items()}, "a.decay": (value_heads,), "a.dt": (value_heads,)}
+
+    def build(g: Graph, x: Value) -> Value:
+        qkv, beta, alpha = (g.linear(x, name) for name in widths)
+        decay, dt = (Parameter(name, (value_heads,)) for name in ("a.decay", "a.dt"))
+        sizes = (key_heads, value_heads, key_dim, value_dim)
+        return g.add_operation(GatedDeltaRule(qkv, beta, alpha, decay, dt, *sizes, 0))
+
+    return Case(32, shapes, build, 2e-5)
+
+
+def scan(heads: int, head_dim: int, groups: int, state_dim: int) -> Case:
+    widths = {"xbc": heads * head_dim + 2 * groups * state_dim, "dt": heads}
+    vectors = ("a.decay", "a.skip", "a.dt")
+    shapes = {**{f"{n}.weight": (w, 32) for n, w in widths.items()}, **dict.fromkeys(vectors, (heads,))}
+
+    def build(g: Graph, x: Value) -> Value:
+        xbc, dt = (g.linear(x, name) for name in widths)
+        parameters = (Parameter(name, (heads,)) for name in vectors)
+        return g.add_operation(SelectiveScan(xbc, dt, *parameters, heads, head_dim, groups, state_dim, 0))
+
+    return Case(32, shapes, build, 2e-5)
+
+
 CASES = {
+    "delta": delta(2, 4, 16, 32),
+    "delta-odd": delta(1, 3, 5, 19),
+    "scan": scan(4, 32, 2, 16),
+    "scan-odd": scan(3, 7, 1, 5),
     "conv": conv(64, 3, None, bias=False),
     "conv-silu-biased": conv(33, 4, "silu", bias=True),
     "conv-narrow": conv(1, 2, None, bias=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from octavo.batch import Array, Batch
 from octavo.graph.cache import StateCache
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
-from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation
+from octavo.graph.ops.rowwise import ACTIVATIONS, require_activation, sigmoid
 from octavo.graph.values import Parameter, Rows, Value
 
 MAX_TAPS = 8  # of a short convolution; native kernels keep them in registers
@@ -69,6 +69,154 @@ class ShortConv(Op):
             return out if self.kind is None else ACTIVATIONS[self.kind](out)
 
         return advance_states(step, self.cache, x.shape[1], advance)
+
+
+@dataclass(frozen=True, slots=True)
+class GatedDeltaRule(Op):
+    """The gated delta rule, one state [key_dim, value_dim] a head. Yang et al., arXiv 2412.06464.
+
+    Of each token, with q and k of length one (q then divided by sqrt(key_dim)):
+    state = g * state; state += outer(k, sigmoid(beta) * (v - k @ state)); out = q @ state,
+    g = exp(decay * softplus(alpha + dt_bias)). Value heads share the key heads evenly, neighbours the same one.
+    """
+
+    qkv: Value  # [TOKENS, 2 * num_k_heads * key_dim + num_v_heads * value_dim], q, k and v side by side
+    beta: Value  # [TOKENS, num_v_heads]
+    alpha: Value
+    decay: Parameter  # [num_v_heads], negative
+    dt_bias: Parameter
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    value_dim: int
+    index: int
+    eps: float = 1e-6  # added to the squared lengths of q and k
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache(self.index, ((self.num_v_heads, self.key_dim, self.value_dim),))
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        sizes = (self.num_k_heads, self.num_v_heads, self.key_dim, self.value_dim)
+        require(min(sizes) > 0, f"heads and their sizes must be positive: {sizes}")
+        require(
+            self.num_v_heads % self.num_k_heads == 0,
+            f"{self.num_v_heads} value heads do not share {self.num_k_heads} key heads evenly",
+        )
+        cols = self.num_v_heads * self.value_dim
+        widths = {"qkv": 2 * self.num_k_heads * self.key_dim + cols}
+        require_rows(self, {**widths, "beta": self.num_v_heads, "alpha": self.num_v_heads})
+        for parameter in self.parameters:
+            require_parameter(parameter, self.num_v_heads)
+        return Rows.TOKENS, cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        per_head = 7 * self.key_dim * self.value_dim + 3 * self.value_dim + 6 * self.key_dim + 8
+        return sizes.tokens * self.num_v_heads * per_head
+
+    def evaluate(self, step: Evaluation) -> Array:
+        qkv, beta, alpha = (step.values[value] for value in (self.qkv, self.beta, self.alpha))
+        width = self.num_k_heads * self.key_dim
+        share = self.num_v_heads // self.num_k_heads
+        q, k = (
+            np.repeat(unit(part.reshape(-1, self.num_k_heads, self.key_dim), self.eps), share, axis=1)
+            for part in (qkv[:, :width], qkv[:, width : 2 * width])
+        )
+        q = q / np.sqrt(self.key_dim)
+        v = qkv[:, 2 * width :].reshape(-1, self.num_v_heads, self.value_dim)
+        gates = np.exp(step.weights[self.decay] * softplus(alpha + step.weights[self.dt_bias]))
+        amounts = sigmoid(beta)
+
+        def advance(rows: slice, states: list[Array]) -> Array:
+            (state,) = states  # [heads, key_dim, value_dim]
+            out = np.empty((rows.stop - rows.start, self.num_v_heads, self.value_dim), state.dtype)
+            for at, t in enumerate(range(rows.start, rows.stop)):
+                state *= gates[t, :, None, None]
+                missing = v[t] - np.einsum("hk,hkv->hv", k[t], state)
+                state += k[t, :, :, None] * (amounts[t, :, None] * missing)[:, None]
+                out[at] = np.einsum("hk,hkv->hv", q[t], state)
+            return out.reshape(len(out), -1)
+
+        return advance_states(step, self.cache, self.num_v_heads * self.value_dim, advance)
+
+
+@dataclass(frozen=True, slots=True)
+class SelectiveScan(Op):
+    """A selective state space with one decay a head, as in Mamba 2. Dao and Gu, arXiv 2405.21060.
+
+    Of each token, with step = softplus(dt + dt_bias):
+    state = exp(decay * step) * state + outer(step * x, b); out = state @ c + skip * x.
+    Heads share b and c evenly, neighbours the same ones.
+    """
+
+    xbc: Value  # [TOKENS, num_heads * head_dim + 2 * num_groups * state_dim], x, b and c side by side
+    dt: Value  # [TOKENS, num_heads]
+    decay: Parameter  # [num_heads], negative
+    skip: Parameter
+    dt_bias: Parameter
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
+    index: int
+
+    @property
+    def cache(self) -> StateCache:
+        return StateCache(self.index, ((self.num_heads, self.head_dim, self.state_dim),))
+
+    def infer_shape(self) -> tuple[Rows, int]:
+        sizes = (self.num_heads, self.head_dim, self.num_groups, self.state_dim)
+        require(min(sizes) > 0, f"heads, groups and their sizes must be positive: {sizes}")
+        require(self.num_heads % self.num_groups == 0, f"{self.num_heads} heads, {self.num_groups} groups")
+        cols = self.num_heads * self.head_dim
+        require_rows(self, {"xbc": cols + 2 * self.num_groups * self.state_dim, "dt": self.num_heads})
+        for parameter in self.parameters:
+            require_parameter(parameter, self.num_heads)
+        return Rows.TOKENS, cols
+
+    def flops(self, sizes: StepSizes) -> int:
+        return sizes.tokens * self.num_heads * (5 * self.head_dim * self.state_dim + 3 * self.head_dim + 4)
+
+    def evaluate(self, step: Evaluation) -> Array:
+        cols, width = self.num_heads * self.head_dim, self.num_groups * self.state_dim
+        x, b, c = np.split(step.values[self.xbc], [cols, cols + width], axis=1)
+        x = x.reshape(-1, self.num_heads, self.head_dim)
+        share = self.num_heads // self.num_groups
+        b, c = (np.repeat(y.reshape(-1, self.num_groups, self.state_dim), share, axis=1) for y in (b, c))
+        steps = softplus(step.values[self.dt] + step.weights[self.dt_bias])
+        gates = np.exp(step.weights[self.decay] * steps)
+        skipped = step.weights[self.skip][:, None] * x
+
+        def advance(rows: slice, states: list[Array]) -> Array:
+            (state,) = states  # [heads, head_dim, state_dim]
+            out = np.empty((rows.stop - rows.start, self.num_heads, self.head_dim), state.dtype)
+            for at, t in enumerate(range(rows.start, rows.stop)):
+                state *= gates[t, :, None, None]
+                state += (steps[t, :, None] * x[t])[:, :, None] * b[t][:, None]
+                out[at] = np.einsum("hpn,hn->hp", state, c[t]) + skipped[t]
+            return out.reshape(len(out), -1)
+
+        return advance_states(step, self.cache, cols, advance)
+
+
+def require_rows(op: Op, widths: Mapping[str, int]) -> None:
+    """Raises GraphError unless these inputs have one row a token and so many columns."""
+    for name, width in widths.items():
+        value: Value = getattr(op, name)
+        fits = value.rows is Rows.TOKENS and value.cols == width
+        require(fits, f"{name} {describe(value)} is not [tokens, {width}]")
+
+
+def softplus(x: Array) -> Array:
+    """log(1 + e^x)"""
+    out: Array = np.logaddexp(x, 0).astype(x.dtype, copy=False)
+    return out
+
+
+def unit(x: Array, eps: float) -> Array:
+    """x / sqrt(sum of its squares + eps), over the last dimension."""
+    out: Array = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) + eps)
+    return out
 
 
 def advance_states(step: Evaluation, cache: StateCache, cols: int, advance: Advance) -> Array:

@@ -1,0 +1,80 @@
+// States of heads that grow by an outer product with each token: tiles of sixteen columns, each on its own.
+//
+// A head's state has `rows` rows and `cols` columns in numpy. Here it lies in tiles of sixteen columns (the last may be
+// narrower), row after row: a tile of 128 rows takes 8 KB and stays in the first cache while a block of tokens passes.
+#pragma once
+
+#include "activations.h"
+#include "elementwise.h"
+#include "state.h"
+
+namespace octavo {
+namespace {
+
+constexpr int TOKEN_BLOCK = 16;  // tokens whose factors are computed together
+
+// log(1 + e^x): x or 0, and log1p(u) of u = e^-|x| as 2 atanh(u / (2 + u)), whose series ends at the 15th power with an
+// error below 1e-8.
+inline F32x16 softplus(F32x16 x) {
+    const F32x16 u = exp(broadcast(0.0f) - abs(x));
+    const F32x16 s = u / (broadcast(2.0f) + u), z = s * s;
+    F32x16 p = broadcast(1.0f / 15);
+    p = fma(p, z, broadcast(1.0f / 13));
+    p = fma(p, z, broadcast(1.0f / 11));
+    p = fma(p, z, broadcast(1.0f / 9));
+    p = fma(p, z, broadcast(1.0f / 7));
+    p = fma(p, z, broadcast(1.0f / 5));
+    p = fma(p, z, broadcast(1.0f / 3));
+    p = fma(p, z, broadcast(1.0f));
+    return max(broadcast(0.0f), x) + broadcast(2.0f) * s * p;
+}
+
+// Column `col` of up to sixteen rows of a value, from row `first` on.
+inline F32x16 read_column(const View& value, int64_t first, int count, int64_t col) {
+    float lanes[TOKEN_BLOCK] = {};
+    for (int i = 0; i < count; ++i) lanes[i] = value.data[(first + i) * value.cols + col];
+    return load(lanes);
+}
+
+struct HeadState {
+    int64_t heads, rows, cols;
+
+    int64_t tiles() const { return (cols + 15) / 16; }
+    // The first element of a tile, and its columns.
+    int64_t offset(int64_t head, int64_t index) const { return head * rows * cols + index * 16 * rows; }
+    Columns columns(int64_t index) const {
+        return {index * 16, static_cast<int>(cols - index * 16 < 16 ? cols - index * 16 : 16)};
+    }
+};
+
+// Calls advance(head, tile begin, tile end, first token, number of tokens, state of the sequence) for blocks of up to
+// TOKEN_BLOCK tokens of every sequence, for this worker's tiles.
+template <typename F>
+inline void for_each_block(const HeadState& shape, const Args& args, const Step& step, const Worker& worker,
+                           F advance) {
+    const int64_t tiles = shape.tiles();
+    const Range units = share(shape.heads * tiles, worker);
+    for (int64_t unit = units.begin; unit < units.end;) {
+        const int64_t head = unit / tiles, first = unit % tiles;
+        const int64_t last = units.end - head * tiles < tiles ? units.end - head * tiles : tiles;
+        // The tiles lie side by side, from `offset` to `stop`.
+        const int64_t offset = shape.offset(head, first);
+        const int64_t stop = last == tiles ? shape.offset(head + 1, 0) : shape.offset(head, last);
+        for (int32_t request = 0; request < step.num_requests; ++request) {
+            const SequenceRows rows = sequence_rows(*args.state, step, request);
+            if (rows.is_first) __builtin_memset(rows.state + offset, 0, (stop - offset) * sizeof(float));
+            for (int64_t t = rows.begin; t < rows.end;) {
+                const int64_t border = t < rows.border ? rows.border : rows.end;
+                const int count = static_cast<int>(border - t < TOKEN_BLOCK ? border - t : TOKEN_BLOCK);
+                advance(head, first, last, t, count, rows.state);
+                t += count;
+                if (rows.saved && t == rows.border)
+                    __builtin_memcpy(rows.saved + offset, rows.state + offset, (stop - offset) * sizeof(float));
+            }
+        }
+        unit = head * tiles + last;
+    }
+}
+
+}  // namespace
+}  // namespace octavo
