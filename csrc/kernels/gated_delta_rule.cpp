@@ -5,7 +5,7 @@ namespace octavo {
 namespace {
 
 OCTAVO_SIGNATURE(GatedDeltaRule, (qkv, beta, alpha), (decay, dt_bias),
-                 (num_k_heads, num_v_heads, key_dim, value_dim, index), (eps));
+                 (num_k_heads, num_v_heads, key_dim, value_dim, is_tiled, index), (eps));
 
 // What a block of tokens has in common for all tiles of a head.
 struct DeltaFactors {
@@ -66,23 +66,24 @@ void gated_delta_rule(const Args& args, const Step& step, Worker& worker) {
     const int64_t key_heads = args.ints[GatedDeltaRule::num_k_heads], heads = args.ints[GatedDeltaRule::num_v_heads];
     const int64_t key_dim = args.ints[GatedDeltaRule::key_dim], value_dim = args.ints[GatedDeltaRule::value_dim];
     const HeadState shape{heads, key_dim, value_dim};
-    for_each_block(shape, args, step, worker,
-                   [&](int64_t head, int64_t begin, int64_t end, int64_t first, int count, float* state) {
-                       const float* const row = qkv.data + first * qkv.cols;
-                       const int64_t key = head / (heads / key_heads) * key_dim;
-                       const DeltaHead h{row + key, row + key_heads * key_dim + key,
-                                         row + 2 * key_heads * key_dim + head * value_dim, qkv.cols, key_dim};
-                       const DeltaFactors factors = delta_factors(args, h, head, first, count);
-                       for (int64_t index = begin; index < end; ++index) {
-                           const Columns columns = shape.columns(index);
-                           for (int t = 0; t < count; ++t) {
-                               const F32x16 v = columns.read(h.v + t * h.stride);
-                               const F32x16 result =
-                                   delta_step(state + shape.offset(head, index), columns, h, t, v, factors);
-                               columns.write(out.data + (first + t) * out.cols + head * value_dim, result);
-                           }
-                       }
-                   });
+    for_each_block(
+        shape, args, step, worker,
+        [&](int64_t head, int64_t begin, int64_t end, int64_t first, int count, float* state) {
+            const float* const row = qkv.data + first * qkv.cols;
+            const int64_t key =
+                (args.ints[GatedDeltaRule::is_tiled] ? head % key_heads : head / (heads / key_heads)) * key_dim;
+            const DeltaHead h{row + key, row + key_heads * key_dim + key,
+                              row + 2 * key_heads * key_dim + head * value_dim, qkv.cols, key_dim};
+            const DeltaFactors factors = delta_factors(args, h, head, first, count);
+            for (int64_t index = begin; index < end; ++index) {
+                const Columns columns = shape.columns(index);
+                for (int t = 0; t < count; ++t) {
+                    const F32x16 v = columns.read(h.v + t * h.stride);
+                    const F32x16 result = delta_step(state + shape.offset(head, index), columns, h, t, v, factors);
+                    columns.write(out.data + (first + t) * out.cols + head * value_dim, result);
+                }
+            }
+        });
 }
 
 }  // namespace

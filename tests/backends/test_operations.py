@@ -73,12 +73,12 @@ def latent_attention(g: Graph, x: Value) -> Value:
 
 def gated_delta_rule(g: Graph, x: Value) -> Value:
     gate, (decay, bias) = g.linear(x, "gates"), (Parameter(name, (4,)) for name in ("sinks", "dt_bias"))
-    return g.add_operation(ops.GatedDeltaRule(x, gate, gate, decay, bias, 1, 4, 16, 8, 0))
+    return g.add_operation(ops.GatedDeltaRule(x, gate, gate, decay, bias, ops.DeltaHeads(1, 4, 16, 8), 0))
 
 
 def selective_scan(g: Graph, x: Value) -> Value:
     decay, skip, bias = (Parameter(name, (4,)) for name in ("sinks", "dt_bias", "dt_bias"))
-    return g.add_operation(ops.SelectiveScan(x, g.linear(x, "gates"), decay, skip, bias, 4, 8, 2, 8, 0))
+    return g.add_operation(ops.SelectiveScan(x, g.linear(x, "gates"), decay, skip, bias, ops.ScanHeads(4, 8, 2, 8), 0))
 
 
 # Graphs in which the operation survives the passes, or is made by them.

@@ -18,6 +18,8 @@ from tests.support.batches import Request, step
 
 TOKENS = np.random.default_rng(0).integers(0, 96, 30).tolist()
 ROPE_TENSORS = ("llama-llama3-rope", "phi3-longrope")  # divisors of frequencies, rounded to float32 in GGUF files only
+# Value heads are in another order, and with them the columns of a projection: sums are added up in another order.
+REORDERED = ("qwen35", "qwen35moe")
 LIMITS = ExecutorLimits(64, 4, 64, 64)
 
 
@@ -46,7 +48,7 @@ def test_cpu_backend(name: str, tmp_path: Path) -> None:
     assert_close(logits_of(checkpoint, "cpu"), tiny_models.expected_logits(model, TOKENS), 2e-3)
 
 
-@pytest.mark.parametrize("name", [name for name in tiny_models.GGUF_CONFIGS if name not in ROPE_TENSORS])
+@pytest.mark.parametrize("name", [name for name in tiny_models.GGUF_CONFIGS if name not in (*ROPE_TENSORS, *REORDERED)])
 def test_both_formats_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Whatever the converter has changed is changed back."""
     model = tiny_models.tiny_model(name)

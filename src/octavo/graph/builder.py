@@ -14,10 +14,12 @@ from octavo.graph.ops import (
     Attention,
     AttentionParams,
     Clip,
+    DeltaHeads,
     Embedding,
     EncoderAttention,
     EncoderAttentionParams,
     GatedActivation,
+    GatedDeltaRule,
     HeadLinear,
     Input,
     LatentAttention,
@@ -34,6 +36,8 @@ from octavo.graph.ops import (
     RopeParams,
     Routing,
     Scale,
+    ScanHeads,
+    SelectiveScan,
     SelectRows,
     ShortConv,
     Softcap,
@@ -254,6 +258,18 @@ class Graph:
         """A causal convolution along each column of a sequence, whose weight is a vector: see `ShortConv`."""
         weight = self._weight(name, "short_conv")
         return self.add_operation(ShortConv(x, weight, self._bias(name), len(self.state_caches), kind))
+
+    def gated_delta_rule(self, qkv: Value, beta: Value, alpha: Value, name: str, heads: DeltaHeads) -> Value:
+        """The delta rule of the vectors `decay.weight` and `dt.bias` under `name`: see `GatedDeltaRule`."""
+        decay, dt_bias = (self._parameter(f"{name}.{part}", "gated_delta_rule") for part in ("decay.weight", "dt.bias"))
+        index = len(self.state_caches)
+        return self.add_operation(GatedDeltaRule(qkv, beta, alpha, decay, dt_bias, heads, index))
+
+    def selective_scan(self, xbc: Value, dt: Value, name: str, heads: ScanHeads) -> Value:
+        """The state space of the vectors `decay.weight`, `skip.weight` and `dt.bias` under `name`: `SelectiveScan`."""
+        parts = ("decay.weight", "skip.weight", "dt.bias")
+        decay, skip, dt_bias = (self._parameter(f"{name}.{part}", "selective_scan") for part in parts)
+        return self.add_operation(SelectiveScan(xbc, dt, decay, skip, dt_bias, heads, len(self.state_caches)))
 
     # Operations without weights.
 

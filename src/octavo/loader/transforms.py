@@ -15,7 +15,19 @@ from octavo.errors import ModelLoadError
 from octavo.loader.tensor_files import Source
 from octavo.loader.tensor_names import TensorName
 from octavo.models._decoder import ModelConfig
-from octavo.models._weights import FileFormat, Flatten, Fold, Heads, OneRow, Permute, Split, Stack, Transform, Transpose
+from octavo.models._weights import (
+    FileFormat,
+    Flatten,
+    Fold,
+    Heads,
+    NegativeExp,
+    OneRow,
+    Permute,
+    Split,
+    Stack,
+    Transform,
+    Transpose,
+)
 from octavo.quantization.packed import DENSE_TYPES, DenseWeight, Weight, stack
 from octavo.quantization.packed.base import RowIndex
 
@@ -69,6 +81,9 @@ def _apply(transform: Transform, group: _Group, config: ModelConfig) -> Iterator
         case Fold():
             for name, source in group.items():
                 yield name, _folded(source, transform.addend) if name.kind == ".weight" else source
+        case NegativeExp():
+            for name, source in group.items():
+                yield name, _negative_exp(source)
         case Flatten():
             for name, source in group.items():
                 yield name, _flattened(source)
@@ -195,6 +210,13 @@ def _transposed(source: Source) -> Source:
 
     shape = (*source.shape[:-2], source.shape[-1], source.shape[-2])
     return replace(source, shape=shape, make=make, steps=f"{source.steps} transposed")
+
+
+def _negative_exp(source: Source) -> Source:
+    def make() -> Weight:
+        return DenseWeight(-np.exp(source.make().dequantize().astype(np.float32)))
+
+    return replace(source, type_name="F32", make=make, steps=f"{source.steps} -exp")
 
 
 def _flattened(source: Source) -> Source:

@@ -95,6 +95,14 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
+class NegativeExp:
+    """-e^x of a stored logarithm, once: float32."""
+
+    stem: str
+    only: FileFormat | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Flatten:
     """Makes a vector of a dense tensor with several dimensions, such as the kernels of a convolution by channels."""
 
@@ -102,7 +110,7 @@ class Flatten:
     only: FileFormat | None = None
 
 
-Transform = Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten
+Transform = Permute | Split | Stack | Heads | OneRow | Transpose | Fold | Flatten | NegativeExp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

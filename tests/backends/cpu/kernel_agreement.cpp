@@ -401,7 +401,7 @@ void compare_states(Judge& judge, Random& random) {
         call.cols = 6 * dim;
         call.weights = {random_vector(random, 6), random_vector(random, 6)};
         for (int i = 0; i < 6; ++i) call.weights[0].plain->data()[i] = -1.0f - call.weights[0].plain->data()[i];
-        call.ints = {3, 6, 24, dim, 0};
+        call.ints = {3, 6, 24, dim, dim == 16, 0};
         call.floats = {1e-6f};
         compare_state(judge, random, call, {6 * 24 + 6 * dim, 6, 6}, static_cast<size_t>(6) * 24 * dim,
                       "values of " + std::to_string(dim));

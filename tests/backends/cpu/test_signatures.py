@@ -38,6 +38,8 @@ NESTED: dict[type, Any] = {
     FusedAttention: FusedAttention(X, PARAMS, RopeParams((1.0, 0.5))),
     LatentAttention: LatentAttention(X, X, X, X, PARAMS),
     FusedLinear: FusedLinear(X, None, (W,), (None,)),
+    ops.GatedDeltaRule: ops.GatedDeltaRule(X, X, X, W, W, ops.DeltaHeads(1, 2, 8, 8), 1),
+    ops.SelectiveScan: ops.SelectiveScan(X, X, W, W, W, ops.ScanHeads(2, 8, 1, 8), 1),
     MoE: MoE(X, W, W, W, W, Routing(1)),
     Rope: Rope(X, 16, RopeParams((1.0, 0.5))),
 }

@@ -14,7 +14,7 @@ from octavo.backends.cpu import CompileOptions
 from octavo.backends.cpu import compile as compile_native
 from octavo.batch import Batch
 from octavo.graph.builder import Graph
-from octavo.graph.ops import GatedDeltaRule, SelectiveScan
+from octavo.graph.ops import DeltaHeads, GatedDeltaRule, ScanHeads, SelectiveScan
 from octavo.graph.values import Parameter, Value
 from octavo.quantization.packed import DenseWeight
 from tests.support.batches import Request, step
@@ -57,8 +57,8 @@ def delta(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> Cas
     def build(g: Graph, x: Value) -> Value:
         qkv, beta, alpha = (g.linear(x, name) for name in widths)
         decay, dt = (Parameter(name, (value_heads,)) for name in ("a.decay", "a.dt"))
-        sizes = (key_heads, value_heads, key_dim, value_dim)
-        return g.add_operation(GatedDeltaRule(qkv, beta, alpha, decay, dt, *sizes, 0))
+        heads = DeltaHeads(key_heads, value_heads, key_dim, value_dim, is_tiled=key_heads == 3)
+        return g.add_operation(GatedDeltaRule(qkv, beta, alpha, decay, dt, heads, 0))
 
     return Case(32, shapes, build, 2e-5)
 
@@ -71,7 +71,7 @@ def scan(heads: int, head_dim: int, groups: int, state_dim: int) -> Case:
     def build(g: Graph, x: Value) -> Value:
         xbc, dt = (g.linear(x, name) for name in widths)
         parameters = (Parameter(name, (heads,)) for name in vectors)
-        return g.add_operation(SelectiveScan(xbc, dt, *parameters, heads, head_dim, groups, state_dim, 0))
+        return g.add_operation(SelectiveScan(xbc, dt, *parameters, ScanHeads(heads, head_dim, groups, state_dim), 0))
 
     return Case(32, shapes, build, 2e-5)
 
@@ -79,6 +79,7 @@ def scan(heads: int, head_dim: int, groups: int, state_dim: int) -> Case:
 CASES = {
     "delta": delta(2, 4, 16, 32),
     "delta-odd": delta(1, 3, 5, 19),
+    "delta-tiled": delta(3, 6, 16, 16),
     "scan": scan(4, 32, 2, 16),
     "scan-odd": scan(3, 7, 1, 5),
     "conv": conv(64, 3, None, bias=False),

@@ -34,6 +34,8 @@ from octavo.graph.ops.rowwise import Mul as Mul
 from octavo.graph.ops.rowwise import RMSNorm as RMSNorm
 from octavo.graph.ops.rowwise import Scale as Scale
 from octavo.graph.ops.rowwise import Softcap as Softcap
+from octavo.graph.ops.state import DeltaHeads as DeltaHeads
 from octavo.graph.ops.state import GatedDeltaRule as GatedDeltaRule
+from octavo.graph.ops.state import ScanHeads as ScanHeads
 from octavo.graph.ops.state import SelectiveScan as SelectiveScan
 from octavo.graph.ops.state import ShortConv as ShortConv

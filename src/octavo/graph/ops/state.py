@@ -72,12 +72,23 @@ class ShortConv(Op):
 
 
 @dataclass(frozen=True, slots=True)
+class DeltaHeads:
+    """The heads of a delta rule. is_tiled: value head h has key head h % num_k_heads, else neighbours share one."""
+
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    value_dim: int
+    is_tiled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class GatedDeltaRule(Op):
     """The gated delta rule, one state [key_dim, value_dim] a head. Yang et al., arXiv 2412.06464.
 
     Of each token, with q and k of length one (q then divided by sqrt(key_dim)):
     state = g * state; state += outer(k, sigmoid(beta) * (v - k @ state)); out = q @ state,
-    g = exp(decay * softplus(alpha + dt_bias)). Value heads share the key heads evenly, neighbours the same one.
+    g = exp(decay * softplus(alpha + dt_bias)). Value heads share the key heads evenly.
     """
 
     qkv: Value  # [TOKENS, 2 * num_k_heads * key_dim + num_v_heads * value_dim], q, k and v side by side
@@ -85,51 +96,50 @@ class GatedDeltaRule(Op):
     alpha: Value
     decay: Parameter  # [num_v_heads], negative
     dt_bias: Parameter
-    num_k_heads: int
-    num_v_heads: int
-    key_dim: int
-    value_dim: int
+    heads: DeltaHeads
     index: int
     eps: float = 1e-6  # added to the squared lengths of q and k
 
     @property
     def cache(self) -> StateCache:
-        return StateCache(self.index, ((self.num_v_heads, self.key_dim, self.value_dim),))
+        return StateCache(self.index, ((self.heads.num_v_heads, self.heads.key_dim, self.heads.value_dim),))
 
     def infer_shape(self) -> tuple[Rows, int]:
-        sizes = (self.num_k_heads, self.num_v_heads, self.key_dim, self.value_dim)
-        require(min(sizes) > 0, f"heads and their sizes must be positive: {sizes}")
+        h = self.heads
+        require(min(h.num_k_heads, h.num_v_heads, h.key_dim, h.value_dim) > 0, f"sizes must be positive: {h}")
         require(
-            self.num_v_heads % self.num_k_heads == 0,
-            f"{self.num_v_heads} value heads do not share {self.num_k_heads} key heads evenly",
+            h.num_v_heads % h.num_k_heads == 0,
+            f"{h.num_v_heads} value heads do not share {h.num_k_heads} key heads evenly",
         )
-        cols = self.num_v_heads * self.value_dim
-        widths = {"qkv": 2 * self.num_k_heads * self.key_dim + cols}
-        require_rows(self, {**widths, "beta": self.num_v_heads, "alpha": self.num_v_heads})
+        cols = h.num_v_heads * h.value_dim
+        qkv = 2 * h.num_k_heads * h.key_dim + cols
+        require_rows(self, {"qkv": qkv, "beta": h.num_v_heads, "alpha": h.num_v_heads})
         for parameter in self.parameters:
-            require_parameter(parameter, self.num_v_heads)
+            require_parameter(parameter, h.num_v_heads)
         return Rows.TOKENS, cols
 
     def flops(self, sizes: StepSizes) -> int:
-        per_head = 7 * self.key_dim * self.value_dim + 3 * self.value_dim + 6 * self.key_dim + 8
-        return sizes.tokens * self.num_v_heads * per_head
+        h = self.heads
+        per_head = 7 * h.key_dim * h.value_dim + 3 * h.value_dim + 6 * h.key_dim + 8
+        return sizes.tokens * h.num_v_heads * per_head
 
     def evaluate(self, step: Evaluation) -> Array:
         qkv, beta, alpha = (step.values[value] for value in (self.qkv, self.beta, self.alpha))
-        width = self.num_k_heads * self.key_dim
-        share = self.num_v_heads // self.num_k_heads
+        h = self.heads
+        width, values = h.num_k_heads * h.key_dim, np.arange(h.num_v_heads)
+        key_of = values % h.num_k_heads if h.is_tiled else values // (h.num_v_heads // h.num_k_heads)
         q, k = (
-            np.repeat(unit(part.reshape(-1, self.num_k_heads, self.key_dim), self.eps), share, axis=1)
+            unit(part.reshape(-1, h.num_k_heads, h.key_dim), self.eps)[:, key_of]
             for part in (qkv[:, :width], qkv[:, width : 2 * width])
         )
-        q = q / np.sqrt(self.key_dim)
-        v = qkv[:, 2 * width :].reshape(-1, self.num_v_heads, self.value_dim)
+        q = q / np.sqrt(h.key_dim)
+        v = qkv[:, 2 * width :].reshape(-1, h.num_v_heads, h.value_dim)
         gates = np.exp(step.weights[self.decay] * softplus(alpha + step.weights[self.dt_bias]))
         amounts = sigmoid(beta)
 
         def advance(rows: slice, states: list[Array]) -> Array:
             (state,) = states  # [heads, key_dim, value_dim]
-            out = np.empty((rows.stop - rows.start, self.num_v_heads, self.value_dim), state.dtype)
+            out = np.empty((rows.stop - rows.start, h.num_v_heads, h.value_dim), state.dtype)
             for at, t in enumerate(range(rows.start, rows.stop)):
                 state *= gates[t, :, None, None]
                 missing = v[t] - np.einsum("hk,hkv->hv", k[t], state)
@@ -137,7 +147,17 @@ class GatedDeltaRule(Op):
                 out[at] = np.einsum("hk,hkv->hv", q[t], state)
             return out.reshape(len(out), -1)
 
-        return advance_states(step, self.cache, self.num_v_heads * self.value_dim, advance)
+        return advance_states(step, self.cache, h.num_v_heads * h.value_dim, advance)
+
+
+@dataclass(frozen=True, slots=True)
+class ScanHeads:
+    """The heads of a state space, and the groups of them that share b and c: neighbours are in one."""
+
+    num_heads: int
+    head_dim: int
+    num_groups: int
+    state_dim: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +166,6 @@ class SelectiveScan(Op):
 
     Of each token, with step = softplus(dt + dt_bias):
     state = exp(decay * step) * state + outer(step * x, b); out = state @ c + skip * x.
-    Heads share b and c evenly, neighbours the same ones.
     """
 
     xbc: Value  # [TOKENS, num_heads * head_dim + 2 * num_groups * state_dim], x, b and c side by side
@@ -154,42 +173,41 @@ class SelectiveScan(Op):
     decay: Parameter  # [num_heads], negative
     skip: Parameter
     dt_bias: Parameter
-    num_heads: int
-    head_dim: int
-    num_groups: int
-    state_dim: int
+    heads: ScanHeads
     index: int
 
     @property
     def cache(self) -> StateCache:
-        return StateCache(self.index, ((self.num_heads, self.head_dim, self.state_dim),))
+        return StateCache(self.index, ((self.heads.num_heads, self.heads.head_dim, self.heads.state_dim),))
 
     def infer_shape(self) -> tuple[Rows, int]:
-        sizes = (self.num_heads, self.head_dim, self.num_groups, self.state_dim)
-        require(min(sizes) > 0, f"heads, groups and their sizes must be positive: {sizes}")
-        require(self.num_heads % self.num_groups == 0, f"{self.num_heads} heads, {self.num_groups} groups")
-        cols = self.num_heads * self.head_dim
-        require_rows(self, {"xbc": cols + 2 * self.num_groups * self.state_dim, "dt": self.num_heads})
+        h = self.heads
+        require(min(h.num_heads, h.head_dim, h.num_groups, h.state_dim) > 0, f"sizes must be positive: {h}")
+        require(h.num_heads % h.num_groups == 0, f"{h.num_groups} groups do not divide {h.num_heads} heads")
+        cols = h.num_heads * h.head_dim
+        require_rows(self, {"xbc": cols + 2 * h.num_groups * h.state_dim, "dt": h.num_heads})
         for parameter in self.parameters:
-            require_parameter(parameter, self.num_heads)
+            require_parameter(parameter, h.num_heads)
         return Rows.TOKENS, cols
 
     def flops(self, sizes: StepSizes) -> int:
-        return sizes.tokens * self.num_heads * (5 * self.head_dim * self.state_dim + 3 * self.head_dim + 4)
+        h = self.heads
+        return sizes.tokens * h.num_heads * (5 * h.head_dim * h.state_dim + 3 * h.head_dim + 4)
 
     def evaluate(self, step: Evaluation) -> Array:
-        cols, width = self.num_heads * self.head_dim, self.num_groups * self.state_dim
+        h = self.heads
+        cols, width = h.num_heads * h.head_dim, h.num_groups * h.state_dim
         x, b, c = np.split(step.values[self.xbc], [cols, cols + width], axis=1)
-        x = x.reshape(-1, self.num_heads, self.head_dim)
-        share = self.num_heads // self.num_groups
-        b, c = (np.repeat(y.reshape(-1, self.num_groups, self.state_dim), share, axis=1) for y in (b, c))
+        x = x.reshape(-1, h.num_heads, h.head_dim)
+        share = h.num_heads // h.num_groups
+        b, c = (np.repeat(y.reshape(-1, h.num_groups, h.state_dim), share, axis=1) for y in (b, c))
         steps = softplus(step.values[self.dt] + step.weights[self.dt_bias])
         gates = np.exp(step.weights[self.decay] * steps)
         skipped = step.weights[self.skip][:, None] * x
 
         def advance(rows: slice, states: list[Array]) -> Array:
             (state,) = states  # [heads, head_dim, state_dim]
-            out = np.empty((rows.stop - rows.start, self.num_heads, self.head_dim), state.dtype)
+            out = np.empty((rows.stop - rows.start, h.num_heads, h.head_dim), state.dtype)
             for at, t in enumerate(range(rows.start, rows.stop)):
                 state *= gates[t, :, None, None]
                 state += (steps[t, :, None] * x[t])[:, :, None] * b[t][:, None]
