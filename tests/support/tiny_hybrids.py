@@ -57,7 +57,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
 }
 
 # Of each family, for the engine.
-HYBRIDS = ["lfm2", "qwen3next"]
+HYBRIDS = ["lfm2", "qwen35"]
 
 # GGUF files have no place for what makes these special.
 WITHOUT_GGUF = {"lfm2-biased", "qwen3next-mixed"}
