@@ -54,6 +54,19 @@ def test_bitsandbytes_of_eight_bits(tmp_path: Path) -> None:
     np.testing.assert_allclose(weight.dequantize(), expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("bits", [8, 4, 3, 2, 1])
+@pytest.mark.parametrize("optimize", [False, True])
+def test_hqq(bits: int, optimize: bool, tmp_path: Path) -> None:
+    library = pytest.importorskip("hqq.core.quantize")
+    linear = torch.nn.Linear(WIDTH, ROWS, bias=False)
+    linear.weight.data = random_matrix()
+    config = library.BaseQuantizeConfig(nbits=bits, group_size=64, axis=1)
+    config["weight_quant_params"]["optimize"] = optimize
+    layer = library.HQQLinear(linear, config, compute_dtype=torch.float32, device="cpu")
+    weight = weight_of(tmp_path / "x.safetensors", dict(layer.state_dict()), {"quant_method": "hqq"}).make()
+    np.testing.assert_allclose(weight.dequantize(), layer.dequantize().numpy(), rtol=1e-6, atol=2e-6)
+
+
 INT = {"type": "int", "symmetric": True}
 FLOAT = {"type": "float", "symmetric": True, "num_bits": 8}
 FOUR_BIT_FLOAT = {"type": "float", "symmetric": True, "num_bits": 4}

@@ -147,6 +147,37 @@ def integers(bits: int, group: int | None, *, packed: bool, symmetric: bool = Tr
     return pack
 
 
+def hqq(bits: int, group: int) -> Packer:
+    """(code - zero) * scale, with broken zeros; the groups of columns are rows, packed from the highest bits down."""
+    per_number = {8: 1, 4: 2, 3: 10, 2: 4, 1: 8}[bits]
+    name = "3bit_32" if bits == 3 else f"{bits}bit_u8"
+
+    def pack(w: Floats, _: Rng) -> Packed:
+        rows = w.reshape(-1, group)
+        low, high = rows.min(1, keepdims=True), rows.max(1, keepdims=True)
+        scale = ((high - low) / ((1 << bits) - 1)).astype(np.float32)
+        zero = (-low / scale).astype(np.float32)
+        codes = np.clip(np.rint(rows / scale + zero), 0, (1 << bits) - 1).astype(np.int64)
+        step = -(-len(rows) // per_number)
+        padded = np.zeros((step * per_number, group), np.int64)
+        padded[: len(rows)] = codes
+        stored = sum(part << bits * (per_number - 1 - i) for i, part in enumerate(np.split(padded, per_number)))
+        numbers = {"nbits": bits, "group_size": group, "axis": 1}
+        flags = {"view_as_float": 0, "quant_scale": 0, "quant_zero": 0, "channel_wise": 1, "offload_meta": 0}
+        tensors: Tensors = {
+            "W_q": np.asarray(stored).astype(np.int32 if bits == 3 else np.uint8),
+            "scale": scale,
+            "zero": zero,
+            "shape": np.array(w.shape),
+            "packing": np.frombuffer(name.encode(), np.uint8).copy(),
+            **{part: np.array(value, np.int32) for part, value in numbers.items()},
+            **{part: np.array(value, np.uint8) for part, value in flags.items()},
+        }
+        return Packed(tensors, ((codes - zero) * scale).reshape(w.shape).astype(np.float32))
+
+    return pack
+
+
 def nearest(values: Floats, table: Floats) -> NDArray[np.uint8]:
     return np.abs(values[..., None] - table).argmin(-1).astype(np.uint8)
 
@@ -270,6 +301,8 @@ CASES: dict[str, tuple[dict[str, object], Packer]] = {
     ),
     "nvfp4": (compressed("nvfp4-pack-quantized", {"num_bits": 4, "type": "float"}), nvfp4),
     "mxfp4": (compressed("mxfp4-pack-quantized", {"num_bits": 4, "type": "float"}), mxfp4_packed),
+    **{f"hqq-{bits}": ({"quant_method": "hqq"}, hqq(bits, 64)) for bits in (2, 3, 4, 8)},
+    "hqq-4-row": ({"quant_method": "hqq"}, hqq(4, 128)),
     "llm-int8": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "nf4": (_BITSANDBYTES, four_bits("nf4", 64, nested=False)),
     "nf4-nested": (_BITSANDBYTES, four_bits("nf4", 64, nested=True)),
