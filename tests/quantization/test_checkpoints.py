@@ -105,6 +105,16 @@ def test_mxfp4_experts_keep_the_order_of_their_rows(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weight.make().rows(slice(0, None, 2)).dequantize(), meaning[:, ::2])
 
 
+@pytest.mark.parametrize(("bits", "rows"), [(1, 24), (3, 7)])
+def test_hqq_of_sizes_of_its_own(bits: int, rows: int, tmp_path: Path) -> None:
+    """One bit takes two here; 14 groups of three bits do not fill the numbers of ten codes."""
+    packed = quantized_checkpoints.hqq(bits, 64)(RNG.normal(size=(rows, 128)).astype(np.float32), RNG)
+    [weight] = layer_file(tmp_path / "x.safetensors", packed.tensors, {"quant_method": "hqq"})
+    made = weight.make()
+    assert (made.type_name, made.nbytes) == (f"I{max(bits, 2)}_64_M_F32", weight.like.nbytes)
+    np.testing.assert_allclose(made.dequantize(), packed.meaning, rtol=1e-6, atol=1e-6)
+
+
 def test_patterns_of_gptqmodel(tmp_path: Path) -> None:
     """`+:` gives layers their own bits and groups, `-:` leaves them plain."""
     w = RNG.normal(size=(32, 64)).astype(np.float32)
