@@ -125,6 +125,11 @@ SPECIFIC: list[tuple[str, dict[str, Any], str]] = [
     ("deepseek2-groups", {"topk_group": 1}, "num_experts_per_tok is 3: only 2 experts are in 1 of 4 groups"),
     ("deepseek3", {"scoring_func": "softmax"}, "scoring_func is 'softmax': must be sigmoid"),
     ("deepseek3", {"n_group": 8}, "n_group is 8: a group of 1 experts has no best 2"),
+    ("deepseek3", {"n_group": ...}, "n_group is missing"),
+    ("glm4moe", {"topk_method": "greedy"}, "topk_method is 'greedy': must be noaux_tc"),
+    ("glm4moe", {"n_routed_experts": 2}, "num_experts_per_tok is 3: must be a whole number from 1 to 2"),
+    ("glm4moe-lite", {"mlp_layer_types": ["dense", "sparse", "dense"]}, "mlp_layer_types is .*: must be dense in the"),
+    ("glm4moe-lite", {"mlp_layer_types": ["dense"]}, "mlp_layer_types is .*: must be 3 strings"),
     ("deepseek3", {"rope_parameters__mscale_all_dim": 1e9}, r"mscale_all_dim is 1000000000\.0"),
 ]
 
@@ -208,3 +213,24 @@ def test_an_unknown_architecture_names_the_nearest_and_what_it_lacks() -> None:
     assert "and 8 more" in nearest_to("llama", **{f"key{i}": i for i in range(20)})
     assert "nearest of the supported ones: " in nearest_to("llama", vocab_size=-1)
     assert "which" not in nearest_to("llama", vocab_size=-1)
+
+
+def test_kimi_k2_is_deepseek_v3_by_another_name() -> None:
+    assert config_of("deepseek3", model_type="kimi_k2") == config_of("deepseek3")
+
+
+def test_layers_that_predict_further_tokens_are_not_counted() -> None:
+    """GGUF files of GLM 4.5 count them among their blocks."""
+    keys = ("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count")
+    values = {f"glm4moe.{key}": GGUF_LATENT[key] for key in keys} | {
+        "glm4moe.block_count": 4,
+        "glm4moe.nextn_predict_layers": 1,
+        "glm4moe.attention.layer_norm_rms_epsilon": 1e-5,
+        "glm4moe.expert_count": 8,
+        "glm4moe.expert_used_count": 2,
+    }
+    shapes = {"embed_tokens.weight": (96, 64), "layers.2.input_layernorm.weight": (64,)}
+    read = load_architecture("glm4moe").Config.from_gguf
+    assert read(ConfigReader(values, "glm4moe."), shapes).num_layers == 3
+    with pytest.raises(ModelLoadError, match="block_count is 4: must be a whole number from 5"):
+        read(ConfigReader(values | {"glm4moe.nextn_predict_layers": 4}, "glm4moe."), shapes)

@@ -26,6 +26,8 @@ _ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe",
     "olmo3": "olmo2",
     "gpt_oss": "gpt-oss",
+    "glm4_moe": "glm4moe",
+    "glm4_moe_lite": "deepseek2",
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
 }
@@ -116,7 +118,7 @@ def _with_heads_matrices(
 
 
 def _add_latent(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
-    """The keys of attention over latents, and of DeepSeek's choice of experts."""
+    """The keys of attention over latents."""
     writer.add_head_count_kv(1)
     writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
     writer.add_value_length(config.kv_lora_rank)
@@ -125,13 +127,20 @@ def _add_latent(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_kv_lora_rank(config.kv_lora_rank)
     if config.q_lora_rank is not None:
         writer.add_q_lora_rank(config.q_lora_rank)
-    writer.add_leading_dense_block_count(config.first_k_dense_replace)
+
+
+def _add_grouped_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+    """The keys of DeepSeek's choice of experts."""
+    if hasattr(config, "mlp_layer_types"):
+        writer.add_leading_dense_block_count(config.mlp_layer_types.count("dense"))
+    else:
+        writer.add_leading_dense_block_count(config.first_k_dense_replace)
     writer.add_expert_count(config.n_routed_experts)
     writer.add_expert_shared_count(config.n_shared_experts)
     writer.add_expert_weights_scale(config.routed_scaling_factor)
     writer.add_expert_weights_norm(config.norm_topk_prob)
-    is_v3 = config.model_type == "deepseek_v3"
-    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID if is_v3 else gguf.ExpertGatingFuncType.SOFTMAX)
+    is_v2 = config.model_type == "deepseek_v2"
+    writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SOFTMAX if is_v2 else gguf.ExpertGatingFuncType.SIGMOID)
     if config.n_group is not None:
         writer.add_expert_group_count(config.n_group)
         writer.add_expert_group_used_count(config.topk_group)
@@ -146,7 +155,9 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_head_count(config.num_attention_heads)
     if hasattr(config, "kv_lora_rank"):
         _add_latent(writer, config)
-    else:
+    if hasattr(config, "n_routed_experts"):
+        _add_grouped_experts(writer, config)
+    if not hasattr(config, "kv_lora_rank"):
         writer.add_head_count_kv(config.num_key_value_heads)
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)

@@ -19,6 +19,8 @@ from transformers import (
     Gemma3TextConfig,
     GemmaConfig,
     Glm4Config,
+    Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GptOssConfig,
     GraniteConfig,
     LlamaConfig,
@@ -231,6 +233,30 @@ CONFIGS |= {
         norm_topk_prob=False,
         rope_interleave=False,
         tie_word_embeddings=True,
+    ),
+}
+
+_GLM_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 1}
+
+CONFIGS |= {
+    "glm4moe": lambda: Glm4MoeConfig(**_SIZES, **_GLM_EXPERTS, head_dim=32, use_qk_norm=True, attention_bias=True),
+    "glm4moe-groups": lambda: Glm4MoeConfig(
+        **_SIZES,
+        **_GLM_EXPERTS,
+        n_group=4,
+        topk_group=2,
+        first_k_dense_replace=2,
+        norm_topk_prob=False,
+        routed_scaling_factor=1.5,
+        tie_word_embeddings=True,
+    ),
+    "glm4moe-lite": lambda: Glm4MoeLiteConfig(
+        **{k: v for k, v in _LATENT.items() if k != "first_k_dense_replace"},
+        q_lora_rank=24,
+        n_routed_experts=4,
+        n_shared_experts=1,
+        mlp_layer_types=["dense", "dense", "sparse"],
+        rms_norm_eps=1e-6,
     ),
 }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from octavo.graph.builder import Graph
-from octavo.graph.ops import GatedActivation, RopeParams
+from octavo.graph.ops import GatedActivation, RopeParams, Routing
 from octavo.graph.values import Value
 from octavo.models._decoder import DecoderConfig
 
@@ -41,3 +41,9 @@ def mlp(g: Graph, x: Value, cfg: DecoderConfig, layer: int) -> Value:
         return routed
     gate = g.activation(g.linear(x, f"{stem}.shared_expert_gate"), "sigmoid")  # one column
     return routed + g.mul(gated_mlp(g, x, f"{stem}.shared_expert"), gate)
+
+
+def experts_beside_shared(g: Graph, x: Value, stem: str, routing: Routing, *, shared: bool) -> Value:
+    """The chosen experts and, if `shared`, those that every token takes, as one gated MLP."""
+    routed = g.moe(x, stem, routing)
+    return routed + gated_mlp(g, x, f"{stem}.shared_experts") if shared else routed

@@ -1,4 +1,7 @@
-"""DeepSeek V2 and V3: attention over latents, groups of experts, shared experts. arXiv 2405.04434 and 2412.19437."""
+"""DeepSeek V2 and V3, Kimi K2 and GLM 4.7 Flash: attention over latents, groups of experts, shared experts.
+
+arXiv 2405.04434 and 2412.19437.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,12 @@ from octavo.models import _layers
 from octavo.models._decoder import DecoderConfig, rope_section
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_gguf, rope_from_hf, yarn_mscale
+from octavo.models._routing import checked, grouped_from_gguf, grouped_from_hf
 from octavo.models._weights import Heads, Permute, Split, WeightTable, halves_of_pairs, stacked_experts
 
-ALIASES = ("deepseek_v2", "deepseek_v3")
+ALIASES = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
 
 _LATENT_EPS = 1e-6  # of the norms of latents, whatever that of the others is
-_GATING = {1: "softmax", 2: "sigmoid"}  # expert_gating_func of GGUF files
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        plain = cls.read_gguf(reader, shapes, experts=_experts_from_gguf(reader, shapes))
+        plain = cls.read_gguf(reader, shapes, experts=grouped_from_gguf(reader, shapes))
         rope_dim = reader.integer("rope.dimension_count", low=2, high=MAX_WIDTH)
         # Files before llama.cpp knew the latent form have the lengths of heads under the plain names.
         key, value = ("key_length", "value_length")
@@ -98,7 +101,7 @@ class Config(DecoderConfig):
         return replace(
             plain,
             is_interleaved=reader.flag("rope_interleave", True),
-            first_experts=reader.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS),
+            first_experts=_first_experts(reader),
             shared_experts=reader.integer("n_shared_experts", 0, low=0) > 0,
         )
 
@@ -133,50 +136,16 @@ def _columns(reader: ConfigReader, key: str, heads: int, low: int = 1) -> int:
     return columns
 
 
-def _checked(routing: Routing, reader: ConfigReader, count: int, *, groups: str, chosen: str) -> Routing:
-    """groups, chosen: the keys of their numbers. Raises ModelLoadError if they do not fit `count` experts."""
-    num_groups = routing.num_groups
-    if count % num_groups:
-        raise reader.error(groups, num_groups, f"does not divide {count} experts")
-    size = count // num_groups
-    if size < routing.group_best:
-        raise reader.error(groups, num_groups, f"a group of {size} experts has no best {routing.group_best}")
-    if size * routing.top_groups < routing.top_k:
-        within = f"{routing.top_groups} of {num_groups} groups"
-        raise reader.error(chosen, routing.top_k, f"only {size * routing.top_groups} experts are in {within}")
-    return routing
-
-
-def _experts_from_gguf(reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Routing:
-    count = reader.integer("expert_count")
-    kind = reader.integer("expert_gating_func", 1)
-    if kind not in _GATING:
-        raise reader.error("expert_gating_func", kind, "must be 1 (softmax) or 2 (sigmoid)")
-    groups = reader.integer("expert_group_count", 1, high=count)
-    has_bias = any(name.endswith(".e_score_correction_bias") for name in shapes)
-    routing = Routing(
-        reader.integer("expert_used_count", high=count),
-        _GATING[kind],
-        reader.flag("expert_weights_norm", False),
-        reader.number("expert_weights_scale", 1.0),
-        groups,
-        reader.integer("expert_group_used_count", groups, high=groups),
-        group_best=2 if has_bias else 1,
-    )
-    return _checked(routing, reader, count, groups="expert_group_count", chosen="expert_used_count")
-
-
 def _experts_from_hf(reader: ConfigReader) -> Routing:
-    """V2 takes softmax scores and the best expert of a group, V3 sigmoid scores with a bias and the best two."""
-    is_v3 = reader.text("model_type") != "deepseek_v2"
-    scoring, methods = ("sigmoid", ["noaux_tc"]) if is_v3 else ("softmax", ["greedy", "group_limited_greedy"])
-    if reader.text("scoring_func", scoring) != scoring:
-        raise reader.error("scoring_func", reader.text("scoring_func"), f"must be {scoring}")
-    method = reader.text("topk_method", methods[0])
-    if method not in methods:
-        raise reader.error("topk_method", method, f"must be {' or '.join(methods)}")
-    normalize = reader.flag("norm_topk_prob", is_v3)
-    if normalize and not is_v3:
+    """V2 takes softmax scores and the best expert of a group."""
+    if reader.text("model_type") != "deepseek_v2":
+        return grouped_from_hf(reader)
+    if reader.text("scoring_func", "softmax") != "softmax":
+        raise reader.error("scoring_func", reader.text("scoring_func"), "must be softmax")
+    method = reader.text("topk_method", "greedy")
+    if method not in ("greedy", "group_limited_greedy"):
+        raise reader.error("topk_method", method, "must be greedy or group_limited_greedy")
+    if reader.flag("norm_topk_prob", False):
         raise reader.error(
             "norm_topk_prob", True, "must be false: transformers does not normalize in this architecture"
         )
@@ -184,14 +153,23 @@ def _experts_from_hf(reader: ConfigReader) -> Routing:
     groups = 1 if method == "greedy" else reader.integer("n_group", high=count)
     routing = Routing(
         reader.integer("num_experts_per_tok", high=count),
-        scoring,
-        normalize,
-        reader.number("routed_scaling_factor", 1.0),
-        groups,
-        1 if method == "greedy" else reader.integer("topk_group", high=groups),
-        group_best=2 if is_v3 else 1,
+        normalize=False,
+        scale=reader.number("routed_scaling_factor", 1.0),
+        num_groups=groups,
+        top_groups=1 if method == "greedy" else reader.integer("topk_group", high=groups),
     )
-    return _checked(routing, reader, count, groups="n_group", chosen="num_experts_per_tok")
+    return checked(routing, reader, count, groups="n_group", chosen="num_experts_per_tok")
+
+
+def _first_experts(reader: ConfigReader) -> int:
+    """The first layer with experts. GLM 4.7 Flash lists the layers."""
+    if not reader.has("mlp_layer_types"):
+        return reader.integer("first_k_dense_replace", 0, low=0, high=MAX_LAYERS)
+    kinds = reader.texts("mlp_layer_types", reader.integer("num_hidden_layers", high=MAX_LAYERS))
+    first = kinds.count("dense")
+    if kinds != ("dense",) * first + ("sparse",) * (len(kinds) - first):
+        raise reader.error("mlp_layer_types", kinds, "must be dense in the first layers and sparse in the others")
+    return first
 
 
 def _apart(parts: int, plain: int, rotary: int, is_interleaved: bool) -> NDArray[np.intp]:
@@ -279,5 +257,4 @@ def _mlp(g: Graph, cfg: Config, x: Value, layer: int) -> Value:
     stem = f"layers.{layer}.mlp"
     if layer < cfg.first_experts or cfg.experts is None:
         return _layers.gated_mlp(g, x, stem)
-    routed = g.moe(x, stem, cfg.experts)
-    return routed + _layers.gated_mlp(g, x, f"{stem}.shared_experts") if cfg.shared_experts else routed
+    return _layers.experts_beside_shared(g, x, stem, cfg.experts, shared=cfg.shared_experts)
