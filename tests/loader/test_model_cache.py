@@ -46,6 +46,24 @@ def test_refused(
         model_cache.models_dir()
 
 
+def test_a_file_in_the_temporary_folder_moves_as_soon_as_it_can(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    relative = Path("key", "model.gguf")
+    cache.write_text("a file in the way")
+    file = model_cache.models_dir() / relative
+    file.parent.mkdir()
+    file.write_bytes(b"12345")
+    caplog.clear()
+    assert model_cache.find_file(relative, 5) == file
+    assert "cannot hold models" in caplog.text
+    cache.unlink()
+    assert model_cache.find_file(relative, 5) == cache / "models" / relative
+    assert (cache / "models" / relative).read_bytes() == b"12345"
+    assert not file.exists()
+
+
 def test_one_at_a_time(tmp_path: Path) -> None:
     with model_cache.staging_dir(tmp_path, "k") as staging:
         (staging / "half").write_text("x")

@@ -20,14 +20,33 @@ logger = logging.getLogger(__name__)
 
 
 def find_file(relative: Path, nbytes: int) -> Path | None:
-    """A complete file that is already in the cache, which may be read-only, for example part of an image."""
-    for directory in _directories():
+    """A complete file that is already in the cache, which may be read-only, for example part of an image.
+
+    A file that was once downloaded to the temporary folder moves to the configured one as soon as that can be used.
+    """
+    configured, temporary = _directories()
+    for directory in (configured, temporary):
         path = directory / relative
         with contextlib.suppress(OSError):
             _check_trusted(directory)
             if path.is_file() and path.stat().st_size == nbytes:
-                return path
+                return path if directory == configured else _moved(path, configured, relative)
     return None
+
+
+def _moved(path: Path, configured: Path, relative: Path) -> Path:
+    """The file in the configured folder; where it is, with a warning, if that still cannot hold it."""
+    try:
+        _check_usable(configured)
+        with staging_dir(configured, relative.parts[0]) as staging:
+            shutil.copyfile(path, staging / path.name)
+            (configured / relative.parent).mkdir(mode=0o700, exist_ok=True)
+            os.replace(staging / path.name, configured / relative)
+        path.unlink()
+    except OSError as error:
+        logger.warning("%s cannot hold models (%s); using %s", configured, error.strerror or error, path.parent)
+        return path
+    return configured / relative
 
 
 def models_dir() -> Path:
@@ -39,10 +58,7 @@ def models_dir() -> Path:
     problems = []
     for directory in _directories():
         try:
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_trusted(directory)
-            if not os.access(directory, os.W_OK | os.X_OK):
-                raise PermissionError(0, "it is not writable")
+            _check_usable(directory)
         except OSError as error:
             problems.append(f"{directory} cannot hold models ({error.strerror or error})")
             continue
@@ -83,6 +99,14 @@ def check_free_space(directory: Path, needed: int, what: str) -> None:
 def _directories() -> tuple[Path, Path]:
     """The configured folder, and the private one for when it cannot be used."""
     return env.cache_dir() / "models", Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
+
+
+def _check_usable(directory: Path) -> None:
+    """Checks that the folder, created if needed, can hold models. Raises OSError."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _check_trusted(directory)
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise PermissionError(0, "it is not writable")
 
 
 def _check_trusted(directory: Path) -> None:
