@@ -315,6 +315,26 @@ def test_truncation_to_what_fits(smollm2_tokenizer: Tokenizer, max_tokens: int |
     assert len(harness.client.requests[0].prompt_token_ids) == kept
 
 
+def test_the_oldest_turns_of_a_conversation_make_room(smollm2_tokenizer: Tokenizer) -> None:
+    """The whole is 256 tokens; what is left out is told, and the last turn stays even if it is too long alone."""
+    turns = [{"role": role, "content": f"{word} " * 40} for word in "abcd" for role in ("user", "assistant")]
+    question = {"role": "user", "content": "last"}
+    harness = Harness(smollm2_tokenizer, Script())
+    fields = {"truncate_prompt_tokens": -1, "truncation_side": "turns"}
+    system = {"role": "system", "content": "Be brief."}
+    events = harness.events(chat(messages=[system, *turns, question], **fields))
+    prompt = smollm2_tokenizer.decode(harness.client.requests[0].prompt_token_ids)
+    assert "Be brief." in prompt
+    assert "a a a" not in prompt
+    assert "d d d" in prompt
+    assert len(harness.client.requests[0].prompt_token_ids) <= 192
+    assert isinstance(events[-1], Usage)
+    harness.events(chat(messages=[{"role": "user", "content": "first " + "word " * 900 + "end"}], **fields))
+    cut = smollm2_tokenizer.decode(harness.client.requests[1].prompt_token_ids)
+    assert "first" in cut
+    assert "end" in cut
+
+
 def test_a_conversation_that_renders_to_nothing(smollm2_tokenizer: Tokenizer) -> None:
     harness = Harness(with_template(smollm2_tokenizer, "{{ '' }}"), Script())
     with pytest.raises(UsageError) as caught:

@@ -18,6 +18,8 @@ from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.infill import Infill, encode_infill
 from octavo.server.generation.spec import ChatSpec, TextPrompt, TextSpec
 from octavo.server.models.served_model import ServedModel
+from octavo.tokenizer.chat_template import Message
+from octavo.tokenizer.turns import fit_turns
 
 MAX_PROMPTS = 128  # of one request
 
@@ -34,11 +36,15 @@ async def prepare_prompts(model: ServedModel, spec: ChatSpec | TextSpec) -> Prep
     if room == -1:  # the context without an answer of max_tokens, or three quarters of it
         wanted = spec.params.max_tokens
         room = limit - (limit // 4 if wanted is None or wanted >= limit else wanted)
+    dropped = 0
     if isinstance(spec, ChatSpec):
-        prompts, param = [await _encode_chat(model, spec)], "messages"
+        trims = spec.truncation_side == "turns" and room is not None
+        token_ids, dropped = await _encode_chat(model, spec, room if trims else None)
+        prompts, param = [token_ids], "messages"
     else:
         prompts, param = await _encode_texts(model, spec.prompts), "prompt"
     prompts, num_truncated = _truncated(prompts, room, spec.truncation_side)
+    num_truncated += dropped
     if (longest := max(map(len, prompts))) >= limit:
         message = (
             f"the prompt has {longest} tokens, and the context of this model has {limit} for prompt and answer; "
@@ -72,7 +78,7 @@ async def prepare_inputs(
 async def encode_conversation(model: ServedModel, spec: ChatSpec) -> list[int]:
     """Renders and tokenizes a conversation of any length. Raises UsageError naming `messages` if the template does
     not accept it."""
-    return await _encode_chat(model, plan_chat(model, spec)[0])
+    return (await _encode_chat(model, plan_chat(model, spec)[0], None))[0]
 
 
 def fit_max_tokens(
@@ -84,11 +90,20 @@ def fit_max_tokens(
     return dataclasses.replace(params, max_tokens=left) if is_cut else params
 
 
-async def _encode_chat(model: ServedModel, adapted: ChatSpec) -> list[int]:
+async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) -> tuple[list[int], int]:
+    """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens."""
+    sizes: list[int] = []
+
+    def encode(messages: Sequence[Message]) -> list[int]:
+        token_ids = model.prompts.encode_chat(messages, None, **adapted.template_arguments)
+        sizes.append(len(token_ids))
+        return token_ids
+
     try:
-        token_ids = await run_sync(
-            lambda: model.prompts.encode_chat(adapted.messages, None, **adapted.template_arguments)
-        )
+        if room is None:
+            token_ids = await run_sync(lambda: encode(adapted.messages))
+        else:
+            token_ids, _ = await run_sync(lambda: fit_turns(adapted.messages, encode, room))
     except UsageError as error:
         raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
     except ModelLoadError as error:
@@ -100,8 +115,8 @@ async def _encode_chat(model: ServedModel, adapted: ChatSpec) -> list[int]:
         _check_ids(model, adapted.earlier_token_ids, "context")
         bos = model.tokenizer.prefix_ids
         own = token_ids[len(bos) :] if tuple(token_ids[: len(bos)]) == bos else token_ids
-        return [*adapted.earlier_token_ids, *own]
-    return token_ids
+        return [*adapted.earlier_token_ids, *own], 0
+    return token_ids, sizes[0] - len(token_ids)
 
 
 async def _encode_texts(model: ServedModel, texts: Sequence[TextPrompt]) -> list[list[int]]:
@@ -141,5 +156,5 @@ def _truncated(prompts: list[list[int]], room: int | None, side: str) -> Prepare
 def _truncate(token_ids: list[int], room: int, side: str) -> list[int]:
     if len(token_ids) <= room:
         return token_ids
-    head = {"left": 0, "middle": (room + 1) // 2, "right": room}[side]
+    head = {"left": 0, "right": room}.get(side, (room + 1) // 2)
     return token_ids[:head] + token_ids[len(token_ids) - (room - head) :]

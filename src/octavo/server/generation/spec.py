@@ -43,8 +43,9 @@ class Common:
     given: fields of params that the request names; the model's defaults fill the others. options: see `read_options`.
     tenant: identifies the API key; only the same tenant can cancel the request or share its prefix cache, which
     `cache_salt` separates further. truncate_prompt_tokens: number of tokens to keep, the last ones, or all but the
-    middle or the first ones; -1: as many as fit; None: a prompt beyond the context is an error. constraint_field: the
-    field of the request with the structured outputs, for errors about them.
+    middle or the first ones; `turns`: the oldest turns of a conversation go first, and the middle only if its last turn
+    is too long; -1: as many as fit; None: a prompt beyond the context is an error. constraint_field: the field of the
+    request with the structured outputs, for errors about them.
     """
 
     params: SamplingParams | BeamSearchParams
@@ -52,7 +53,7 @@ class Common:
     options: RequestOptions = field(default_factory=RequestOptions)
     tenant: str = ""
     truncate_prompt_tokens: int | None = None
-    truncation_side: Literal["left", "middle", "right"] = "left"
+    truncation_side: Literal["left", "middle", "right", "turns"] = "left"
     constraint_field: str = "structured_outputs"
 
 

@@ -83,6 +83,8 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
 
 
 def _check(body: CompletionRequest) -> None:
+    if body.truncation_side == "turns":
+        raise UsageError("truncation_side 'turns' is for conversations; a prompt has none", param="truncation_side")
     if body.best_of is not None:
         count = 1 if body.n is None else body.n
         if body.best_of < count:

@@ -208,7 +208,7 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
             tenant=tenant,
             options=read_options(self),
             truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
-            truncation_side="middle",
+            truncation_side="turns",
             messages=_chat_messages(self.input, self.instructions),
             tools=tools,
             tool_choice=choice,

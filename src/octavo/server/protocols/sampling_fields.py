@@ -135,7 +135,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
     repeat_penalty: Number | None = None
 
     truncate_prompt_tokens: Annotated[Int, Field(json_schema_extra={"minimum": -1})] | None = None
-    truncation_side: Literal["left", "middle", "right"] | None = None
+    truncation_side: Literal["left", "middle", "right", "turns"] | None = None
     return_token_ids: bool | None = None
     timings: bool | None = None
 

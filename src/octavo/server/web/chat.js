@@ -117,6 +117,8 @@ function requestBody() {
     messages,
     stream: true,
     stream_options: { include_usage: true },
+    truncate_prompt_tokens: -1,
+    truncation_side: "turns",
     ...settings.sampling(),
   };
 }
@@ -178,6 +180,7 @@ async function receive(current, body) {
       message.stats = stats(numDeltas, start, first, now);
     }
     if (choice?.finish_reason) message.ending = choice.finish_reason;
+    if (event.usage?.truncated_tokens) message.truncated = event.usage.truncated_tokens;
     if (event.usage && first !== null) message.stats = stats(event.usage.completion_tokens, start, first, now);
     if (isDrawn) {
       isDrawn = false;
