@@ -110,7 +110,10 @@ SAMPLING = {
     "guided_grammar": Entry('start: "a"', 1, "a Lark grammar"),
     "truncate_prompt_tokens": Entry(8, 0, "1 and more; -1: as many as fit"),
     "truncation_side": Entry(
-        "middle", "top", "left, middle, right, for conversations also turns; with `truncate_prompt_tokens`", {"truncate_prompt_tokens": 8}
+        "middle",
+        "top",
+        "left, middle, right, for conversations also turns; with `truncate_prompt_tokens`",
+        {"truncate_prompt_tokens": 8},
     ),
     **OPTIONS,
     "return_token_ids": FLAG,
