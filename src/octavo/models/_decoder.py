@@ -114,6 +114,8 @@ class DecoderConfig(ModelConfig):
         hidden_size = reader.integer("embedding_length", high=MAX_WIDTH)
         num_heads = reader.integer("attention.head_count", high=MAX_WIDTH)
         head_dim = _head_dim(reader, "attention.key_length", hidden_size, num_heads)
+        value_key = "attention.value_length"
+        value_dim = checked_columns(reader, value_key, reader.integer(value_key, head_dim, high=MAX_WIDTH), num_heads)
         max_positions = reader.integer("context_length")
         original = long_rope_from_gguf(reader, max_positions)
         return cls(
@@ -124,7 +126,7 @@ class DecoderConfig(ModelConfig):
             num_heads=num_heads,
             num_kv_heads=_num_kv_heads(reader, "attention.head_count_kv", num_heads),
             head_dim=head_dim,
-            value_dim=reader.integer("attention.value_length", head_dim, high=MAX_WIDTH),
+            value_dim=value_dim,
             max_position_embeddings=max_positions,
             norm_eps=reader.number(norm_eps, high=1.0),
             tie_word_embeddings="lm_head.weight" not in shapes,
@@ -248,7 +250,14 @@ def _head_dim(reader: ConfigReader, key: str, hidden_size: int, num_heads: int) 
     head_dim = reader.integer(key, hidden_size // num_heads, high=MAX_WIDTH)
     if head_dim % 2:
         raise reader.error(key, head_dim, "must be even")
-    return head_dim
+    return checked_columns(reader, key, head_dim, num_heads)
+
+
+def checked_columns(reader: ConfigReader, key: str, columns: int, heads: int) -> int:
+    """The columns of a head. Raises ModelLoadError if those of all heads are too many."""
+    if columns * heads > MAX_WIDTH:
+        raise reader.error(key, columns, f"makes more than {MAX_WIDTH} columns with {heads} heads")
+    return columns
 
 
 def _num_kv_heads(reader: ConfigReader, key: str, num_heads: int) -> int:

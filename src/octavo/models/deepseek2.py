@@ -15,7 +15,7 @@ from octavo.graph.builder import Graph
 from octavo.graph.ops import RopeParams, Routing
 from octavo.graph.values import Value
 from octavo.models import _layers
-from octavo.models._decoder import DecoderConfig, rope_section
+from octavo.models._decoder import DecoderConfig, checked_columns, rope_section
 from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
 from octavo.models._rope import rope_from_gguf, rope_from_hf, yarn_mscale
 from octavo.models._routing import checked, grouped_from_gguf, grouped_from_hf
@@ -129,11 +129,7 @@ class Config(DecoderConfig):
 
 
 def _columns(reader: ConfigReader, key: str, heads: int, low: int = 1) -> int:
-    """The columns of a head. Raises ModelLoadError if those of all heads are too many."""
-    columns = reader.integer(key, low=low, high=MAX_WIDTH)
-    if columns * heads > MAX_WIDTH:
-        raise reader.error(key, columns, f"makes more than {MAX_WIDTH} columns with {heads} heads")
-    return columns
+    return checked_columns(reader, key, reader.integer(key, low=low, high=MAX_WIDTH), heads)
 
 
 def _experts_from_hf(reader: ConfigReader) -> Routing:
