@@ -38,7 +38,7 @@ class OwnedWeight {
     OwnedWeight(const std::string& type_name, const Bytes& data, int64_t n, int64_t k)
         : type_name_(type_name), weight_(describe_packed(type_name, n, k)) {
         const WeightType& type = parse_weight_type(type_name);
-        check_bytes(label(), data, n * (k / type.traits.block_k) * type.file_bytes);
+        check_bytes(label(), data, n * (k / block_values(type)) * type.file_bytes);
         pack([&](uint8_t* out) { pack_panels(weight_, data.data(), out, 0, num_panels(weight_)); });
     }
 
@@ -217,7 +217,7 @@ void bind_weights(nb::module_& module) {
         "code_table",
         [](const std::string& name) {
             for (const WeightType& type : WEIGHT_TYPES)
-                if (name == type.name && is_grouped(type.traits) && type.table)
+                if (name == type.name && type.file == FileBlock::none && type.table)
                     return std::make_pair(std::vector<int>(type.table, type.table + 16), type.table_factor);
             return std::make_pair(std::vector<int>(), 1.0f);
         },
@@ -237,7 +237,7 @@ void bind_weights(nb::module_& module) {
     module.def("packable_types", [] {
         std::vector<std::string> names;
         for (const WeightType& type : WEIGHT_TYPES)
-            if (!is_grouped(type.traits)) names.emplace_back(type.name);
+            if (type.file != FileBlock::none) names.emplace_back(type.name);
         return names;
     });
     nb::class_<KernelRun>(module, "KernelRun", "One kernel alone, for tests and benchmarks.")

@@ -57,6 +57,10 @@ void write_header(const PanelTraits& t, const BlockCodes& block, int column, uin
     for (int i = 0; i < byte_mins(t); ++i) out = write_column(out, column, block.mins[i]);
 }
 
+int file_header_bytes(const PackedWeight& w) {
+    return is_grouped(w.type->traits) ? header_bytes(w.groups) : header_bytes(w.type->traits);
+}
+
 // The dwords of four columns, 16 bytes of each, so that dword t of all four lies together in `out[t]`.
 struct Dwords {
     uint32_t at[4][4];
@@ -89,7 +93,9 @@ struct NibblePlaces {
 
 // They are the end of every block that has nothing but nibbles for codes.
 NibblePlaces nibble_places(const WeightType& type) {
-    if (type.traits.bits != 4) return {0, 0, false};
+    const bool is_known =
+        type.file == FileBlock::simple || type.file == FileBlock::q4_k || type.file == FileBlock::iq4_xs;
+    if (type.traits.bits != 4 || !is_known) return {0, 0, false};
     return {type.file_bytes - type.traits.block_k / 2, units(type.traits), type.file == FileBlock::q4_k};
 }
 
@@ -117,37 +123,59 @@ void pack_nibbles(const NibblePlaces& places, const uint8_t* blocks, int64_t row
     }
 }
 
+// The codes of 16 columns, one a byte, in quads.
+void spread_to_tiles(const BlockCodes (&blocks)[PANEL_COLS], int values, UnitCodes* tiles) {
+    for (int i = 0; i < values / 16; ++i)
+        for (int c = 0; c < PANEL_COLS; c += 4) {
+            const Dwords quads = transpose(blocks[c].codes + 16 * i, sizeof(BlockCodes));
+            for (int t = 0; t < 4; ++t) {
+                const int quad = 4 * i + t;
+                std::memcpy(&tiles[quad / QUADS][quad % QUADS * QUAD_BYTES + 4 * c], quads.at[t], 16);
+            }
+        }
+}
+
+// The header of a block of a file. A type with scales in its units has one for the whole row, whose scale is 1.
+void write_headers(const PackedWeight& w, const BlockCodes (&blocks)[PANEL_COLS], int32_t columns, uint8_t* out) {
+    const PanelTraits& t = w.type->traits;
+    const float factor = 1.0f / w.type->table_factor;
+    if (columns < PANEL_COLS) std::memset(out, 0, file_header_bytes(w));
+    for (int32_t c = 0; c < columns; ++c)
+        if (has_e4m3_scales(t))
+            write_column(out, c, factor);
+        else
+            write_header(t, blocks[c], c, out);
+}
+
 void pack_quantized(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t panel) {
     const WeightType& type = *w.type;
     const PanelTraits& t = type.traits;
     const NibblePlaces places = nibble_places(type);
-    const int64_t row_bytes = static_cast<int64_t>(w.k / t.block_k) * type.file_bytes;
+    const int32_t values = block_values(type), block_units = values / UNIT_K;
+    const int64_t row_bytes = static_cast<int64_t>(w.k / values) * type.file_bytes;
     const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
     BlockCodes blocks[PANEL_COLS] = {};
     UnitCodes tiles[8];
-    for (int64_t b = 0; b < w.k / t.block_k; ++b) {
+    for (int64_t b = 0; b < w.k / values; ++b) {
         const uint8_t* const begin = source + first * row_bytes + b * type.file_bytes;
         const bool direct = places.pieces > 0 && columns == PANEL_COLS;
-        if (columns < PANEL_COLS) std::memset(out, 0, header_bytes(t));
-        for (int32_t c = 0; c < columns; ++c) {
-            decode_block(type, begin + c * row_bytes, !direct, blocks[c]);
-            write_header(t, blocks[c], c, out);
+        for (int32_t c = 0; c < columns; ++c) decode_block(type, begin + c * row_bytes, !direct, blocks[c]);
+        if (b == 0 || !has_e4m3_scales(t)) {
+            write_headers(w, blocks, columns, out);
+            out += file_header_bytes(w);
         }
-        out += header_bytes(t);
         if (direct) {
             pack_nibbles(places, begin, row_bytes, out);
-            out += units(t) * unit_bytes(t);
+            out += block_units * unit_bytes(t);
             continue;
         }
-        for (int i = 0; i < t.block_k / 16; ++i)
-            for (int c = 0; c < PANEL_COLS; c += 4) {
-                const Dwords quads = transpose(blocks[c].codes + 16 * i, sizeof(BlockCodes));
-                for (int t = 0; t < 4; ++t) {
-                    const int quad = 4 * i + t;
-                    std::memcpy(&tiles[quad / QUADS][quad % QUADS * QUAD_BYTES + 4 * c], quads.at[t], 16);
-                }
-            }
-        for (int u = 0; u < units(t); ++u, out += unit_bytes(t)) write_unit(t.bits, tiles[u], out);
+        spread_to_tiles(blocks, values, tiles);
+        for (int u = 0; u < block_units; ++u, out += unit_bytes(t)) {
+            write_unit(t.bits, tiles[u], out);
+            for (int32_t c = 0; has_e4m3_scales(t) && c < PANEL_COLS; ++c)
+                for (int half = 0; half < 2; ++half)
+                    out[code_bytes(t) + PANEL_COLS * half + c] = blocks[c].scales[2 * u + half];
+        }
     }
 }
 
@@ -178,8 +206,12 @@ void write_unit(int bits, const UnitCodes& codes, uint8_t* out) {
         case 4:
             write_nibbles(codes, out);
             break;
-        default:
+        case 3:
+        case 2:
             write_pairs(codes, out);
+            break;
+        default:
+            break;
     }
     if (bits % 2) write_bits(codes, bits - 1, out + QUAD_BYTES * (bits - 1));
 }
@@ -187,7 +219,9 @@ void write_unit(int bits, const UnitCodes& codes, uint8_t* out) {
 void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end) {
     for (int32_t panel = begin; panel < end; ++panel) {
         uint8_t* const target = out + panel * w.panel_bytes;
-        if (!is_dense(w.type->traits))
+        if (is_grid(w.type->traits))
+            pack_grid_panel(w, source, target, panel);
+        else if (!is_dense(w.type->traits))
             pack_quantized(w, source, target, panel);
         else if (w.type->traits.bits == 32)
             pack_dense<uint32_t>(w, source, target, panel);

@@ -9,7 +9,7 @@
 namespace octavo {
 
 // Changes whenever the bytes of a packed matrix do: packed weights that were kept on disk are then packed anew.
-constexpr int32_t PACK_LAYOUT_VERSION = 2;
+constexpr int32_t PACK_LAYOUT_VERSION = 3;
 
 // A row of WEIGHT_TYPES with blocks in files. Throws std::invalid_argument naming the known types.
 const WeightType& parse_weight_type(const std::string& name);
@@ -22,6 +22,7 @@ const WeightType& parse_weight_type(const std::string& name);
 //     I4_128_Z_F32  with scales (and minimums) of 32 bits instead of 16
 //     I4_128_ORDER  with an order of the columns; ORDER8: with eight, for as many experts
 //     NF4_64        entries of a table, with scales of 32 bits
+//     NVFP4_16      floats of 4 bits with E4M3 scales of half units, and a scale of 32 bits for each row
 //     F8_E4M3, F8_E4M3_ROW, F8_E5M2_128X128    floats of 8 bits with scales of the matrix, of rows, of blocks
 // Throws std::invalid_argument if there is no such type or if rows do not divide into its blocks.
 PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k);
@@ -38,7 +39,7 @@ std::vector<uint64_t> find_orders(PackedWeight& w);
 struct BlockCodes {
     uint8_t codes[256];
     uint16_t scale, min;  // float16, or an exponent
-    uint8_t scales[16];   // of units or half units
+    uint8_t scales[16];   // of units or half units; E4M3 of those without an own header
     uint8_t mins[8];
 };
 
@@ -48,6 +49,9 @@ void decode_block(const WeightType& type, const uint8_t* block, bool wants_codes
 // The codes of one unit, one a byte, in quads; and as they lie in a panel.
 using UnitCodes = uint8_t[QUADS * QUAD_BYTES];
 void write_unit(int bits, const UnitCodes& codes, uint8_t* out);
+
+// Packs one panel of a type whose codes are indices into a grid (pack_grids.cpp).
+void pack_grid_panel(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t panel);
 
 // Packs the panels [begin, end) of a matrix [w.n, w.k] from `source` (rows of blocks, contiguous) into `out`.
 void pack_panels(const PackedWeight& w, const uint8_t* source, uint8_t* out, int32_t begin, int32_t end);
@@ -62,7 +66,7 @@ struct GroupArrays {
     int32_t zero;      // the code of zero, for types without zero points and minimums: the middle, or any below 8
     ByteArray codes;   // [n, k * bits / 8]
     ByteArray scales;  // [n, groups], of groups.scale_bytes each
-    ByteArray mins;    // [n, groups], of groups.min_bytes each
+    ByteArray mins;    // [n, groups], of groups.min_bytes each; of NVFP4_16 the E4M3 scales, [n, k / 16]
     ByteArray orders;  // int32 [w.num_orders, k]
 };
 // Throws std::invalid_argument naming what does not fit the matrix.

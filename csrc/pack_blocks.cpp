@@ -123,6 +123,60 @@ void decode_iq4_xs(const uint8_t* b, bool wants_codes, BlockCodes& out) {
     }
 }
 
+void decode_iq3_s(const uint8_t* b, BlockCodes& out) {
+    out.scale = read_u16(b);
+    for (int i = 0; i < 64; ++i) {
+        int8_t vector[4];
+        iq3_s_vector(b[2 + i] | (b[66 + i / 8] >> (i % 8) & 1) << 8, vector);
+        for (int j = 0; j < 4; ++j) {
+            const bool minus = b[74 + i / 2] >> (4 * (i % 2) + j) & 1;
+            out.codes[4 * i + j] = static_cast<uint8_t>((15 + (minus ? -vector[j] : vector[j])) / 2);
+        }
+    }
+    for (int u = 0; u < 8; ++u) out.scales[u] = static_cast<uint8_t>(2 * (b[106 + u / 2] >> (4 * (u % 2)) & 15) + 1);
+}
+
+// A byte holds up to five digits to the base 3 as a fraction of 256. Three times the fraction has the first of them
+// before the point.
+void split_trits(const uint8_t* bytes, int count, int digits, uint8_t* codes) {
+    for (int i = 0; i < count; ++i) {
+        uint8_t fraction = bytes[i];
+        for (int j = 0; j < digits; ++j, fraction = static_cast<uint8_t>(fraction * 3))
+            codes[count * j + i] = static_cast<uint8_t>(fraction * 3 >> 8);
+    }
+}
+
+void decode_tq1_0(const uint8_t* b, BlockCodes& out) {
+    split_trits(b, 32, 5, out.codes);
+    split_trits(b + 32, 16, 5, out.codes + 160);
+    split_trits(b + 48, 4, 4, out.codes + 240);
+    out.scale = read_u16(b + 52);
+}
+
+void decode_tq2_0(const uint8_t* b, BlockCodes& out) {
+    split_pairs(b, out.codes);
+    out.scale = read_u16(b + 64);
+}
+
+// Q1_0 and Q2_0: the codes of a byte follow each other.
+void decode_few_bits(const uint8_t* b, int bits, int values, BlockCodes& out) {
+    const int per_byte = 8 / bits;
+    out.scale = read_u16(b);
+    for (int i = 0; i < values; ++i)
+        out.codes[i] = static_cast<uint8_t>(b[2 + i / per_byte] >> (bits * (i % per_byte)) & ((1 << bits) - 1));
+}
+
+// Four scales without a sign, of 16 values each. 127 would be no number and counts as zero, as in ggml.
+void decode_nvfp4(const uint8_t* b, BlockCodes& out) {
+    for (int i = 0; i < 4; ++i) {
+        out.scales[i] = b[i] == 127 ? 0 : b[i] & 127;
+        for (int j = 0; j < 8; ++j) {
+            out.codes[16 * i + j] = b[4 + 8 * i + j] & 15;
+            out.codes[16 * i + 8 + j] = b[4 + 8 * i + j] >> 4;
+        }
+    }
+}
+
 }  // namespace
 
 void decode_block(const WeightType& type, const uint8_t* b, bool wants_codes, BlockCodes& out) {
@@ -137,6 +191,17 @@ void decode_block(const WeightType& type, const uint8_t* b, bool wants_codes, Bl
             return decode_q6_k(b, out);
         case FileBlock::iq4_xs:
             return decode_iq4_xs(b, wants_codes, out);
+        case FileBlock::iq3_s:
+            return decode_iq3_s(b, out);
+        case FileBlock::tq1_0:
+            return decode_tq1_0(b, out);
+        case FileBlock::tq2_0:
+            return decode_tq2_0(b, out);
+        case FileBlock::q1_0:
+        case FileBlock::q2_0:
+            return decode_few_bits(b, type.traits.bits, type.file_values, out);
+        case FileBlock::nvfp4:
+            return decode_nvfp4(b, out);
         default:
             return decode_simple(type.traits, b, wants_codes, out);
     }

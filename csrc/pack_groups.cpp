@@ -78,6 +78,20 @@ void write_column(uint8_t* out, int column, const uint8_t* value, int bytes) {
     std::memcpy(out + column * bytes, value, static_cast<size_t>(bytes));
 }
 
+// The E4M3 scales of a unit, behind its codes. Those of a NaN make the scale of their row NaN (write_row_scale).
+void write_unit_scales(const PackedWeight& w, const GroupArrays& source, int32_t first, int32_t unit, uint8_t* out) {
+    std::memset(out, 0, 2 * PANEL_COLS);
+    for (int32_t c = 0; c < std::min(PANEL_COLS, w.n - first); ++c)
+        for (int half = 0; half < 2; ++half)
+            out[PANEL_COLS * half + c] = source.mins.data[(first + c) * int64_t{w.k / 16} + 2 * unit + half];
+}
+
+void write_row_scale(const PackedWeight& w, const GroupArrays& source, int32_t row, int column, uint8_t* out) {
+    const int32_t scales = w.k / 16;
+    const float nan = __builtin_nanf("");
+    if (has_nan(source.mins.data + int64_t{row} * scales, scales)) std::memcpy(out + 4 * column, &nan, 4);
+}
+
 void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel, uint8_t* out) {
     const PanelTraits& t = w.type->traits;
     const Groups& g = w.groups;
@@ -91,6 +105,7 @@ void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel,
         for (int32_t c = 0; c < columns; ++c) {
             const int64_t at = static_cast<int64_t>(first + c) * groups + group;
             write_column(out, c, source.scales.data + at * g.scale_bytes, g.scale_bytes);
+            if (has_e4m3_scales(t)) write_row_scale(w, source, first + c, c, out);
             uint8_t* const mins = out + PANEL_COLS * g.scale_bytes;
             if (g.min_bytes == 1)
                 mins[c] = static_cast<uint8_t>(source.mins.data[at] - middle);
@@ -106,6 +121,7 @@ void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel,
                 for (int q = 0; q < QUADS; ++q) std::memcpy(codes + q * QUAD_BYTES + 4 * c, column + 4 * q, 4);
             }
             write_unit(t.bits, codes, out);
+            if (has_e4m3_scales(t)) write_unit_scales(w, source, first, unit, out + code_bytes(t));
             out += unit_bytes(t);
         }
     }
@@ -138,7 +154,8 @@ void check_groups(const PackedWeight& w, const std::string& type_name, const Gro
     const size_t groups = static_cast<size_t>(w.n) * num_groups(w.groups, w.k);
     check("codes", source.codes, static_cast<size_t>(w.n) * w.k * source.bits / 8);
     check("scales", source.scales, groups * w.groups.scale_bytes);
-    check("minimums", source.mins, groups * w.groups.min_bytes);
+    const size_t unit_scales = has_e4m3_scales(t) ? static_cast<size_t>(w.n) * w.k / 16 : 0;
+    check("minimums", source.mins, groups * w.groups.min_bytes + unit_scales);
     check("column orders", source.orders, order_bytes(w));
 }
 

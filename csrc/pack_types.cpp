@@ -66,6 +66,9 @@ GroupedName parse_grouped(const std::string& name) {
     if (parts.size() < 2) return {};
     if (parts[0] == "F8") return parse_float8(name, parts);
     GroupedName found;
+    for (const WeightType& type : WEIGHT_TYPES)
+        if (type.file == FileBlock::none && has_e4m3_scales(type.traits) && name == type.name)
+            return {&type, {ROW, 4, 0}, 0};
     found.groups.k = parse_group(parts[1]);
     size_t at = 2;
     const auto take = [&](const char* mark) { return at < parts.size() && parts[at] == mark && ++at; };
@@ -78,7 +81,7 @@ GroupedName parse_grouped(const std::string& name) {
     if (at < parts.size() || found.groups.k < 0 || found.num_orders < 0) return {};
     const Mins mins = has_zeros || has_mins ? Mins::group : Mins::none;
     for (const WeightType& type : WEIGHT_TYPES)
-        if (is_grouped(type.traits) && type.traits.mins == mins && parts[0] == type.name) found.type = &type;
+        if (type.file == FileBlock::none && type.traits.mins == mins && parts[0] == type.name) found.type = &type;
     if (found.type && found.type->table) found.groups.scale_bytes = 4;
     if (has_zeros) found.groups.min_bytes = 1;
     if (has_mins) found.groups.min_bytes = found.groups.scale_bytes;
@@ -100,22 +103,27 @@ const WeightType& parse_weight_type(const std::string& name) {
 PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k) {
     GroupedName grouped = parse_grouped(type_name);
     const WeightType& type = grouped.type ? *grouped.type : parse_weight_type(type_name);
+    const bool is_file_group = !grouped.type && is_grouped(type.traits);
+    if (is_file_group) {
+        grouped.groups = {type.file_values, 2, 0};
+        if (has_e4m3_scales(type.traits)) grouped.groups = {ROW, 4, 0};
+    }
     if (n < 1 || k < 1 || n > INT32_MAX - PANEL_COLS || k > INT32_MAX)
         throw std::invalid_argument("a matrix of " + std::to_string(n) + " x " + std::to_string(k) +
                                     " cannot be packed");
     const int32_t columns = static_cast<int32_t>(k);
-    int64_t block_k = type.traits.block_k;
-    if (grouped.type) {
+    int64_t block_k = block_values(type);
+    if (grouped.type || is_file_group) {
         const int32_t step = is_dense(type.traits) ? 1 : UNIT_K;
         if (grouped.groups.k == ROW) grouped.groups.k = (columns + step - 1) / step * step;
-        block_k = is_dense(type.traits) ? 1 : grouped.groups.k;
+        if (grouped.type) block_k = is_dense(type.traits) ? 1 : grouped.groups.k;
     }
     if (k % block_k != 0)
         throw std::invalid_argument(type_name + " has blocks of " + std::to_string(block_k) + " values; rows of " +
                                     std::to_string(k) + " do not divide into them");
     if (grouped.num_orders > 0 && n % grouped.num_orders != 0)
         throw std::invalid_argument(std::to_string(n) + " rows do not divide into the orders of " + type_name);
-    PackedWeight w{&type, static_cast<int32_t>(n), columns, grouped.type ? grouped.groups : Groups{}, 0, nullptr};
+    PackedWeight w{&type, static_cast<int32_t>(n), columns, grouped.groups, 0, nullptr};
     w.panel_bytes = packed_panel_bytes(type.traits, w.groups, columns);
     w.num_orders = grouped.num_orders;
     return w;

@@ -14,9 +14,15 @@
 //   triples   2 x 3 x 64 bytes: the i-th 64 bytes of chunk c have quad 4c+i in their low six bits (i = 0, 1, 2) and
 //             bits 2i and 2i+1 of quad 4c+3 above them
 //   bytes     8 x 64 bytes, signed
-// Codes of 2 bits have pairs, of 3 bits pairs and bits, of 4 nibbles, of 5 nibbles and bits, of 6 triples, of 8 bytes.
+// Codes of 1 bit have bits, of 2 pairs, of 3 pairs and bits, of 4 nibbles, of 5 nibbles and bits, of 6 triples, of 8
+// bytes. Codes that are indices into a grid (Codes::grid) have planes of their own, for quads 2p and 2p + 1 together:
+//   low       64 bytes: byte 16 p + column is the low byte of the index
+//   second    64 bytes, grids of four values: the index of quad 2p + 1 likewise
+//   high      the bits above: 2 each in 16 bytes, pair p at bit 2p; or 4 each in 2 x 16 bytes, pair p at bit 4 (p % 2)
+//   signs     64 bytes: bit 4 column + i of the 8 bytes of a quad belongs to its i-th value
 // A header holds arrays of 16 columns: the scale (32 bytes, e8m0: 16), the minimum (32 bytes), then 16 bytes for the
-// scale of each unit or half unit and 16 bytes for the minimum of each unit. Traits say which of them exist.
+// scale of each unit or half unit and 16 bytes for the minimum of each unit. Traits say which of them exist. Scales of
+// half units that are E4M3 lie in the unit, 2 x 16 bytes behind its codes.
 // Grouped types: a super-block is a group, whose width the matrix tells (Groups). Its header holds the scale and, if
 // there are any, zero points or minimums, as wide as the matrix says.
 //
@@ -25,6 +31,8 @@
 
 #include <cstddef>
 #include <cstdint>
+
+#include "iq_grids.h"
 
 namespace octavo {
 
@@ -40,6 +48,7 @@ enum class Codes : uint8_t {
     bytes,         // w = u, signed
     offset_table,  // w = table[u] - zero, with small values that are not negative
     byte_table,    // w = table[u], signed bytes
+    grid,          // w = +- one of the values of a vector of the table, signed bytes; u is the index of the vector
 };
 
 // Factors of w. Half a unit is 16 k.
@@ -51,7 +60,10 @@ enum class Scales : uint8_t {
     i8_per_unit,
     u4_per_half_unit,  // f16 of a super-block times the low nibble of a byte of each half unit
     i8_per_half_unit,
-    group,  // f16 or f32 of a group, as Groups says
+    odd_u4_per_half_unit,  // f16 of a super-block times 2 n + 1; n: the low, then the high nibble of a byte of each
+                           // unit
+    group,                 // f16 or f32 of a group, as Groups says
+    group_e4m3,            // the same times an E4M3 without sign of each half unit
 };
 
 // Minimums: added to the scaled w.
@@ -66,7 +78,7 @@ enum class Mins : uint8_t {
 // All that kernels are compiled for.
 struct PanelTraits {
     Codes codes;
-    int32_t bits;     // of a stored number
+    int32_t bits;     // of a stored number; 1: the code counts twice. Of a grid 1, 2 or 3: its planes (unit_bytes)
     int32_t block_k;  // values of k in a super-block; 0: Groups::k
     Scales scales = Scales::none;
     Mins mins = Mins::none;
@@ -81,17 +93,30 @@ enum class FileBlock : uint8_t {
     q4_k,
     q6_k,
     iq4_xs,
+    iq3_s,
+    tq1_0,
+    tq2_0,
+    q1_0,
+    q2_0,
+    nvfp4,
+    iq1_s,  // from here on: indices into grids (pack_grids.cpp)
+    iq1_m,
+    iq2_xxs,
+    iq2_xs,
+    iq2_s,
+    iq3_xxs,
     none,  // comes as arrays (pack_groups.cpp)
 };
 
 struct WeightType {
     const char* name;  // in GGUF files; of grouped types the beginning of a name
     FileBlock file;
-    int32_t file_bytes;  // of a super-block
+    int32_t file_bytes;  // of a block
     PanelTraits traits;
     int32_t zero = 0;
-    const int8_t* table = nullptr;  // [16]
-    float table_factor = 1.0f;      // of grouped types: table / factor are the numbers of the codes
+    const int8_t* table = nullptr;  // [16]; or the vectors of a grid, of 8 values, or of 4 if `bits` is 3
+    float table_factor = 1.0f;      // of grouped types and grids: table / factor are the numbers of the codes
+    int32_t file_values = 0;        // of grouped types: values of a block in a file
 };
 
 // The super-blocks of a grouped type. All zero for other types.
@@ -126,11 +151,18 @@ constexpr int TRIPLE_BYTES = 3 * QUAD_BYTES;  // a chunk of triples: four quads
 constexpr int8_t IQ4_VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 // Numbers of two exponent bits and one of mantissa, doubled, plus 12.
 constexpr int8_t E2M1_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
+// Odd numbers from -15 to 15, plus 15.
+constexpr int8_t ODD_VALUES[16] = {0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30};
 // The tables of NF4 and FP4 (bitsandbytes), rounded. The factors make the squared error least; scales are divided by
 // them. No entry is wrong by more than 0.39 % (0.32 %) of the largest, the root of the mean square is 0.18 % (0.12 %).
 constexpr float NF4_FACTOR = 112.03f, FP4_FACTOR = 120.0f;
 constexpr int8_t NF4_VALUES[16] = {-112, -78, -59, -44, -32, -21, -10, 0, 9, 18, 28, 38, 49, 63, 81, 112};
 constexpr int8_t FP4_VALUES[16] = {0, 1, 80, 120, 40, 60, 20, 30, 0, -1, -80, -120, -40, -60, -20, -30};
+
+constexpr PanelTraits IQ1_TRAITS = {Codes::grid, 1, 256, Scales::odd_u4_per_half_unit};
+constexpr PanelTraits IQ2_TRAITS = {Codes::grid, 2, 256, Scales::odd_u4_per_half_unit};
+constexpr PanelTraits IQ3_TRAITS = {Codes::grid, 3, 256, Scales::odd_u4_per_half_unit};
+constexpr PanelTraits NVFP4_TRAITS = {Codes::offset_table, 4, 0, Scales::group_e4m3};
 
 constexpr WeightType WEIGHT_TYPES[] = {
     {"F32", FileBlock::values, 4, {Codes::f32, 32, 1}},
@@ -149,6 +181,19 @@ constexpr WeightType WEIGHT_TYPES[] = {
     {"IQ4_NL", FileBlock::simple, 18, {Codes::byte_table, 4, 32, Scales::f16}, 0, IQ4_VALUES},
     {"IQ4_XS", FileBlock::iq4_xs, 136, {Codes::byte_table, 4, 256, Scales::i8_per_unit}, 0, IQ4_VALUES},
     {"MXFP4", FileBlock::simple, 17, {Codes::offset_table, 4, 32, Scales::e8m0}, 12, E2M1_VALUES},
+    {"IQ3_S", FileBlock::iq3_s, 110, {Codes::offset_table, 4, 256, Scales::u8_per_unit}, 15, ODD_VALUES},
+    {"IQ1_S", FileBlock::iq1_s, 50, IQ1_TRAITS, 0, IQ1_GRID.values, 8.0f},
+    {"IQ1_M", FileBlock::iq1_m, 56, IQ1_TRAITS, 0, IQ1_GRID.values, 8.0f},
+    {"IQ2_XXS", FileBlock::iq2_xxs, 66, IQ2_TRAITS, 0, IQ2_XXS_GRID.values, 8.0f},
+    {"IQ2_XS", FileBlock::iq2_xs, 74, IQ2_TRAITS, 0, IQ2_XS_GRID.values, 8.0f},
+    {"IQ2_S", FileBlock::iq2_s, 82, IQ2_TRAITS, 0, IQ2_S_GRID.values, 8.0f},
+    {"IQ3_XXS", FileBlock::iq3_xxs, 98, IQ3_TRAITS, 0, IQ3_XXS_GRID.values, 4.0f},
+    {"TQ1_0", FileBlock::tq1_0, 54, {Codes::offset, 2, 0, Scales::group}, 1, nullptr, 1.0f, 256},
+    {"TQ2_0", FileBlock::tq2_0, 66, {Codes::offset, 2, 0, Scales::group}, 1, nullptr, 1.0f, 256},
+    {"Q1_0", FileBlock::q1_0, 18, {Codes::offset, 1, 0, Scales::group}, 1, nullptr, 1.0f, 128},
+    {"Q2_0", FileBlock::q2_0, 18, {Codes::offset, 2, 0, Scales::group}, 1, nullptr, 1.0f, 64},
+    {"NVFP4", FileBlock::nvfp4, 36, NVFP4_TRAITS, 12, E2M1_VALUES, 2.0f, 64},
+    {"NVFP4_16", FileBlock::none, 0, NVFP4_TRAITS, 12, E2M1_VALUES, 2.0f},
     {"I2", FileBlock::none, 0, {Codes::offset, 2, 0, Scales::group}, 2},
     {"I3", FileBlock::none, 0, {Codes::offset, 3, 0, Scales::group}, 4},
     {"I4", FileBlock::none, 0, {Codes::offset, 4, 0, Scales::group}, 8},
@@ -169,20 +214,31 @@ constexpr bool operator==(const PanelTraits& a, const PanelTraits& b) {
 }
 
 constexpr bool is_dense(const PanelTraits& t) { return t.codes <= Codes::e5m2; }
-constexpr bool has_table(const PanelTraits& t) { return t.codes >= Codes::offset_table; }
+constexpr bool has_table(const PanelTraits& t) {
+    return t.codes == Codes::offset_table || t.codes == Codes::byte_table;
+}
+constexpr bool is_grid(const PanelTraits& t) { return t.codes == Codes::grid; }
 constexpr bool has_zero(const PanelTraits& t) { return t.codes == Codes::offset || t.codes == Codes::offset_table; }
 // Signed bytes; all other codes are unsigned and below 64.
-constexpr bool is_wide(const PanelTraits& t) { return t.codes == Codes::bytes || t.codes == Codes::byte_table; }
-constexpr bool has_half_scales(const PanelTraits& t) {
-    return t.scales == Scales::u4_per_half_unit || t.scales == Scales::i8_per_half_unit;
+constexpr bool is_wide(const PanelTraits& t) {
+    return t.codes == Codes::bytes || t.codes == Codes::byte_table || t.codes == Codes::grid;
 }
-constexpr bool is_grouped(const PanelTraits& t) { return t.scales == Scales::group; }
+constexpr bool has_e4m3_scales(const PanelTraits& t) { return t.scales == Scales::group_e4m3; }
+constexpr bool has_half_scales(const PanelTraits& t) {
+    return (t.scales >= Scales::u4_per_half_unit && t.scales <= Scales::odd_u4_per_half_unit) || has_e4m3_scales(t);
+}
+constexpr bool is_grouped(const PanelTraits& t) { return t.scales >= Scales::group; }
+// Values in a block of a file.
+constexpr int32_t block_values(const WeightType& type) {
+    return is_grouped(type.traits) ? type.file_values : type.traits.block_k;
+}
 
 // The sizes from here to block_bytes are those of types that are not grouped, except unit_bytes.
 constexpr int units(const PanelTraits& t) { return t.block_k / UNIT_K; }
 // Scales and minimums of a super-block that are bytes.
 constexpr int byte_scales(const PanelTraits& t) {
-    return t.scales < Scales::u8_per_unit || is_grouped(t) ? 0 : units(t) * (has_half_scales(t) ? 2 : 1);
+    if (t.scales < Scales::u8_per_unit || is_grouped(t)) return 0;
+    return units(t) * (has_half_scales(t) && t.scales != Scales::odd_u4_per_half_unit ? 2 : 1);
 }
 constexpr int byte_mins(const PanelTraits& t) { return t.mins == Mins::u8_per_unit ? units(t) : 0; }
 // Where in a header the minimum, the byte scales and the byte minimums begin.
@@ -192,8 +248,15 @@ constexpr int min_at(const PanelTraits& t) {
 constexpr int byte_scales_at(const PanelTraits& t) { return min_at(t) + (t.mins == Mins::none ? 0 : PANEL_COLS * 2); }
 constexpr int byte_mins_at(const PanelTraits& t) { return byte_scales_at(t) + PANEL_COLS * byte_scales(t); }
 constexpr int header_bytes(const PanelTraits& t) { return byte_mins_at(t) + PANEL_COLS * byte_mins(t); }
-constexpr int unit_bytes(const PanelTraits& t) { return PANEL_COLS * UNIT_K * t.bits / 8; }
-constexpr int block_bytes(const PanelTraits& t) { return header_bytes(t) + PANEL_COLS * t.block_k * t.bits / 8; }
+// Of a unit: the codes (of a grid low and high, with signs, or second and signs), and all with the scales behind them.
+constexpr int code_bytes(const PanelTraits& t) {
+    if (is_grid(t)) return t.bits == 1 ? 64 + 32 : t.bits == 2 ? 64 + 16 + 64 : 64 + 64 + 64;
+    return PANEL_COLS * UNIT_K * t.bits / 8;
+}
+constexpr int unit_bytes(const PanelTraits& t) { return code_bytes(t) + (has_e4m3_scales(t) ? 2 * PANEL_COLS : 0); }
+constexpr int block_bytes(const PanelTraits& t) {
+    return header_bytes(t) + (is_dense(t) ? PANEL_COLS * t.block_k * t.bits / 8 : units(t) * unit_bytes(t));
+}
 constexpr int32_t num_groups(const Groups& g, int32_t k) { return (k + g.k - 1) / g.k; }
 constexpr int header_bytes(const Groups& g) { return PANEL_COLS * (g.scale_bytes + g.min_bytes); }
 
@@ -203,15 +266,20 @@ constexpr bool is_computable(const WeightType& type) {
     if (t.codes == Codes::e4m3 || t.codes == Codes::e5m2)
         return t.bits == 8 && t.block_k == 0 && is_grouped(t) && t.mins == Mins::none;
     if (is_dense(t)) return t.block_k == 1 && t.scales == Scales::none && t.mins == Mins::none;
-    const bool planes = t.codes == Codes::bytes ? t.bits == 8 : has_table(t) ? t.bits == 4 : t.bits >= 2 && t.bits <= 6;
-    const bool block = is_grouped(t) ? t.block_k == 0 && (t.mins == Mins::none || t.mins == Mins::group)
+    const bool planes = t.codes == Codes::bytes ? t.bits == 8
+                        : has_table(t)          ? t.bits == 4
+                        : is_grid(t)            ? t.bits >= 1 && t.bits <= 3
+                                                : t.bits >= (t.codes == Codes::offset ? 1 : 2) && t.bits <= 6;
+    const bool block = is_grouped(t) ? t.block_k == 0 && (t.mins == Mins::none || t.mins == Mins::group) &&
+                                           type.file_values % UNIT_K == 0
                                      : t.block_k % UNIT_K == 0 && t.block_k >= UNIT_K && t.block_k <= 256 &&
                                            t.scales != Scales::none && t.mins != Mins::group;
-    const bool constants = has_zero(t) == (type.zero != 0) && has_table(t) == (type.table != nullptr);
+    const bool constants = has_zero(t) == (type.zero != 0) && (has_table(t) || is_grid(t)) == (type.table != nullptr);
     // Minimums of half units take the place of the terms that zero points need.
     const bool half_units = t.mins == Mins::u4_per_half_unit
                                 ? t.scales == Scales::u4_per_half_unit && t.codes == Codes::plain
-                                : !(has_half_scales(t) && is_wide(t));
+                                : is_grid(t) == (t.scales == Scales::odd_u4_per_half_unit) &&
+                                      (is_grid(t) || !(has_half_scales(t) && is_wide(t)));
     if (!planes || !block || !constants || !half_units) return false;
     if (is_wide(t)) return true;
     int least = 0, largest = (1 << t.bits) - 1;
@@ -231,7 +299,8 @@ static_assert(all_computable());
 
 constexpr int64_t packed_panel_bytes(const PanelTraits& t, const Groups& groups, int32_t k) {
     const int64_t bytes = is_grouped(t) ? static_cast<int64_t>(num_groups(groups, k)) * header_bytes(groups) +
-                                              static_cast<int64_t>(k) * PANEL_COLS * t.bits / 8
+                                              (is_dense(t) ? static_cast<int64_t>(k) * PANEL_COLS * t.bits / 8
+                                                           : static_cast<int64_t>(k / UNIT_K) * unit_bytes(t))
                                         : static_cast<int64_t>(k / t.block_k) * block_bytes(t);
     return (bytes + 63) / 64 * 64;
 }

@@ -25,7 +25,7 @@ void read_column(const Panel& panel, int column, int k, const int32_t* order, fl
         const float scale = lane(cursor.scales(), column);
         for (int half = 0; half < 2; ++half) {
             // s * scale_j and m are exact, so the order is that of the file's definition.
-            const float s = scale * static_cast<float>(half_scale<F>(cursor.header, cursor.unit, half, column));
+            const float s = scale * static_cast<float>(half_scale<F>(cursor.half_scale_bytes(half), half, column));
             float m = 0.0f;
             if constexpr (F::mins > 0) m = lane(cursor.mins(half), column);
             for (int i = 16 * half; i < 16 * half + 16; ++i) {

@@ -65,14 +65,40 @@ inline __m256i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m256i table)
     return u;
 }
 
+// The same of a grid, from vectors that were looked up.
+template <typename F, int Q, int H>
+inline __m256i sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes) {
+    const __m256i w = load_bytes(vectors + 32 * H);
+    if constexpr (!F::has_signs) return w;
+    // Four columns a 128-bit lane: two bytes of signs.
+    const __m256i spread =
+        _mm256_setr_epi64x(0x0000000000000000, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303);
+    const __m256i bit = _mm256_set1_epi64x(static_cast<long long>(0x8040201008040201ull));
+    const __m256i signs = _mm256_shuffle_epi8(broadcast_i32(codes + F::signs_offset + 8 * Q + 4 * H), spread);
+    const __m256i minus = _mm256_cmpeq_epi8(_mm256_and_si256(signs, bit), bit);
+    return _mm256_sign_epi8(w, _mm256_or_si256(minus, _mm256_set1_epi8(1)));
+}
+
+// scale_j of 16 columns as floats.
+template <typename F>
+inline F32x16 load_float_scales(const uint8_t* p, [[maybe_unused]] int half) {
+    if constexpr (F::has_e4m3_scales) return load_e4m3(p);
+    __m128i n = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    if (half == 1) n = _mm_srli_epi16(n, 4);
+    n = _mm_and_si128(n, _mm_set1_epi8(15));
+    n = _mm_add_epi8(_mm_add_epi8(n, n), _mm_set1_epi8(1));
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(n)),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(n, 8)))};
+}
+
 // scale_j of 16 columns, each twice: the factors of vpmaddwd.
 struct I32x16 {
     __m256i lo, hi;
 };
 template <typename F>
-inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
+inline I32x16 load_half_scales(const uint8_t* p) {
     if constexpr (!F::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
-    __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(half_scales<F>(header, unit, half)));
+    __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     if constexpr (F::scales == Scales::u4_per_half_unit) bytes = _mm_and_si128(bytes, _mm_set1_epi8(15));
     const __m256i words = _mm256_permute4x64_epi64(_mm256_cvtepi8_epi16(bytes), 0xd8);
     const __m256i lo = _mm256_unpacklo_epi16(words, words), hi = _mm256_unpackhi_epi16(words, words);
@@ -87,9 +113,17 @@ struct PackedSource : PackedUnits<F> {
         : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
     template <int Q, int H>
     __m256i quad() const {
-        return unpack_quad<F, Q, H>(this->codes(), table);
+        if constexpr (F::is_grid)
+            return sign_vectors<F, Q, H>(this->vectors(Q), this->codes());
+        else
+            return unpack_quad<F, Q, H>(this->codes(), table);
     }
-    I32x16 half_scales(int half) const { return load_half_scales<F>(this->header, this->unit, half); }
+    auto half_scales(int half) const {
+        if constexpr (FormOf<F>::has_float_scales)
+            return load_float_scales<F>(this->half_scale_bytes(half), half);
+        else
+            return load_half_scales<F>(this->half_scale_bytes(half));
+    }
 };
 
 // Unpacked units.
@@ -99,9 +133,13 @@ struct TileSource : TileUnits<Form> {
     __m256i quad() const {
         return load_bytes(this->tile->codes + 64 * Q + 32 * H);
     }
-    I32x16 half_scales(int half) const {
-        if constexpr (!Form::has_half_scales) return {_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
-        return {load_bytes(this->tile->half_scales[half]), load_bytes(this->tile->half_scales[half] + 8)};
+    auto half_scales(int half) const {
+        if constexpr (Form::has_float_scales)
+            return load(this->tile->half_scales[half]);
+        else if constexpr (!Form::has_half_scales)
+            return I32x16{_mm256_set1_epi16(1), _mm256_set1_epi16(1)};
+        else
+            return I32x16{load_bytes(this->tile->half_scales[half]), load_bytes(this->tile->half_scales[half] + 8)};
     }
 };
 
@@ -127,9 +165,11 @@ struct KeepingSource {
         store(tile.mins[half], m);
         return m;
     }
-    I32x16 half_scales(int half) const {
-        const I32x16 s = packed.half_scales(half);
-        if constexpr (Form::has_half_scales) {
+    auto half_scales(int half) const {
+        const auto s = packed.half_scales(half);
+        if constexpr (Form::has_float_scales) {
+            store(tile.half_scales[half], s);
+        } else if constexpr (Form::has_half_scales) {
             _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half]), s.lo);
             _mm256_store_si256(reinterpret_cast<__m256i*>(tile.half_scales[half] + 8), s.hi);
         }
@@ -207,14 +247,14 @@ __attribute__((always_inline)) inline void unit_sums(const Source& source, const
     }
 }
 
-// The same for byte codes: a pair of products |w| * (sign(w) a) fits into int16.
-template <int R, typename Source>
+// The same for byte codes of quads [First, First + Count): a pair of products |w| * (sign(w) a) fits into int16.
+template <int R, int First, int Count, typename Source>
 __attribute__((always_inline)) inline void unit_sums_signed(const Source& source, const int8_t* a,
                                                             __m256i (&acc)[R][2]) {
     const __m256i ones = _mm256_set1_epi16(1);
     for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_si256();
-    unroll<QUADS>([&](auto q) __attribute__((always_inline)) {
-        constexpr int Q = decltype(q)::value;
+    unroll<Count>([&](auto q) __attribute__((always_inline)) {
+        constexpr int Q = First + decltype(q)::value;
         const __m256i w[2] = {source.template quad<Q, 0>(), source.template quad<Q, 1>()};
         for (int r = 0; r < R; ++r) {
             const __m256i x = broadcast_i32(a + 32 * r + 4 * Q);
@@ -226,23 +266,59 @@ __attribute__((always_inline)) inline void unit_sums_signed(const Source& source
     });
 }
 
+inline F32x16 to_floats(const __m256i (&sum)[2]) { return {_mm256_cvtepi32_ps(sum[0]), _mm256_cvtepi32_ps(sum[1])}; }
+
+// I of linear_format.h, if scales of half units are floats.
+template <int R, typename Source>
+__attribute__((always_inline)) inline void scaled_sums(const Source& source, const int8_t* a, const int32_t* terms,
+                                                       F32x16 (&sum)[R]) {
+    using Form = typename Source::Form;
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+        constexpr int J = decltype(half)::value;
+        __m256i acc[R][2];
+        if constexpr (Form::is_wide) {
+            unit_sums_signed<R, 4 * J, 4>(source, a, acc);
+        } else {
+            add_quads<R, 4 * J, 4>(source, a, acc);
+            if constexpr (Form::has_zero_terms) add_terms<R>(terms + J * R, acc);
+            for (int r = 0; r < R; ++r)
+                for (int h = 0; h < 2; ++h) acc[r][h] = _mm256_madd_epi16(acc[r][h], _mm256_set1_epi16(1));
+        }
+        const F32x16 scales = source.half_scales(J);
+        for (int r = 0; r < R; ++r)
+            sum[r] = J == 0 ? to_floats(acc[r]) * scales : fma(to_floats(acc[r]), scales, sum[r]);
+    });
+}
+
+// I of linear_format.h.
+template <int R, typename Source>
+__attribute__((always_inline)) inline void float_sums(const Source& source, const int8_t* a, const int32_t* terms,
+                                                      F32x16 (&sum)[R]) {
+    using Form = typename Source::Form;
+    if constexpr (Form::has_float_scales) {
+        scaled_sums<R>(source, a, terms, sum);
+    } else {
+        __m256i acc[R][2];
+        if constexpr (Form::is_wide)
+            unit_sums_signed<R, 0, QUADS>(source, a, acc);
+        else
+            unit_sums<R>(source, a, terms, acc);
+        for (int r = 0; r < R; ++r) sum[r] = to_floats(acc[r]);
+    }
+}
+
 // c [R][16] += a * weights of one unit.
 template <int R, typename Source>
 __attribute__((always_inline)) inline void multiply_unit(const Source& source, const uint8_t* a, const int32_t* terms,
                                                          float* c) {
     using Form = typename Source::Form;
-    __m256i sum[R][2];
-    if constexpr (Form::is_wide)
-        unit_sums_signed<R>(source, reinterpret_cast<const int8_t*>(a), sum);
-    else
-        unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+    F32x16 sum[R];
+    float_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
     const UnitFactors<Form> factors(source);
     // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
     if (R > 2) __asm__("" : "+r"(c));
-    for (int r = 0; r < R; ++r) {
-        const F32x16 i = {_mm256_cvtepi32_ps(sum[r][0]), _mm256_cvtepi32_ps(sum[r][1])};
-        store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), i, a, terms, r, R));
-    }
+    for (int r = 0; r < R; ++r)
+        store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), sum[r], a, terms, r, R));
 }
 
 template <int R, typename Source>

@@ -63,13 +63,29 @@ inline __m512i unpack_quad(const uint8_t* codes, [[maybe_unused]] __m512i table)
     return u;
 }
 
+// The same of a grid, from vectors that were looked up.
+template <typename F, int Q>
+inline __m512i sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes) {
+    __m512i w = load_bytes(vectors);
+    if constexpr (F::has_signs) {
+        uint64_t signs;
+        std::memcpy(&signs, codes + F::signs_offset + 8 * Q, 8);
+        w = _mm512_mask_sub_epi8(w, signs, _mm512_setzero_si512(), w);
+    }
+    return _mm512_xor_si512(w, _mm512_set1_epi8(-128));
+}
+
 // scale_j of 16 columns as floats.
 template <typename F>
-inline F32x16 load_half_scales(const uint8_t* header, int unit, int half) {
-    const uint8_t* const p = half_scales<F>(header, unit, half);
-    if constexpr (F::scales != Scales::u4_per_half_unit) return load_i8(p);
-    const __m128i low = _mm_and_si128(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)), _mm_set1_epi8(15));
-    return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(low))};
+inline F32x16 load_half_scales(const uint8_t* p, [[maybe_unused]] int half) {
+    if constexpr (F::has_e4m3_scales) return load_e4m3(p);
+    if constexpr (F::scales == Scales::i8_per_half_unit) return load_i8(p);
+    __m512i n = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    if (half == 1 && F::scales == Scales::odd_u4_per_half_unit) n = _mm512_srli_epi32(n, 4);
+    n = _mm512_and_si512(n, _mm512_set1_epi32(15));
+    if constexpr (F::scales == Scales::odd_u4_per_half_unit)
+        n = _mm512_add_epi32(_mm512_add_epi32(n, n), _mm512_set1_epi32(1));
+    return {_mm512_cvtepi32_ps(n)};
 }
 
 // Weights straight from the packed panel.
@@ -80,9 +96,12 @@ struct PackedSource : PackedUnits<F> {
         : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
     template <int Q>
     __m512i quad() const {
-        return unpack_quad<F, Q>(this->codes(), table);
+        if constexpr (F::is_grid)
+            return sign_vectors<F, Q>(this->vectors(Q), this->codes());
+        else
+            return unpack_quad<F, Q>(this->codes(), table);
     }
-    F32x16 half_scales(int half) const { return load_half_scales<F>(this->header, this->unit, half); }
+    F32x16 half_scales(int half) const { return load_half_scales<F>(this->half_scale_bytes(half), half); }
 };
 
 // Unpacked units.

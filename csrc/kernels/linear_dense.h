@@ -18,40 +18,12 @@ struct DenseRows {
     int rows;
 };
 
-// E4M3 becomes float16 by a shift, which makes it too small by this factor; scales are multiplied by it.
-template <typename F>
-constexpr float SCALE_FACTOR = F::codes == Codes::e4m3 ? 256.0f : 1.0f;
-
-#if defined(__AVX2__)
-template <typename F>
-inline F32x16 load_float8(const uint8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    __m256i halves = _mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8);
-    if constexpr (F::codes ==
-                  Codes::e4m3)  // copies the sign over the highest bit of the exponent, which it then clears
-        halves = _mm256_and_si256(_mm256_srai_epi16(halves, 1), _mm256_set1_epi16(static_cast<short>(0xbf80)));
-#if defined(__AVX512F__)
-    return {_mm512_cvtph_ps(halves)};
-#else
-    return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
-#endif
-}
-#else
-template <typename F>
-inline F32x16 load_float8(const uint8_t* p) {
-    uint16_t halves[PANEL_COLS];
-    for (int i = 0; i < PANEL_COLS; ++i)
-        halves[i] = static_cast<uint16_t>(F::codes == Codes::e4m3 ? (p[i] & 128) << 8 | (p[i] & 127) << 7 : p[i] << 8);
-    return load_f16(halves);
-}
-#endif
-
 template <typename F>
 inline F32x16 load_dense(const uint8_t* panel, int64_t k) {
     if constexpr (F::codes == Codes::f32)
         return load(reinterpret_cast<const float*>(panel) + k * PANEL_COLS);
     else if constexpr (F::bits == 8)
-        return load_float8<F>(panel + k * PANEL_COLS);
+        return F::codes == Codes::e4m3 ? load_e4m3(panel + k * PANEL_COLS) : load_e5m2(panel + k * PANEL_COLS);
     else if constexpr (F::codes == Codes::f16)
         return load_f16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
     else
@@ -113,7 +85,7 @@ void multiply_dense_panel(const uint8_t* panel, int k, DenseRows x, float* c) {
 // The scales of a super-block, for numbers as load_dense gives them.
 template <typename F>
 inline F32x16 dense_scales(const uint8_t* header) {
-    return load(reinterpret_cast<const float*>(header)) * broadcast(SCALE_FACTOR<F>);
+    return load(reinterpret_cast<const float*>(header)) * broadcast(F::codes == Codes::e4m3 ? E4M3_FACTOR : 1.0f);
 }
 
 // The same for floats with scales, at most DENSE_MOST_ROWS rows.

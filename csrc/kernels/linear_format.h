@@ -7,9 +7,10 @@
 //     y = fma(float(I), s * s_a, y)
 //     y = fma(m, A, y)                      types with one minimum a unit
 //     y = fma(m_j, A_j, y), j = 0, 1        types with a minimum for each half unit
-// where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. Dense types: y = fma(w,
-// x, y) in increasing k. Every instruction set does exactly this, for any number of rows and threads, so all results
-// agree bit for bit.
+// where u is the code or its entry in the table, and scale_j is 1 but for scales of half units. If these are E4M3,
+//     I = fma(float(I_1), scale_1, float(I_0) * scale_0),  I_j the sum over half unit j; rounded once
+// Dense types: y = fma(w, x, y) in increasing k. Every instruction set does exactly this, for any number of rows and
+// threads, so all results agree bit for bit.
 //
 // Groups with zero points z have the minimum m = -(s * z), which is exact where s is a float16: 11 and 8 bits. Codes of
 // 8 bits are kept as c - 128 and their z as z - 128; the minimum of a group becomes fma(s, 128, minimum).
@@ -28,18 +29,23 @@ struct Format {
     static constexpr PanelTraits traits = {Codes_, Bits, BlockK, Scales_, Mins_};
     static constexpr Codes codes = Codes_;
     static constexpr Scales scales = Scales_;
-    static constexpr int bits = Bits, units = octavo::units(traits), unit_bytes = octavo::unit_bytes(traits);
+    static constexpr int bits = Bits, units = octavo::units(traits);
+    static constexpr int unit_bytes = octavo::unit_bytes(traits), code_bytes = octavo::code_bytes(traits);
     static constexpr int header_bytes = octavo::header_bytes(traits), block_bytes = octavo::block_bytes(traits);
     static constexpr bool is_dense = octavo::is_dense(traits), is_wide = octavo::is_wide(traits);
     static constexpr bool is_grouped = octavo::is_grouped(traits);
     static constexpr bool has_table = octavo::has_table(traits), has_zero = octavo::has_zero(traits);
     static constexpr bool has_half_scales = octavo::has_half_scales(traits);
+    static constexpr bool has_e4m3_scales = octavo::has_e4m3_scales(traits), is_grid = octavo::is_grid(traits);
     static constexpr bool has_byte_mins = Mins_ == Mins::u8_per_unit, has_half_mins = Mins_ == Mins::u4_per_half_unit;
     static constexpr int mins = Mins_ == Mins::none ? 0 : has_half_mins ? 2 : 1;  // of a unit
     // Planes of the codes; which bit of a code the plane of single bits holds and where it lies in a unit.
-    static constexpr bool has_pairs = bits == 2 || bits == 3, has_nibbles = bits == 4 || bits == 5;
-    static constexpr bool has_triples = bits == 6, has_bits = bits == 3 || bits == 5;
-    static constexpr int bits_place = bits - 1, bits_offset = QUAD_BYTES * bits_place;
+    static constexpr bool has_pairs = !is_grid && (bits == 2 || bits == 3), has_nibbles = bits == 4 || bits == 5;
+    static constexpr bool has_triples = bits == 6, has_bits = !is_grid && (bits == 1 || bits == 3 || bits == 5);
+    static constexpr int bits_place = bits == 1 ? 1 : bits - 1, bits_offset = QUAD_BYTES * (bits - 1);
+    // The signs of a grid, which are the last plane of a unit.
+    static constexpr bool has_signs = is_grid && bits > 1;
+    static constexpr int signs_offset = code_bytes - QUAD_BYTES;
 };
 
 template <int I>
@@ -109,6 +115,42 @@ inline F32x16 load_e8m0(const uint8_t* p) {
     return load(t);
 }
 
+// E4M3 becomes float16 by a shift, which makes it too small by this factor; scales are multiplied by it.
+constexpr float E4M3_FACTOR = 256.0f;
+
+#if defined(__AVX2__)
+inline F32x16 widen_halves(__m256i halves) {
+#if defined(__AVX512F__)
+    return {_mm512_cvtph_ps(halves)};
+#else
+    return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
+#endif
+}
+inline F32x16 load_e5m2(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return widen_halves(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
+}
+inline F32x16 load_e4m3(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i halves = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8), 1);
+    // The shift has copied the sign over the highest bit of the exponent.
+    return widen_halves(_mm256_and_si256(halves, _mm256_set1_epi16(static_cast<short>(0xbf80))));
+}
+#else
+template <typename Bits>
+inline F32x16 widen_bytes(const uint8_t* p, Bits half_bits) {
+    uint16_t halves[PANEL_COLS];
+    for (int i = 0; i < PANEL_COLS; ++i) halves[i] = static_cast<uint16_t>(half_bits(p[i]));
+    return load_f16(halves);
+}
+inline F32x16 load_e5m2(const uint8_t* p) {
+    return widen_bytes(p, [](int byte) { return byte << 8; });
+}
+inline F32x16 load_e4m3(const uint8_t* p) {
+    return widen_bytes(p, [](int byte) { return (byte & 128) << 8 | (byte & 127) << 7; });
+}
+#endif
+
 #if defined(__AVX512F__)
 inline F32x16 load_high_nibbles(const uint8_t* p) {
     const __m128i x = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
@@ -122,23 +164,44 @@ inline F32x16 load_high_nibbles(const uint8_t* p) {
 }
 #endif
 
-// Where the 16 bytes of scale_j lie.
+// scale_j of one column, of E4M3 over E4M3_FACTOR. scales: the 16 bytes of the half unit.
 template <typename F>
-inline const uint8_t* half_scales(const uint8_t* header, int unit, int half) {
-    return header + byte_scales_at(F::traits) + PANEL_COLS * (2 * unit + half);
+inline auto half_scale(const uint8_t* scales, [[maybe_unused]] int half, int column) {
+    if constexpr (F::has_e4m3_scales) {
+        float each[PANEL_COLS];
+        store(each, load_e4m3(scales));
+        return each[column];
+    } else {
+        if constexpr (!F::has_half_scales) return 1;
+        if constexpr (F::scales == Scales::u4_per_half_unit) return scales[column] & 15;
+        if constexpr (F::scales == Scales::odd_u4_per_half_unit) return 2 * (scales[column] >> (4 * half) & 15) + 1;
+        return static_cast<int>(static_cast<int8_t>(scales[column]));
+    }
 }
 
-// scale_j of one column.
+// The index of the vector for quads 2 pair and 2 pair + 1, or of the one for either (grids of four values).
 template <typename F>
-inline int half_scale(const uint8_t* header, int unit, int half, int column) {
-    if constexpr (!F::has_half_scales) return 1;
-    const uint8_t byte = half_scales<F>(header, unit, half)[column];
-    return F::scales == Scales::u4_per_half_unit ? byte & 15 : static_cast<int8_t>(byte);
+inline int grid_index(const uint8_t* codes, int pair, int odd, int column) {
+    const uint8_t* const rest = codes + 4 * PANEL_COLS;
+    const int at = PANEL_COLS * pair + column;
+    if constexpr (F::bits == 3) return odd ? rest[at] : codes[at];
+    if constexpr (F::bits == 2) return codes[at] | (rest[column] >> (2 * pair) & 3) << 8;
+    return codes[at] | (rest[PANEL_COLS * (pair / 2) + column] >> (4 * (pair % 2)) & 15) << 8;
+}
+
+template <typename F>
+inline int grid_value(const int8_t* grid, const uint8_t* codes, int k, int column) {
+    const int quad = k / 4, index = grid_index<F>(codes, quad / 2, quad % 2, column);
+    const int value = F::bits == 3 ? grid[4 * index + k % 4] : grid[8 * index + k % 8];
+    if constexpr (!F::has_signs) return value;
+    const int place = 4 * column + k % 4;
+    return codes[F::signs_offset + 8 * quad + place / 8] >> (place % 8) & 1 ? -value : value;
 }
 
 // The code of one value, looked up and signed where the format says so. k and column within the unit.
 template <typename F>
 inline int unit_code([[maybe_unused]] const int8_t* table, const uint8_t* codes, int k, int column) {
+    if constexpr (F::is_grid) return grid_value<F>(table, codes, k, column);
     const int quad = k / 4, byte = column * 4 + k % 4;
     if constexpr (F::bits == 8) return static_cast<int8_t>(codes[64 * quad + byte]);
     if constexpr (F::has_triples) {
@@ -187,12 +250,28 @@ struct UnitCursor {
     int unit;  // in the super-block
 
     UnitCursor(const Panel& panel, int first, int count)
-        : header(panel.data), unit(F::units == 1 ? 0 : first), left_(count), sizes_(panel.groups) {
+        : header(panel.data),
+          unit(F::units == 1 ? 0 : first),
+          left_(count),
+          sizes_(panel.groups),
+          factor_(F::is_grid ? 1.0f / panel.type.table_factor : 1.0f) {
         header += first / sizes_.units * static_cast<int64_t>(sizes_.block_bytes);
         if (F::units != 1) unit = first % sizes_.units;
         load_header();
     }
     const uint8_t* codes() const { return header + sizes_.header_bytes + static_cast<int64_t>(unit) * F::unit_bytes; }
+    bool is_done() const { return left_ <= 0; }
+    // The codes of the next unit; null: there is none.
+    const uint8_t* next_codes() const {
+        if (left_ <= 1) return nullptr;
+        return unit + 1 == sizes_.units ? header + sizes_.block_bytes + sizes_.header_bytes : codes() + F::unit_bytes;
+    }
+    // Where the 16 bytes of scale_j lie.
+    const uint8_t* half_scale_bytes(int half) const {
+        if constexpr (F::has_e4m3_scales) return codes() + F::code_bytes + PANEL_COLS * half;
+        const int at = F::scales == Scales::odd_u4_per_half_unit ? unit : 2 * unit + half;
+        return header + byte_scales_at(F::traits) + PANEL_COLS * at;
+    }
     // s of the unit, 16 columns.
     F32x16 scales() const {
         [[maybe_unused]] const uint8_t* const bytes = header + byte_scales_at(F::traits) + PANEL_COLS * unit;
@@ -208,7 +287,7 @@ struct UnitCursor {
         if constexpr (F::has_byte_mins)
             return min_ * load_u8(header + byte_mins_at(F::traits) + PANEL_COLS * unit);
         else if constexpr (F::has_half_mins)
-            return min_ * load_high_nibbles(half_scales<F>(header, unit, half));
+            return min_ * load_high_nibbles(half_scale_bytes(half));
         else
             return min_;
     }
@@ -225,6 +304,7 @@ struct UnitCursor {
   private:
     int left_;
     BlockSizes<F> sizes_;
+    float factor_;
     F32x16 scale_, min_;
 
     void load_header() {
@@ -237,7 +317,8 @@ struct UnitCursor {
         const auto load_stored = [&](const uint8_t* p) {
             return sizes_.has_float_scales ? load(reinterpret_cast<const float*>(p)) : load_halves(p);
         };
-        scale_ = load_stored(header);
+        scale_ = F::has_e4m3_scales ? load(reinterpret_cast<const float*>(header)) : load_stored(header);
+        if constexpr (F::has_e4m3_scales) scale_ = scale_ * broadcast(E4M3_FACTOR);
         if constexpr (F::mins > 0) {
             const uint8_t* const at = header + PANEL_COLS * (sizes_.has_float_scales ? 4 : 2);
             if (sizes_.has_zeros)
@@ -248,6 +329,7 @@ struct UnitCursor {
     }
     void load_block() {
         scale_ = F::scales == Scales::e8m0 ? load_e8m0(header) : load_halves(header);
+        if constexpr (F::is_grid) scale_ = scale_ * broadcast(factor_);
         if constexpr (F::mins > 0) min_ = load_halves(header + min_at(F::traits));
         if constexpr (F::has_byte_mins || F::has_half_mins) min_ = broadcast(0.0f) - min_;
     }

@@ -23,17 +23,14 @@ constexpr int ROW_GROUP = 8, PACKED_ROWS = 8;
 #endif
 constexpr int PREFETCH_BYTES = 2048, WIDE_ZERO = 128;
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
-using HalfScale = float;
 using TileCode = uint8_t;
 #elif defined(OCTAVO_ISA_avx512)
 constexpr int ROW_GROUP = 8, PACKED_ROWS = 8, PREFETCH_BYTES = 2048, WIDE_ZERO = 8;
 constexpr bool WIDE_APART = true, SHORT_SUMS = true;
-using HalfScale = float;
 using TileCode = uint8_t;
 #elif defined(OCTAVO_ISA_avx2)
 constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, PREFETCH_BYTES = 1536, WIDE_ZERO = 0;
 constexpr bool WIDE_APART = true, SHORT_SUMS = true;
-using HalfScale = int32_t;
 using TileCode = uint8_t;
 #elif defined(OCTAVO_NEON)
 constexpr int ROW_GROUP = 4, PACKED_ROWS = 8, PREFETCH_BYTES = 1024, WIDE_ZERO = 0;
@@ -42,31 +39,44 @@ constexpr bool WIDE_APART = true, SHORT_SUMS = false;
 #else
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
 #endif
-using HalfScale = int32_t;
 using TileCode = int8_t;
 #else
 constexpr int ROW_GROUP = 4, PACKED_ROWS = 0, PREFETCH_BYTES = 0, WIDE_ZERO = 0;
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
-using HalfScale = int32_t;
 using TileCode = int16_t;
+#endif
+// Whole scales of half units are multiplied in int32.
+#if defined(OCTAVO_ISA_avx2) || defined(OCTAVO_NEON)
+constexpr bool WHOLE_HALF_SCALES = true;
+#else
+constexpr bool WHOLE_HALF_SCALES = false;
 #endif
 // The scalar kernel subtracts zero points when it unpacks.
 constexpr bool ZERO_BY_TERMS = PACKED_ROWS > 0;
 
 // The part of a format that the products depend on once its codes are unpacked. Formats that agree in it share them.
-template <bool Wide, bool InHalves, bool HasTerms, bool HasHalfScales, int Mins_>
+enum class HalfScales : uint8_t { none, whole, floats };
+
+template <bool Wide, bool InHalves, bool HasTerms, HalfScales HalfScales_, int Mins_>
 struct SumForm {
-    static constexpr bool is_wide = Wide, in_halves = InHalves, has_half_scales = HasHalfScales;
+    static constexpr bool is_wide = Wide, in_halves = InHalves, has_half_scales = HalfScales_ != HalfScales::none;
+    static constexpr bool has_float_scales = HalfScales_ == HalfScales::floats;  // of half units
     static constexpr bool has_zero_terms = HasTerms;
     static constexpr int mins = Mins_;
     // 32-bit terms of each row and unit beside codes, scales and sums, [unit][term_count][r]: -zero * sum of a, for the
     // unit or its two halves, or the A_j of two minimums as floats.
     static constexpr int term_count = mins == 2 ? 2 : !has_zero_terms ? 0 : has_half_scales ? 2 : 1;
 };
+// Wide codes with whole scales would not fit into the sums of int16.
+template <typename F>
+constexpr HalfScales half_scales_of() {
+    if (!F::has_half_scales) return HalfScales::none;
+    return WHOLE_HALF_SCALES && !F::is_wide && !F::has_e4m3_scales ? HalfScales::whole : HalfScales::floats;
+}
 template <typename F>
 using FormOf =
     SumForm<F::is_wide && WIDE_APART, F::has_half_scales || (SHORT_SUMS && F::codes == Codes::plain && F::bits > 4),
-            F::is_wide ? WIDE_ZERO != 0 : F::has_zero && ZERO_BY_TERMS, F::has_half_scales, F::mins>;
+            F::is_wide ? WIDE_ZERO != 0 : F::has_zero && ZERO_BY_TERMS, half_scales_of<F>(), F::mins>;
 
 constexpr int ROW_UNIT_BYTES = 48;  // of one row in one unit
 

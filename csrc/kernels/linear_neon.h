@@ -82,10 +82,35 @@ struct I32x16 {
     int32x4_t v[COL_GROUPS];
 };
 
+// The same of a grid, from vectors that were looked up.
+template <typename F, int Q>
+inline int8x16_t sign_vectors(const uint8_t* vectors, [[maybe_unused]] const uint8_t* codes, int group) {
+    const int8x16_t w = vreinterpretq_s8_u8(vld1q_u8(vectors + 16 * group));
+    if constexpr (!F::has_signs) return w;
+    const uint8_t* const signs = codes + F::signs_offset + 8 * Q + 2 * group;
+    const uint8x16_t bits = vcombine_u8(vdup_n_u8(signs[0]), vdup_n_u8(signs[1]));
+    const uint8x16_t bit = vreinterpretq_u8_u64(vdupq_n_u64(0x8040201008040201ull));
+    return vbslq_s8(vtstq_u8(bits, bit), vnegq_s8(w), w);
+}
+
+// scale_j of 16 columns as floats.
+template <typename F>
+inline F32x16 load_float_scales(const uint8_t* p, [[maybe_unused]] int half) {
+    if constexpr (F::has_e4m3_scales) {
+        return load_e4m3(p);
+    } else {
+        const uint8x16_t bytes = vld1q_u8(p);
+        const uint8x16_t n = half == 1 ? vshrq_n_u8(bytes, 4) : vandq_u8(bytes, vdupq_n_u8(15));
+        uint8_t odd[PANEL_COLS];
+        vst1q_u8(odd, vaddq_u8(vaddq_u8(n, n), vdupq_n_u8(1)));
+        return load_u8(odd);
+    }
+}
+
 // scale_j of 16 columns.
 template <typename F>
-inline I32x16 load_half_scales(const uint8_t* header, int unit, int half) {
-    uint8x16_t bytes = vld1q_u8(half_scales<F>(header, unit, half));
+inline I32x16 load_half_scales(const uint8_t* p) {
+    uint8x16_t bytes = vld1q_u8(p);
     if constexpr (F::scales == Scales::u4_per_half_unit) bytes = vandq_u8(bytes, vdupq_n_u8(15));
     const int8x16_t x = vreinterpretq_s8_u8(bytes);
     const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_high_s8(x);
@@ -100,14 +125,22 @@ struct PackedSource : PackedUnits<F> {
         : PackedUnits<F>(panel, first, count), table(load_table<F>(panel.type)) {}
     template <int Q>
     int8x16_t quad(int group) const {
-        return unpack_quad<F, Q>(this->codes(), table, group);
+        if constexpr (F::is_grid)
+            return sign_vectors<F, Q>(this->vectors(Q), this->codes(), group);
+        else
+            return unpack_quad<F, Q>(this->codes(), table, group);
     }
     // Quads 2 P and 2 P + 1.
     template <int P>
     int8x16_t pair(int group, bool right) const {
         return pair_quads(quad<2 * P>(group), quad<2 * P + 1>(group), right);
     }
-    I32x16 half_scales(int half) const { return load_half_scales<F>(this->header, this->unit, half); }
+    auto half_scales(int half) const {
+        if constexpr (FormOf<F>::has_float_scales)
+            return load_float_scales<F>(this->half_scale_bytes(half), half);
+        else
+            return load_half_scales<F>(this->half_scale_bytes(half));
+    }
 };
 
 // Unpacked units. Codes: quads, or pairs of quads as pair_quads makes them.
@@ -124,9 +157,12 @@ struct TileSource : TileUnits<Form> {
         return vld1q_s8(this->tile->codes + 64 * Q + 16 * group);
     }
 #endif
-    I32x16 half_scales(int half) const {
-        const int32_t* const p = this->tile->half_scales[half];
-        return {{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
+    auto half_scales(int half) const {
+        const auto* const p = this->tile->half_scales[half];
+        if constexpr (Form::has_float_scales)
+            return load(p);
+        else
+            return I32x16{{vld1q_s32(p), vld1q_s32(p + 4), vld1q_s32(p + 8), vld1q_s32(p + 12)}};
     }
 };
 
@@ -150,8 +186,11 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
     if constexpr (F::has_half_scales)
         for (int j = 0; j < 2; ++j) {
-            const I32x16 s = source.half_scales(j);
-            for (int g = 0; g < COL_GROUPS; ++g) vst1q_s32(tile.half_scales[j] + 4 * g, s.v[g]);
+            const auto s = source.half_scales(j);
+            if constexpr (FormOf<F>::has_float_scales)
+                store(tile.half_scales[j], s);
+            else
+                for (int g = 0; g < COL_GROUPS; ++g) vst1q_s32(tile.half_scales[j] + 4 * g, s.v[g]);
         }
 }
 
@@ -271,7 +310,26 @@ inline void start_sums([[maybe_unused]] const int32_t* terms, I32x16 (&sum)[R]) 
         for (int g = 0; g < COL_GROUPS; ++g) sum[r].v[g] = vdupq_n_s32(Form::has_zero_terms ? terms[r] : 0);
 }
 
-// I of linear_format.h.
+inline F32x16 to_floats(const I32x16& sum) {
+    return each_register([&](int g) { return vcvtq_f32_s32(sum.v[g]); });
+}
+
+// I of linear_format.h, if scales of half units are floats.
+template <int R, typename Source>
+inline void scaled_sums(const Source& source, const int8_t* a, const int32_t* terms, F32x16 (&sum)[R]) {
+    using Form = typename Source::Form;
+    unroll<2>([&](auto half) __attribute__((always_inline)) {
+        constexpr int J = decltype(half)::value;
+        I32x16 part[R];
+        start_sums<Form>(terms + J * R, part);
+        add_quads<R, 4 * J, 4>(source, a, part);
+        const F32x16 scales = source.half_scales(J);
+        for (int r = 0; r < R; ++r)
+            sum[r] = J == 0 ? to_floats(part[r]) * scales : fma(to_floats(part[r]), scales, sum[r]);
+    });
+}
+
+// The same in int32.
 template <int R, typename Source>
 inline void unit_sums(const Source& source, const int8_t* a, const int32_t* terms, I32x16 (&sum)[R]) {
     using Form = typename Source::Form;
@@ -297,15 +355,20 @@ inline void multiply_units(Source source, int units, const uint8_t* a, const int
     using Form = typename Source::Form;
     for (int u = 0; u < units; ++u, source.next(), a += ROW_UNIT_BYTES * R, terms += Form::term_count * R) {
         source.prefetch();
-        I32x16 sum[R];
-        unit_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
+        const int8_t* const codes = reinterpret_cast<const int8_t*>(a);
+        F32x16 sum[R];
+        if constexpr (Form::has_float_scales) {
+            scaled_sums<R>(source, codes, terms, sum);
+        } else {
+            I32x16 whole[R];
+            unit_sums<R>(source, codes, terms, whole);
+            for (int r = 0; r < R; ++r) sum[r] = to_floats(whole[r]);
+        }
         const UnitFactors<Form> factors(source);
         // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
         if (R > 2) __asm__("" : "+r"(c));
-        for (int r = 0; r < R; ++r) {
-            const F32x16 i = each_register([&](int g) { return vcvtq_f32_s32(sum[r].v[g]); });
-            store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), i, a, terms, r, R));
-        }
+        for (int r = 0; r < R; ++r)
+            store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), sum[r], a, terms, r, R));
     }
 }
 

@@ -26,20 +26,27 @@ void unpack_unit(const PackedSource<F>& source, UnitTile<FormOf<F>>& tile) {
     store(tile.scales, source.scales());
     for (int j = 0; j < F::mins; ++j) store(tile.mins[j], source.mins(j));
     for (int j = 0; F::has_half_scales && j < 2; ++j)
-        for (int n = 0; n < PANEL_COLS; ++n) tile.half_scales[j][n] = half_scale<F>(source.header, source.unit, j, n);
+        for (int n = 0; n < PANEL_COLS; ++n)
+            tile.half_scales[j][n] = static_cast<float>(half_scale<F>(source.half_scale_bytes(j), j, n));
 }
 
-// I of linear_format.h.
+// The sums of one half unit.
+template <typename Form>
+inline F32x16 half_sums(const UnitTile<Form>& tile, const int8_t* a, int half) {
+    int32_t sum[PANEL_COLS] = {};
+    for (int k = 16 * half; k < 16 * half + 16; ++k)
+        for (int n = 0; n < PANEL_COLS; ++n) sum[n] += tile.codes[PANEL_COLS * k + n] * a[k];
+    return each_lane([&](int n) { return static_cast<float>(sum[n]); });
+}
+
+// I of linear_format.h: float sums and products of whole numbers are exact.
 template <typename Form>
 __attribute__((noinline)) F32x16 unit_sums(const UnitTile<Form>& tile, const int8_t* a) {
-    int32_t total[PANEL_COLS] = {};
-    for (int j = 0; j < 2; ++j) {
-        int32_t sum[PANEL_COLS] = {};
-        for (int k = 16 * j; k < 16 * j + 16; ++k)
-            for (int n = 0; n < PANEL_COLS; ++n) sum[n] += tile.codes[PANEL_COLS * k + n] * a[k];
-        for (int n = 0; n < PANEL_COLS; ++n) total[n] += (Form::has_half_scales ? tile.half_scales[j][n] : 1) * sum[n];
-    }
-    return each_lane([&](int n) { return static_cast<float>(total[n]); });
+    const F32x16 first = half_sums(tile, a, 0), second = half_sums(tile, a, 1);
+    if constexpr (Form::has_half_scales)
+        return fma(second, load(tile.half_scales[1]), first * load(tile.half_scales[0]));
+    else
+        return first + second;
 }
 
 template <int R, typename Source>

@@ -2,6 +2,7 @@
 // adds their codes and half scales (PackedSource, TileSource) and the product of R rows (multiply_units).
 #pragma once
 
+#include "linear_grid.h"
 #include "linear_image.h"
 
 namespace octavo {
@@ -21,7 +22,7 @@ inline __attribute__((always_inline)) void multiply_units(Source source, int uni
                                                           const int32_t* terms, float* c);
 
 template <typename F>
-struct PackedUnits : UnitCursor<F> {
+struct StreamedUnits : UnitCursor<F> {
     using Form = FormOf<F>;
     using UnitCursor<F>::UnitCursor;
     void prefetch() const {
@@ -30,6 +31,40 @@ struct PackedUnits : UnitCursor<F> {
         for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(ahead + i);
     }
 };
+
+template <typename F, bool IsGrid = F::is_grid && PACKED_ROWS != 0>
+struct PackedUnits : StreamedUnits<F> {
+    using StreamedUnits<F>::StreamedUnits;
+};
+
+#if defined(__AVX2__) || defined(OCTAVO_NEON)
+// The vectors of the unit are looked up when the walk gets there. Their indices are kept from the unit before it, so
+// that no lookup waits for them.
+template <typename F>
+struct PackedUnits<F, true> : StreamedUnits<F> {
+    PackedUnits(const Panel& panel, int first, int count)
+        : StreamedUnits<F>(panel, first, count), grid_(panel.type.table) {
+        grid_indices<F>(this->codes(), indices_[0]);
+        look_up_unit();
+    }
+    const uint8_t* vectors(int quad) const { return vectors_ + QUAD_BYTES * quad; }
+    void next() {
+        StreamedUnits<F>::next();
+        current_ ^= 1;
+        if (!this->is_done()) look_up_unit();
+    }
+
+  private:
+    void look_up_unit() {
+        if (const uint8_t* const codes = this->next_codes()) grid_indices<F>(codes, indices_[current_ ^ 1]);
+        look_up<F>(grid_, this->codes(), indices_[current_], vectors_);
+    }
+    const int8_t* grid_;
+    int current_ = 0;
+    alignas(64) uint16_t indices_[2][INDICES];
+    alignas(64) uint8_t vectors_[PANEL_COLS * UNIT_K];
+};
+#endif
 
 template <typename Form_>
 struct TileUnits {
@@ -75,13 +110,24 @@ void multiply_packed(const Panel& panel, int units, ImageGroup a, const int32_t*
 
 #if !defined(OCTAVO_ISA_amx)
 
+template <bool IsFloat>
+struct HalfScaleType {
+    using type = int32_t;
+};
+template <>
+struct HalfScaleType<true> {
+    using type = float;
+};
+template <typename Form>
+using HalfScale = typename HalfScaleType<Form::has_float_scales>::type;
+
 // One unit unpacked, reused for many rows.
 template <typename Form>
 struct alignas(64) UnitTile {
     TileCode codes[PANEL_COLS * UNIT_K];
     float scales[PANEL_COLS];
     float mins[Form::mins ? Form::mins : 1][PANEL_COLS];
-    HalfScale half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
+    HalfScale<Form> half_scales[Form::has_half_scales ? 2 : 1][PANEL_COLS];
 };
 
 // A function of its own for each number of rows: in one for all of them the registers are shared out worse.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from octavo.backends import ExecutorLimits, get_backend
 from octavo.backends.cpu import _native
@@ -20,15 +21,14 @@ from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.loader.checkpoint import Checkpoint, open_checkpoint
 from octavo.quantization.packed import DenseWeight, GroupedWeight, Weight
-from tests.support.gguf_writer import Tensor
+from tests.quantization.test_mixtures import save_tokenizer
 from tests.support.processes import octavo_here
 from tests.support.quantize import HALF_OFFSETS, random_weight
-from tests.support.tiny_gguf import VOCABULARY, tiny_gguf
+from tests.support.quantized_checkpoints import integer_case, write
 
 MIB = 1 << 20
 LIMITS = ExecutorLimits(16, 2, 16, 64)
 TYPES = sorted({*_native.packable_types(), *HALF_OFFSETS} - {"Q8_1"})
-WIDTH, HIDDEN = 256, 1024
 
 
 def one_matrix(weight: Weight) -> tuple[Graph, dict[str, Weight]]:
@@ -70,33 +70,20 @@ def test_canonical_weights_without_a_kernel_are_counted_as_floats() -> None:
 
 
 @pytest.fixture
-def iq2_path(tmp_path: Path) -> Path:
-    """A llama whose matrices are IQ2_XXS: 66 bytes for 256 numbers in the file, 512 in memory."""
-    shapes = {
-        "token_embd": (VOCABULARY, WIDTH),
-        "blk.0.attn_q": (WIDTH, WIDTH),
-        "blk.0.attn_k": (WIDTH // 2, WIDTH),
-        "blk.0.attn_v": (WIDTH // 2, WIDTH),
-        "blk.0.attn_output": (WIDTH, WIDTH),
-        "blk.0.ffn_gate": (HIDDEN, WIDTH),
-        "blk.0.ffn_up": (HIDDEN, WIDTH),
-        "blk.0.ffn_down": (WIDTH, HIDDEN),
-    }
-    tensors = [
-        Tensor(f"{name}.weight", "IQ2_XXS", shape, random_weight("IQ2_XXS", shape, 0).data.tobytes())
-        for name, shape in shapes.items()
-    ]
-    ones = np.ones(WIDTH, np.float32).tobytes()
-    norms = ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm")
-    tensors += [Tensor(f"{name}.weight", "F32", (WIDTH,), ones) for name in norms]
-    path = tmp_path / "iq2.gguf"
-    path.write_bytes(tiny_gguf({"llama.embedding_length": WIDTH, "llama.feed_forward_length": HIDDEN}, tensors))
-    return path
+def narrow_path(tmp_path: Path) -> Path:
+    """A qwen2 most of whose matrices have four-bit codes in groups of 16, for which there is no kernel."""
+    config = Qwen2Config(
+        vocab_size=96, hidden_size=256, intermediate_size=1024, num_hidden_layers=1, max_position_embeddings=64,
+        num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    write(AutoModelForCausalLM.from_config(config), tmp_path, *integer_case(4, 16, packed=True))
+    save_tokenizer(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
-def iq2(iq2_path: Path) -> Iterator[Checkpoint]:
-    checkpoint = open_checkpoint(iq2_path)
+def narrow(narrow_path: Path) -> Iterator[Checkpoint]:
+    checkpoint = open_checkpoint(narrow_path)
     yield checkpoint
     checkpoint.close()
 
@@ -105,51 +92,50 @@ def stored_bytes(checkpoint: Checkpoint) -> int:
     return sum(checkpoint.weights.info(name).nbytes for name in checkpoint.weights)
 
 
-def test_a_type_that_grows_is_noted_with_its_factor(iq2: Checkpoint) -> None:
-    (note,) = growth_notes(model_sizes(iq2, EngineConfig(), 64))
-    assert note.startswith(
-        "IQ2_XXS has no kernel of its own: its weights are kept as F16 and take 7.8 times their size"
-    )
-    assert "1.9 MiB instead of 248.0 KiB" in note
+def test_a_type_that_grows_is_noted_with_its_factor(narrow: Checkpoint) -> None:
+    (note,) = growth_notes(model_sizes(narrow, EngineConfig(), 64))
+    assert note.startswith("I4_16 has no kernel of its own: its weights are kept as F16 and take 3.2 times their size")
+    assert "1.8 MiB instead of 560.1 KiB" in note
 
 
-def test_a_plan_counts_packed_weights(iq2: Checkpoint) -> None:
+def test_a_plan_counts_packed_weights(narrow: Checkpoint) -> None:
     """With what the file holds it would fit."""
-    roomy = memory_needs(iq2, 64, 1, MemoryBudget(1 << 30))
+    roomy = memory_needs(narrow, 64, 1, MemoryBudget(1 << 30))
     assert roomy.fits
-    assert roomy.weight_bytes > 7 * stored_bytes(iq2)
-    by_the_file = roomy.total_bytes - roomy.weight_bytes + 2 * stored_bytes(iq2)
-    tight = memory_needs(iq2, 64, 1, MemoryBudget(256 * MIB + by_the_file))
+    assert roomy.weight_bytes > 1.6 * stored_bytes(narrow)
+    by_the_file = roomy.total_bytes - roomy.weight_bytes + stored_bytes(narrow)
+    tight = memory_needs(narrow, 64, 1, MemoryBudget(256 * MIB + by_the_file))
     assert not tight.fits
     assert tight.largest_context == 0
-    assert memory_needs(iq2, 64, 1, MemoryBudget(256 * MIB + roomy.total_bytes)).fits
+    assert memory_needs(narrow, 64, 1, MemoryBudget(256 * MIB + roomy.total_bytes)).fits
 
 
-def test_plan_and_show_warn(iq2_path: Path) -> None:
+def test_plan_and_show_warn(narrow_path: Path) -> None:
     for command in ("plan", "show"):
-        text = octavo_here(command, iq2_path).stdout
-        assert "7.8 times their size in the file" in " ".join(text.split())
-        (warning,) = json.loads(octavo_here(command, iq2_path, "--json").stdout)["warnings"]
-        assert "IQ2_XXS" in warning
+        text = octavo_here(command, narrow_path).stdout
+        assert "3.2 times their size in the file" in " ".join(text.split())
+        (warning,) = json.loads(octavo_here(command, narrow_path, "--json").stdout)["warnings"]
+        assert "I4_16" in warning
 
 
-def test_the_start_refuses_by_packed_weights(iq2_path: Path, iq2: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(3 * stored_bytes(iq2)))
-    with pytest.raises(
-        InsufficientMemoryError, match=r"the weights take 1.9 MiB, but only 753.0 KiB of memory is free"
-    ):
-        load_engine(EngineConfig(model=str(iq2_path)))
+def test_the_start_refuses_by_packed_weights(
+    narrow_path: Path, narrow: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_first = iter([MemoryBudget(1 << 30)])  # enough for everything beside the weights
+    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: next(at_first, MemoryBudget(stored_bytes(narrow))))
+    with pytest.raises(InsufficientMemoryError, match=r"the weights take 2.1 MiB, but only 917.1 KiB of memory"):
+        load_engine(EngineConfig(model=str(narrow_path)))
 
 
-def test_the_start_warns(iq2_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_start_warns(narrow_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "octavo.engine.load"):
-        loaded = load_engine(EngineConfig(model=str(iq2_path), kv_cache_memory="16MiB"))
-    checkpoint = open_checkpoint(iq2_path)
+        loaded = load_engine(EngineConfig(model=str(narrow_path), kv_cache_memory="16MiB"))
+    checkpoint = open_checkpoint(narrow_path)
     assert loaded.executor.weight_bytes == model_sizes(checkpoint, EngineConfig(), 64).weight_bytes
     checkpoint.close()
     loaded.executor.close()
-    assert "IQ2_XXS has no kernel of its own" in caplog.text
-    assert "7.8 times" in caplog.text
+    assert "I4_16 has no kernel of its own" in caplog.text
+    assert "3.2 times" in caplog.text
 
 
 def test_models_with_kernels_for_all_types_get_no_warning(smollm2_path: Path) -> None:

@@ -116,6 +116,30 @@ def test_a_codebook() -> None:
     assert (weight.type_name, weight.nbytes) == ("NF4_64", OUT * IN // 2 + OUT * 4 * 4)
 
 
+def nvfp4(lead: tuple[int, ...] = ()) -> CodebookWeight:
+    codes = packed_codes(random_codes((*lead, OUT, IN), 4), 4)
+    scales = random_codes((*lead, OUT, IN // 16), 7).astype(np.uint8)
+    scales[scales == 127] = 0
+    return CodebookWeight("NVFP4", NF4, 16, codes, scales, random_floats((*lead, OUT, 1), 2))
+
+
+def test_a_codebook_with_eight_bit_scales() -> None:
+    weight = nvfp4()
+    assert weight.row_scales is not None
+    codes = random_codes((OUT, IN), 4)
+    expected = np.asarray(NF4, np.float32)[codes]
+    for row in range(OUT):
+        for column in range(IN):
+            scale = np.float32(float8_value("E4M3", int(weight.scales[row, column // 16])))
+            expected[row, column] *= scale * weight.row_scales[row, 0]
+    np.testing.assert_array_equal(weight.dequantize(), expected)
+    assert (weight.type_name, weight.nbytes) == ("NVFP4_16", OUT * IN // 2 + OUT * IN // 16 + OUT * 4)
+    with pytest.raises(ValueError, match="need scales of the rows"):
+        replace(weight, row_scales=None)
+    with pytest.raises(ValueError, match=r"scales of rows of NVFP4_16 are \[1, 1\]"):
+        replace(weight, row_scales=np.ones((1, 1), np.float32))
+
+
 def float8_value(kind: str, byte: int) -> float:
     """By the definition of the format: sign, exponent, mantissa."""
     sign = -1.0 if byte & 128 else 1.0
@@ -166,6 +190,7 @@ WEIGHTS: dict[str, Callable[[], Weight]] = {
     "I4 order experts": lambda: grouped(ordered=True, lead=(3,)),
     "NF4": codebook,
     "NF4 experts": lambda: codebook((3,)),
+    "NVFP4 experts": lambda: nvfp4((3,)),
     "F8 tensor": float8,
     "F8 row": lambda: float8("E5M2", 1),
     "F8 block": lambda: float8("E4M3", 8, 128),

@@ -35,7 +35,7 @@ std::vector<Matrix> matrices(Matrices... list) {
 std::vector<std::string> type_names() {
     std::vector<std::string> names;
     for (const WeightType& type : WEIGHT_TYPES) {
-        if (!is_grouped(type.traits)) {
+        if (type.file != FileBlock::none || has_e4m3_scales(type.traits)) {
             names.push_back(type.name);
         } else if (is_dense(type.traits)) {
             names.push_back(type.name);

@@ -108,6 +108,13 @@ inline HalfPlaces half_places(const WeightType& type) {
             return {108, -1};
         case FileBlock::q6_k:
             return {208, -1};
+        case FileBlock::tq1_0:
+            return {52, -1};
+        case FileBlock::tq2_0:
+            return {64, -1};
+        case FileBlock::iq1_m:  // four bits here and there: random_blocks
+        case FileBlock::nvfp4:
+            return {-1, -1};
         default:
             return {type.traits.scales == Scales::e8m0 ? -1 : 0, type.traits.mins == Mins::none ? -1 : 2};
     }
@@ -131,6 +138,7 @@ inline std::vector<uint8_t> random_blocks(Random& random, const WeightType& type
             continue;
         }
         if (type.traits.scales == Scales::e8m0) block[0] = static_cast<uint8_t>(110 + random.below(20));
+        if (type.file == FileBlock::iq1_m) block[55] &= 0x2f;  // the sign and the highest bits of the exponent
         for (const int place : {half_places(type).d, half_places(type).m}) {
             const uint16_t half = random_half(random);
             if (place >= 0) std::memcpy(block + place, &half, 2);
@@ -141,13 +149,16 @@ inline std::vector<uint8_t> random_blocks(Random& random, const WeightType& type
 
 inline Operand pack(const WeightType& type, int32_t n, int32_t k, const std::vector<uint8_t>& blocks) {
     Operand operand;
-    operand.packed = {&type, n, k, {}, packed_panel_bytes(type.traits, {}, k), nullptr};
+    if (is_grouped(type.traits))
+        operand.packed = describe_packed(type.name, n, k);
+    else
+        operand.packed = {&type, n, k, {}, packed_panel_bytes(type.traits, {}, k), nullptr};
     pack_panels(operand.packed, blocks.data(), operand.allocate(), 0, num_panels(operand.packed));
     return operand;
 }
 
 inline Operand random_weight(Random& random, const WeightType& type, int32_t n, int32_t k) {
-    return pack(type, n, k, random_blocks(random, type, static_cast<size_t>(n) * k / type.traits.block_k));
+    return pack(type, n, k, random_blocks(random, type, static_cast<size_t>(n) * k / block_values(type)));
 }
 
 // A matrix of a grouped type with random codes, scales and minimums.
@@ -179,8 +190,11 @@ inline Operand random_groups(Random& random, const std::string& type_name, int32
     for (uint8_t& code : codes)
         if (is_dense(type.traits)) code &= 0xbf;  // without NaN and infinity
     const std::vector<uint8_t> scales = random_numbers(count, groups.scale_bytes);
-    const std::vector<uint8_t> mins =
+    std::vector<uint8_t> mins =
         groups.min_bytes == 1 ? random_bytes(count) : random_numbers(count, groups.min_bytes);
+    if (has_e4m3_scales(type.traits)) mins = random_bytes(static_cast<size_t>(n) * k / 16);
+    for (uint8_t& scale : mins)
+        if (has_e4m3_scales(type.traits)) scale &= 0xbf;  // without NaN
     std::vector<uint8_t> orders(order_bytes(operand.packed));
     for (size_t at = 0; at < orders.size(); at += 4 * static_cast<size_t>(k))
         random_order(reinterpret_cast<int32_t*>(orders.data() + at));
@@ -194,7 +208,7 @@ inline Operand random_groups(Random& random, const std::string& type_name, int32
 }
 
 inline Operand random_weight(Random& random, const std::string& type_name, int32_t n, int32_t k) {
-    if (is_grouped(describe_packed(type_name, n, k).type->traits)) return random_groups(random, type_name, n, k);
+    if (describe_packed(type_name, n, k).type->file == FileBlock::none) return random_groups(random, type_name, n, k);
     return random_weight(random, parse_weight_type(type_name), n, k);
 }
 

@@ -1,4 +1,4 @@
-"""Products of NF4 and FP4: tables of bytes, within the documented error of the tables as floats."""
+"""Products of NF4 and FP4, within the documented error of their tables as floats, and of NVFP4, which is exact."""
 
 import numpy as np
 import pytest
@@ -118,3 +118,61 @@ def test_sizes_and_what_has_no_kernel():
     assert packed_types(unknown.type_name, unknown.shape) == ("F16", "F32")
     small = codebook((4, 32), 5, block=16)
     assert pack(small).type_name == "F16"
+
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def nvfp4(shape: tuple[int, ...], seed: int) -> CodebookWeight:
+    """Random codes, and scales of all exponents and both signs that are numbers."""
+    rng = np.random.default_rng(seed)
+    *lead, width = shape
+    codes = rng.integers(0, 256, (*lead, width // 2), dtype=np.uint8)
+    scales = rng.integers(0, 127, (*lead, width // 16), dtype=np.uint8) | rng.choice([0, 0, 0, 128], 1).astype(np.uint8)
+    rows = rng.uniform(1e-3, 2e-3, (*lead, 1)).astype(np.float32)
+    return CodebookWeight("NVFP4", E2M1, 16, codes, scales, rows)
+
+
+def test_nvfp4_linear(isa, run_op, numpy_op):
+    weight = nvfp4((33, K), 0)
+    op = Linear(X, Parameter("w", (33, K)), None)
+    for rows in (1, 2, 4, 8, 9, 33, 200):
+        values = {X: gaussian(rows, K, rows)}
+        out = run_op(op, values, weights={"w": weight}, isa=isa, threads=2)
+        assert relative_error(out, numpy_op(op, values, weights={"w": weight})) <= 2e-4
+        assert_same_bits(out, run_op(op, values, weights={"w": weight}, isa="scalar"))
+
+
+def test_nvfp4_numbers_are_exact(isa, run_op, cpu_batch):
+    weight = nvfp4((50, K), 1)
+    op = Embedding(Parameter("embed", (50, K)))
+    out = run_op(op, {}, weights={"embed": weight}, batch=cpu_batch(50, vocab=50), isa=isa)
+    np.testing.assert_allclose(out, weight.dequantize(), rtol=2e-7)
+
+
+def test_nvfp4_experts_and_slices(isa, run_op, numpy_op):
+    shapes = {"router": (5, K), "gate": (5, 64, K), "up": (5, 64, K), "down": (5, K, 64)}
+    op = MoE(X, *(Parameter(name, shape) for name, shape in shapes.items()), routing=Routing(2))
+    wide = nvfp4((5, 128, K), 2)
+    parts = {"gate": wide.rows(slice(0, 64)), "up": wide.rows(slice(64, 128))}
+    weights: dict[str, Weight] = {**parts, "down": nvfp4((5, K, 128), 3).columns(64, 128)}
+    weights["router"] = DenseWeight(gaussian(5, K) * np.float32(0.1))
+    out = run_op(op, {X: gaussian(30, K)}, weights=weights, isa=isa, threads=3)
+    assert relative_error(out, numpy_op(op, {X: gaussian(30, K)}, weights=weights)) <= 1e-3
+
+
+def test_nvfp4_sizes_and_scales_that_are_no_numbers():
+    weight = nvfp4((32, 1024), 4)
+    assert pack(weight).type_name == weight.type_name == "NVFP4_16"
+    assert pack(weight).nbytes == _native.packed_nbytes("NVFP4_16", 32, 1024) == weight.nbytes
+    other = CodebookWeight("NVFP4", TABLES["FP4"], 16, weight.codes, weight.scales, weight.row_scales)
+    assert pack(other).type_name == "F16"
+    narrow = nvfp4((4, 48), 5)
+    assert packed_types(narrow.type_name, narrow.shape) == ("F16", "F32")
+    assert pack(narrow).type_name == "F16"
+    weight.scales[3, 7] = 0x7F
+    out = np.zeros((2, 32), np.float32)
+    _native.KernelRun("linear", _native.detected_isa(), 1)([gaussian(2, 1024)], [pack(weight), None], [], [], out)
+    np.testing.assert_array_equal(np.isnan(out), [np.arange(32) == 3] * 2)
+    with pytest.raises(ValueError, match="minimums of NVFP4_16 of 16 x 64 take 64 bytes, not 63"):
+        _native.pack_groups("NVFP4_16", (16, 64), 4, 0, *(np.zeros(n, np.uint8) for n in (512, 64, 63)), None)

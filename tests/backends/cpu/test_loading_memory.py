@@ -77,7 +77,7 @@ def write_model(directory: Path, type_name: str) -> Path:
 
 
 @pytest.mark.parametrize("pack_cache", [False, True])
-@pytest.mark.parametrize(("type_name", "packed_as"), [("Q8_0", "Q8_0"), ("IQ2_XXS", "F16"), ("F32", "F32")])
+@pytest.mark.parametrize(("type_name", "packed_as"), [("Q8_0", "Q8_0"), ("NVFP4", "NVFP4"), ("F32", "F32")])
 def test_the_peak(type_name: str, packed_as: str, pack_cache: bool, tmp_path: Path) -> None:
     """The first start packs, and with a pack cache the second one maps."""
     path = write_model(tmp_path, type_name)

@@ -24,6 +24,8 @@ _CHUNK_VALUES = 1 << 20  # numbers that are converted at a time
 _UNIT = 32  # columns that the kernels take together
 _GROUPED = re.compile(r"I(?P<bits>[2-8])_(?P<group>\d+|ROW)(?P<mins>_[ZM])?(?P<scales>_F32)?(?P<order>_ORDER)?")
 _CODEBOOK = re.compile(r"(?P<name>[A-Z]{2,}4)_(?P<group>\d+)")
+_NVFP4 = "NVFP4_16"
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _FLOAT8 = re.compile(r"F8_E(4M3|5M2)(_ROW|_(ALL|\d+)X(ALL|\d+))?")
 
 
@@ -36,6 +38,8 @@ def packed_types(type_name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
         return (type_name,)
     if _FLOAT8.fullmatch(type_name):
         return (type_name,)
+    if type_name == _NVFP4:
+        return (type_name, *_FLOATS) if shape[-1] % _UNIT == 0 else _FLOATS
     if codebook := _CODEBOOK.fullmatch(type_name):
         known = bool(_native.code_table(codebook["name"])[0]) and _is_divided(codebook["group"], shape[-1])
         return (type_name, *_FLOATS) if known else _FLOATS
@@ -63,7 +67,9 @@ def pack(weight: Weight) -> _native.PackedWeight:
     if types != _FLOATS:
         if isinstance(weight, GroupedWeight) and 0 <= weight.zero <= 255:
             return _pack_grouped(weight, types)
-        if isinstance(weight, CodebookWeight) and _has_table(weight):
+        if isinstance(weight, CodebookWeight) and weight.row_scales is not None and _is_e2m1(weight):
+            return _pack_nvfp4(weight, weight.row_scales)
+        if isinstance(weight, CodebookWeight) and weight.row_scales is None and _has_table(weight):
             return _pack_codebook(weight)
     if types != (weight.type_name,):
         weight = _narrowed(weight)
@@ -98,6 +104,19 @@ def _pack_codebook(weight: CodebookWeight) -> _native.PackedWeight:
     scales = (weight.scales.astype(np.float64) / factor).astype(np.float32)
     shape = _matrix_shape(weight)
     return _native.pack_groups(weight.type_name, shape, 4, 0, _bytes(weight.codes), _bytes(scales), None, None)
+
+
+def _is_e2m1(weight: CodebookWeight) -> bool:
+    return weight.type_name == _NVFP4 and weight.table == (*_E2M1, *(-value for value in _E2M1))
+
+
+def _pack_nvfp4(weight: CodebookWeight, row_scales: NDArray[np.float32]) -> _native.PackedWeight:
+    """The kernels have doubled numbers, so the scales of rows are halved."""
+    halved = row_scales * np.float32(0.5)
+    return _native.pack_groups(
+        weight.type_name, _matrix_shape(weight), 4, 0,
+        _bytes(weight.codes), _bytes(halved), _bytes(weight.scales), None,
+    )  # fmt: skip
 
 
 def _pack_float8(weight: Float8Weight) -> _native.PackedWeight:

@@ -29,7 +29,7 @@ from octavo.quantization.checkpoints._layer import (
     matches,
     mxfp4,
 )
-from octavo.quantization.packed import CodebookWeight, Float8Weight, GGMLWeight, GroupedWeight, Weight
+from octavo.quantization.packed import CodebookWeight, GGMLWeight, GroupedWeight, Weight
 from octavo.quantization.packed.grouped import packed, unpacked
 
 METHODS = ("compressed-tensors",)
@@ -129,11 +129,11 @@ def _four_bit_floats(layer: Layer) -> Lowered:
     layer.check("weight_packed", (rows, num_blocks * 8), "U8")
     layer.check("weight_global_scale", (1,), "F32")
 
-    def weight(codes: NDArray[Any], scales: NDArray[Any]) -> Weight:
-        return CodebookWeight("NVFP4", _E2M1, 16, codes, scales)
+    def weight(codes: NDArray[Any], scales: NDArray[Any], row_scales: NDArray[Any]) -> Weight:
+        return CodebookWeight("NVFP4", _E2M1, 16, codes, scales, row_scales)
 
     def make() -> Weight:
-        local = Float8Weight("E4M3", layer.array("weight_scale"), np.ones((1, 1), np.float32)).dequantize()
-        return weight(layer.array("weight_packed"), local / layer.array("weight_global_scale"))
+        row_scales = np.full((rows, 1), np.float32(1) / layer.array("weight_global_scale"), np.float32)
+        return weight(layer.array("weight_packed"), layer.array("weight_scale"), row_scales)
 
-    return layer.lower(weight(hollow(rows, num_blocks * 8), hollow(*shape, dtype="f4")), make)
+    return layer.lower(weight(hollow(rows, num_blocks * 8), hollow(*shape), hollow(rows, 1, dtype="f4")), make)

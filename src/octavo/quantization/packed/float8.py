@@ -91,6 +91,11 @@ class Float8Weight(Weight):
         return replace(self, scales=scales, block_rows=1)
 
 
+def e4m3_values(data: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """The numbers of E4M3 bits."""
+    return _values("E4M3")[data]
+
+
 @cache
 def _values(kind: str) -> NDArray[np.float32]:
     """The numbers of all 256 bytes."""
