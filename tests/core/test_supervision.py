@@ -16,6 +16,7 @@ import pytest
 
 from octavo.config import EngineConfig
 from octavo.core.client import AnswerStream, EngineState
+from octavo.core.engine_process import EngineProcess
 from octavo.core.process_client import ProcessClient
 from octavo.core.supervisor import MAX_RESTARTS
 from octavo.errors import EngineDeadError, ModelLoadError, OverloadedError
@@ -269,6 +270,7 @@ def test_a_model_that_is_gone_at_the_restart_is_the_reason(tmp_path: Path) -> No
 SERVER = """
 import asyncio, sys
 from octavo.config import EngineConfig
+from octavo.core.engine_process import EngineProcess
 from octavo.core.process_client import ProcessClient
 from tests.support.engine_clients import request
 
@@ -360,6 +362,7 @@ def test_a_system_that_gives_no_process(
 LIMITED_SERVER = """
 import asyncio, os, resource, sys
 from octavo.config import EngineConfig
+from octavo.core.engine_process import EngineProcess
 from octavo.core.process_client import ProcessClient
 
 async def main():
@@ -394,3 +397,26 @@ def test_the_limit_of_processes_at_a_restart(tiny_config: EngineConfig, temporar
         os.kill(int(server.stdout.readline()), signal.SIGKILL)
         assert "cannot be started: [Errno 11] Resource temporarily unavailable" in server.stdout.readline()
     assert server.returncode == 0
+
+
+def test_a_process_that_may_not_be_killed_ends_with_its_connection(
+    tiny_config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system refuses to signal a process that another user's has become; no test can provoke that as root."""
+    exits: list[str] = []
+
+    async def run() -> None:
+        process = EngineProcess(tiny_config, lambda _: None, exits.append, in_thread=False)
+        engine = process._engine
+        assert isinstance(engine, subprocess.Popen)
+
+        def refuse() -> None:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+        monkeypatch.setattr(engine, "kill", refuse)
+        await process.close()  # awaits its end, and gives up after a while
+        assert engine.poll() is not None
+        assert len(exits) == 1
+        assert exits[0].startswith("the engine's process ")
+
+    asyncio.run(run())

@@ -187,6 +187,13 @@ class Streams:
                 time.sleep(0.02)
         raise AssertionError(f"they do not run: {self.statuses} {self.texts[0][-300:]!r} {model}")
 
+    def wait_until_accepted(self) -> None:
+        """All of them, also those that wait: the head of an answer comes when the engine has accepted its request."""
+        end = time.monotonic() + 30
+        while not all(self.statuses):
+            assert time.monotonic() < end, self.statuses
+            time.sleep(0.02)
+
     def finish(self) -> list[str]:
         for thread in self._threads:
             thread.join(60)
@@ -209,8 +216,9 @@ def small_server(model: Path, *arguments: str) -> Iterator[RunningServer]:
 
 def test_sigterm_lets_those_inside_finish(smollm2_path: Path) -> None:
     with small_server(smollm2_path) as server, server.client as client:
-        streams = Streams(server, 8, 80)
+        streams = Streams(server, 8, 160)
         streams.wait_until_running(4, 1)
+        streams.wait_until_accepted()  # under load the last ones come late, and would be refused
         server.signal(signal.SIGTERM)
         began = time.monotonic()
         while client.get("/health/ready").status_code == 200:
