@@ -106,6 +106,19 @@ def test_the_answer(fake: ScriptedServer) -> None:
     assert "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>" in prompt_of(fake)
 
 
+def test_the_strict_models_of_the_library_accept_it_and_no_key_is_missing(fake: ScriptedServer) -> None:
+    """A client in another language requires every key that the interface describes, also one that may be null."""
+    body = {"model": "fake", "max_tokens": 50, "messages": [{"role": "user", "content": "Hi"}]}
+    reply = fake.post("/v1/messages", body)
+    pydantic.TypeAdapter(anthropic.types.Message).validate_json(reply.text, strict=True)
+    message = reply.json()
+    optional = {"speed", "output_tokens_details"}  # of other services, and of answers with reasoning
+    assert set(anthropic.types.Usage.model_fields) - optional == set(message["usage"])
+    assert set(anthropic.types.CacheCreation.model_fields) == set(message["usage"]["cache_creation"])
+    assert set(anthropic.types.TextBlock.model_fields) == set(message["content"][0])
+    assert set(anthropic.types.Message.model_fields) - {"diagnostics"} == set(message)
+
+
 def test_the_events_come_in_order(fake: ScriptedServer) -> None:
     events = raw_events(fake)
     assert [name for name, _ in events] == [
@@ -124,7 +137,7 @@ def test_the_events_come_in_order(fake: ScriptedServer) -> None:
     assert events[2][1] == {
         "type": "content_block_start",
         "index": 0,
-        "content_block": {"type": "text", "text": ""},
+        "content_block": {"type": "text", "text": "", "citations": None},
     }
     assert events[3][1]["delta"] == {"type": "text_delta", "text": "Hello"}
     assert events[6][1]["delta"] == {"stop_reason": "end_turn", "stop_sequence": None}

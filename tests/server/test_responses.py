@@ -94,7 +94,7 @@ def test_the_answer(fake: ScriptedServer) -> None:
     assert response.usage is not None
     assert response.usage.input_tokens_details.cached_tokens == 3
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-    assert (response.metadata, response.instructions, response.store) == ({"a": "b"}, "Be kind.", False)  # type: ignore[attr-defined]
+    assert (response.metadata, response.instructions, response.store) == ({"a": "b"}, "Be kind.", True)  # type: ignore[attr-defined]
     assert "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi<|im_end|>" in prompt_of(fake)
 
 
@@ -316,9 +316,10 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
             "input[0].encrypted_content",
             "unsupported_value",
         ),
-        ({"store": True}, "store", "unsupported_value"),
-        ({"background": True}, "background", "unsupported_value"),
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "unsupported_value"),
+        ({"background": True, "store": False}, "background", "unsupported_value"),
+        ({"background": True, "stream": True}, "stream", "unsupported_value"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_not_found"),
+        ({"presence_penalty": 3}, "presence_penalty", "decimal_above_max_value"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_value"),
         ({"prompt": {"id": "p"}}, "prompt", "unsupported_value"),
         ({"max_tool_calls": 2}, "max_tool_calls", "unsupported_value"),

@@ -136,7 +136,7 @@ def test_every_route_of_the_server_needs_a_key_unless_it_says_otherwise() -> Non
 
 def test_the_time_says_nothing_about_the_key() -> None:
     right = "k" * 64
-    keys = ApiKeys([right])
+    keys = ApiKeys([right], b"salt")
 
     def seconds(shared: int) -> float:
         header = [(b"x-api-key", ("k" * shared).ljust(64, "x").encode())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import secrets
 from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -31,15 +32,20 @@ if TYPE_CHECKING:
 
 def create_app(state: ServerState) -> FastAPI:
     """The application that serves `state`, with the routes of every module in `server/endpoints`."""
-    app = build_app(state.config, endpoint_modules(), state.metrics.http_request)
+    app = build_app(state.config, endpoint_modules(), state.metrics.http_request, state.responses.salt)
     if state.metrics.tracer is not None:
         app.add_middleware(trace_context)
     app.state.server = state
     return app
 
 
-def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: RequestCounter) -> FastAPI:
-    """An application with these endpoint modules. count: called with every answer."""
+def build_app(
+    config: ServerConfig, modules: Iterable[ModuleType], count: RequestCounter, salt: bytes | None = None
+) -> FastAPI:
+    """An application with these endpoint modules.
+
+    count: called with every answer. salt: of the names of API keys, None: a new one.
+    """
     app = _Application(title="Octavo", version=__version__, redirect_slashes=False, docs_url=None, redoc_url=None)
     app.state.keep_alive_s = config.keep_alive
     app.state.open_requests = set()
@@ -52,7 +58,7 @@ def build_app(config: ServerConfig, modules: Iterable[ModuleType], count: Reques
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(HTTPException, _on_http_exception)
     routes = app.state.routes = RouteTable(app.routes, public)
-    app.add_middleware(Guard, config=config, routes=routes, count=count)
+    app.add_middleware(Guard, config=config, routes=routes, count=count, salt=salt or secrets.token_bytes(16))
     return app
 
 

@@ -50,6 +50,9 @@ class ServerConfig:
     models_memory: str | None = option(
         None, "memory for all loaded models, such as '16GiB'; idle models are unloaded; default: the free memory"
     )
+    response_store: str | None = option(
+        None, "SQLite file that keeps the responses of /v1/responses; default: they are kept in memory"
+    )
     metrics_prefix: str = option("vllm", "prefix of the metric names")
     log_json: bool = option(False, "write the log as JSON, one object per line")
     otlp_endpoint: str | None = option(None, "send traces to this OTLP/HTTP endpoint (needs octavo[otel])")

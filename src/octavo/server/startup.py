@@ -27,6 +27,7 @@ from octavo.server.models.model_loader import LoadReport, ModelLoader
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
+from octavo.server.response_store import ResponseStore
 from octavo.server.state import ServerState
 
 logger = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ def check_exposure(config: ServerConfig) -> None:
 
 def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report: LoadReport) -> ServerState:
     """The parts of a server. Call it from a running event loop."""
+    responses = ResponseStore(config.response_store)
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
     memory_bytes = config.models_memory_bytes
     if memory_bytes is None and len(models) > 1:
@@ -81,7 +83,7 @@ def build_state(config: ServerConfig, models: Mapping[str, EngineConfig], report
         wait_s=config.queue_timeout,
         max_waiting=max(config.max_queue, 1),
     )
-    return ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics)
+    return ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics, responses=responses)
 
 
 async def run_server(
@@ -111,6 +113,7 @@ async def run_server(
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task
+        await state.responses.close()
         await state.models.close()
         if state.metrics.tracer is not None:
             await state.metrics.tracer.close()

@@ -12,6 +12,7 @@ from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.observability.metrics import ServerMetrics
+from octavo.server.response_store import ResponseStore
 
 
 @dataclass(slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class ServerState:
     models: ModelManager
     admission: Admission
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     started_at: float = field(default_factory=time.monotonic)
 
 

@@ -1,22 +1,177 @@
-"""`/v1/responses`: OpenAI's Responses, without storage: every request brings its whole conversation."""
+"""`/v1/responses`: OpenAI's Responses, stored so that a later request can continue, fetch or delete them."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, NoReturn
 
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.server.errors import ApiError, refuse, to_api_error
+from octavo.server.http.access_log import record_of
+from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
-from octavo.server.protocols.answering import answer
+from octavo.server.protocols.answering import answer, tenant_of
 from octavo.server.protocols.protocol_errors import protocol_route
+from octavo.server.protocols.response_items import read_items, stored_items
 from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, ResponsesWriter
+from octavo.server.response_store import BackgroundRun, StoredResponse
+from octavo.server.state import state_of
 
 router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["openai"])
 
 
-@router.post("/responses", include_in_schema=False)
+class DeletedResponse(BaseModel):
+    """A response that is no longer stored."""
+
+    id: str
+    object: str = "response"
+    deleted: bool = True
+
+
+class ItemList(BaseModel):
+    """A page of the items that a response answers."""
+
+    object: str = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 @router.post("/v1/responses", responses=streamed_answer(RESPONSE))
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
-    """Answers a conversation; with `stream` as typed events."""
-    return await answer(request, body, ResponsesWriter)
+    """Answers a conversation; with `stream` as typed events, with `background` before the answer is there."""
+    store, owner = state_of(request).responses, tenant_of(request)
+    if (previous := body.previous_response_id) is not None:
+        stored = await store.get(owner, previous)
+        if stored is None:
+            reason = f"is {previous[:80]!r}, which is no stored response of this API key"
+            raise refuse("previous_response_id", reason, "previous_response_not_found")
+        if (status := stored.response["status"]) not in ("completed", "incomplete"):
+            raise refuse("previous_response_id", f"names a response that is {status}", "invalid_value")
+        body = body.continuing(read_items([*stored.input_items, *stored.response["output"]]))
+    items = stored_items(body.all_items) if body.is_stored else []
+    written: asyncio.Future[ResponsesWriter] = asyncio.get_running_loop().create_future()
+
+    def make_writer(*parts: Any) -> ResponsesWriter:
+        writer = ResponsesWriter(*parts)
+        if body.is_stored:
+            writer.save = lambda response: store.put(owner, StoredResponse(response, items))
+        written.set_result(writer)
+        return writer
+
+    if not body.background:
+        return await answer(request, body, make_writer)
+    task = asyncio.create_task(_make(Request(request.scope, _never_gone), body, make_writer, written))
+    try:
+        waits: set[asyncio.Future[Any]] = {task, written}
+        await run_unless_gone(request, asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))
+    except BaseException:
+        task.cancel()
+        raise
+    if not written.done():
+        task.result()  # raises the reason
+    writer = written.result()
+    response = writer.body()
+    if not task.done():
+        store.running[response["id"]] = BackgroundRun(owner, writer.body, items, task)
+        task.add_done_callback(lambda _: store.running.pop(response["id"]))
+    return JSONResponse(response)
+
+
+async def _never_gone() -> NoReturn:
+    """Stands for a client that stays."""
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def _make(
+    request: Request,
+    body: ResponsesRequest,
+    make_writer: Callable[..., ResponsesWriter],
+    written: asyncio.Future[ResponsesWriter],
+) -> None:
+    """Makes a response in the background, and stores its end whatever it is. Raises errors before its beginning."""
+    try:
+        await answer(request, body, make_writer)
+    except asyncio.CancelledError:
+        if written.done():
+            written.result().cancel()
+        raise
+    except Exception as error:
+        if not written.done():
+            raise
+        deque(written.result().fail(to_api_error(error, record_of(request).request_id)), maxlen=0)
+
+
+@router.get("/v1/responses/{response_id}", response_class=JSONResponse)
+async def get_response(request: Request, response_id: str, stream: Literal["true", "false"] = "false") -> JSONResponse:
+    """A stored response, also one that is still being made in the background."""
+    if stream == "true":
+        raise refuse("stream", "is not supported here: ask for the response until its status is final")
+    return JSONResponse((await _find(request, response_id)).response)
+
+
+@router.delete("/v1/responses/{response_id}")
+async def delete_response(request: Request, response_id: str) -> DeletedResponse:
+    """Removes a stored response; one that is still being made is cancelled."""
+    store, owner = state_of(request).responses, tenant_of(request)
+    run = store.running.get(response_id)
+    if run is not None and run.owner == owner:
+        await run.cancel()
+    if not await store.delete(owner, response_id):
+        raise _not_found(response_id)
+    return DeletedResponse(id=response_id)
+
+
+@router.post("/v1/responses/{response_id}/cancel", response_class=JSONResponse)
+async def cancel_response(request: Request, response_id: str) -> JSONResponse:
+    """Ends a response in the background. One that has ended already stays as it is."""
+    stored = await _find(request, response_id)
+    if not stored.response["background"]:
+        raise refuse("response_id", "names a response that was not made in the background", "invalid_value")
+    if (run := state_of(request).responses.running.get(response_id)) is not None:
+        await run.cancel()
+        stored = await _find(request, response_id)
+    return JSONResponse(stored.response)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+async def list_input_items(
+    request: Request,
+    response_id: str,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str | None = None,
+) -> ItemList:
+    """The items that a response answers, those of the responses before it included."""
+    items = (await _find(request, response_id)).input_items
+    items = items if order == "asc" else items[::-1]
+    if after is not None:
+        position = next((i for i, item in enumerate(items) if item["id"] == after), None)
+        if position is None:
+            raise refuse("after", f"is {after[:80]!r}, which is not an item of this response", "invalid_value")
+        items = items[position + 1 :]
+    page = items[:limit]
+    first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
+    return ItemList(data=page, first_id=first, last_id=last, has_more=len(items) > limit)
+
+
+async def _find(request: Request, response_id: str) -> StoredResponse:
+    """The response of this API key. Raises ApiError 404."""
+    stored = await state_of(request).responses.get(tenant_of(request), response_id)
+    if stored is None:
+        raise _not_found(response_id)
+    return stored
+
+
+def _not_found(response_id: str) -> ApiError:
+    message = f"there is no stored response {response_id[:80]!r} of this API key"
+    return ApiError(404, message, param="response_id", code="response_not_found")

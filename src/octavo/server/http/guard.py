@@ -38,10 +38,12 @@ class Guard:
     It leaves in the request's state: `access`, its AccessRecord, `tenant` and `body`.
     """
 
-    def __init__(self, app: ASGIApp, *, config: ServerConfig, routes: RouteTable, count: RequestCounter) -> None:
+    def __init__(
+        self, app: ASGIApp, *, config: ServerConfig, routes: RouteTable, count: RequestCounter, salt: bytes
+    ) -> None:
         self._app = app
         self._config = config
-        self._keys = ApiKeys(configured_keys(config))
+        self._keys = ApiKeys(configured_keys(config), salt)
         self._routes = routes
         self._count = count
         self._origins = OriginRules(config.host, bool(self._keys), config.cors_origin)

@@ -282,6 +282,8 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
+            "container": None,
             "usage": _counts(len(self.generation.prompt_token_ids[0]), 0, 0),
         }
 
@@ -294,7 +296,7 @@ class MessagesWriter(BlockWriter[MessagesRequest]):
         if isinstance(event, ToolCallDelta):
             block = {"type": "tool_use", "id": event.call_id, "name": event.name, "input": {}}
         elif isinstance(event, TextDelta):
-            block = {"type": "text", "text": ""}
+            block = {"type": "text", "text": "", "citations": None}
         else:
             block = {"type": "thinking", "thinking": "", "signature": ""}
         self._is_open = True
@@ -354,5 +356,9 @@ def _counts(num_input_tokens: int, num_cached_tokens: int, num_output_tokens: in
         "input_tokens": num_input_tokens,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_cached_tokens,
+        "cache_creation": {"ephemeral_5m_input_tokens": 0, "ephemeral_1h_input_tokens": 0},
         "output_tokens": num_output_tokens,
+        "server_tool_use": None,
+        "service_tier": "standard",
+        "inference_geo": None,
     }

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from octavo.sampling_params import SamplingParams, StructuredOutputsParams
 from octavo.server.errors import ApiError, refuse
@@ -152,7 +152,10 @@ class StreamOptions(RequestModel):
 
 
 class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore[misc]
-    """All other fields are refused by name. Nothing is stored, so every request brings its whole conversation."""
+    """All other fields are refused by name."""
+
+    # The items of the response that this one continues, which come before the request's own.
+    _history: Sequence[InputItem] = PrivateAttr(default=())
 
     input: Annotated[Text | Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)], ByType()]
     instructions: Text | None = None
@@ -180,6 +183,8 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
     background: bool | None = None
     previous_response_id: Text | None = None
     conversation: Text | dict[str, Any] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     max_tool_calls: Int | None = None
     prompt: dict[str, Any] | None = None
 
@@ -191,11 +196,31 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
         has_verbosity = self.text is not None and self.text.verbosity not in (None, "medium")
         return [*super().find_ignored(), *(["text.verbosity"] if has_verbosity else [])]
 
+    def continuing(self, history: Sequence[InputItem]) -> ResponsesRequest:
+        """The same request after these items."""
+        if isinstance(self.input, list) and len(self.input) + len(history) > MAX_ITEMS:
+            reason = f"has {len(history)} items before it; together, at most {MAX_ITEMS:,} are allowed"
+            raise refuse("input", reason, "array_above_max_length")
+        continued: ResponsesRequest = self.model_copy()
+        continued._history = history
+        return continued
+
+    @property
+    def all_items(self) -> list[InputItem]:
+        """The items before this request, and its own."""
+        own = [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+        return [*self._history, *own]
+
+    @property
+    def is_stored(self) -> bool:
+        """True if the client may come back to the response, which is OpenAI's default."""
+        return self.store is not False
+
     def to_spec(self, tenant: str) -> ChatSpec:
         _refuse_unsupported(self)
         choice = _tool_choice(self)
         tools = chat_tools([tool.model_dump(exclude={"type"}) for tool in _allowed_tools(self)], choice)
-        named = given(self, "temperature", "top_p", "top_k")
+        named = given(self, "temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty")
         wants_logprobs = self.top_logprobs is not None or LOGPROBS in (self.include or ())
         return ChatSpec(
             params=SamplingParams(
@@ -209,7 +234,7 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
             options=read_options(self),
             truncate_prompt_tokens=-1 if self.truncation == "auto" else None,
             truncation_side="turns",
-            messages=_chat_messages(self.input, self.instructions),
+            messages=_chat_messages(self.all_items, self.instructions, len(self._history)),
             tools=tools,
             tool_choice=choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
@@ -218,14 +243,12 @@ class ResponsesRequest(with_ignored(AnsweredFields, RESPONSES)):  # type: ignore
 
 
 def _refuse_unsupported(body: ResponsesRequest) -> None:
-    stateless = "responses are not stored here; send the whole conversation as input"
     whole = "reasoning comes whole, as reasoning_text; leave it out"
     reasoning, options = body.reasoning or Reasoning(), body.stream_options or StreamOptions()
     for param, is_refused, reason in (
-        ("store", body.store, stateless),
-        ("background", body.background, "a response is made while its request waits"),
-        ("previous_response_id", body.previous_response_id is not None, stateless),
-        ("conversation", body.conversation is not None, stateless),
+        ("background", body.background and not body.is_stored, "it needs store: true, to be fetched later"),
+        ("stream", body.background and body.stream, "a response in the background is fetched by its id"),
+        ("conversation", body.conversation is not None, "there are none here; use previous_response_id"),
         ("prompt", body.prompt is not None, "there are no stored prompts here"),
         ("max_tool_calls", body.max_tool_calls is not None, "there are no built-in tools here"),
         ("service_tier", body.service_tier not in (None, "auto", "default"), "there is one tier"),
@@ -272,8 +295,8 @@ def _structured(text: TextConfig | None) -> StructuredOutputsParams | None:
     return StructuredOutputsParams(json_object=True) if chosen is not None and chosen.type == "json_object" else None
 
 
-def _chat_messages(items: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
-    """The conversation in the shape of chat completions.
+def _chat_messages(items: Sequence[InputItem], instructions: str | None, num_before: int) -> list[dict[str, Any]]:
+    """The conversation in the shape of chat completions. num_before: items of earlier requests.
 
     Reasoning, text and calls in a row are one message of the assistant. System and developer messages in a row are one
     system message, because templates support only one.
@@ -281,7 +304,7 @@ def _chat_messages(items: str | Sequence[InputItem], instructions: str | None) -
     conversation = Conversation()
     if instructions:
         conversation.add_text("system", instructions, "\n\n")
-    for i, item in enumerate([MessageItem(role="user", content=items)] if isinstance(items, str) else items):
+    for i, item in enumerate(items, -num_before):
         if isinstance(item, MessageItem):
             if item.role == "user":
                 conversation.messages.append({"role": "user", "content": _text(item.content)})
@@ -309,7 +332,12 @@ def _text(content: str | Sequence[TextPart | RefusalPart]) -> str:
 
 
 class ResponsesWriter(BlockWriter[ResponsesRequest]):
-    """Writes output items: messages and reasoning with one part of text each, and calls of functions."""
+    """Writes output items: messages and reasoning with one part of text each, and calls of functions.
+
+    save: called with the whole response when it has ended, before the last event.
+    """
+
+    save: Callable[[dict[str, Any]], None] | None = None
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count()
@@ -350,7 +378,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             return
         extra = {}
         if isinstance(event, TextDelta):
-            extra["logprobs"] = chat_logprobs(self.model.tokenizer, event.logprobs, self._num_top_logprobs)
+            extra["logprobs"] = chat_logprobs(self.model.tokenizer, event.logprobs, self.request.top_logprobs or 0)
             self._part["logprobs"] += extra["logprobs"]
         if event.text or extra.get("logprobs"):
             self._part["text"] += event.text
@@ -391,6 +419,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
                 **self.truncation,
             },
         }
+        self._save()
         yield self._event(f"response.{status}", response=self.body())
 
     def fail(self, error: ApiError) -> Iterator[NamedEvent]:
@@ -398,15 +427,21 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
         if self._item is not None:
             self._output.append({**self._item, "status": "incomplete"})
         self._response |= {"status": "failed", "error": {"code": code, "message": error.message}}
+        self._save()
         yield self._event("response.failed", response=self.body())
         yield self._event("error", code=error.code, message=error.message, param=error.param)
 
+    def cancel(self) -> None:
+        """Ends the response at its client's wish."""
+        self._response["status"] = "cancelled"
+        self._save()
+
+    def _save(self) -> None:
+        if self.save is not None:
+            self.save(self.body())
+
     def body(self) -> dict[str, Any]:
         return {**self._response, "output": list(self._output)}
-
-    @property
-    def _num_top_logprobs(self) -> int:
-        return self.request.top_logprobs or 0
 
     def _event(self, kind: str, **fields: Any) -> NamedEvent:
         return kind, {"type": kind, "sequence_number": next(self._numbers), **fields}
@@ -427,7 +462,7 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             "object": "response",
             "created_at": int(time.time()),
             "status": "in_progress",
-            "background": False,
+            "background": bool(body.background),
             "completed_at": None,
             "error": None,
             "incomplete_details": None,
@@ -437,17 +472,19 @@ class ResponsesWriter(BlockWriter[ResponsesRequest]):
             "model": self.model.name,
             "output": [],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "previous_response_id": body.previous_response_id,
             "prompt_cache_key": body.prompt_cache_key,
             "reasoning": {"effort": None if body.reasoning is None else body.reasoning.effort, "summary": None},
             "safety_identifier": body.safety_identifier,
             "service_tier": "default",
-            "store": False,
+            "store": body.is_stored,
             "temperature": params.temperature,
             "text": {"format": {"type": "text"}, "verbosity": "medium", **text},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump() if choice else "auto",
             "tools": [tool.model_dump() for tool in body.tools or ()],
-            "top_logprobs": self._num_top_logprobs,
+            "top_logprobs": self.request.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": body.truncation or "disabled",
             "usage": None,

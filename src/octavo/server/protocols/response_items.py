@@ -1,0 +1,67 @@
+"""The items of a conversation in Responses as they are stored, listed and read back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from octavo.server.protocols.responses import (
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    MessageItem,
+    ReasoningItem,
+    TextPart,
+)
+
+_ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+
+
+def read_items(items: Sequence[dict[str, Any]]) -> list[InputItem]:
+    """Stored items and output items as items of a request."""
+    return _ITEMS.validate_python(items)
+
+
+def stored_items(value: str | Sequence[InputItem]) -> list[dict[str, Any]]:
+    """The items of a request, each with an id, a type and a status, and their texts as parts."""
+    items = [MessageItem(role="user", content=value)] if isinstance(value, str) else value
+    return [_stored(item) for item in items]
+
+
+def _stored(item: InputItem) -> dict[str, Any]:
+    fields: dict[str, Any]
+    if isinstance(item, FunctionCallItem):
+        fields = {"type": item.type, "call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+    elif isinstance(item, FunctionCallOutputItem):
+        fields = {"type": item.type, "call_id": item.call_id, "output": _plain(item.output)}
+    elif isinstance(item, ReasoningItem):
+        fields = {
+            "type": item.type,
+            "summary": [part.model_dump() for part in item.summary or ()],
+            "content": [part.model_dump() for part in item.content or ()],
+        }
+    else:
+        fields = {"type": "message", "role": item.role, "content": _parts(item)}
+    item_id = item.id or f"{_PREFIXES[fields['type']]}_{secrets.token_hex(16)}"
+    return {"id": item_id, "status": item.status or "completed", **fields}
+
+
+def _parts(item: MessageItem) -> list[dict[str, Any]]:
+    """The text of a message as parts of the type that its role has."""
+    if item.role != "assistant":
+        return [{"type": "input_text", "text": text} for text in _texts(item)]
+    return [{"type": "output_text", "text": text, "annotations": []} for text in _texts(item)]
+
+
+def _texts(item: MessageItem) -> list[str]:
+    if isinstance(item.content, str):
+        return [item.content]
+    return [part.text if isinstance(part, TextPart) else part.refusal for part in item.content]
+
+
+def _plain(content: Any) -> Any:
+    return content if isinstance(content, str) else [part.model_dump() for part in content]

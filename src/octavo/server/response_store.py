@@ -1,0 +1,163 @@
+"""Responses that clients may come back to, in SQLite: in memory, or in the file of `--response-store`.
+
+Each belongs to the API key of its request, and other keys do not see it. The store is bounded: when it is full, the
+oldest responses of the key that takes the most space are removed. One thread does all the work, in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from octavo.errors import UsageError
+
+T = TypeVar("T")
+
+MAX_RESPONSES = 10_000
+MAX_MEMORY_BYTES = 64 << 20
+MAX_FILE_BYTES = 1 << 30
+_APPLICATION_ID = 0x0C7A50  # marks our files for SQLite
+_TABLES = """
+CREATE TABLE IF NOT EXISTS salt (value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS responses (id TEXT PRIMARY KEY, owner TEXT NOT NULL, size INTEGER NOT NULL, content TEXT);
+CREATE INDEX IF NOT EXISTS sizes ON responses (owner, size);
+"""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response as it was sent, and all items that it answers, with those of the responses before it."""
+
+    response: dict[str, Any]
+    input_items: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class BackgroundRun:
+    """A response that is being made while no request waits for it. snapshot: gives it as far as it has come."""
+
+    owner: str
+    snapshot: Callable[[], dict[str, Any]]
+    input_items: list[dict[str, Any]]
+    task: asyncio.Task[None]
+
+    async def cancel(self) -> None:
+        """Ends it and waits until it has been stored."""
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+class ResponseStore:
+    """The stored responses of one server.
+
+    salt: for the names of the owners, which are the same after a restart with the same file. running: those in the
+    background, by id; they are stored when they end. path: a file, None: in memory. max_bytes, max_responses: when
+    there are more, the oldest of the owner with the most bytes are removed.
+    Raises UsageError if the file cannot be used.
+    """
+
+    def __init__(
+        self, path: str | None = None, *, max_bytes: int | None = None, max_responses: int = MAX_RESPONSES
+    ) -> None:
+        self.max_bytes = max_bytes or (MAX_MEMORY_BYTES if path is None else MAX_FILE_BYTES)
+        self.max_responses = max_responses
+        self.running: dict[str, BackgroundRun] = {}
+        self._thread = ThreadPoolExecutor(1, "octavo-responses")
+        try:
+            self._database = _open(path)
+            self.salt = _salt(self._database)
+        except (sqlite3.Error, OSError) as error:
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise UsageError(f"--response-store {path}: {reason or error}") from None
+
+    def put(self, owner: str, stored: StoredResponse) -> None:
+        """Stores a response, or replaces it. It returns at once; later calls find the response."""
+        self._thread.submit(self._put, owner, stored)
+
+    async def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        """The response; None if this owner has none with that id."""
+        run = self.running.get(response_id)
+        if run is not None and run.owner == owner:
+            return StoredResponse(run.snapshot(), run.input_items)
+        rows = await self._run(
+            lambda: self._database.execute(
+                "SELECT content FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
+            ).fetchall()
+        )
+        return StoredResponse(**json.loads(rows[0][0])) if rows else None
+
+    async def delete(self, owner: str, response_id: str) -> bool:
+        """Removes the response; False if this owner has none with that id."""
+
+        def work() -> int:
+            with self._database:
+                query = "DELETE FROM responses WHERE id = ? AND owner = ?"
+                return self._database.execute(query, (response_id, owner)).rowcount
+
+        return await self._run(work) > 0
+
+    async def close(self) -> None:
+        """Ends what runs in the background, and the thread after what it still has to write."""
+        for run in tuple(self.running.values()):
+            await run.cancel()
+        self._thread.submit(self._database.close)
+        self._thread.shutdown(wait=True)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _put(self, owner: str, stored: StoredResponse) -> None:
+        response_id = stored.response["id"]
+        parts = {"response": stored.response, "input_items": stored.input_items}
+        content = json.dumps(parts, ensure_ascii=False)
+        try:
+            with self._database as database:
+                values = (response_id, owner, len(content.encode()), content)
+                database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?)", values)
+                while self._is_full():
+                    [largest] = database.execute(
+                        "SELECT owner FROM responses GROUP BY owner ORDER BY SUM(size) DESC LIMIT 1"
+                    ).fetchone()
+                    database.execute(
+                        "DELETE FROM responses WHERE rowid = (SELECT MIN(rowid) FROM responses WHERE owner = ?)",
+                        (largest,),
+                    )
+        except sqlite3.Error as error:
+            logger.error("response %s was not stored: %s", response_id, error)
+
+    def _is_full(self) -> bool:
+        count, size = self._database.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM responses").fetchone()
+        return bool(count > self.max_responses or size > self.max_bytes)
+
+
+def _open(path: str | None) -> sqlite3.Connection:
+    """The database, which only this user may read. Raises sqlite3.Error or OSError."""
+    if path is not None:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    database = sqlite3.connect(path or ":memory:", check_same_thread=False)
+    [application] = database.execute("PRAGMA application_id").fetchone()
+    [num_tables] = database.execute("SELECT COUNT(*) FROM sqlite_master").fetchone()
+    if num_tables and application != _APPLICATION_ID:
+        raise sqlite3.DatabaseError("it is a database of another program")
+    database.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+    database.execute("PRAGMA journal_mode = WAL")
+    database.execute("PRAGMA synchronous = NORMAL")
+    database.executescript(_TABLES)
+    return database
+
+
+def _salt(database: sqlite3.Connection) -> bytes:
+    with database:
+        database.execute("INSERT INTO salt SELECT ? WHERE NOT EXISTS (SELECT * FROM salt)", (secrets.token_bytes(16),))
+        [salt] = database.execute("SELECT value FROM salt").fetchone()
+    return bytes(salt)
