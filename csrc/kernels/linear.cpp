@@ -82,20 +82,8 @@ ScratchSizes fused_linear_scratch(const Args& largest, const Step&, int32_t) {
     return product_scratch(fused_linear_operands(largest));
 }
 
-void moe(const Args& args, const Step&, Worker& worker) {
-    const MoeOperands m(args);
-    if (m.x.rows == 0) return;
-    const MoeScratch scratch(m, static_cast<int64_t>(moe_product_scratch(m).shared), args.shared_scratch);
-    MoeRun run(m, scratch, worker);
-    run.route();
-    for (int32_t e = 0; e < m.experts; ++e) run.run_expert(e);
-}
-ScratchSizes moe_scratch(const Args& largest, const Step&, int32_t) {
-    const MoeOperands m(largest);
-    ScratchSizes sizes = moe_product_scratch(m);
-    sizes.shared = static_cast<size_t>(MoeScratch::bytes(m, static_cast<int64_t>(sizes.shared)));
-    return sizes;
-}
+void moe(const Args& args, const Step&, Worker& worker) { run_moe(MoeOperands(args), args.shared_scratch, worker); }
+ScratchSizes moe_scratch(const Args& largest, const Step&, int32_t) { return moe_scratch_sizes(MoeOperands(largest)); }
 
 }  // namespace
 OCTAVO_KERNEL_WITH_SCRATCH(linear, Linear, linear_scratch);

@@ -21,7 +21,7 @@ constexpr int ROW_GROUP = 16, PACKED_ROWS = 4;
 #else
 constexpr int ROW_GROUP = 8, PACKED_ROWS = 8;
 #endif
-constexpr int PREFETCH_BYTES = 2048, WIDE_ZERO = 128;
+constexpr int PREFETCH_BYTES = 8192, WIDE_ZERO = 128;
 constexpr bool WIDE_APART = false, SHORT_SUMS = false;
 using TileCode = uint8_t;
 #elif defined(OCTAVO_ISA_avx512)

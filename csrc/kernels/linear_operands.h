@@ -138,7 +138,8 @@ struct ProductScratch {
 struct Activations {
     Image first_image;
     int64_t image_bytes;
-    const float* dense;  // rows of x or normed rows, [rows, k]
+    const float* dense;  // rows of x or normed rows
+    int64_t stride;      // of these
 
     Image image(int i) const { return {first_image.data + i * image_bytes, first_image.rows, first_image.units}; }
 };
@@ -170,7 +171,7 @@ inline Activations prepare(const Product& p, const ProductScratch& scratch, void
     uint8_t* const base = few ? scratch.activations : static_cast<uint8_t*>(shared);
     const int64_t image_bytes = needs.image_bytes(p, rows);
     float* const normed = reinterpret_cast<float*>(base + needs.images * image_bytes);
-    const Activations a{{base, rows, p.k() / UNIT_K}, image_bytes, needs.normed_rows ? normed : p.x.data};
+    const Activations a{{base, rows, p.k() / UNIT_K}, image_bytes, needs.normed_rows ? normed : p.x.data, p.x.cols};
     if (few) {
         prepare_rows(p, needs, a, scratch.row, 0, rows);
     } else if (needs.images > 0 || needs.normed_rows) {

@@ -34,6 +34,13 @@ struct PanelRun {
     const uint8_t* data(int i) const { return weight.data + (first + i) * weight.panel_bytes; }
 };
 
+// The first of `count` items whose cost begins at `at` or later.
+inline int32_t first_item(int64_t at, int64_t cost, int32_t count) {
+    if (at <= 0) return 0;
+    const int64_t item = (at + cost - 1) / cost;
+    return item < count ? static_cast<int32_t>(item) : count;
+}
+
 inline void prefetch_bytes(const uint8_t* p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(p + i, 0, 2);
 }
@@ -102,6 +109,19 @@ class ProductRun {
   public:
     ProductRun(const Product& p, const ProductScratch& s, const Activations& a) : p_(p), s_(s), a_(a) {}
 
+    // The panels [begin, end) of one weight, or of gate and up, for a block of rows.
+    void run_panels(RowBlock block, int32_t begin, int32_t end) {
+        block_ = block;
+        run_panels(0, begin, end, 0);
+    }
+
+    // The sums of a block of rows with neighbouring panels of one weight, [count][block.count][16].
+    const float* sum_panels(RowBlock block, int32_t first, int count) {
+        block_ = block;
+        accumulate(panel_run(0, first, count), 0);
+        return s_.sums[0];
+    }
+
     // Items are (block of rows, panel); a worker takes those whose cost begins in its pieces.
     void run(Worker& worker) {
         const int32_t blocks = (p_.x.rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
@@ -151,18 +171,13 @@ class ProductRun {
         int32_t column = 0;
         for (int i = 0; i < num_columns(); ++i) {
             const PackedWeight& w = *p_.weights[i].packed;
-            const int64_t cost = panel_cost(i), panels = num_panels(w);
-            const Range mine = {first_at(range.begin - begin, cost, panels), first_at(range.end - begin, cost, panels)};
-            run_panels(i, static_cast<int32_t>(mine.begin), static_cast<int32_t>(mine.end), column);
+            const int64_t cost = panel_cost(i);
+            const int32_t panels = num_panels(w);
+            run_panels(i, first_item(range.begin - begin, cost, panels), first_item(range.end - begin, cost, panels),
+                       column);
             begin += cost * panels;
             column += w.n;
         }
-    }
-
-    static int64_t first_at(int64_t at, int64_t cost, int64_t panels) {
-        if (at <= 0) return 0;
-        const int64_t panel = (at + cost - 1) / cost;
-        return panel < panels ? panel : panels;
     }
 
     // Sums of the i-th panel of a run.
@@ -217,8 +232,7 @@ class ProductRun {
 
     template <typename F>
     void accumulate_dense(const PanelRun& run, int slot) {
-        const int64_t stride = p_.x.cols;
-        const DenseRows rows = {a_.dense + block_.first * stride + run.head * p_.k(), stride, block_.count};
+        const DenseRows rows = {a_.dense + block_.first * a_.stride + run.head * p_.k(), a_.stride, block_.count};
         for (int i = 0; i < run.count; ++i)
             if constexpr (F::is_grouped)
                 multiply_scaled_panel<F>(run.data(i), run.weight.groups, p_.k(), rows, sums_of(slot, i));

@@ -1,242 +1,400 @@
-// Mixture of experts: router, choice of experts, and the experts one after the other, each a gated product and a
-// product over the rows that chose it. A row adds its experts in increasing order, so it does not depend on others.
+// Mixture of experts. All chosen (row, expert) pairs are one list: the panels of gate and up of every expert with rows
+// are shared out together, and after one barrier the panels of `down`. Whoever has a panel of `down` adds its experts
+// in increasing order, so a row's result depends neither on other rows nor on the number of threads.
+//
+// With few pairs every worker routes and quantizes all rows itself. Otherwise that is shared out, too, with a barrier
+// after each part, and long steps go in chunks of rows, which bounds the scratch memory.
 #pragma once
 
-#include "linear_product.h"
-#include "moe_routing.h"
+#include "moe_experts.h"
 
 namespace octavo {
 namespace {
 
-OCTAVO_SIGNATURE(Moe, (x), (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias),
-                 (top_k, scoring, normalize, num_groups, top_groups, group_best, kind), (scale, limit, up_offset));
+constexpr int FEW_PAIRS = 16;
+constexpr int64_t CHUNK_BYTES = int64_t{64} << 20;  // of the scratch memory of a chunk, unless experts get few rows
+constexpr int CHUNK_EXPERT_ROWS = 32;               // rows of an expert in a chunk, on average: unpacking pays off
+constexpr int SUM_ROWS = 4096;                      // rows times panels that a worker sums at a time, in the L2 cache
+constexpr int LEAST_COST = 8;                       // of a panel, in rows: its bytes have to be read
+constexpr int LEAST_PANELS = 2;                     // the smallest piece of work, if rows are few
 
-struct MoeOperands {
-    View x, out;
-    Weight router, gate, up, down, router_bias, gate_bias, up_bias, down_bias;
-    int32_t experts, intermediate, top_k;
-    int64_t kind;
-    float limit, up_offset;
-    Routing routing;
+// Bytes of the memory that both kinds of products take.
+struct MoeNeeds {
+    int images;  // of gate and up
+    bool dense_rows;
+    bool own_orders;  // each expert has an order of columns
 
-    explicit MoeOperands(const Args& args)
-        : x(args.inputs[Moe::x]),
-          out(args.output),
-          router(args.weights[Moe::router]),
-          gate(args.weights[Moe::gate]),
-          up(args.weights[Moe::up]),
-          down(args.weights[Moe::down]),
-          router_bias(args.weights[Moe::router_bias]),
-          gate_bias(args.weights[Moe::gate_bias]),
-          up_bias(args.weights[Moe::up_bias]),
-          down_bias(args.weights[Moe::down_bias]),
-          experts(router.packed->n),
-          intermediate(down.packed->k),
-          top_k(int32(args, Moe::top_k)),
-          kind(args.ints[Moe::kind]),
-          limit(args.floats[Moe::limit]),
-          up_offset(args.floats[Moe::up_offset]),
-          routing{experts,
-                  top_k,
-                  args.ints[Moe::scoring],
-                  args.ints[Moe::normalize] != 0,
-                  args.floats[Moe::scale],
-                  int32(args, Moe::num_groups),
-                  int32(args, Moe::top_groups),
-                  int32(args, Moe::group_best),
-                  args.weights[Moe::selection_bias].data} {}
-
-  private:
-    static int32_t int32(const Args& args, int i) { return static_cast<int32_t>(args.ints[i]); }
-};
-
-// The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix, and the columns to skip in front.
-struct ExpertWeight {
-    PackedWeight packed;
-    int32_t skip;
-};
-inline ExpertWeight expert_weight(const Weight& w, int32_t expert, int32_t n) {
-    const int64_t first = static_cast<int64_t>(expert) * n, panel = first / PANEL_COLS;
-    PackedWeight p = *w.packed;
-    p.data += panel * p.panel_bytes;
-    if (p.num_orders > 1) {
-        p.order += static_cast<int64_t>(expert) * p.k;
-        p.order_id += expert;
-        p.num_orders = 1;
+    explicit MoeNeeds(const MoeOperands& m) {
+        const ProductNeeds needs(plain_product(m.gate_up, nullptr, 2, m.x, m.out));
+        images = needs.images;
+        dense_rows = own_orders = false;
+        for (const Weight& w : m.gate_up) {
+            dense_rows |= is_dense(w.packed->type->traits);
+            own_orders |= w.packed->num_orders > 1;
+        }
     }
-    const int32_t skip = static_cast<int32_t>(first - panel * PANEL_COLS);
-    p.n = skip + n;
-    return {p, skip};
+};
+
+// Hands out pieces of a region; without one, only counts their bytes.
+struct Region {
+    uint8_t* base;
+    int64_t size = 0;
+
+    uint8_t* bytes(int64_t count) {
+        uint8_t* const piece = base + size;
+        size += align64(count);
+        return piece;
+    }
+    float* floats(int64_t count) { return reinterpret_cast<float*>(bytes(count * 4)); }
+    int32_t* ints(int64_t count) { return reinterpret_cast<int32_t*>(bytes(count * 4)); }
+};
+
+// Memory of pairs: the images of their x and of their hidden rows, and x by expert.
+struct PairMemory {
+    uint8_t *x_images, *hidden_images;
+    float* x;
+
+    PairMemory(const MoeOperands& m, int64_t pairs, Region& region) {
+        const MoeNeeds needs(m);
+        x_images = region.bytes(needs.images * image_bytes(pairs, m.x.cols));
+        hidden_images = region.bytes(is_dense(m.down.packed->type->traits) ? 0 : image_bytes(pairs, m.intermediate));
+        x = region.floats(needs.dense_rows ? pairs * m.x.cols : 0);
+    }
+    static int64_t image_bytes(int64_t pairs, int64_t k) {
+        return pairs * PairRows::image_row_bytes(k) + Image::SLACK_BYTES;
+    }
+};
+
+// The largest number of rows in a chunk.
+inline int64_t chunk_rows(const MoeOperands& m) {
+    Region none{nullptr}, some{nullptr};
+    PairMemory(m, 0, none);
+    PairMemory(m, 64, some);
+    const int64_t pair_bytes = (some.size - none.size) / 64 + (m.intermediate + PANEL_COLS) * 4;
+    const int64_t row_bytes = m.top_k * pair_bytes + m.experts * 4;
+    const int64_t fitting = CHUNK_BYTES / row_bytes, wanted = CHUNK_EXPERT_ROWS * m.experts / m.top_k;
+    const int64_t rows = fitting > wanted ? fitting : wanted;
+    return rows < m.x.rows ? rows : m.x.rows;
 }
 
-// The biases of an expert, with the columns in front that are skipped: numbers of the expert before.
-inline Weight expert_bias(const Weight& table, int32_t expert, int32_t n, int32_t skip) {
-    if (!table.data) return table;
-    return {nullptr, table.data + static_cast<int64_t>(expert) * n - skip, skip + n};
-}
-
-inline Product plain_product(const Weight* weights, const Weight* biases, int32_t count, View x, View out) {
-    return {weights, biases, count, x, out, nullptr, nullptr, 0.0f, KIND_NONE, 1.0f, 0.0f};
-}
-inline Product gated_product(const MoeOperands& m, const Weight* weights, const Weight* biases, View x, View out) {
-    Product p = plain_product(weights, biases, 2, x, out);
-    p.gate_kind = m.kind;
-    p.gate_limit = m.limit;
-    p.up_offset = m.up_offset;
-    return p;
-}
-
-// The data that all workers share. `rows` is the largest number an expert can get: all of them.
+// Scratch for m.x.rows rows. `product`: that of the largest product.
 struct MoeScratch {
+    // Of all workers.
     void* product;
-    float* scores;                      // [rows, experts]
-    float *rank, *groups;               // [rows, experts]
-    int32_t* best;                      // [rows, experts]
-    int32_t* chosen;                    // [rows, top_k], increasing
-    float* weights;                     // [rows, top_k]
-    float *x, *hidden, *aligned, *out;  // [rows, ...] of one expert; hidden and out with skipped columns
+    float *scores, *weights, *hidden;  // [rows, experts], [rows, top_k], [pairs, intermediate + 16]
+    int32_t* chosen;                   // [rows, top_k]
+    // Of this worker. sums: [panels][rows][16]
+    RoutingScratch routing;
+    MoePairs pairs;
+    float *sums, *few_weights;
+    int32_t* few_chosen;
+    void* own_product;
+    PairMemory many, few;
 
-    static int64_t bytes(const MoeOperands& m, int64_t product_bytes) {
-        MoeScratch s{};
-        return s.place(m, product_bytes, nullptr);
-    }
-    MoeScratch(const MoeOperands& m, int64_t product_bytes, void* memory) : MoeScratch() {
-        place(m, product_bytes, static_cast<uint8_t*>(memory));
-    }
-
-  private:
-    MoeScratch() = default;
-    int64_t place(const MoeOperands& m, int64_t product_bytes, uint8_t* base) {
-        const int64_t rows = m.x.rows;
-        int64_t at = 0;
-        const auto take = [&](int64_t size) {
-            uint8_t* const piece = base + at;
-            at += align64(size);
-            return piece;
-        };
-        const auto floats = [&](int64_t cols) { return reinterpret_cast<float*>(take(rows * cols * 4)); };
-        product = take(product_bytes);
-        scores = floats(m.experts);
-        rank = floats(m.experts);
-        groups = floats(m.experts);
-        best = reinterpret_cast<int32_t*>(take(rows * m.experts * 4));
-        chosen = reinterpret_cast<int32_t*>(take(rows * m.top_k * 4));
-        weights = floats(m.top_k);
-        x = floats(m.x.cols);
-        hidden = floats(m.intermediate + PANEL_COLS);
-        aligned = floats(m.intermediate);
-        out = floats(m.out.cols + PANEL_COLS);
-        return at;
+    MoeScratch(const MoeOperands& m, const ScratchSizes& product_sizes, Region& own, Region& shared)
+        : product(shared.bytes(static_cast<int64_t>(product_sizes.shared))),
+          scores(shared.floats(chunk_rows(m) * m.experts)),
+          weights(shared.floats(chunk_rows(m) * m.top_k)),
+          hidden(shared.floats(chunk_rows(m) * m.top_k * (m.intermediate + PANEL_COLS))),
+          chosen(shared.ints(chunk_rows(m) * m.top_k)),
+          own_product(own.bytes(static_cast<int64_t>(product_sizes.per_worker))),
+          many(m, chunk_rows(m) * m.top_k, shared),
+          few(m, FEW_PAIRS, own) {
+        const int64_t rows = chunk_rows(m), panels = RUN_PANELS * rows;
+        routing = {own.floats(m.experts), own.floats(m.experts), own.floats(m.experts), own.ints(m.experts)};
+        pairs = {own.ints(m.experts + 2), own.ints(m.experts), 0, own.ints(rows * m.top_k), own.floats(rows * m.top_k)};
+        sums = own.floats((panels < SUM_ROWS ? panels : rows > SUM_ROWS ? rows : SUM_ROWS) * PANEL_COLS);
+        few_weights = own.floats(FEW_PAIRS);
+        few_chosen = own.ints(FEW_PAIRS);
     }
 };
 
+// One worker's part of some rows.
 class MoeRun {
   public:
-    MoeRun(const MoeOperands& m, const MoeScratch& s, Worker& worker) : m_(m), s_(s), worker_(worker) {}
+    // m: with the rows of this chunk.
+    MoeRun(const MoeOperands& m, const MoeScratch& s, Worker& worker)
+        : m_(m),
+          s_(s),
+          worker_(worker),
+          needs_(m),
+          few_(static_cast<int64_t>(m.x.rows) * m.top_k <= FEW_PAIRS),
+          memory_(few_ ? s.few : s.many),
+          hidden_stride_(m.intermediate + PANEL_COLS),
+          num_pairs_(m.x.rows * m.top_k),
+          pairs_(s.pairs) {}
+
+    void run() {
+        route();
+        const PairRows x = prepare_x();
+        multiply_gate_up(x);
+        worker_.barrier();
+        const PairRows hidden = prepare_hidden();
+        multiply_down(hidden);
+    }
+
+  private:
+    // The pairs that this worker prepares.
+    Range own_pairs() const { return few_ ? Range{0, num_pairs_} : share(num_pairs_, worker_); }
 
     void route() {
         const View scores = {s_.scores, m_.x.rows, m_.experts};
         run_product(plain_product(&m_.router, &m_.router_bias, 1, m_.x, scores), s_.product, worker_);
         worker_.barrier();
-        const Range rows = share(m_.x.rows, worker_);
-        for (int64_t r = rows.begin; r < rows.end; ++r) {
-            const int64_t at = r * m_.experts;
-            choose_experts(m_.routing, s_.scores + at, {s_.rank + at, s_.groups + at, s_.best + at},
-                           s_.chosen + r * m_.top_k, s_.weights + r * m_.top_k);
-            __builtin_memset(m_.out.data + r * m_.out.cols, 0, sizeof(float) * m_.out.cols);
-        }
-        worker_.barrier();
-    }
-
-    void run_expert(int32_t expert) {
-        const int32_t count = gather(expert);
-        if (count == 0) return;
-        worker_.barrier();
-        const ExpertWeight gate = expert_weight(m_.gate, expert, m_.intermediate);
-        const ExpertWeight up = expert_weight(m_.up, expert, m_.intermediate);
-        const ExpertWeight down = expert_weight(m_.down, expert, m_.out.cols);
-        const Weight gate_up[2] = {{&gate.packed, nullptr, 0}, {&up.packed, nullptr, 0}};
-        const Weight gate_up_bias[2] = {expert_bias(m_.gate_bias, expert, m_.intermediate, gate.skip),
-                                        expert_bias(m_.up_bias, expert, m_.intermediate, up.skip)};
-        const Weight last = {&down.packed, nullptr, 0};
-        const Weight last_bias = expert_bias(m_.down_bias, expert, m_.out.cols, down.skip);
-        const View x = {s_.x, count, m_.x.cols}, hidden = {s_.hidden, count, gate.packed.n};
-        run_product(gated_product(m_, gate_up, gate_up_bias, x, hidden), s_.product, worker_);
-        worker_.barrier();
-        const View aligned = {align(hidden, gate.skip), count, m_.intermediate};
-        const View out = {s_.out, count, down.packed.n};
-        run_product(plain_product(&last, &last_bias, 1, aligned, out), s_.product, worker_);
-        worker_.barrier();
-        scatter(expert, down.packed.n, down.skip);
-        worker_.barrier();
-    }
-
-  private:
-    // The weight of an expert in a row; null if it was not chosen.
-    const float* chosen_weight(int64_t row, int32_t expert) const {
-        for (int32_t i = 0; i < m_.top_k; ++i)
-            if (s_.chosen[row * m_.top_k + i] == expert) return s_.weights + row * m_.top_k + i;
-        return nullptr;
-    }
-
-    // Copies the rows that chose the expert next to each other, worker by worker. Returns their number.
-    int32_t gather(int32_t expert) {
-        int32_t count = 0;
-        for (int64_t r = 0; r < m_.x.rows; ++r) {
-            if (!chosen_weight(r, expert)) continue;
-            if (count % worker_.count == worker_.index)
-                __builtin_memcpy(s_.x + static_cast<int64_t>(count) * m_.x.cols, m_.x.data + r * m_.x.cols,
-                                 sizeof(float) * m_.x.cols);
-            ++count;
-        }
-        return count;
-    }
-
-    // The rows of `hidden` without skipped columns.
-    float* align(View hidden, int32_t skip) {
-        if (skip == 0) return hidden.data;
-        const Range rows = share(hidden.rows, worker_);
+        int32_t* const chosen = few_ ? s_.few_chosen : s_.chosen;
+        float* const weights = few_ ? s_.few_weights : s_.weights;
+        const Range rows = few_ ? Range{0, m_.x.rows} : share(m_.x.rows, worker_);
         for (int64_t r = rows.begin; r < rows.end; ++r)
-            __builtin_memcpy(s_.aligned + r * m_.intermediate, hidden.data + r * hidden.cols + skip,
-                             sizeof(float) * m_.intermediate);
-        worker_.barrier();
-        return s_.aligned;
+            choose_experts(m_.routing, s_.scores + r * m_.experts, s_.routing, chosen + r * m_.top_k,
+                           weights + r * m_.top_k);
+        if (!few_) worker_.barrier();
+        pairs_.sort(chosen, weights, m_.x.rows, m_);
     }
 
-    void scatter(int32_t expert, int32_t stride, int32_t skip) {
-        int64_t i = 0;
-        for (int64_t r = 0; r < m_.x.rows; ++r) {
-            const float* const weight = chosen_weight(r, expert);
-            if (!weight) continue;
-            const float* const y = s_.out + i++ * stride + skip;
-            if (i % worker_.count != worker_.index) continue;
-            float* const out = m_.out.data + r * m_.out.cols;
-            for (int32_t c = 0; c < m_.out.cols; c += 16) {
-                const int lanes = m_.out.cols - c < 16 ? m_.out.cols - c : 16;
-                store_partial(out + c,
-                              fma(broadcast(*weight), load_partial(y + c, lanes), load_partial(out + c, lanes)), lanes);
+    ExpertProduct gate_up(int32_t expert) const {
+        return {m_.gate_up, m_.gate_up_bias, 2, expert, m_.intermediate, pairs_.count(expert)};
+    }
+    ExpertProduct down(int32_t expert) const {
+        return {&m_.down, &m_.down_bias, 1, expert, m_.out.cols, pairs_.count(expert)};
+    }
+
+    // Calls f(expert) for each with pairs in [range.begin, range.end).
+    template <typename F>
+    void each_expert(Range range, const F& f) const {
+        for (int32_t i = 0; i < pairs_.num_used; ++i) {
+            const int32_t e = pairs_.used[i];
+            if (pairs_.starts[e] < range.end && pairs_.starts[e + 1] > range.begin) f(e);
+        }
+    }
+
+    // Writes the images of the pairs of an expert that lie in the range. source(pair): its row.
+    template <typename F>
+    void quantize(const Product& p, const PairRows& rows, int32_t expert, Range range, const F& source) const {
+        const Activations a = rows.of(pairs_, expert);
+        for (int32_t i = 0; i < pairs_.count(expert); ++i) {
+            const int32_t pair = pairs_.starts[expert] + i;
+            if (pair < range.begin || pair >= range.end) continue;
+            for (int j = 0, image; j < p.num_weights; ++j)
+                if (has_new_image(p, j, image))
+                    a.image(image).quantize_row(source(pair), i, p.weights[j].packed->order);
+        }
+    }
+
+    PairRows prepare_x() const {
+        const int64_t k = m_.x.cols, row_bytes = PairRows::image_row_bytes(k);
+        const bool shared_row = few_ && m_.x.rows == 1 && !needs_.own_orders;
+        const bool gathered = needs_.dense_rows && !shared_row;
+        const PairRows rows = {memory_.x_images,
+                               row_bytes,
+                               PairMemory::image_bytes(num_pairs_, k),
+                               gathered ? memory_.x : m_.x.data,
+                               k,
+                               static_cast<int32_t>(k / UNIT_K),
+                               shared_row};
+        const auto source = [&](int32_t pair) { return m_.x.data + pairs_.rows[pair] * k; };
+        const Range mine = shared_row ? Range{0, 1} : own_pairs();
+        each_expert(mine, [&](int32_t e) {
+            quantize(gate_up(e).product, rows, e, mine, source);
+            for (int64_t pair = pairs_.starts[e]; gathered && pair < pairs_.starts[e + 1]; ++pair)
+                if (pair >= mine.begin && pair < mine.end)
+                    __builtin_memcpy(memory_.x + pair * k, source(static_cast<int32_t>(pair)), sizeof(float) * k);
+        });
+        if (!few_) worker_.barrier();
+        return rows;
+    }
+
+    // Items are panels of gate and up for a block of an expert's rows.
+    void multiply_gate_up(const PairRows& x) {
+        const ProductScratch scratch(plain_product(m_.gate_up, nullptr, 2, m_.x, m_.out), s_.own_product);
+        int64_t cost = 0;
+        each_expert({0, num_pairs_}, [&](int32_t e) { cost += expert_cost(e, gate_up(e)); });
+        for (Range part;;) {
+            part.end = worker_.take(cost, LEAST_COST * LEAST_PANELS, &part.begin);
+            if (part.begin >= cost) return;
+            int64_t begin = 0;
+            each_expert({0, num_pairs_}, [&](int32_t e) {
+                ExpertProduct expert = gate_up(e);
+                const int64_t end = begin + expert_cost(e, expert);
+                if (begin < part.end && end > part.begin)
+                    run_gate_up(e, expert, x, scratch, {part.begin - begin, part.end - begin});
+                begin = end;
+            });
+        }
+    }
+
+    static RowBlock block_of(int32_t rows, int32_t first, int32_t most) {
+        return {first, rows - first < most ? rows - first : most};
+    }
+    static int64_t block_cost(RowBlock block) { return block.count < LEAST_COST ? LEAST_COST : block.count; }
+
+    int64_t expert_cost(int32_t e, const ExpertProduct& expert) const {
+        int64_t cost = 0;
+        const int32_t rows = pairs_.count(e);
+        for (int32_t r = 0; r < rows; r += BLOCK_ROWS) cost += block_cost(block_of(rows, r, BLOCK_ROWS));
+        return cost * num_panels(expert.panels[0]);
+    }
+
+    // range: the part of the expert's cost.
+    void run_gate_up(int32_t e, ExpertProduct& expert, const PairRows& x, const ProductScratch& scratch, Range range) {
+        const int32_t rows = pairs_.count(e), panels = num_panels(expert.panels[0]);
+        Product& p = expert.product;
+        p.out = {s_.hidden + pairs_.starts[e] * hidden_stride_, rows, static_cast<int32_t>(hidden_stride_)};
+        p.gate_kind = m_.kind;
+        p.gate_limit = m_.limit;
+        p.up_offset = m_.up_offset;
+        const Activations a = x.of(pairs_, e);
+        ProductRun run(p, scratch, a);
+        int64_t at = 0;
+        for (int32_t r = 0; r < rows; r += BLOCK_ROWS) {
+            const RowBlock block = block_of(rows, r, BLOCK_ROWS);
+            const int64_t cost = block_cost(block);
+            run.run_panels(block, first_item(range.begin - at, cost, panels), first_item(range.end - at, cost, panels));
+            at += cost * panels;
+        }
+    }
+
+    // Of an expert's hidden rows, without the columns that its panels have in front.
+    int32_t hidden_skip(int32_t expert) const {
+        return static_cast<int32_t>(static_cast<int64_t>(expert) * m_.intermediate % PANEL_COLS);
+    }
+
+    PairRows prepare_hidden() const {
+        const PairRows rows = {memory_.hidden_images,
+                               PairRows::image_row_bytes(m_.intermediate),
+                               0,
+                               s_.hidden,
+                               hidden_stride_,
+                               m_.intermediate / UNIT_K,
+                               false};
+        if (is_dense(m_.down.packed->type->traits)) return rows;
+        const Range mine = own_pairs();
+        each_expert(mine, [&](int32_t e) {
+            const float* const first = s_.hidden + hidden_skip(e);
+            quantize(down(e).product, rows, e, mine, [&](int32_t pair) { return first + pair * hidden_stride_; });
+        });
+        if (!few_) worker_.barrier();
+        return rows;
+    }
+
+    // Items are 16 columns of the output.
+    void multiply_down(const PairRows& hidden) {
+        const ProductScratch scratch(plain_product(&m_.down, nullptr, 1, {nullptr, m_.x.rows, m_.intermediate}, m_.out),
+                                     s_.own_product);
+        const int32_t panels = (m_.out.cols + PANEL_COLS - 1) / PANEL_COLS;
+        const int32_t fitting = SUM_ROWS / m_.x.rows;
+        const int32_t step = fitting < 1 ? 1 : fitting < RUN_PANELS ? fitting : RUN_PANELS;
+        for (Range part;;) {
+            part.end = worker_.take(panels, few_ ? LEAST_PANELS : 1, &part.begin);
+            if (part.begin >= panels) return;
+            for (int32_t first = static_cast<int32_t>(part.begin); first < part.end; first += step) {
+                const int32_t count = static_cast<int32_t>(part.end) - first;
+                sum_experts(hidden, scratch, first, count < step ? count : step);
             }
         }
+    }
+
+    void sum_experts(const PairRows& hidden, const ProductScratch& scratch, int32_t first, int32_t count) {
+        for (int64_t i = 0; i < static_cast<int64_t>(count) * m_.x.rows; ++i)
+            store(s_.sums + i * PANEL_COLS, broadcast(0.0f));
+        each_expert({0, num_pairs_}, [&](int32_t e) {
+            const ExpertProduct expert = down(e);
+            Activations a = hidden.of(pairs_, e);
+            a.dense += hidden_skip(e);
+            ProductRun run(expert.product, scratch, a);
+            // Columns that begin within a panel need the next one, too.
+            const int32_t most = expert.skip ? BLOCK_ROWS / 2 : BLOCK_ROWS, rows = pairs_.count(e);
+            for (int32_t r = 0; r < rows; r += most) {
+                const RowBlock block = block_of(rows, r, most);
+                const int32_t step = expert.skip ? 1 : BLOCK_ROWS / block.count;
+                for (int32_t i = 0; i < count; i += step)
+                    add_panels(e, expert, run, block, {first + i, i, count - i < step ? count - i : step});
+            }
+        });
+        for (int32_t i = 0; i < count; ++i) {
+            const int32_t column = (first + i) * PANEL_COLS, left = m_.out.cols - column;
+            for (int64_t r = 0; r < m_.x.rows; ++r)
+                store_partial(m_.out.data + r * m_.out.cols + column, load(sums_of(i, r)),
+                              left < PANEL_COLS ? left : PANEL_COLS);
+        }
+    }
+
+    float* sums_of(int32_t panel, int64_t row) const { return s_.sums + (panel * m_.x.rows + row) * PANEL_COLS; }
+
+    struct OutPanels {
+        int32_t first, slot, count;  // slot: of the first, in the sums
+    };
+    // Adds weight * (outputs + bias) of a block of an expert's rows to the sums of these rows.
+    void add_panels(int32_t e, const ExpertProduct& expert, ProductRun& run, RowBlock block, OutPanels out) const {
+        const int32_t left = num_panels(expert.panels[0]) - out.first, wanted = out.count + (expert.skip > 0);
+        const float* const y = run.sum_panels(block, out.first, left < wanted ? left : wanted);
+        const float* const bias =
+            m_.down_bias.data ? m_.down_bias.data + static_cast<int64_t>(e) * m_.out.cols : nullptr;
+        for (int32_t i = 0; i < out.count; ++i) {
+            const int32_t column = (out.first + i) * PANEL_COLS;
+            const int lanes = m_.out.cols - column < PANEL_COLS ? m_.out.cols - column : PANEL_COLS;
+            const F32x16 b = bias ? load_partial(bias + column, lanes) : broadcast(0.0f);
+            for (int32_t r = 0; r < block.count; ++r) {
+                const int32_t pair = pairs_.starts[e] + block.first + r;
+                F32x16 value = columns_at(y, block.count, i, r, expert.skip, left > i + 1);
+                if (bias) value = value + b;
+                float* const sum = sums_of(out.slot + i, pairs_.rows[pair]);
+                store(sum, fma(broadcast(pairs_.weights[pair]), value, load(sum)));
+            }
+        }
+    }
+
+    // The 16 columns from `skip` on, of panel i of y [panels, rows, 16]. has_next: there is another panel.
+    static F32x16 columns_at(const float* y, int32_t rows, int32_t i, int32_t r, int32_t skip, bool has_next) {
+        const float* const own = y + (i * rows + r) * PANEL_COLS;
+        if (skip == 0) return load(own);
+        float both[2 * PANEL_COLS];
+        store(both, load(own));
+        store(both + PANEL_COLS, has_next ? load(own + rows * PANEL_COLS) : broadcast(0.0f));
+        return load(both + skip);
     }
 
     const MoeOperands& m_;
     const MoeScratch& s_;
     Worker& worker_;
+    const MoeNeeds needs_;
+    const bool few_;
+    const PairMemory& memory_;
+    const int64_t hidden_stride_;
+    const int32_t num_pairs_;
+    MoePairs pairs_;
 };
 
-// Scratch of the largest product that an expert or the router can need.
+// Scratch of the largest product of a chunk, that of the router or of an expert.
 inline ScratchSizes moe_product_scratch(const MoeOperands& m) {
-    const Weight gate_up[2] = {m.gate, m.up};
-    const View hidden = {nullptr, m.x.rows, m.intermediate};
-    const ScratchSizes sizes[3] = {product_scratch(plain_product(&m.router, nullptr, 1, m.x, m.out)),
-                                   product_scratch(gated_product(m, gate_up, nullptr, m.x, hidden)),
-                                   product_scratch(plain_product(&m.down, nullptr, 1, hidden, m.out))};
-    ScratchSizes largest = {0, 0};
-    for (const ScratchSizes& s : sizes) {
-        largest.per_worker = s.per_worker > largest.per_worker ? s.per_worker : largest.per_worker;
-        largest.shared = s.shared > largest.shared ? s.shared : largest.shared;
+    const int32_t rows = static_cast<int32_t>(chunk_rows(m));
+    const View x = {nullptr, rows, m.x.cols}, hidden = {nullptr, rows, m.intermediate};
+    ScratchSizes sizes = product_scratch(plain_product(&m.router, nullptr, 1, x, m.out));
+    const int64_t own[2] = {ProductScratch::bytes(plain_product(m.gate_up, nullptr, 2, x, m.out)),
+                            ProductScratch::bytes(plain_product(&m.down, nullptr, 1, hidden, m.out))};
+    for (const int64_t bytes : own)
+        if (static_cast<size_t>(bytes) > sizes.per_worker) sizes.per_worker = static_cast<size_t>(bytes);
+    return sizes;
+}
+
+inline void run_moe(const MoeOperands& m, void* shared_memory, Worker& worker) {
+    if (m.x.rows == 0) return;
+    Region own{static_cast<uint8_t*>(worker.scratch)}, shared{static_cast<uint8_t*>(shared_memory)};
+    const MoeScratch scratch(m, moe_product_scratch(m), own, shared);
+    const int32_t step = static_cast<int32_t>(chunk_rows(m));
+    for (int32_t first = 0; first < m.x.rows; first += step) {
+        if (first > 0) worker.barrier();
+        MoeOperands part = m;
+        part.x.rows = part.out.rows = m.x.rows - first < step ? m.x.rows - first : step;
+        part.x.data += static_cast<int64_t>(first) * m.x.cols;
+        part.out.data += static_cast<int64_t>(first) * m.out.cols;
+        MoeRun(part, scratch, worker).run();
     }
-    return largest;
+}
+
+inline ScratchSizes moe_scratch_sizes(const MoeOperands& largest) {
+    Region own{nullptr}, shared{nullptr};
+    MoeScratch(largest, moe_product_scratch(largest), own, shared);
+    return {static_cast<size_t>(own.size), static_cast<size_t>(shared.size)};
 }
 
 }  // namespace

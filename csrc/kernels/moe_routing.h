@@ -17,7 +17,7 @@ struct Routing {
 
 // Room for the choice of one row, `experts` numbers each.
 struct RoutingScratch {
-    float *rank, *groups;
+    float *scores, *rank, *groups;
     int32_t* best;
 };
 
@@ -64,9 +64,11 @@ inline void keep_groups(const Routing& r, const RoutingScratch& s) {
         if (s.groups[e / size] != NO_RANK) s.rank[e] = NO_RANK;
 }
 
-// The top_k experts of a row in increasing order, with their weights. scores: the router's outputs, which become
-// scores.
-inline void choose_experts(const Routing& r, float* scores, const RoutingScratch& s, int32_t* chosen, float* weights) {
+// The top_k experts of a row in increasing order, with their weights. logits: the router's outputs.
+inline void choose_experts(const Routing& r, const float* logits, const RoutingScratch& s, int32_t* chosen,
+                           float* weights) {
+    float* const scores = s.scores;
+    __builtin_memcpy(scores, logits, sizeof(float) * r.experts);
     score_experts(scores, r.experts, r.scoring);
     for (int32_t e = 0; e < r.experts; ++e) {
         const float rank = r.selection_bias ? scores[e] + r.selection_bias[e] : scores[e];

@@ -116,3 +116,21 @@ def test_what_is_not_a_number_reaches_the_output(scoring, isa, run_op):
     x[2, 5] = np.nan
     with pytest.raises(RuntimeError, match=r"moe .*gave -?nan at row 2"):
         run_op(moe(weights, Routing(2, scoring)), {X: x}, weights=weights, isa=isa, threads=2)
+
+
+@pytest.mark.parametrize("hidden", [32, 33])
+def test_steps_too_long_for_one_chunk(hidden, run_op, numpy_op):
+    """About 1,300 rows of such wide experts are computed at a time."""
+    x, width, rows = Value(0, Rows.TOKENS, hidden), 4096, 1500
+    weights: dict[str, Weight] = {
+        "router": DenseWeight(gaussian(3, hidden) * np.float32(0.1)),
+        "gate": random_weight("F16", (3, width, hidden), 1),
+        "up": random_weight("F16", (3, width, hidden), 2),
+        "down": random_weight("Q4_K", (3, hidden, width), 3),
+    }
+    op = MoE(x, *(Parameter(name, w.shape) for name, w in weights.items()), Routing(3))
+    values = {x: gaussian(rows, hidden)}
+    out = run_op(op, values, weights=weights, threads=2)
+    assert relative_error(out, numpy_op(op, values, weights=weights)) <= ERROR
+    part = {x: values[x][1200:1400]}
+    assert_same_bits(run_op(op, part, weights=weights, threads=1), out[1200:1400])

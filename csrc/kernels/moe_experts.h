@@ -1,0 +1,140 @@
+// The operands of a mixture of experts, its experts as products, and its rows by expert.
+#pragma once
+
+#include "linear_product.h"
+#include "moe_routing.h"
+
+namespace octavo {
+namespace {
+
+OCTAVO_SIGNATURE(Moe, (x), (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias),
+                 (top_k, scoring, normalize, num_groups, top_groups, group_best, kind), (scale, limit, up_offset));
+
+struct MoeOperands {
+    View x, out;
+    Weight router, router_bias;
+    Weight gate_up[2], gate_up_bias[2];
+    Weight down, down_bias;
+    int32_t experts, intermediate, top_k;
+    int64_t kind;
+    float limit, up_offset;
+    Routing routing;
+
+    explicit MoeOperands(const Args& args)
+        : x(args.inputs[Moe::x]),
+          out(args.output),
+          router(args.weights[Moe::router]),
+          router_bias(args.weights[Moe::router_bias]),
+          gate_up{args.weights[Moe::gate], args.weights[Moe::up]},
+          gate_up_bias{args.weights[Moe::gate_bias], args.weights[Moe::up_bias]},
+          down(args.weights[Moe::down]),
+          down_bias(args.weights[Moe::down_bias]),
+          experts(router.packed->n),
+          intermediate(down.packed->k),
+          top_k(int32(args, Moe::top_k)),
+          kind(args.ints[Moe::kind]),
+          limit(args.floats[Moe::limit]),
+          up_offset(args.floats[Moe::up_offset]),
+          routing{experts,
+                  top_k,
+                  args.ints[Moe::scoring],
+                  args.ints[Moe::normalize] != 0,
+                  args.floats[Moe::scale],
+                  int32(args, Moe::num_groups),
+                  int32(args, Moe::top_groups),
+                  int32(args, Moe::group_best),
+                  args.weights[Moe::selection_bias].data} {}
+
+  private:
+    static int32_t int32(const Args& args, int i) { return static_cast<int32_t>(args.ints[i]); }
+};
+
+// The panels that hold the rows [expert * n, (expert + 1) * n) of a packed matrix. `skip`: columns in front of them.
+inline PackedWeight expert_panels(const PackedWeight& whole, int32_t expert, int32_t n, int32_t& skip) {
+    const int64_t first = static_cast<int64_t>(expert) * n, panel = first / PANEL_COLS;
+    PackedWeight p = whole;
+    p.data += panel * p.panel_bytes;
+    if (p.num_orders > 1) {
+        p.order += static_cast<int64_t>(expert) * p.k;
+        p.order_id += expert;
+        p.num_orders = 1;
+    }
+    skip = static_cast<int32_t>(first - panel * PANEL_COLS);
+    p.n = skip + n;
+    return p;
+}
+
+inline Product plain_product(const Weight* weights, const Weight* biases, int32_t count, View x, View out) {
+    return {weights, biases, count, x, out, nullptr, nullptr, 0.0f, KIND_NONE, 1.0f, 0.0f};
+}
+
+// The matrices of one expert that read the same rows, gate and up or down alone, as a product.
+struct ExpertProduct {
+    PackedWeight panels[2];
+    Weight weights[2], biases[2];
+    int32_t skip = 0;  // columns in front of the expert's
+    Product product;
+
+    // rows: that chose the expert. n: features of its outputs. out: with `skip` columns more.
+    ExpertProduct(const Weight* whole, const Weight* bias, int count, int32_t expert, int32_t n, int32_t rows)
+        : product(plain_product(weights, biases, count, {nullptr, rows, whole->packed->k}, {})) {
+        for (int i = 0; i < count; ++i) {
+            panels[i] = expert_panels(*whole[i].packed, expert, n, skip);
+            weights[i] = {&panels[i], nullptr, 0};
+            biases[i] = {};
+            // In front of the skipped columns lie the biases of the expert before: there are as many.
+            if (bias[i].data) biases[i] = {nullptr, bias[i].data + static_cast<int64_t>(expert) * n - skip, skip + n};
+        }
+    }
+    ExpertProduct(const ExpertProduct&) = delete;
+    ExpertProduct& operator=(const ExpertProduct&) = delete;
+};
+
+// The pairs of a row and an expert that it chose: by expert, then by row.
+struct MoePairs {
+    int32_t* starts;  // [experts + 2]: the first pair of each expert, then the number of pairs
+    int32_t* used;    // experts with pairs
+    int32_t num_used;
+    int32_t* rows;   // [pairs]
+    float* weights;  // [pairs]
+
+    int32_t count(int32_t expert) const { return starts[expert + 1] - starts[expert]; }
+
+    // chosen, chosen_weights: [num_rows, top_k].
+    void sort(const int32_t* chosen, const float* chosen_weights, int32_t num_rows, const MoeOperands& m) {
+        // One place further than its expert, so that each becomes the end of its expert's pairs.
+        for (int32_t e = 0; e < m.experts + 2; ++e) starts[e] = 0;
+        for (int32_t i = 0; i < num_rows * m.top_k; ++i) ++starts[chosen[i] + 2];
+        for (int32_t e = 0; e < m.experts; ++e) starts[e + 2] += starts[e + 1];
+        for (int32_t i = 0; i < num_rows * m.top_k; ++i) {
+            const int32_t pair = starts[chosen[i] + 1]++;
+            rows[pair] = i / m.top_k;
+            weights[pair] = chosen_weights[i];
+        }
+        num_used = 0;
+        for (int32_t e = 0; e < m.experts; ++e)
+            if (count(e) > 0) used[num_used++] = e;
+    }
+};
+
+// The rows of all pairs as the products of one kind read them: int8 images, and floats for dense weights.
+struct PairRows {
+    uint8_t* images;
+    int64_t row_bytes;    // of an image
+    int64_t image_bytes;  // from the first image of gate and up to the second
+    const float* dense;   // [pairs, stride]
+    int64_t stride;
+    int32_t units;
+    bool shared_row;  // all pairs have the same row: there is one
+
+    static int64_t image_row_bytes(int64_t k) { return align64(k / UNIT_K * ROW_UNIT_BYTES); }
+
+    Activations of(const MoePairs& pairs, int32_t expert) const {
+        const int64_t first = shared_row ? 0 : pairs.starts[expert];
+        const Image image = {images + first * row_bytes, pairs.count(expert), units};
+        return {image, image_bytes, dense + first * stride, stride};
+    }
+};
+
+}  // namespace
+}  // namespace octavo
