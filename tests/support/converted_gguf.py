@@ -22,6 +22,7 @@ _ARCHITECTURES = {
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_next": "qwen3next",
+    "granitemoehybrid": "granitehybrid",
     "qwen3_5_text": "qwen35",
     "qwen3_5_moe_text": "qwen35moe",
     "olmo3": "olmo2",
@@ -31,7 +32,7 @@ _ARCHITECTURES = {
     "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
 }
-_PERMUTED = ("llama", "mistral3", "granite", "smollm3")  # q and k in pairs
+_PERMUTED = ("llama", "mistral3", "granite", "smollm3", "granitehybrid")  # q and k in pairs
 _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # to the weights of norms
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 

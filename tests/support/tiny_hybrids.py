@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 import gguf
 import numpy as np
 from numpy.typing import NDArray
-from transformers import Lfm2Config, PreTrainedConfig, Qwen3_5MoeTextConfig, Qwen3_5TextConfig, Qwen3NextConfig
+from transformers import (
+    GraniteMoeHybridConfig,
+    Lfm2Config,
+    PreTrainedConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
+    Qwen3NextConfig,
+)
 
 _SIZES = {
     "vocab_size": 96,
@@ -38,6 +45,19 @@ _EXPERTS = {
     "shared_expert_intermediate_size": 48,
 }
 
+_MAMBA = {
+    **_SIZES,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 8,
+    "mamba_d_head": "auto",
+    "mamba_d_state": 24,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.15,
+    "logits_scaling": 2.0,
+}
+
 CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "lfm2": lambda: Lfm2Config(**_SIZES, layer_types=["conv", "full_attention", "conv", "conv"], norm_eps=1e-5),
     "lfm2-biased": lambda: Lfm2Config(
@@ -52,12 +72,23 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     "qwen3next-mixed": lambda: Qwen3NextConfig(
         **_DELTA, **_EXPERTS, mlp_only_layers=[1], norm_topk_prob=False, attention_bias=True, linear_conv_kernel_dim=3
     ),
+    "granitehybrid": lambda: GraniteMoeHybridConfig(**_MAMBA, num_local_experts=4, num_experts_per_tok=2),
+    "granitehybrid-dense": lambda: GraniteMoeHybridConfig(**_MAMBA, num_local_experts=0, tie_word_embeddings=True),
+    "granitehybrid-rope": lambda: GraniteMoeHybridConfig(
+        **_MAMBA,
+        num_local_experts=0,
+        position_embedding_type="rope",
+        attention_bias=True,
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        mamba_d_conv=3,
+    ),
     "qwen35": lambda: Qwen3_5TextConfig(**_DELTA, tie_word_embeddings=True),
     "qwen35moe": lambda: Qwen3_5MoeTextConfig(**_DELTA, **_EXPERTS),
 }
 
 # Of each family, for the engine.
-HYBRIDS = ["lfm2", "qwen35"]
+HYBRIDS = ["lfm2", "qwen35", "granitehybrid-dense"]
 
 # GGUF files have no place for what makes these special.
 WITHOUT_GGUF = {"lfm2-biased", "qwen3next-mixed"}
@@ -69,7 +100,33 @@ def converted(architecture: str, config: PreTrainedConfig, tensors: Tensors) -> 
     """The tensors of a file, still under the names of transformers."""
     if architecture in ("qwen3next", "qwen35", "qwen35moe"):
         return {name: array for n, a in tensors.items() for name, array in _delta_tensors(architecture, config, n, a)}
+    if architecture == "granitehybrid":
+        return {name: array for n, a in tensors.items() for name, array in _mamba_tensors(config, n, a)}
     return {n: a.reshape(a.shape[0], a.shape[2]) if n.endswith("conv.conv.weight") else a for n, a in tensors.items()}
+
+
+def _mamba_tensors(
+    config: PreTrainedConfig, name: str, array: NDArray[np.float32]
+) -> Iterator[tuple[str, NDArray[np.float32]]]:
+    if name.endswith("A_log"):
+        array = -np.exp(array)
+    if name.endswith(("A_log", ".D")):
+        array = array[:, None]
+    elif name.endswith("mamba.norm.weight"):
+        array = array.reshape(config.mamba_n_groups, -1)
+    elif name.endswith("conv1d.weight"):
+        array = array[:, 0]
+    elif name.endswith("dt_bias"):
+        name = name.replace("dt_bias", "dt_proj.bias")
+    kind = "mlp.{}_proj" if config.num_local_experts == 0 else "mlp.shared_expert.{}_proj"
+    for stem, parts in (("shared_mlp", kind), ("block_sparse_moe", "mlp.experts.{}_proj")):
+        if name.endswith(f"{stem}.input_linear.weight"):
+            gate, up = np.split(array, 2, axis=-2)
+            yield name.replace(f"{stem}.input_linear", parts.format("gate")), gate
+            yield name.replace(f"{stem}.input_linear", parts.format("up")), up
+            return
+        name = name.replace(f"{stem}.output_linear", parts.format("down"))
+    yield name, array
 
 
 def _delta_tensors(
@@ -119,6 +176,14 @@ def add_metadata(writer: gguf.GGUFWriter, architecture: str, config: PreTrainedC
         writer.add_shortconv_l_cache(config.conv_L_cache)
         heads = [config.num_key_value_heads if kind == "full_attention" else 0 for kind in config.layer_types]
         writer.add_head_count_kv(heads)
+    if architecture == "granitehybrid":
+        writer.add_ssm_conv_kernel(config.mamba_d_conv)
+        writer.add_ssm_state_size(config.mamba_d_state)
+        writer.add_ssm_group_count(config.mamba_n_groups)
+        writer.add_ssm_inner_size(config.mamba_n_heads * config.mamba_d_head)
+        writer.add_ssm_time_step_rank(config.mamba_n_heads)
+        writer.add_rope_scaling_finetuned(config.position_embedding_type == "rope")
+        writer.add_head_count_kv([config.num_key_value_heads if "full" in kind else 0 for kind in config.layer_types])
     if architecture in ("qwen3next", "qwen35", "qwen35moe"):
         writer.add_ssm_conv_kernel(config.linear_conv_kernel_dim)
         writer.add_ssm_state_size(config.linear_key_head_dim)

@@ -28,6 +28,10 @@ class ConfigReader:
         reader.keys_read = self.keys_read
         return reader
 
+    def with_largest(self, key: str, length: int) -> ConfigReader:
+        """The same configuration with the largest of so many whole numbers, or the only one, in place of the list."""
+        return ConfigReader({**self.values, self.prefix + key: max(self.counts(key, length))}, self.prefix)
+
     def has(self, key: str) -> bool:
         """True if the key exists and is not null."""
         self.keys_read.add(self.prefix + key)

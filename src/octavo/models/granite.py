@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from octavo.graph.builder import Graph
 from octavo.graph.values import Value
@@ -25,24 +26,37 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        return replace(
-            cls.read_gguf(reader, shapes),
-            attention_scale=reader.optional_number("attention.scale"),
-            embedding_multiplier=reader.number("embedding_scale", 1.0),
-            residual_multiplier=reader.number("residual_scale", 1.0),
-            logits_scaling=reader.number("logit_scale", 1.0),
-        )
+        return scaled_gguf(cls.read_gguf(reader, shapes), reader)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
         windows = (None,) * reader.integer("num_hidden_layers", high=MAX_LAYERS)
-        return replace(
-            cls.read_hf(reader, windows=windows),
-            attention_scale=reader.number("attention_multiplier", 1.0),
-            embedding_multiplier=reader.number("embedding_multiplier", 1.0),
-            residual_multiplier=reader.number("residual_multiplier", 1.0),
-            logits_scaling=reader.number("logits_scaling", 1.0),
-        )
+        return scaled_hf(cls.read_hf(reader, windows=windows), reader)
+
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+def scaled_gguf(config: ConfigT, reader: ConfigReader) -> ConfigT:
+    """The configuration with the multipliers of a GGUF file."""
+    return replace(
+        config,
+        attention_scale=reader.optional_number("attention.scale"),
+        embedding_multiplier=reader.number("embedding_scale", 1.0),
+        residual_multiplier=reader.number("residual_scale", 1.0),
+        logits_scaling=reader.number("logit_scale", 1.0),
+    )
+
+
+def scaled_hf(config: ConfigT, reader: ConfigReader) -> ConfigT:
+    """The configuration with the multipliers of config.json."""
+    return replace(
+        config,
+        attention_scale=reader.number("attention_multiplier", 1.0),
+        embedding_multiplier=reader.number("embedding_multiplier", 1.0),
+        residual_multiplier=reader.number("residual_multiplier", 1.0),
+        logits_scaling=reader.number("logits_scaling", 1.0),
+    )
 
 
 def build(g: Graph, cfg: Config) -> Value:

@@ -47,11 +47,9 @@ class Config(DecoderConfig):
 
     @classmethod
     def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
-        num_layers = reader.integer("block_count", high=MAX_LAYERS)
         # One number a layer, 0 where there is a convolution.
-        heads = reader.counts("attention.head_count_kv", num_layers)
-        one = {reader.prefix + "attention.head_count_kv": max(heads)}
-        return cls.read_gguf(ConfigReader({**reader.values, **one}, reader.prefix), shapes)
+        num_layers = reader.integer("block_count", high=MAX_LAYERS)
+        return cls.read_gguf(reader.with_largest("attention.head_count_kv", num_layers), shapes)
 
     @classmethod
     def from_hf(cls, reader: ConfigReader) -> Config:
