@@ -145,3 +145,21 @@ def test_the_command_keeps_packed_weights_if_asked(smollm2_path: Path, tmp_path:
     doctor = octavo("doctor", env=environment).stdout
     assert "packed weights" in doctor
     assert "96.6 MB" in doctor or "92.1 MiB" in doctor
+
+
+STATEFUL = CacheSizes(cache_layout(()), PER_TOKEN, PER_TOKEN, state_bytes=16 << 20)
+
+
+def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture) -> None:
+    """Two slots for each sequence that may run, as many as fit beside a request of full length."""
+    plan = plan_cache(EngineConfig(max_num_seqs=4), 1024, STATEFUL, 100 * GIB)
+    assert (plan.max_num_seqs, plan.num_states) == (4, 8)
+    assert not caplog.text
+    plan = plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, STATEFUL, 10 * GIB)
+    assert (plan.max_num_seqs, plan.num_states, plan.max_model_len) == (16, 32, 1024)
+    assert "at most 16 sequences run at the same time instead of 64: the states of each take 32.0 MiB" in caplog.text
+    blocks = plan.num_blocks * STATEFUL.block_bytes(16)
+    assert plan.num_states * STATEFUL.state_bytes + blocks <= GIB
+    assert plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, ONE_GROUP, 10 * GIB).num_states == 0
+    with pytest.raises(InsufficientMemoryError, match=r"the states of a sequence 32\.0 MiB"):
+        plan_cache(EngineConfig(kv_cache_memory="33MiB"), 8192, STATEFUL, 10 * GIB)

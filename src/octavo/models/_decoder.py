@@ -196,7 +196,7 @@ def rope_section(reader: ConfigReader) -> ConfigReader:
     section = reader.section("rope_parameters" if reader.has("rope_parameters") else "rope_scaling")
     # Older files keep these two beside the section.
     beside = ("partial_rotary_factor", "original_max_position_embeddings")
-    return section.with_defaults({key: reader.values[key] for key in beside if reader.has(key)})
+    return section.with_defaults({key: reader.values[reader.prefix + key] for key in beside if reader.has(key)})
 
 
 def _hf_windows(reader: ConfigReader, num_layers: int) -> Windows:

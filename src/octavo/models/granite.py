@@ -34,10 +34,10 @@ class Config(DecoderConfig):
         return scaled_hf(cls.read_hf(reader, windows=windows), reader)
 
 
-ConfigT = TypeVar("ConfigT", bound=Config)
+ScaledT = TypeVar("ScaledT", bound=Config)
 
 
-def scaled_gguf(config: ConfigT, reader: ConfigReader) -> ConfigT:
+def scaled_gguf(config: ScaledT, reader: ConfigReader) -> ScaledT:
     """The configuration with the multipliers of a GGUF file."""
     return replace(
         config,
@@ -48,7 +48,7 @@ def scaled_gguf(config: ConfigT, reader: ConfigReader) -> ConfigT:
     )
 
 
-def scaled_hf(config: ConfigT, reader: ConfigReader) -> ConfigT:
+def scaled_hf(config: ScaledT, reader: ConfigReader) -> ScaledT:
     """The configuration with the multipliers of config.json."""
     return replace(
         config,

@@ -1,0 +1,84 @@
+"""The configurations of models with states: what they refuse, by name of the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo.errors import ModelLoadError
+from octavo.loader.checkpoint import open_checkpoint
+from octavo.models import build_graph, load_architecture
+from octavo.models._reading import ConfigReader
+from tests.support import converted_gguf
+from tests.support.tiny_hybrids import CONFIGS
+from tests.support.tiny_models import tiny_model
+
+
+def from_hf(name: str, **changes: Any) -> Any:
+    values = CONFIGS[name]().to_dict() | changes
+    reader = ConfigReader({key: value for key, value in values.items() if value is not ...})
+    return load_architecture(values["model_type"]).Config.from_hf(reader)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("lfm2", {"layer_types": ["conv", "sliding_attention", "conv", "conv"]}, "layer_types is 'sliding_attention'"),
+        ("lfm2", {"layer_types": ["conv"]}, "layer_types is .* must be 4 strings"),
+        ("lfm2", {"norm_eps": 2.0}, r"norm_eps is 2\.0"),
+        ("qwen3next", {"layer_types": ["mamba"] * 4}, "layer_types is 'mamba'"),
+        ("qwen3next", {"linear_num_key_heads": 3}, "linear_num_key_heads is 3: must divide the 4 value heads"),
+        ("qwen3next", {"linear_key_head_dim": 1 << 30}, "linear_key_head_dim is 1073741824"),
+        ("qwen35moe", {"num_experts_per_tok": 5}, "num_experts_per_tok is 5"),
+        ("granitehybrid", {"layer_types": ["linear_attention", "rnn"] * 2}, "layer_types is 'rnn'"),
+        ("granitehybrid", {"mamba_n_groups": 2}, "mamba_n_groups is 2: must be 1"),
+        ("granitehybrid", {"time_step_limit": [0.0, 0.1]}, "time_step_limit is .* steps are not limited"),
+        ("granitehybrid", {"position_embedding_type": "alibi"}, "position_embedding_type is 'alibi'"),
+        ("granitehybrid", {"mamba_d_state": 0}, "mamba_d_state is 0"),
+        ("granitehybrid", {"mamba_d_head": 1 << 18}, "too wide"),
+    ],
+)
+def test_hf_refuses(name: str, changes: dict[str, Any], message: str) -> None:
+    from_hf(name)
+    with pytest.raises(ModelLoadError, match=message):
+        from_hf(name, **changes)
+
+
+def test_older_names_of_layers_and_sections() -> None:
+    """Published files: Granite says mamba and attention, Qwen 3.5 keeps its text in a section."""
+    kinds = ["mamba", "attention", "mamba", "mamba"]
+    older = from_hf("granitehybrid", layer_types=kinds, time_step_limit=..., mamba_d_head=16)
+    assert older == from_hf("granitehybrid")
+    text = CONFIGS["qwen35moe"]().to_dict()
+    outer = {"model_type": "qwen3_5_moe", "text_config": text, "tie_word_embeddings": False}
+    config = load_architecture("qwen3_5_moe").Config
+    assert config.from_hf(ConfigReader(outer)) == config.from_hf(ConfigReader(text))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("lfm2", {"lfm2.attention.head_count_kv": [2, 0]}, r"head_count_kv is \[2, 0\]: must be 4 whole numbers"),
+        ("lfm2", {"lfm2.attention.head_count_kv": [0, 2, 0, -1]}, r"head_count_kv\[3\] is -1"),
+        ("qwen35", {"qwen35.ssm.inner_size": 95}, r"qwen35\.ssm\.inner_size is 95: must be a multiple of 4 heads"),
+        ("qwen35", {"qwen35.ssm.group_count": 3}, r"qwen35\.ssm\.group_count is 3: must divide"),
+        ("granitehybrid", {"granitehybrid.ssm.group_count": 2}, r"ssm\.group_count is 2: must be 1"),
+        ("granitehybrid", {"granitehybrid.ssm.inner_size": 9}, r"ssm\.inner_size is 9: must be a multiple"),
+    ],
+)
+def test_gguf_refuses(name: str, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(converted_gguf.save_gguf(tiny_model(name), tmp_path / "model.gguf"))
+    metadata = {**checkpoint.file.metadata, **changes}
+    config = load_architecture(checkpoint.architecture).Config
+    with pytest.raises(ModelLoadError, match=message):
+        config.from_gguf(ConfigReader(metadata, f"{name}."), checkpoint.weights.shapes)
+
+
+def test_blocks_for_further_tokens_are_left_out(tmp_path: Path) -> None:
+    checkpoint = open_checkpoint(converted_gguf.save_gguf(tiny_model("qwen35"), tmp_path / "model.gguf"))
+    metadata = {**checkpoint.file.metadata, "qwen35.block_count": 5, "qwen35.nextn_predict_layers": 1}
+    config = load_architecture("qwen35").Config.from_gguf(ConfigReader(metadata, "qwen35."), checkpoint.weights.shapes)
+    assert config == checkpoint.config
+    assert build_graph("qwen35", config, checkpoint.weights.shapes).makes_logits
