@@ -104,8 +104,34 @@ CALL = {
     "mistral_args": "[TOOL_CALLS]NAME[ARGS]ARGUMENTS",
     "functionary": "<function=NAME>ARGUMENTS</function>",
     "functionary_recipients": "NAME\nARGUMENTS",
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>ARGUMENTS<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME\n```json\nARGUMENTS\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "granite": '<|tool_call|>[{"name": "NAME", "arguments": ARGUMENTS}]',
     "gemma": '```json\n{"name": "NAME", "parameters": ARGUMENTS}\n```',
 }
+
+
+# Formats that write several calls within one mark: what begins, separates and ends them.
+LISTS = {
+    "mistral": ("[TOOL_CALLS][", ", ", "]"),
+    "granite": ("<|tool_call|>[", ", ", "]"),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
+}
+SEPARATORS = {"llama3_json": "; ", "functionary_recipients": ">>>", "mistral_args": ""}
+
+
+def several(format_name: str, *calls: str) -> str:
+    """One answer with these calls."""
+    if format_name not in LISTS:
+        return SEPARATORS.get(format_name, "\n").join(calls)
+    begin, separator, end = LISTS[format_name]
+    return begin + separator.join(one.removeprefix(begin).removesuffix(end) for one in calls) + end
 
 
 def call(format_name: str, name: str, arguments: str) -> str:
@@ -163,9 +189,7 @@ def test_text_instead_of_a_call_is_not_accepted(compiled: Compiled, name: str) -
 @pytest.mark.parametrize("name", FORMATS)
 def test_several_calls_only_in_parallel(compiled: Compiled, name: str) -> None:
     one = call(name, "now", "{}")
-    separator = {"llama3_json": "; ", "functionary_recipients": ">>>", "mistral_args": ""}.get(name, "\n")
-    two = '[TOOL_CALLS][{"name": "now", "arguments": {}}, {"name": "now", "arguments": {}}]'
-    text = two if name == "mistral" else separator.join([one, one])
+    text = several(name, one, one)
     assert compiled.accepts(name, TOOLS, text, parallel=True)
     assert not compiled.accepts(name, TOOLS, text, parallel=False)
     assert parse(name, TOOLS, text) == ("", [("now", "{}"), ("now", "{}")])
@@ -200,31 +224,29 @@ def free_answer(name: str, text: str, *calls: str) -> str:
     """An answer of text and calls, where calls are free."""
     if name == "functionary_recipients":
         return "all\n" + ">>>".join([text, *calls])
-    return text + ("" if name == "mistral_args" else "\n").join(calls)
+    return text + (several(name, *calls) if calls else "")
 
 
 @pytest.mark.parametrize("name", OPTIONAL)
 def test_strict_arguments_are_enforced_where_calls_are_free(compiled: Compiled, name: str) -> None:
     optional_grammar = tool_formats()[name].optional_grammar
     assert optional_grammar is not None
-    several, one = (optional_grammar([STRICT, *TOOLS], parallel, {}) for parallel in (True, False))
+    many, one = (optional_grammar([STRICT, *TOOLS], parallel, {}) for parallel in (True, False))
 
     def accepts(*parts: str) -> bool:
-        return compiled.is_whole(compiled.start_grammar(several), free_answer(name, *parts))
+        return compiled.is_whole(compiled.start_grammar(many), free_answer(name, *parts))
 
     right, now = call(name, "book", '{"seats": 2, "class": "first"}'), call(name, "now", "{}")
     assert accepts("Hello there!\nHow are <you>? 1 < 2")
     assert accepts("")
-    assert compiled.is_whole(compiled.start_grammar(several), right)
+    assert compiled.is_whole(compiled.start_grammar(many), right)
     assert compiled.is_whole(compiled.start_grammar(one), right)
-    assert not compiled.is_whole(compiled.start_grammar(several), call(name, "book", '{"seats": 0, "class": "first"}'))
-    assert not compiled.is_whole(compiled.start_grammar(several), call(name, "look", "{}"))
+    assert not compiled.is_whole(compiled.start_grammar(many), call(name, "book", '{"seats": 0, "class": "first"}'))
+    assert not compiled.is_whole(compiled.start_grammar(many), call(name, "look", "{}"))
     if name == "llama3_json":
         return
     assert accepts("Let me see.\n", right)
     assert not accepts("Let me see.\n", call(name, "book", '{"seats": 0, "class": "first"}'))
-    if name == "mistral":
-        return
     assert accepts("Let me see.\n", right, now)
     if name != "functionary_recipients":  # there, tools that are none are text for the grammar
         assert not accepts("Let me see.\n", right, call(name, "look", "{}"))
@@ -235,7 +257,7 @@ def test_text_behind_free_calls(compiled: Compiled, name: str) -> None:
     grammar = tool_formats()[name].optional_grammar([STRICT], True, {})  # type: ignore[misc]
     matcher = compiled.start_grammar(grammar)
     answer = call(name, "book", '{"seats": 2, "class": "first"}') + "\nDone."
-    may_follow = name not in ("mistral", "mistral_args", "llama3_json")
+    may_follow = name not in (*LISTS, "mistral_args", "llama3_json")
     assert compiled.is_whole(matcher, answer) is may_follow
 
 

@@ -67,7 +67,22 @@ TEMPLATES = {
     ),
     "google/gemma-3-1b-it": ("{{ '<start_of_turn>' + role + '\\n' + first_user_prefix }}", "gemma"),
     "google/gemma-3 with a template of tools": ("{%- if tools is not none -%}<start_of_turn>[func_name1(", None),
-    "deepseek-ai/DeepSeek-V3.1": ("'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name']", None),
+    "deepseek-ai/DeepSeek-V3.1": (
+        "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' + "
+        "tool['function']['arguments'] + '<｜tool▁call▁end｜>'}}",
+        "deepseek_v31",
+    ),
+    "deepseek-ai/DeepSeek-V3-0324": (
+        "{{'<｜Assistant｜><｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + "
+        "tool['function']['name'] + '\\n' + '```json' + '\\n' + tool['function']['arguments'] + '\\n' + '```' + "
+        "'<｜tool▁call▁end｜>'}}",
+        "deepseek_v3",
+    ),
+    "ibm-granite/granite-3.3-8b-instruct": (
+        "{%- if available_tools %} respond only with <|tool_call|> followed by a JSON list of tools used. "
+        "{{- '<|start_of_role|>available_tools<|end_of_role|>' }}",
+        "granite",
+    ),
     "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", None),
     "microsoft/Phi-4-mini-instruct": ("'<|tool|>' + message['tools'] + '<|/tool|>'", None),
     "HuggingFaceTB/SmolLM2-135M-Instruct": ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),

@@ -27,11 +27,27 @@ from tests.support.scripted_server import with_template
 from tests.support.tool_outputs import TOOLS
 from tests.support.vocabularies import scored_metadata
 
-MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>")
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>", "<|tool_call|>")
+MARKS += (
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁calls▁end｜>",
+)
 USER_DEFINED = 4  # a GGUF token type: added to the vocabulary, but shown
-WITH_MARKS = ["hermes", "llama3_json", "mistral", "mistral_args", "qwen3_coder"]
+WITH_MARKS = ["deepseek_v3", "deepseek_v31", "granite", "hermes", "llama3_json", "mistral", "mistral_args"]
+WITH_MARKS += ["qwen3_coder"]
 # The call of `now` as each format's models write it, `now` without arguments.
 CALLS = {
+    "deepseek_v31": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "deepseek_v3": (
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+    ),
+    "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "llama3_json": '<|python_tag|>{"name": "now", "parameters": {}}',
     "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
@@ -175,7 +191,8 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
     assert matcher_of(tokenizer, made.spec.params).try_consume_tokens(wrong) < len(wrong)
 
 
-MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>")
+MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>") | {"granite": "<|tool_call|>"}
+MARK_TEXTS |= dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>")
 
 
 @pytest.mark.parametrize("name", [name for name in WITH_MARKS if name != "llama3_json"])

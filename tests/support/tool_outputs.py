@@ -284,7 +284,87 @@ QWEN3_CODER = [
     _qwen("no_call", "Use <function=f(x)> or </function>", content="Use <function=f(x)> or </function>"),
 ]
 
-CASES = [*HERMES, *LLAMA, *MISTRAL, *FUNCTIONARY, *GEMMA, *QWEN3_CODER]
+
+def _deepseek(version: str, name: str, text: str, *calls: tuple[str, str], content: str = "") -> Case:
+    return Case(f"deepseek_{version}", name, text, calls, content)
+
+
+def _v31(*calls: tuple[str, str]) -> str:
+    """The form of the model card of DeepSeek-V3.1."""
+    parts = [f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{value}<｜tool▁call▁end｜>" for name, value in calls]
+    return f"<｜tool▁calls▁begin｜>{''.join(parts)}<｜tool▁calls▁end｜>"
+
+
+def _v3(*calls: tuple[str, str]) -> str:
+    """The form of the chat templates of DeepSeek-V3-0324 and DeepSeek-R1."""
+    parts = [
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{value}\n```<｜tool▁call▁end｜>"
+        for name, value in calls
+    ]
+    joined = "\n".join(parts)
+    return f"<｜tool▁calls▁begin｜>{joined}<｜tool▁calls▁end｜>"
+
+
+_TWO = (("now", "{}"), ("get_weather", _PARIS))
+DEEPSEEK = [
+    *(
+        case
+        for version, write in (("v31", _v31), ("v3", _v3))
+        for case in (
+            _deepseek(version, "one", write(("get_weather", _PARIS)), ("get_weather", _PARIS)),
+            _deepseek(version, "parallel", write(*_TWO), *_TWO),
+            _deepseek(version, "nested", write(("run", _NESTED)), ("run", _NESTED)),
+            _deepseek(version, "escapes", write(("get_weather", _ESCAPES)), ("get_weather", _ESCAPES)),
+            _deepseek(version, "injection", write(("run", _INJECTION)), ("run", _INJECTION)),
+            _deepseek(version, "text_before", f"Let me see.\n\n{write(*_TWO)}", *_TWO, content="Let me see."),
+            _deepseek(version, "unknown_tool", write(("fly", "{}")), ("fly", "{}")),
+            _deepseek(
+                version,
+                "marks_in_string",
+                write(("run", '{"code": "<｜tool▁call▁end｜> ``` {"}')),
+                ("run", '{"code": "<｜tool▁call▁end｜> ``` {"}'),
+            ),
+            _deepseek(version, "cut_in_name", write(*_TWO)[:42], content=write(*_TWO)[39:42]),
+            _deepseek(
+                version,
+                "cut_in_arguments",
+                write(("get_weather", _PARIS)).split("Par")[0],
+                ("get_weather", '{"city": "'),
+            ),
+            _deepseek(version, "cut_in_mark", write(*_TWO)[:-8], *_TWO),
+            _deepseek(version, "no_call", "Use <｜tool and ```\n{}\n```", content="Use <｜tool and ```\n{}\n```"),
+        )
+    ),
+    _deepseek("v31", "older_form", _v3(*_TWO), *_TWO),
+    _deepseek("v3", "newer_form", _v31(*_TWO), *_TWO),
+]
+
+
+def _granite(name: str, text: str, *calls: tuple[str, str], content: str = "") -> Case:
+    return Case("granite", name, text, calls, content)
+
+
+def _listed(*calls: tuple[str, str]) -> str:
+    objects = [f'{{"name": "{name}", "arguments": {arguments}}}' for name, arguments in calls]
+    return f"<|tool_call|>[{', '.join(objects)}]"
+
+
+GRANITE = [
+    _granite("one", _listed(("get_weather", _PARIS)), ("get_weather", _PARIS)),
+    _granite("parallel", _listed(*_TWO), *_TWO),
+    _granite("spaces", "<|tool_call|> [\n" + _listed(*_TWO).split("[")[1].replace(", {", " ,\n{") + "\n", *_TWO),
+    _granite("nested", _listed(("run", _NESTED)), ("run", _NESTED)),
+    _granite("escapes", _listed(("get_weather", _ESCAPES)), ("get_weather", _ESCAPES)),
+    _granite("text_before", f"Let me see. {_listed(('now', '{}'))}", ("now", "{}"), content="Let me see."),
+    _granite("single_object", '<|tool_call|>{"name": "now", "arguments": {}}', ("now", "{}")),
+    _granite("no_arguments", '<|tool_call|>[{"name": "now"}]', ("now", "{}")),
+    _granite("unknown_tool", _listed(("fly", "{}")), ("fly", "{}")),
+    _granite("cut_in_arguments", _listed(("get_weather", _PARIS))[:-6], ("get_weather", '{"city": "Par')),
+    _granite("no_list", "<|tool_call|>now()", content="now()"),
+    _granite("no_call", "A <|tool| and [1, 2]", content="A <|tool| and [1, 2]"),
+]
+
+CASES = [*DEEPSEEK, *GRANITE, *HERMES, *LLAMA, *MISTRAL, *FUNCTIONARY, *GEMMA, *QWEN3_CODER]
 
 
 def realistic_tools(count: int) -> list[dict[str, Any]]:

@@ -1,0 +1,23 @@
+"""Calls with their type and arguments in a code fence between DeepSeek's marks: DeepSeek V3, V3-0324 and R1.
+
+Source: the chat templates of these models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from octavo.server.tool_parsers.formats import deepseek_v31 as v31
+
+_CALL = f"{v31.CALL}function{v31.SEPARATOR}NAME\n```json\nARGUMENTS\n```{v31.END_OF_CALL}"
+
+FORMAT = replace(
+    v31.FORMAT,
+    name="deepseek_v3",
+    matches=lambda template: v31.CALL in template and "```" in template,
+    grammar=v31.grammar(_CALL, "\n"),
+    optional_grammar=v31.optional_grammar(_CALL, "\n"),
+    system_prompt=partial(v31.system_prompt, _CALL),
+    call=_CALL,
+)
