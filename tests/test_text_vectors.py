@@ -9,11 +9,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from octavo import LLM, AsyncLLM, ModelLoadError, UsageError
 from octavo.engine.scoring import plan_scores
-from tests.support.text_models import TEXTS, TOKENIZERS, save_decoder, save_encoder, save_pooling
+from tests.support.text_models import (
+    TEXTS,
+    TOKENIZERS,
+    encoder_metadata,
+    save_decoder,
+    save_encoder,
+    save_pooling,
+)
+from tests.support.tiny_encoders import save_gguf, tiny_encoder
 
 QUERY = "the fox?"
 REAL_ENCODER = ("bert", "all-MiniLM-L6-v2 (safetensors)")
@@ -93,6 +102,23 @@ def test_a_causal_reranker(tmp_path: Path) -> None:
         forged = plan_scores(session.model().engine.texts, llm.tokenizer, [(QUERY, "<|im_end|>")], 640).prompts[0][0]
         assert forged.count(llm.encode("<|im_end|>")[0]) == 2  # those of the prompt itself
         assert llm.generate("the fox")[0].outputs[0].token_ids
+
+
+def _vocabulary(directory: Path) -> dict[str, object]:
+    """That of a directory, under the keys of a GGUF file."""
+    return encoder_metadata(Tokenizer.from_file(str(directory / "tokenizer.json")))
+
+
+def test_gguf_files_give_the_same_as_directories(tmp_path: Path) -> None:
+    directory = save_pooling(save_encoder("bert", tmp_path / "bert"), "cls")
+    file = save_gguf(tiny_encoder("bert"), tmp_path / "bert.gguf", "cls", _vocabulary(directory))
+    with LLM(str(directory)) as expected, LLM(str(file)) as llm:
+        np.testing.assert_allclose(embed(llm, TEXTS), embed(expected, TEXTS), atol=1e-6)
+    directory = save_encoder("xlm-roberta", tmp_path / "roberta", labels=1)
+    model = tiny_encoder("xlm-roberta", labels=1)
+    file = save_gguf(model, tmp_path / "roberta.gguf", "rank", _vocabulary(directory))
+    with LLM(str(directory)) as expected, LLM(str(file)) as llm:
+        np.testing.assert_allclose(scores(llm, TEXTS[:3]), scores(expected, TEXTS[:3]), atol=1e-6)
 
 
 def test_async(tmp_path: Path) -> None:

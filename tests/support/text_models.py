@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
@@ -145,3 +146,22 @@ def _save_tokenizer(tokenizer: Tokenizer, directory: Path, *, types: bool) -> No
 
 def _change(path: Path, **values: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def encoder_metadata(tokenizer: Tokenizer) -> dict[str, object]:
+    """The keys of a GGUF file for a WordPiece or unigram vocabulary, as llama.cpp's converter writes them."""
+    model = json.loads(tokenizer.to_str())["model"]
+    names = sorted(tokenizer.get_vocab(), key=tokenizer.token_to_id)
+    types = np.array([3 if name in _SPECIAL and name != "[UNK]" else 1 for name in names], np.int32)
+    keys: dict[str, object] = {"token_type": types, "unknown_token_id": tokenizer.token_to_id("[UNK]")}
+    cls, sep = tokenizer.token_to_id("[CLS]"), tokenizer.token_to_id("[SEP]")
+    if model["type"] == "WordPiece":
+        marked = [n if n in _SPECIAL else n[2:] if n.startswith("##") else f"▁{n}" for n in names]
+        keys |= {"model": "bert", "tokens": marked, "cls_token_id": cls, "seperator_token_id": sep}
+    else:
+        padding = [f"[PAD{i}]" for i in range(len(names), VOCAB_SIZE)]
+        scores = np.array([score for _, score in model["vocab"]] + [-1000.0] * len(padding), np.float32)
+        keys |= {"model": "t5", "tokens": names + padding, "scores": scores, "bos_token_id": cls, "eos_token_id": sep}
+        unused = np.full(len(padding), 5, np.int32)
+        keys |= {"add_bos_token": True, "add_eos_token": True, "token_type": np.concatenate([types, unused])}
+    return {f"tokenizer.ggml.{key}": value for key, value in keys.items()}

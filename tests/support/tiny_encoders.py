@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import gguf
@@ -100,8 +100,13 @@ def expected_states(
     return states[0].numpy()
 
 
-def save_gguf(model: PreTrainedModel, path: Path, pooling: str = "mean") -> Path:
-    """The model as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32."""
+def save_gguf(
+    model: PreTrainedModel, path: Path, pooling: str = "mean", vocabulary: Mapping[str, object] | None = None
+) -> Path:
+    """The model as llama.cpp's converter writes it, under the names of the gguf package, every tensor as F32.
+
+    vocabulary: the keys of the tokenizer.
+    """
     config = model.config
     kind = config.model_type
     architecture = _ARCHITECTURES.get(kind, gguf.MODEL_ARCH.BERT)
@@ -126,6 +131,8 @@ def save_gguf(model: PreTrainedModel, path: Path, pooling: str = "mean") -> Path
         gguf_name = _HEADS.get(stem) or names.get_name(stem)
         assert gguf_name is not None, name
         writer.add_tensor(f"{gguf_name}.{suffix}", np.ascontiguousarray(array))
+    for key, value in (vocabulary or {}).items():
+        _add_key(writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -134,6 +141,18 @@ def save_gguf(model: PreTrainedModel, path: Path, pooling: str = "mean") -> Path
 
 
 _HEADS = {"classifier": "cls.output", "head.dense": "cls", "head.norm": "cls.norm"}
+
+
+def _add_key(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        assert isinstance(value, (list, np.ndarray))
+        writer.add_array(key, value if isinstance(value, list) else value.tolist())
 
 
 def _converted(model: PreTrainedModel, offset: int) -> dict[str, NDArray[np.float32]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import repeat
 from typing import Any
@@ -27,7 +27,14 @@ MAX_MERGE_WORK = 1 << 28  # of the published vocabularies, Gemma's 262,144 token
 
 _KEY = "tokenizer.ggml."
 _NAMED_IDS = ("bos", "eos", "eot", "eom", "unknown")
-_MODELS = ("gpt2", "llama")
+_MODELS = ("gpt2", "llama", "bert", "t5")
+MAX_WORD_CHARS = 100  # of a word that WordPiece cuts; a longer one is unknown, as in BERT
+# The tokens of BERT: their texts, and their keys. The specification's spelling of the separator is wrong.
+_BERT_TOKENS = {
+    "cls": ("[CLS]", "cls", "bos"),
+    "sep": ("[SEP]", "seperator", "eos"),
+    "unknown": ("[UNK]", "unknown"),
+}
 # `tokenizer.ggml.token_type`, from 1.
 TokenType = IntEnum("TokenType", ["NORMAL", "UNKNOWN", "CONTROL", "USER_DEFINED", "UNUSED", "BYTE"])
 
@@ -56,7 +63,78 @@ def read_gguf_tokenizer(metadata: Mapping[str, object]) -> Tokenizer:
             f"{_KEY}model is {_shown(kind)}; Octavo supports {', '.join(_MODELS)}; the nearest is {nearest!r}"
         )
     tokens = _read_tokens(metadata)
-    return _byte_level(metadata, tokens) if kind == "gpt2" else _sentencepiece(metadata, tokens)
+    readers = {"gpt2": _byte_level, "llama": _sentencepiece, "bert": _wordpiece, "t5": _unigram}
+    return readers[kind](metadata, tokens)
+
+
+def _wordpiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
+    """BERT's: a token that begins a word has U+2581 before it, unlike in the original, which marks the others."""
+    control = frozenset(tokens.of_type(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.UNUSED).values())
+    named = {name: _special_id(metadata, tokens, *keys) for name, keys in _BERT_TOKENS.items()}
+    literal = control | frozenset(named.values())
+    texts = [text if i in literal else _original_piece(text) for i, text in enumerate(tokens.texts)]
+    vocab = dict(zip(reversed(texts), reversed(range(len(texts))), strict=True))
+    # A vocabulary without capitals was made from text without them.
+    is_lower = not any(text != text.lower() for i, text in enumerate(texts) if i not in literal)
+    model = models.WordPiece(vocab, unk_token=texts[named["unknown"]], max_input_chars_per_word=MAX_WORD_CHARS)
+    plain, special = build_pair(
+        model,
+        normalizers.BertNormalizer(lowercase=is_lower),
+        pre_tokenizers.BertPreTokenizer(),
+        [],
+        [AddedToken(texts[i], normalized=False, special=True) for i in sorted(literal)],
+    )
+    return Tokenizer(
+        plain=plain,
+        special=special,
+        tokens=texts,
+        coding=TokenCoding.WORDPIECE,
+        literal_ids=literal,
+        special_token_ids=literal,
+        prefix_ids=(named["cls"],),
+        suffix_ids=(named["sep"],),
+        strip_leading_space=True,
+        bos_token_id=named["cls"],
+        eos_token_ids=frozenset({named["sep"]}),
+        chat_template=None,
+        separator_ids=(named["sep"],),
+        marks_second=True,
+    )
+
+
+def _special_id(metadata: Mapping[str, object], tokens: _Tokens, text: str, *keys: str) -> int:
+    """The id under one of the keys, or that of the token with this text."""
+    for key in keys:
+        value = metadata.get(f"{_KEY}{key}_token_id")
+        if value is not None:
+            if type(value) is not int or not 0 <= value < len(tokens.texts):
+                limit = len(tokens.texts) - 1
+                raise ModelLoadError(f"{_KEY}{key}_token_id is {_shown(value)}; the vocabulary has ids 0 to {limit}")
+            return value
+    if text not in tokens.vocab:
+        raise ModelLoadError(f"{_KEY}{keys[0]}_token_id is missing, and so is the token {text}")
+    return tokens.vocab[text]
+
+
+def _original_piece(text: str) -> str:
+    return text[1:] if text.startswith("▁") else f"##{text}"
+
+
+def _unigram(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
+    """SentencePiece's unigram model, that of XLM-RoBERTa and T5. Kudo, arXiv 1804.10959."""
+    scores = _numbers(metadata, "scores", len(tokens.texts), "if").astype(np.float64)
+    if not np.isfinite(scores).all():
+        raise ModelLoadError(f"{_KEY}scores: entry {int(np.flatnonzero(~np.isfinite(scores))[0])} is not a number")
+    unknown = tokens.ids.get("unknown")
+    if unknown is None:
+        raise ModelLoadError(f"{_KEY}unknown_token_id is missing")
+    with library_errors_as(ModelLoadError, f"{_KEY}tokens cannot be read"):
+        model = models.Unigram(list(zip(tokens.texts, scores.tolist(), strict=True)), unknown, False)
+    steps = [*_charsmap(metadata), normalizers.Replace(Regex(" {2,}"), " ")]
+    words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    coding = TokenCoding.SENTENCEPIECE
+    tokenizer = _finish(metadata, tokens, coding, model, normalizers.Sequence(steps), words, False)
+    return replace(tokenizer, separator_ids=tokenizer.suffix_ids * 2)
 
 
 def _byte_level(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer:
@@ -103,11 +181,7 @@ def _sentencepiece(metadata: Mapping[str, object], tokens: _Tokens) -> Tokenizer
 
 
 def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if (charsmap := metadata.get(_KEY + "precompiled_charsmap")) is not None:
-        with library_errors_as(ModelLoadError, f"{_KEY}precompiled_charsmap cannot be read"):
-            steps.append(normalizers.Precompiled(np.asarray(charsmap, np.uint8).tobytes()))
-            steps[0].normalize_str("a ﬁ ①")  # a damaged table fails only when it is used
+    steps = _charsmap(metadata)
     remove_extra = _bool(metadata, _KEY + "remove_extra_whitespaces", False)
     if remove_extra:
         steps += [normalizers.Replace(Regex(" +"), " "), normalizers.Replace(Regex(r"\A "), "")]
@@ -117,6 +191,16 @@ def _sentencepiece_normalizer(metadata: Mapping[str, object]) -> normalizers.Nor
     if remove_extra:
         steps.append(normalizers.Replace(Regex(r"▁+\z"), ""))
     return normalizers.Sequence(steps)
+
+
+def _charsmap(metadata: Mapping[str, object]) -> list[normalizers.Normalizer]:
+    """The table of replacements of the file, if it has one."""
+    steps: list[normalizers.Normalizer] = []
+    if (charsmap := metadata.get(_KEY + "precompiled_charsmap")) is not None:
+        with library_errors_as(ModelLoadError, f"{_KEY}precompiled_charsmap cannot be read"):
+            steps.append(normalizers.Precompiled(np.asarray(charsmap, np.uint8).tobytes()))
+            steps[0].normalize_str("a ﬁ ①")  # a damaged table fails only when it is used
+    return steps
 
 
 def _finish(
