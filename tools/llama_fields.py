@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from octavo.sampling_params import MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STRING_CHARS
+from octavo.sampling_params import MAX_CHOICES, MAX_LOGPROBS, MAX_STOP_STRINGS, MAX_STRING_CHARS
 from octavo.server.endpoints.embeddings import MAX_INPUTS
+from octavo.server.endpoints.llama_cpp import TemplateRequest
+from octavo.server.endpoints.llama_embedding import MAX_NORM_ORDER, EmbeddingRequest
 from octavo.server.endpoints.ollama_embed import EmbeddingsRequest, EmbedRequest
 from octavo.server.endpoints.ollama_models import PullRequest, ShowRequest
-from octavo.server.protocols.ignored_fields import OLLAMA
+from octavo.server.generation.prompt import MAX_PROMPTS
+from octavo.server.protocols.ignored_fields import LLAMA_CPP, OLLAMA
+from octavo.server.protocols.llama_completion import CompletionRequest, InfillRequest
 from octavo.server.protocols.ollama_request import MAX_MESSAGES, ChatRequest, GenerateRequest, Options
 from tools.field_entries import (
     FLAG,
@@ -86,7 +90,7 @@ GENERATE = Route(
     OLLAMA_BODY
     | {
         "prompt": Entry("Hi", 1, "text; none loads the model"),
-        "suffix": Entry("", "x", "text, for models with fill-in-the-middle tokens"),
+        "suffix": Entry("x", 1, "text, for models with fill-in-the-middle tokens"),
         "system": Entry("Be kind.", 1, "text"),
         "template": Entry("", "{{ .Prompt }}", "only empty", without_effect="the model's own template is used"),
         "context": Entry([5, 6], [-1], "the ids of an earlier answer"),
@@ -151,4 +155,72 @@ PULL = Route(
     {**NAME, "stream": FLAG, "insecure": Entry(False, "yes", "true, false", without_effect="no registry is asked")},
     {"username": "me"},
 )
-LLAMA_ROUTES = (GENERATE, CHAT, OLLAMA_OPTIONS, EMBED, EMBEDDINGS, SHOW, PULL)
+LLAMA_CPP_BODY: dict[str, Entry] = {
+    "model": OWN_MODEL,
+    "stream": FLAG,
+    **SAMPLING,
+    "n_predict": Entry(5, -2, "1 and more, cut to the rest of the context; -1: up to its end; 0: only the prompt"),
+    "max_tokens": Entry(5, "x", "another name of `n_predict`"),
+    "n_cmpl": Entry(2, 0, f"1 to {MAX_CHOICES}"),
+    "n_probs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}"),
+    "post_sampling_probs": Entry(False, True, "only false", without_effect="probabilities are those of the model"),
+    "logit_bias": Entry([[5, 1], ["Hi", False]], [[5, 101]], "pairs of a token or text, and -100 to 100 or false"),
+    "grammar": Entry('root ::= "a"', "root ::= nowhere", "a grammar in GBNF or Lark"),
+    "json_schema": Entry(SCHEMA, {"type": "banana"}, "a JSON schema"),
+    "ignore_eos": FLAG,
+    "return_tokens": FLAG,
+    "response_fields": Entry(["content"], [1], "names of fields of the answer"),
+    "lora": Entry([], [{"id": 0}], "only an empty list", without_effect="there are no adapters"),
+    "samplers": Entry([], ["top_k"], "only an empty list", without_effect="there is one order of samplers"),
+    **{name: A_FLAG if kind is bool else A_NUMBER for name, kind in LLAMA_CPP.items()},
+    **OPTIONS,
+}
+COMPLETION = Route(
+    "/completion",
+    CompletionRequest,
+    {"prompt": "Hi"},
+    LLAMA_CPP_BODY | {"prompt": Entry(["Hi", 5], [], f"text, ids, both in a row, or 1 to {MAX_PROMPTS} of them")},
+    {"image_data": [], "suffix": "x"},
+)
+EMBEDDING = Route(
+    "/embedding",
+    EmbeddingRequest,
+    {"content": "Hi"},
+    {
+        "model": OWN_MODEL,
+        "content": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_INPUTS} of them"),
+        "embd_normalize": Entry(1, -2, f"-1 to {MAX_NORM_ORDER}"),
+        **OPTIONS,
+    },
+    {"input": "Hi"},
+)
+TEMPLATE = Route(
+    "/apply-template",
+    TemplateRequest,
+    {"messages": MESSAGES},
+    {
+        "model": OWN_MODEL,
+        "messages": Entry(MESSAGES, [], "as in `/v1/chat/completions`"),
+        "tools": Entry([TOOL], [{"type": "retrieval", "function": {"name": "x"}}], "functions"),
+        "chat_template_kwargs": Entry({"a": 1}, {"messages": []}, "an object"),
+        "add_generation_prompt": FLAG,
+        "continue_final_message": Entry(
+            True, True, "true, false", {"messages": [*MESSAGES, {"role": "assistant", "content": "Yes"}]}
+        ),
+    },
+    {"max_tokens": 5},
+)
+INFILL = Route(
+    "/infill",
+    InfillRequest,
+    {"input_prefix": "a = ", "input_suffix": "\n"},
+    LLAMA_CPP_BODY
+    | {
+        "input_prefix": Entry("a = ", 1, "text"),
+        "input_suffix": Entry("\n", 1, "text; needs a model with fill-in-the-middle tokens"),
+        "prompt": Entry("1", 1, "text, the beginning of what fills the hole"),
+        "input_extra": Entry([{"filename": "b.py", "text": "b = 1"}], [1], "other files: `filename` and `text`"),
+    },
+    {"suffix": "x"},
+)
+LLAMA_ROUTES = (GENERATE, CHAT, OLLAMA_OPTIONS, EMBED, EMBEDDINGS, SHOW, PULL, COMPLETION, INFILL, EMBEDDING, TEMPLATE)

@@ -273,6 +273,7 @@ MESSAGES_ROUTE = Route(
 COUNT_TOKENS = Route(
     "/v1/messages/count_tokens", CountTokensRequest, {"messages": MESSAGES}, ASKED, {"max_tokens": 5, "stream": True}
 )
+A_CONTENT = {"messages": None, "content": "Hi"}
 A_PROMPT = {"messages": None, "prompt": "Hi"}
 TOKENIZE = Route(
     "/tokenize",
@@ -285,6 +286,10 @@ TOKENIZE = Route(
         **{name: CHAT.entries[name] for name in ("add_generation_prompt", "continue_final_message")},
         "add_special_tokens": Entry(True, "yes", "true, false; true with `prompt` only", A_PROMPT),
         "return_token_strs": FLAG,
+        "content": Entry("Hi", 1, "text, in place of the others", {"messages": None}),
+        "add_special": Entry(True, "yes", "true, false; with `content`", A_CONTENT),
+        "parse_special": Entry(False, "yes", "true, false; with `content`", A_CONTENT),
+        "with_pieces": Entry(True, "yes", "true, false; with `content`", A_CONTENT),
     },
     {"max_tokens": 5, "tool_choice": "auto"},
 )

@@ -14,17 +14,17 @@ from fastapi.routing import APIRoute
 from octavo.server.app import endpoint_modules
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
-from tests.support.scripted_server import ScriptedServer, scripted_server
+from tests.support.scripted_server import ScriptedServer, scripted_server, with_infill
 from tools.openai_matrix import ROUTES, Route, render
 
-OLLAMA = ("ollama", "ollama_embed", "ollama_models")
+OTHERS = ("ollama", "ollama_embed", "ollama_models", "llama_cpp", "llama_embedding")
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 
 
 @pytest.fixture(scope="module")
 def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    modules = ("openai", "embeddings", "responses", "messages", "tgi", "tokenize", *OLLAMA)
-    with scripted_server(smollm2_tokenizer, *modules) as running:
+    modules = ("openai", "embeddings", "responses", "messages", "tgi", "tokenize", *OTHERS)
+    with scripted_server(with_infill(smollm2_tokenizer), *modules) as running:
         running.script = Script(["Hel", "lo"])
         yield running
 

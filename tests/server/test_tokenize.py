@@ -55,7 +55,7 @@ def test_a_prompt_may_be_longer_than_the_context(fake: ScriptedServer) -> None:
 @pytest.mark.parametrize("text", ["", "Grüße, 世界 🎉", "<|im_start|>user\n"])
 def test_detokenize_is_the_inverse(fake: ScriptedServer, text: str) -> None:
     tokens = fake.post("/tokenize", {"prompt": text}).json()["tokens"]
-    assert fake.post("/detokenize", {"tokens": tokens}).json() == {"prompt": text}
+    assert fake.post("/detokenize", {"tokens": tokens}).json() == {"prompt": text, "content": text}
 
 
 @pytest.mark.parametrize(

@@ -119,6 +119,12 @@ def with_template(tokenizer: Tokenizer, chat_template: str) -> Tokenizer:
     return dataclasses.replace(tokenizer, chat_template=chat_template)
 
 
+def with_infill(tokenizer: Tokenizer) -> Tokenizer:
+    """SmolLM2's vocabulary with tokens for fill-in-the-middle in place of others."""
+    names = {"<gh_stars>": "<fim_prefix>", "<issue_start>": "<fim_suffix>", "<issue_comment>": "<fim_middle>"}
+    return dataclasses.replace(tokenizer, tokens=[names.get(token, token) for token in tokenizer.tokens])
+
+
 THINKING_TEMPLATE = """{% for message in messages %}<|im_start|>{{ message.role }}
 {% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>
 {% endif %}{{ message.content }}<|im_end|>

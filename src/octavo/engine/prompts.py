@@ -58,6 +58,10 @@ class PromptEncoder:
         finally:
             template.close()
 
+    def render_chat(self, messages: Sequence[Message], **template_arguments: Any) -> str:
+        """The text that the model's template makes of a conversation. Raises the errors of `encode_chat`."""
+        return self._own_template().render_prompt(messages, **template_arguments)
+
     def close(self) -> None:
         """Ends the template's process. May be called twice."""
         with self._lock:

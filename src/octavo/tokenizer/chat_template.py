@@ -177,11 +177,17 @@ class ChatTemplate:
             if kwargs.get(name) is not None:
                 kwargs[name] = tokenizer.guard(list(kwargs[name]))
         guarded = tokenizer.guard(list(messages))
+        return tokenizer.encode_chat(
+            self.render_prompt(guarded, continue_final_message=continue_final_message, **kwargs)
+        )
+
+    def render_prompt(self, messages: Sequence[Message], *, continue_final_message: bool = False, **kwargs: Any) -> str:
+        """The text of `render`, up to the end of the last message's content if the model is to continue it."""
         if not continue_final_message:
-            return tokenizer.encode_chat(self.render(guarded, **kwargs))
+            return self.render(messages, **kwargs)
         if kwargs.setdefault("add_generation_prompt", False):
             raise UsageError("continue_final_message and add_generation_prompt cannot both be true")
-        return tokenizer.encode_chat(_up_to_content(self.render(guarded, **kwargs), guarded[-1]))
+        return _up_to_content(self.render(messages, **kwargs), messages[-1])
 
     def close(self) -> None:
         """Ends the template's process. May be called twice; a later `render` starts a new one."""

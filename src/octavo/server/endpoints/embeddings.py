@@ -73,8 +73,7 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     if body.truncate_prompt_tokens == 0:
         reason = "is 0; it must be at least 1, or -1 for as many as fit"
         raise refuse("truncate_prompt_tokens", reason, "integer_below_min_value")
-    given: Any = body.input
-    inputs = [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
+    inputs = list_of_inputs(body.input)
     job = EmbeddingJob(inputs, read_options(body), body.pooling, body.truncate_prompt_tokens)
     vectors = await embed_inputs(request, model, job)
     data = [
@@ -127,6 +126,11 @@ async def embed_inputs(request: Request, model: ServedModel, job: EmbeddingJob) 
     finally:
         ticket.release()
     return Embedded(vectors, record.num_prompt_tokens, num_truncated)
+
+
+def list_of_inputs(given: Any) -> Sequence[str | Sequence[int]]:
+    """All inputs of an `Input`, of which one alone may be a text or a list of ids."""
+    return [given] if isinstance(given, str) or not given or isinstance(given[0], int) else given
 
 
 def check_dimensions(wanted: int | None, model: ServedModel) -> None:

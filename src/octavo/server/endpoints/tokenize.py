@@ -22,14 +22,18 @@ from octavo.server.protocols.protocol_fields import NullIsAbsent
 from octavo.server.state import state_of
 from octavo.tokenizer.tokenizer import Tokenizer
 
+_OF_MESSAGES = ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs")
 MAX_TOKENS = 1 << 17  # of one request to /detokenize; a context has fewer
 
 router = APIRouter(route_class=JsonRoute, tags=["tokens"])
 
 
 class TokenizeRequest(TemplateFields):
-    """A prompt or messages. add_special_tokens: None is true for a prompt, and false for messages, whose template
-    writes them."""
+    """A prompt or messages, or llama.cpp's `content` with its own fields.
+
+    add_special_tokens: None is true for a prompt, and false for messages, whose template writes them. add_special,
+    parse_special: None is false and true.
+    """
 
     model: Text | None = None
     prompt: Text | None = None
@@ -37,6 +41,10 @@ class TokenizeRequest(TemplateFields):
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
     tools: Tools | None = None
+    content: Text | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
 
 
 class TokenizeResponse(BaseModel):
@@ -65,16 +73,27 @@ class DetokenizeRequest(NullIsAbsent):
     tokens: list[Int] = Field(max_length=MAX_TOKENS)
 
 
+class TokensResponse(BaseModel):
+    """llama.cpp's answer: ids, or ids with their texts, which are lists of bytes where they are not UTF-8."""
+
+    tokens: list[int | dict[str, int | str | list[int]]]
+
+
 class DetokenizeResponse(BaseModel):
+    """The text, under vLLM's and llama.cpp's names."""
+
     prompt: str
+    content: str
 
 
 @router.post("/tokenize")
-async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse:
+async def tokenize(request: Request, body: TokenizeRequest) -> TokenizeResponse | TokensResponse:
     """The token ids of a prompt, the same as for `/v1/completions`, or of a conversation."""
     _check_kind(body)
     spec = None if body.messages is None else await run_unless_gone(request, read_spec(lambda: _chat_spec(body)))
     async with state_of(request).models.use(body.model) as model:
+        if body.content is not None:
+            return await _tokenize_content(request, model, body)
         if spec is None:
             prompt, adds = body.prompt or "", body.add_special_tokens is not False
             work = run_sync(lambda: model.tokenizer.encode(prompt, add_special_tokens=adds, parse_special=True))
@@ -100,7 +119,8 @@ async def detokenize(request: Request, body: DetokenizeRequest) -> DetokenizeRes
             raise UsageError(message, param="tokens", code="token_out_of_range")
         tokens = body.tokens
         text = run_sync(lambda: model.tokenizer.decode(tokens, skip_special_tokens=False))
-        return DetokenizeResponse(prompt=await run_unless_gone(request, text))
+        found = await run_unless_gone(request, text)
+        return DetokenizeResponse(prompt=found, content=found)
 
 
 @router.get("/tokenizer_info")
@@ -120,7 +140,32 @@ async def get_tokenizer_info(request: Request) -> TokenizerInfo:
         )
 
 
+async def _tokenize_content(request: Request, model: ServedModel, body: TokenizeRequest) -> TokensResponse:
+    text, adds, parses = body.content or "", bool(body.add_special), body.parse_special is not False
+    work = run_sync(lambda: model.tokenizer.encode(text, add_special_tokens=adds, parse_special=parses))
+    tokens = await run_unless_gone(request, work)
+    if not body.with_pieces:
+        return TokensResponse(tokens=[*tokens])
+    return TokensResponse(tokens=[{"id": token_id, "piece": _piece(model.tokenizer, token_id)} for token_id in tokens])
+
+
+def _piece(tokenizer: Tokenizer, token_id: int) -> str | list[int]:
+    raw = tokenizer.token_bytes(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
 def _check_kind(body: TokenizeRequest) -> None:
+    if body.content is not None:
+        for name in (*_OF_MESSAGES, "prompt", "messages", "add_special_tokens", "return_token_strs"):
+            if getattr(body, name) is not None:
+                raise refuse(name, "cannot be combined with content; use prompt instead of it")
+        return
+    for name in ("add_special", "parse_special", "with_pieces"):
+        if getattr(body, name) is not None:
+            raise refuse(name, "needs content, which takes the place of prompt")
     if (body.prompt is None) == (body.messages is None):
         given = "neither" if body.prompt is None else "both"
         message = f"give prompt or messages, not {given}"
@@ -129,7 +174,7 @@ def _check_kind(body: TokenizeRequest) -> None:
         if body.add_special_tokens:
             raise refuse("add_special_tokens", "is for a prompt; of messages the chat template writes them")
         return
-    for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
+    for name in _OF_MESSAGES:
         if getattr(body, name) is not None:
             raise refuse(name, "is for messages; leave it out with a prompt")
 

@@ -6,8 +6,9 @@ Tokenizing a book takes a while and other requests must go on, so it runs in a t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 from anyio.to_thread import run_sync
 
@@ -90,6 +91,24 @@ def fit_max_tokens(
     return dataclasses.replace(params, max_tokens=left) if is_cut else params
 
 
+async def render_conversation(model: ServedModel, spec: ChatSpec) -> str:
+    """The text of a conversation of any length, with the errors of `encode_conversation`."""
+    adapted = plan_chat(model, spec)[0]
+    with _template_errors():
+        return await run_sync(lambda: model.prompts.render_chat(adapted.messages, **adapted.template_arguments))
+
+
+@contextmanager
+def _template_errors() -> Iterator[None]:
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
+    except ModelLoadError as error:
+        # The model's template is at fault, not the request.
+        raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
+
+
 async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) -> tuple[list[int], int]:
     """The prompt, and the tokens of the turns that were left out so that it has at most `room` tokens."""
     sizes: list[int] = []
@@ -99,16 +118,11 @@ async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) 
         sizes.append(len(token_ids))
         return token_ids
 
-    try:
+    with _template_errors():
         if room is None:
             token_ids = await run_sync(lambda: encode(adapted.messages))
         else:
             token_ids, _ = await run_sync(lambda: fit_turns(adapted.messages, encode, room))
-    except UsageError as error:
-        raise UsageError(str(error), param="messages", code=error.code or "invalid_value") from None
-    except ModelLoadError as error:
-        # The model's template is at fault, not the request.
-        raise ApiError(500, f"the conversation cannot be rendered: {error}", code="internal_error") from error
     if not token_ids:
         raise UsageError("the conversation renders to nothing", param="messages", code="invalid_value")
     if adapted.earlier_token_ids:
@@ -135,11 +149,26 @@ def _encode_text(model: ServedModel, prompt: TextPrompt) -> list[int]:
         return token_ids
     if not prompt:
         raise UsageError("prompt holds an empty list of token ids", param="prompt", code="empty_array")
-    _check_ids(model, prompt, "prompt")
-    return list(prompt)
+    if any(isinstance(item, str) for item in prompt):
+        return _encode_pieces(model, prompt)
+    ids: Sequence[Any] = prompt
+    _check_ids(model, ids, "prompt")
+    return list(ids)
 
 
-def _check_ids(model: ServedModel, token_ids: Sequence[int], param: str) -> None:
+def _encode_pieces(model: ServedModel, pieces: Sequence[int | str]) -> list[int]:
+    """Texts and token ids in a row, as one prompt. BOS comes before a text at the start, if the model wants it."""
+    token_ids: list[int] = [] if isinstance(pieces[0], int) else [*model.tokenizer.prefix_ids]
+    for piece in pieces:
+        if isinstance(piece, str):
+            token_ids += model.tokenizer.encode(piece, add_special_tokens=False, parse_special=True)
+        else:
+            token_ids.append(piece)
+    _check_ids(model, token_ids, "prompt")
+    return token_ids
+
+
+def _check_ids(model: ServedModel, token_ids: Sequence[Any], param: str) -> None:
     vocab_size = model.tokenizer.vocab_size
     wrong = next((item for item in token_ids if not 0 <= item < vocab_size), None)
     if wrong is not None:

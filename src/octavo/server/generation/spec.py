@@ -12,7 +12,7 @@ from octavo.generation_request import RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.generation.infill import Infill
 
-TextPrompt: TypeAlias = "str | Sequence[int] | Infill"
+TextPrompt: TypeAlias = "str | Sequence[int | str] | Infill"
 ToolChoice: TypeAlias = "Literal['auto', 'none', 'required'] | NamedTool"
 
 

@@ -215,6 +215,30 @@ OLLAMA_MODEL = _schema(
 )
 OLLAMA_STATUS = _schema({"status": "success"})
 
+_LLAMA_TOKEN = {"id": int, "token": str, "bytes": [int], "logprob": float}
+_LLAMA_RESULT = {
+    **_texts("content?", "model?", "prompt?", "stopping_word?"),
+    **_counts("index?", "tokens_predicted?", "tokens_evaluated?", "tokens_cached?"),
+    **dict.fromkeys(("stop?", "truncated?", "has_new_line?"), bool),
+    "tokens?": [int],
+    "stop_type?": ("limit", "word", "eos"),
+    "generation_settings?": dict,
+    "timings?": dict[str, float],
+    "completion_probabilities?": [{**_LLAMA_TOKEN, "top_logprobs": [_LLAMA_TOKEN]}],
+}
+LLAMA_COMPLETION = _schema((_LLAMA_RESULT, [_LLAMA_RESULT]))
+LLAMA_EMBEDDINGS = _schema([{"index": int, "embedding": [[float]]}])
+LLAMA_PROPS = _schema(
+    {
+        **_texts("model_alias", "model_path", "chat_template", "bos_token", "eos_token", "build_info"),
+        "total_slots": int,
+        "default_generation_settings": {"n_ctx": int, "params": dict},
+        "modalities": {"vision": bool, "audio": bool},
+        "is_sleeping": bool,
+    }
+)
+LLAMA_SLOTS = _schema([{**_counts("id", "n_ctx"), "speculative": bool, "is_processing": bool}])
+
 _CLOSED = {"additionalProperties": False}
 _ERROR = _schema({**_texts("message", "type"), "param": str | None, "code": str | None}) | _CLOSED
 OPENAI_ERROR = {"type": "object", "required": ["error"], "properties": {"error": _ERROR}} | _CLOSED

@@ -93,8 +93,8 @@ class AnswerWriter(ABC, Generic[B, S]):
         yield self.error_event, self.dialect.error_body(error, self.generation.request_id)
 
     @abstractmethod
-    def body(self) -> dict[str, Any]:
-        """The whole answer, after the last event."""
+    def body(self) -> Any:
+        """The whole answer, after the last event: an object, or a list of them."""
 
 
 class BlockWriter(AnswerWriter[B, ChatSpec]):
@@ -165,7 +165,7 @@ async def answer(
         ignored.extend(name for name in dict.fromkeys(names) if name not in ignored)
         return writer_class(body, filled, model, generation, arrival)
 
-    async def whole() -> dict[str, Any]:
+    async def whole() -> Any:
         writer = await begin()
         async for _ in _stream(writer, record, _discard):
             pass

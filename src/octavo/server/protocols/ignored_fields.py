@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field, create_model
 
-from octavo.server.http.json_body import Int, RequestModel, Text
+from octavo.server.http.json_body import Int, Number, RequestModel, Text
 
 Table: TypeAlias = "Mapping[str, Any]"
 """The names of the fields and their types."""
@@ -18,6 +18,11 @@ Table: TypeAlias = "Mapping[str, Any]"
 _OPENAI: Table = {"prompt_cache_retention": Text}
 _VLLM: Table = {"request_id": Text, "guided_decoding_backend": Text}
 _LLAMA_CPP: Table = {"cache_prompt": bool, "id_slot": Int, "timings_per_token": bool, "return_progress": bool}
+LLAMA_CPP: Table = {
+    **_LLAMA_CPP,
+    **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), Int),
+    "sse_ping_interval": Number,
+}
 COMPLETIONS: Table = {**_VLLM, **_LLAMA_CPP}
 CHAT: Table = {
     **_OPENAI,

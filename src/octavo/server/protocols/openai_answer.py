@@ -150,27 +150,7 @@ class OpenAIWriter(AnswerWriter[R, S]):
         }
 
     def _timings(self, usage: Usage) -> dict[str, Any]:
-        """The times of the request in milliseconds, under the names of llama.cpp's server, if they are asked for.
-
-        prompt_n: prompt tokens that were computed. cache_n: prompt tokens from the cache. predicted_per_second: for one
-        choice, after its first token.
-        """
-        if not self.request.timings:
-            return {}
-        metrics = usage.metrics
-        num_computed = usage.num_prompt_tokens - usage.num_cached_tokens
-        num_after_first = max(usage.num_completion_tokens - 1, 0)
-        timings = {
-            "queue_ms": metrics.queue_s * 1e3,
-            "cache_n": usage.num_cached_tokens,
-            "prompt_n": num_computed,
-            "prompt_ms": metrics.prefill_s * 1e3,
-            "prompt_per_second": num_computed / metrics.prefill_s if metrics.prefill_s else 0.0,
-            "predicted_n": usage.num_completion_tokens,
-            "predicted_ms": metrics.decode_s * 1e3,
-            "predicted_per_second": num_after_first / metrics.decode_s if metrics.decode_s else 0.0,
-        }
-        return {"timings": timings}
+        return {"timings": timings(usage)} if self.request.timings else {}
 
 
 class ChatWriter(OpenAIWriter[ChatCompletionRequest, ChatSpec]):
@@ -287,6 +267,29 @@ class CompletionWriter(OpenAIWriter[CompletionRequest, TextSpec]):
         # A client that sent ids gets all of them back. A text does not show the control tokens that were added to it.
         skips = isinstance(sent, str)
         return self.model.tokenizer.decode(self.generation.prompt_token_ids[prompt], skip_special_tokens=skips)
+
+
+def timings(usage: Usage) -> dict[str, Any]:
+    """The times of a request in milliseconds, under the names of llama.cpp's server.
+
+    prompt_n: prompt tokens that were computed. cache_n: prompt tokens from the cache. predicted_ms, predicted_per_*:
+    for one choice, after its first token.
+    """
+    metrics = usage.metrics
+    num_computed = usage.num_prompt_tokens - usage.num_cached_tokens
+    num_after_first = max(usage.num_completion_tokens - 1, 0)
+    return {
+        "queue_ms": metrics.queue_s * 1e3,
+        "cache_n": usage.num_cached_tokens,
+        "prompt_n": num_computed,
+        "prompt_ms": metrics.prefill_s * 1e3,
+        "prompt_per_token_ms": metrics.prefill_s * 1e3 / max(num_computed, 1),
+        "prompt_per_second": num_computed / metrics.prefill_s if metrics.prefill_s else 0.0,
+        "predicted_n": usage.num_completion_tokens,
+        "predicted_ms": metrics.decode_s * 1e3,
+        "predicted_per_token_ms": metrics.decode_s * 1e3 / max(num_after_first, 1),
+        "predicted_per_second": num_after_first / metrics.decode_s if metrics.decode_s else 0.0,
+    }
 
 
 def finite(logprob: float) -> float:

@@ -245,7 +245,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
             raise UsageError(message, param="structured_outputs", code="invalid_value")
         for name, arguments in found.items():
             if name == "grammar":
-                arguments = {"grammar": _to_lark(arguments["grammar"])}
+                arguments = {"grammar": to_lark(arguments["grammar"])}
             if "json" in arguments:
                 _check_schema(arguments["json"], "structured_outputs.json" if name == "structured_outputs" else name)
             with constraint_named(name):
@@ -253,7 +253,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
         return "structured_outputs", None
 
 
-def _to_lark(text: str) -> str:
+def to_lark(text: str) -> str:
     """A grammar of llama.cpp in GBNF as one in Lark. Raises UsageError for a wrong one."""
     try:
         if len(text) > MAX_GBNF_CHARS:

@@ -1,0 +1,132 @@
+"""Routes of llama.cpp's server: `/completion`, `/infill`, `/apply-template`, `/props` and `/slots`."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo import __version__
+from octavo.errors import OverloadedError
+from octavo.sampling_params import SamplingParams
+from octavo.server.generation.prompt import render_conversation
+from octavo.server.generation.spec import ChatSpec
+from octavo.server.http.json_body import Text
+from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.http.route_table import OPENAI
+from octavo.server.protocols.answer_schemas import (
+    LLAMA_COMPLETION,
+    LLAMA_PROPS,
+    LLAMA_SLOTS,
+    streamed_answer,
+    whole_answer,
+)
+from octavo.server.protocols.answering import answer
+from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
+from octavo.server.protocols.conversation import chat_tools
+from octavo.server.protocols.llama_completion import (
+    FIELD_NAMES,
+    CompletionRequest,
+    InfillRequest,
+    LlamaRequest,
+    LlamaWriter,
+    generation_settings,
+    named_texts,
+    with_tokens,
+)
+from octavo.server.protocols.protocol_errors import protocol_route
+from octavo.server.state import state_of
+
+B = TypeVar("B", bound=LlamaRequest)
+
+router = APIRouter(route_class=protocol_route(OPENAI, FIELD_NAMES), tags=["llama.cpp"])
+
+
+class TemplateRequest(TemplateFields):
+    """A conversation to render."""
+
+    model: Text | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    tools: Tools | None = None
+
+
+@router.post("/completion", responses=streamed_answer(LLAMA_COMPLETION))
+async def complete(request: Request, body: CompletionRequest) -> Response:
+    """Continues a text or several; with `stream` as server-sent events."""
+    return await answer(request, await _with_token_bias(request, body), LlamaWriter)
+
+
+@router.post("/infill", responses=streamed_answer(LLAMA_COMPLETION))
+async def infill(request: Request, body: InfillRequest) -> Response:
+    """Fills the hole between two texts, with models that were trained for it."""
+    return await answer(request, await _with_token_bias(request, body), LlamaWriter)
+
+
+@router.post("/apply-template")
+async def apply_template(request: Request, body: TemplateRequest) -> dict[str, str]:
+    """The text that the chat template makes of a conversation."""
+    spec = ChatSpec(
+        params=SamplingParams(),
+        messages=chat_messages(body.messages),
+        tools=chat_tools([tool.function.model_dump() for tool in body.tools or ()], "auto"),
+        template_arguments=body.template_arguments(body.messages),
+    )
+    async with state_of(request).models.use(body.model) as model:
+        return {"prompt": await run_unless_gone(request, render_conversation(model, spec))}
+
+
+@router.get("/props", responses=whole_answer(LLAMA_PROPS))
+async def get_props(request: Request, model: str | None = None) -> Response:
+    """The facts about a model, by default the first, and the sampling of requests that leave it open."""
+    models = state_of(request).models
+    async with models.use(model or models.default_name) as served:
+        info, tokenizer = served.info, served.tokenizer
+        params = SamplingParams(max_tokens=None).with_defaults(info.sampling_defaults.values)
+        settings = generation_settings(params, info.max_model_len)
+        marks = {"bos_token": tokenizer.bos_token_id, "eos_token": info.eos_token_id}
+        texts = {name: "" if i is None else tokenizer.tokens[i] for name, i in marks.items()}
+        return JSONResponse(
+            {
+                "default_generation_settings": {"n_ctx": info.max_model_len, "params": settings},
+                "total_slots": info.max_num_seqs,
+                "model_alias": served.name,
+                "model_path": info.path,
+                "modalities": {"vision": False, "audio": False},
+                "chat_template": tokenizer.chat_template or "",
+                **texts,
+                "build_info": f"octavo {__version__}",
+                "is_sleeping": False,
+            }
+        )
+
+
+@router.get("/slots", responses=whole_answer(LLAMA_SLOTS))
+async def get_slots(request: Request, model: str | None = None, fail_on_no_slot: int | None = None) -> Response:
+    """A slot for each sequence that can run at once. The engine has no fixed slots: the busy ones come first."""
+    models = state_of(request).models
+    async with models.use(model or models.default_name) as served:
+        info, num_running = served.info, served.client.status().metrics.num_running
+        if fail_on_no_slot and num_running >= info.max_num_seqs:
+            raise OverloadedError("no slot is free", code="server_overloaded", retry_after_s=1.0)
+        return JSONResponse(
+            [
+                {"id": i, "n_ctx": info.max_model_len, "speculative": False, "is_processing": i < num_running}
+                for i in range(info.max_num_seqs)
+            ]
+        )
+
+
+async def _with_token_bias(request: Request, body: B) -> B:
+    """The body with token ids in place of the texts in its bias."""
+    texts = named_texts(body.logit_bias)
+    if not texts:
+        return body
+    async with state_of(request).models.use(body.model) as model:
+        encode = model.tokenizer.encode
+        ids = await run_sync(lambda: {text: encode(text, add_special_tokens=False) for text in texts})
+    changed: B = body.model_copy(update={"logit_bias": with_tokens(body.logit_bias, ids)})
+    return changed

@@ -1,0 +1,60 @@
+"""llama.cpp's `/embedding`: texts as vectors, in its shape and with its kinds of normalization."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import numpy as np
+from fastapi import APIRouter
+from pydantic import Field
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from octavo.batch import Float32
+from octavo.server.endpoints.embeddings import EmbeddingJob, Input, embed_inputs, list_of_inputs
+from octavo.server.generation.spec import read_options
+from octavo.server.http.json_body import WHOLE, Text
+from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.http.route_table import OPENAI
+from octavo.server.protocols.answer_schemas import LLAMA_EMBEDDINGS, whole_answer
+from octavo.server.protocols.protocol_errors import protocol_route
+from octavo.server.protocols.protocol_fields import OptionFields
+from octavo.server.state import state_of
+
+MAX_NORM_ORDER = 64
+_LARGEST = 32760  # the largest component with `embd_normalize` 0, as llama.cpp scales to 16 bits
+
+router = APIRouter(route_class=protocol_route(OPENAI, {"prompt": "content"}), tags=["llama.cpp"])
+
+
+class EmbeddingRequest(OptionFields):
+    """embd_normalize: -1: not at all; 0: by the largest component; 1: by the sum; 2, the default, and above: by the
+    norm of this order."""
+
+    model: Text | None = None
+    content: Input
+    embd_normalize: Annotated[int, Field(ge=-1, le=MAX_NORM_ORDER), WHOLE] | None = None
+
+
+@router.post("/embedding", responses=whole_answer(LLAMA_EMBEDDINGS))
+async def create_embedding(request: Request, body: EmbeddingRequest) -> Response:
+    """The vector of each text, in llama.cpp's shape."""
+    async with state_of(request).models.use(body.model) as model:
+        job = EmbeddingJob(list_of_inputs(body.content), read_options(body))
+        found = await run_unless_gone(request, embed_inputs(request, model, job))
+    order = 2 if body.embd_normalize is None else body.embd_normalize
+    vectors = [normalized(vector, order) for vector in found.vectors]
+    return JSONResponse([{"index": i, "embedding": [list(map(float, vector))]} for i, vector in enumerate(vectors)])
+
+
+def normalized(vector: Float32, order: int) -> Float32:
+    """The vector scaled as `embd_normalize` says; a zero vector stays zero."""
+    if order < 0:
+        return vector
+    exact = vector.astype(np.float64)
+    largest = float(np.abs(exact).max())
+    if order == 0:
+        return (exact * (_LARGEST / (largest or 1.0))).astype(np.float32)
+    relative = np.abs(exact / (largest or 1.0))  # so that no power overflows
+    norm = largest * float((relative**order).sum() ** (1 / order))
+    return (exact / (norm or 1.0)).astype(np.float32)

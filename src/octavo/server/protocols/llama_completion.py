@@ -1,0 +1,333 @@
+"""The bodies and answers of llama.cpp's `/completion` and `/infill`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Any, TypeAlias
+
+from pydantic import Field
+
+from octavo.outputs import Logprob
+from octavo.sampling_params import MAX_CHOICES, MAX_LOGIT_BIAS, SamplingParams, StructuredOutputsParams
+from octavo.server.errors import refuse
+from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLogprobs, Usage
+from octavo.server.generation.infill import Infill
+from octavo.server.generation.json_schema import check_schema
+from octavo.server.generation.prompt import MAX_PROMPTS
+from octavo.server.generation.spec import TextPrompt, TextSpec, constraint_named, read_options
+from octavo.server.http.json_body import WHOLE, Int, Text
+from octavo.server.protocols.answering import AnswerWriter, NamedEvent
+from octavo.server.protocols.ignored_fields import LLAMA_CPP, with_ignored
+from octavo.server.protocols.llama_sampling import LlamaSampling
+from octavo.server.protocols.openai_answer import finite, most_likely, timings, token_text
+from octavo.server.protocols.protocol_fields import AnsweredFields, NullIsAbsent, NumLogprobs
+from octavo.server.protocols.sampling_fields import to_lark
+from octavo.tokenizer.tokenizer import Tokenizer
+
+_BAN = -100.0
+FIELD_NAMES = {
+    "max_tokens": "n_predict",
+    "repetition_penalty": "repeat_penalty",
+    "logprobs": "n_probs",
+    "suffix": "input_suffix",
+}
+
+
+class PromptObject(NullIsAbsent):
+    """A text in an object, where other servers put images and audio beside it."""
+
+    prompt_string: Text
+    multimodal_data: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+Piece: TypeAlias = Int | Text
+# A list of ids, with or without texts between them, is one prompt; a list of texts or of lists are several prompts.
+Prompts: TypeAlias = Text | PromptObject | list[Piece] | Annotated[list[list[Piece]], Field(max_length=MAX_PROMPTS)]
+Bias: TypeAlias = "dict[str, Any] | list[Any]"
+
+
+class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # type: ignore[misc]
+    """The fields of both routes. n_predict: -1 is no limit, 0 only computes the prompt. n_cmpl: number of choices."""
+
+    n_predict: Int | None = None
+    max_tokens: Int | None = None
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
+    n_probs: NumLogprobs | None = None
+    post_sampling_probs: bool | None = None
+    logit_bias: dict[str, Any] | list[Any] | None = None
+    grammar: Text | None = None
+    json_schema: dict[str, Any] | None = None
+    ignore_eos: bool | None = None
+    return_tokens: bool | None = None
+    response_fields: list[Text] | None = None
+    lora: list[Any] | None = None
+    samplers: list[Any] | None = None
+
+    @property
+    def num_predicted(self) -> int:
+        """The limit on tokens; -1: none."""
+        limit = self.n_predict if self.n_predict is not None else self.max_tokens
+        return -1 if limit is None else limit
+
+    def prompts(self) -> Sequence[TextPrompt]:
+        """The prompts, each of which gets an answer."""
+        raise NotImplementedError
+
+    def to_spec(self, tenant: str) -> TextSpec:
+        for name, reason in (
+            ("lora", "names adapters, and this server has none; leave it out"),
+            ("samplers", "chooses an order of samplers, and there is one order here; leave it out"),
+            ("post_sampling_probs", "is not supported: probabilities are those of the model, before sampling"),
+        ):
+            if getattr(self, name):
+                raise refuse(name, reason)
+        if self.max_tokens is not None and self.max_tokens != self.num_predicted:
+            raise refuse("max_tokens", f"is {self.max_tokens} and n_predict is {self.n_predict}; give one of them")
+        arguments, limit = self.read_sampling(), self.num_predicted
+        if limit < -1:
+            reason = f"is {limit}; the smallest value is -1, which is no limit"
+            raise refuse("n_predict", reason, "integer_below_min_value")
+        constraint_field, structured = self._constraint()
+        params = SamplingParams(
+            **arguments,
+            n=self.n_cmpl or 1,
+            max_tokens=None if limit == -1 else limit or 1,
+            logprobs=self.n_probs or None,
+            ignore_eos=bool(self.ignore_eos),
+            logit_bias=read_bias(self.logit_bias),
+            structured_outputs=structured,
+        )
+        return TextSpec(
+            prompts=self.prompts(),
+            params=params,
+            given=frozenset(arguments),
+            options=read_options(self),
+            tenant=tenant,
+            constraint_field=constraint_field,
+        )
+
+    def _constraint(self) -> tuple[str, StructuredOutputsParams | None]:
+        if self.grammar and self.json_schema is not None:
+            raise refuse("grammar", "cannot be combined with json_schema; give one of them", "invalid_value")
+        if self.json_schema is not None:
+            check_schema(self.json_schema, "json_schema")
+            return "json_schema", StructuredOutputsParams(json=self.json_schema)
+        if self.grammar:
+            with constraint_named("grammar"):
+                return "grammar", StructuredOutputsParams(grammar=to_lark(self.grammar))
+        return "structured_outputs", None
+
+
+class CompletionRequest(LlamaRequest):
+    """A text to continue, or several."""
+
+    prompt: Prompts
+
+    def prompts(self) -> Sequence[TextPrompt]:
+        given: Any = self.prompt
+        if isinstance(given, PromptObject):
+            return [given.prompt_string]
+        if isinstance(given, str) or any(isinstance(item, int) for item in given):
+            return [given]
+        if not 0 < len(given) <= MAX_PROMPTS:
+            raise refuse("prompt", f"has {len(given)} prompts; 1 to {MAX_PROMPTS} are allowed", "invalid_value")
+        return list(given)
+
+
+class ExtraFile(NullIsAbsent):
+    filename: Text | None = None
+    text: Text
+
+
+class InfillRequest(LlamaRequest):
+    """A hole between two texts. prompt: the beginning of what fills it. input_extra: other files of the project."""
+
+    input_prefix: Text
+    input_suffix: Text
+    prompt: Text | None = None
+    input_extra: list[ExtraFile] | None = None
+
+    def prompts(self) -> Sequence[TextPrompt]:
+        files = [(file.filename or "tmp", file.text) for file in self.input_extra or ()]
+        return [Infill(self.input_prefix, self.input_suffix, self.prompt or "", files)]
+
+
+def named_texts(bias: Bias | None) -> list[str]:
+    """The texts in a bias whose tokens are meant; see `with_tokens`."""
+    return [key for key, _ in _pairs(bias) if isinstance(key, str) and not _is_id(key)]
+
+
+def with_tokens(bias: Bias | None, tokens: Mapping[str, Sequence[int]]) -> list[Any]:
+    """The bias with the tokens of texts in their place. tokens: those of each of `named_texts`."""
+    pairs: list[Any] = []
+    for key, value in _pairs(bias):
+        pairs += [[token_id, value] for token_id in tokens[key]] if key in tokens else [[key, value]]
+    return pairs
+
+
+def read_bias(bias: Bias | None) -> dict[int, float] | None:
+    """Token id -> bias. `false` as a bias bans the token. Raises UsageError for what is neither."""
+    found: dict[int, float] = {}
+    for key, value in _pairs(bias):
+        if isinstance(key, bool) or not (isinstance(key, int) or _is_id(key)):
+            raise refuse("logit_bias", f"names {key!r:.40}, which is no token", "invalid_value")
+        if value is not False and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise refuse("logit_bias", "must have numbers, or false to ban a token", "invalid_type")
+        found[int(key)] = _BAN if value is False else float(value)
+    return found or None
+
+
+def _is_id(key: object) -> bool:
+    return isinstance(key, str) and key.isdecimal() and key.isascii() and len(key) < 12
+
+
+def _pairs(bias: Bias | None) -> list[tuple[Any, Any]]:
+    if isinstance(bias, dict):
+        return list(bias.items())
+    pairs = bias or []
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs) or len(pairs) > MAX_LOGIT_BIAS:
+        raise refuse("logit_bias", f"must be a list of at most {MAX_LOGIT_BIAS} pairs [token, bias]", "invalid_value")
+    return [(key, value) for key, value in pairs]
+
+
+@dataclass(slots=True)
+class _Result:
+    """The answer to one prompt so far."""
+
+    prompt_token_ids: Sequence[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    end: ChoiceEnd | None = None
+
+
+class LlamaWriter(AnswerWriter[LlamaRequest, TextSpec]):
+    """Writes an event for each piece of text; the last event of each choice comes with the figures of the request."""
+
+    def __post_init__(self) -> None:
+        n = self.spec.params.num_choices
+        self._results = [_Result(ids) for ids in self.generation.prompt_token_ids for _ in range(n)]
+        self._usage: Usage | None = None
+        self._shows_text = self.request.num_predicted != 0
+
+    def push(self, event: Event) -> Iterator[NamedEvent]:
+        if isinstance(event, Usage):
+            self._usage = event
+            for index, result in enumerate(self._results):
+                yield None, self._selected(self._whole(index, result, with_text=False))
+        elif isinstance(event, ChoiceEnd):
+            self._results[event.index].end = event
+        elif isinstance(event, TextDelta) and self._shows_text:
+            result = self._results[event.index]
+            result.text += event.text
+            result.token_ids += event.token_ids
+            result.logprobs += event.logprobs
+            if event.text or event.logprobs:
+                yield None, self._piece(result, event)
+
+    def body(self) -> Any:
+        whole = [
+            self._selected(self._whole(index, result, with_text=True)) for index, result in enumerate(self._results)
+        ]
+        return whole[0] if len(whole) == 1 else whole
+
+    def _piece(self, result: _Result, event: TextDelta) -> dict[str, Any]:
+        return {
+            "index": event.index,
+            "content": event.text,
+            "tokens": event.token_ids,
+            "stop": False,
+            "id_slot": -1,
+            "tokens_predicted": len(result.token_ids),
+            "tokens_evaluated": len(result.prompt_token_ids),
+            **self._probabilities(event.logprobs),
+        }
+
+    def _whole(self, index: int, result: _Result, *, with_text: bool) -> dict[str, Any]:
+        assert self._usage is not None
+        assert result.end is not None
+        usage, end, num_tokens = self._usage, result.end, len(result.token_ids)
+        length = len(result.prompt_token_ids) + num_tokens
+        is_word = isinstance(end.stop_reason, str)
+        is_cut = end.finish_reason == "length" or not self._shows_text
+        return {
+            "index": index,
+            "content": result.text if with_text else "",
+            "tokens": result.token_ids if with_text and self.request.return_tokens else [],
+            "id_slot": -1,
+            "stop": True,
+            "model": self.model.name,
+            "tokens_predicted": num_tokens,
+            "tokens_evaluated": len(result.prompt_token_ids),
+            "generation_settings": generation_settings(self.spec.params.sampling, self.model.info.max_model_len),
+            "prompt": self.model.tokenizer.decode(result.prompt_token_ids, skip_special_tokens=False),
+            "has_new_line": "\n" in result.text,
+            "truncated": is_cut and self._shows_text and length >= self.model.info.max_model_len,
+            "stop_type": "limit" if is_cut else "word" if is_word else "eos",
+            "stopping_word": end.stop_reason if is_word else "",
+            "tokens_cached": usage.num_cached_tokens,
+            "timings": timings(usage),
+            **(self._probabilities(result.logprobs) if with_text else {}),
+        }
+
+    def _probabilities(self, tokens: Sequence[TokenLogprobs]) -> dict[str, Any]:
+        num_top = self.request.n_probs
+        if not num_top:
+            return {}
+        shown = partial(_shown, self.model.tokenizer)
+        return {
+            "completion_probabilities": [
+                {
+                    **shown(token.token_id, token.entries[token.token_id]),
+                    "top_logprobs": [shown(*item) for item in most_likely(token.entries, num_top)],
+                }
+                for token in tokens
+            ]
+        }
+
+    def _selected(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """The fields of `response_fields`, if it is given: a path with slashes becomes a field of its last name."""
+        if not self.request.response_fields:
+            return answer
+        found: dict[str, Any] = {}
+        for path in self.request.response_fields:
+            value: Any = answer
+            for name in path.split("/"):
+                value = value.get(name) if isinstance(value, dict) else None
+            if value is not None:
+                found[path.rpartition("/")[2]] = value
+        return found
+
+
+def _shown(tokenizer: Tokenizer, token_id: int, entry: Logprob) -> dict[str, Any]:
+    text, raw = token_text(tokenizer, token_id)
+    return {"id": token_id, "token": text, "bytes": list(raw), "logprob": finite(entry.logprob)}
+
+
+def generation_settings(params: SamplingParams, max_model_len: int) -> dict[str, Any]:
+    """Sampling parameters under llama.cpp's names."""
+    limit = -1 if params.max_tokens is None else params.max_tokens
+    constraint = params.structured_outputs
+    return {
+        "n_ctx": max_model_len,
+        "n_predict": limit,
+        "max_tokens": limit,
+        "seed": -1 if params.seed is None else params.seed,
+        "temperature": params.temperature,
+        "top_k": params.top_k,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "typical_p": params.typical_p,
+        "repeat_penalty": params.repetition_penalty,
+        "repeat_last_n": -1,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "stop": list(params.stop),
+        "ignore_eos": params.ignore_eos,
+        "n_probs": params.logprobs or 0,
+        "grammar": "" if constraint is None else constraint.grammar or "",
+        "json_schema": None if constraint is None or constraint.json is None else json.loads(str(constraint.json)),
+    }
