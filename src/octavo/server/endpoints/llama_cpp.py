@@ -25,7 +25,7 @@ from octavo.server.protocols.answer_schemas import (
     streamed_answer,
     whole_answer,
 )
-from octavo.server.protocols.answering import answer
+from octavo.server.protocols.answering import answer, read_spec
 from octavo.server.protocols.chat_request import MAX_MESSAGES, Message, TemplateFields, Tools, chat_messages
 from octavo.server.protocols.conversation import chat_tools
 from octavo.server.protocols.llama_completion import (
@@ -53,6 +53,15 @@ class TemplateRequest(TemplateFields):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     tools: Tools | None = None
 
+    def to_spec(self) -> ChatSpec:
+        """The conversation. Raises UsageError for what cannot be rendered."""
+        return ChatSpec(
+            params=SamplingParams(),
+            messages=chat_messages(self.messages),
+            tools=chat_tools([tool.function.model_dump() for tool in self.tools or ()], "auto"),
+            template_arguments=self.template_arguments(self.messages),
+        )
+
 
 @router.post("/completion", responses=streamed_answer(LLAMA_COMPLETION))
 async def complete(request: Request, body: CompletionRequest) -> Response:
@@ -69,12 +78,7 @@ async def infill(request: Request, body: InfillRequest) -> Response:
 @router.post("/apply-template")
 async def apply_template(request: Request, body: TemplateRequest) -> dict[str, str]:
     """The text that the chat template makes of a conversation."""
-    spec = ChatSpec(
-        params=SamplingParams(),
-        messages=chat_messages(body.messages),
-        tools=chat_tools([tool.function.model_dump() for tool in body.tools or ()], "auto"),
-        template_arguments=body.template_arguments(body.messages),
-    )
+    spec = await run_unless_gone(request, read_spec(body.to_spec))
     async with state_of(request).models.use(body.model) as model:
         return {"prompt": await run_unless_gone(request, render_conversation(model, spec))}
 
