@@ -19,6 +19,7 @@ from octavo.sampling_params import (
     MAX_STRING_CHARS,
 )
 from octavo.server.endpoints.embeddings import MAX_INPUTS, EmbeddingsRequest
+from octavo.server.endpoints.rerank import RerankRequest, ScoreRequest
 from octavo.server.endpoints.tokenize import MAX_TOKENS, DetokenizeRequest, TokenizeRequest
 from octavo.server.generation.prompt import MAX_PROMPTS
 from octavo.server.protocols.chat_request import MAX_MESSAGES, ChatCompletionRequest
@@ -190,6 +191,41 @@ EMBEDDINGS = Route(
     },
     {"input_type": "query", "normalize": False, "seed": 1},
 )
+INSTRUCTION = Entry("Find animals.", 1, "text, for causal rerankers")
+TRUNCATION = Entry(8, 0, "1 and more; -1: as many as fit")
+RERANK = Route(
+    "/v1/rerank",
+    RerankRequest,
+    {"query": "Hi", "documents": ["Hi", "Ho"]},
+    {
+        "model": OWN_MODEL,
+        "query": Entry("Hi", 1, "text"),
+        "documents": Entry(["Hi", {"text": "Ho"}], [], f"1 to {MAX_INPUTS} texts, or objects with `text`"),
+        "top_n": Entry(1, 0, "1 and more"),
+        "return_documents": FLAG,
+        "truncate_prompt_tokens": TRUNCATION,
+        "max_tokens_per_doc": Entry(8, "x", "another name of `truncate_prompt_tokens`"),
+        "instruction": INSTRUCTION,
+        "user": USER,
+        **OPTIONS,
+    },
+    {"rank_fields": ["a"]},
+)
+SCORE = Route(
+    "/v1/score",
+    ScoreRequest,
+    {"text_1": "Hi", "text_2": ["Hi", "Ho"]},
+    {
+        "model": OWN_MODEL,
+        "text_1": Entry(["Hi", "Ho"], [], f"text, or 1 to {MAX_INPUTS} texts"),
+        "text_2": Entry("Ho", [], f"text, or 1 to {MAX_INPUTS} texts"),
+        "truncate_prompt_tokens": TRUNCATION,
+        "instruction": INSTRUCTION,
+        "user": USER,
+        **OPTIONS,
+    },
+    {"top_n": 1},
+)
 RESPONSES = Route(
     "/v1/responses",
     ResponsesRequest,
@@ -346,6 +382,8 @@ ROUTES = (
     CHAT,
     COMPLETIONS,
     EMBEDDINGS,
+    RERANK,
+    SCORE,
     RESPONSES,
     MESSAGES_ROUTE,
     COUNT_TOKENS,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from fastapi.routing import APIRoute
 
+from octavo.engine.text_model import TextModel
 from octavo.server.app import endpoint_modules
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
@@ -23,9 +24,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
 
 @pytest.fixture(scope="module")
 def server(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
-    modules = ("openai", "embeddings", "responses", "messages", "tgi", "tokenize", *OTHERS)
+    modules = ("openai", "embeddings", "rerank", "responses", "messages", "tgi", "tokenize", *OTHERS)
     with scripted_server(with_infill(smollm2_tokenizer), *modules) as running:
         running.script = Script(["Hel", "lo"])
+        running.client.texts = TextModel(scoring="cosine")
         yield running
 
 

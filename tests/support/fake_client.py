@@ -18,6 +18,7 @@ import numpy as np
 from octavo.core.client import EngineState, EngineStatus, ModelInfo
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.prompts import PromptEncoder
+from octavo.engine.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError
 from octavo.generation_request import GenerationRequest, PoolingParams
 from octavo.loader.checkpoint import open_checkpoint
@@ -65,6 +66,7 @@ class FakeClient:
     requests: list[GenerationRequest] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    texts: TextModel = field(default_factory=TextModel)
     figures: EngineMetrics = field(default_factory=EngineMetrics)
     is_closed: bool = False
 
@@ -88,6 +90,7 @@ class FakeClient:
             workspace_bytes=0,
             num_threads=1,
             sampling_defaults=self.sampling_defaults,
+            texts=self.texts,
         )
 
     def status(self) -> EngineStatus:
