@@ -290,21 +290,14 @@ __attribute__((always_inline)) inline void scaled_sums(const Source& source, con
     });
 }
 
-// I of linear_format.h.
-template <int R, typename Source>
-__attribute__((always_inline)) inline void float_sums(const Source& source, const int8_t* a, const int32_t* terms,
-                                                      F32x16 (&sum)[R]) {
-    using Form = typename Source::Form;
-    if constexpr (Form::has_float_scales) {
-        scaled_sums<R>(source, a, terms, sum);
-    } else {
-        __m256i acc[R][2];
-        if constexpr (Form::is_wide)
-            unit_sums_signed<R, 0, QUADS>(source, a, acc);
-        else
-            unit_sums<R>(source, a, terms, acc);
-        for (int r = 0; r < R; ++r) sum[r] = to_floats(acc[r]);
-    }
+// c [R][16] += what the sums of a unit stand for; sum(r): those of row r as floats.
+template <int R, typename Form, typename Sum>
+__attribute__((always_inline)) inline void add_sums(const UnitFactors<Form>& factors, const Sum& sum, const uint8_t* a,
+                                                    const int32_t* terms, float* c) {
+    // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
+    if (R > 2) __asm__("" : "+r"(c));
+    for (int r = 0; r < R; ++r)
+        store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), sum(r), a, terms, r, R));
 }
 
 // c [R][16] += a * weights of one unit.
@@ -312,13 +305,19 @@ template <int R, typename Source>
 __attribute__((always_inline)) inline void multiply_unit(const Source& source, const uint8_t* a, const int32_t* terms,
                                                          float* c) {
     using Form = typename Source::Form;
-    F32x16 sum[R];
-    float_sums<R>(source, reinterpret_cast<const int8_t*>(a), terms, sum);
-    const UnitFactors<Form> factors(source);
-    // Registers are for the integer sums: c is updated in the L1 cache, and not kept in spill slots as well.
-    if (R > 2) __asm__("" : "+r"(c));
-    for (int r = 0; r < R; ++r)
-        store(c + PANEL_COLS * r, factors.add(load(c + PANEL_COLS * r), sum[r], a, terms, r, R));
+    const int8_t* const codes = reinterpret_cast<const int8_t*>(a);
+    if constexpr (Form::has_float_scales) {
+        F32x16 sum[R];
+        scaled_sums<R>(source, codes, terms, sum);
+        add_sums<R>(UnitFactors<Form>(source), [&](int r) { return sum[r]; }, a, terms, c);
+    } else {
+        __m256i sum[R][2];
+        if constexpr (Form::is_wide)
+            unit_sums_signed<R, 0, QUADS>(source, codes, sum);
+        else
+            unit_sums<R>(source, codes, terms, sum);
+        add_sums<R>(UnitFactors<Form>(source), [&](int r) { return to_floats(sum[r]); }, a, terms, c);
+    }
 }
 
 template <int R, typename Source>
