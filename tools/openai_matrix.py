@@ -1,6 +1,6 @@
 """Writes docs/openai.md: every field of every request, its support and its bounds.
 
-python tools/openai_matrix.py > docs/openai.md
+python -m tools.openai_matrix > docs/openai.md, and --check
 
 The fields are those of the request models; the tool fails on a field that has no description here.
 `tests/server/test_openai_matrix.py` sends each field with valid and invalid values, and compares the page.
@@ -9,6 +9,7 @@ The fields are those of the request models; the tool fails on a field that has n
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from octavo.sampling_params import (
     MAX_CHOICES,
@@ -48,7 +49,10 @@ from tools.field_entries import (
     Entry,
     Route,
 )
+from tools.field_table import table
 from tools.llama_fields import LLAMA_ROUTES
+
+PAGE = Path(__file__).parents[1] / "docs" / "openai.md"
 
 IGNORED_EVERYWHERE = {
     "request_id": Entry("r", 1, "text", without_effect=NAMED),
@@ -423,8 +427,19 @@ def render() -> str:
             effect = f"accepted without effect: {entry.without_effect}" if entry.without_effect else "honoured"
             parts.append(f"| `{name}` | {entry.bounds} | {effect} |\n")
         parts.append(f"\nRefused by name, for example: {', '.join(f'`{name}`' for name in route.refused)}.\n")
-    return "".join(parts)
+    return "".join(parts) + table(ROUTES)
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the page to standard output; with `--check`, 1 if docs/openai.md is another one."""
+    if arguments == ["--check"]:
+        if PAGE.read_text() == render():
+            return 0
+        sys.stderr.write("docs/openai.md is not up to date; run: python -m tools.openai_matrix > docs/openai.md\n")
+        return 1
+    sys.stdout.write(render())
+    return 0
 
 
 if __name__ == "__main__":
-    sys.stdout.write(render())
+    sys.exit(main(sys.argv[1:]))

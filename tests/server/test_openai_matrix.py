@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from fastapi.routing import APIRoute
 
@@ -16,7 +18,9 @@ from octavo.server.app import endpoint_modules
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_infill
-from tools.openai_matrix import ROUTES, Route, render
+from tools.client_fields import CHAT, CLIENT_FIELDS, COMPLETIONS, COUNT, EMBEDDINGS, MESSAGES, RESPONSES
+from tools.field_table import HONOURED, IGNORED, REFUSED, fate
+from tools.openai_matrix import ROUTES, Route, main, render
 
 OTHERS = ("ollama", "ollama_embed", "ollama_models", "llama_cpp", "llama_embedding")
 PAGE = Path(__file__).parents[2] / "docs" / "openai.md"
@@ -43,7 +47,8 @@ def assert_names(body: dict[str, Any], name: str) -> None:
 
 
 def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == render(), "run: python tools/openai_matrix.py > docs/openai.md"
+    assert PAGE.read_text() == render(), "run: python -m tools.openai_matrix > docs/openai.md"
+    assert main(["--check"]) == 0
 
 
 def test_no_kind_of_request_is_missing() -> None:
@@ -82,3 +87,46 @@ def test_what_is_not_there_is_refused_by_name(server: ScriptedServer, route: Rou
         answer = server.post(route.path, route.request({name: value}))
         assert answer.status_code == 400, (name, answer.text)
         assert_names(answer.json(), name)
+
+
+# The parameters of the installed libraries; those of streams are in classes of their own.
+LIBRARIES: dict[str, tuple[str, Any]] = {
+    CHAT: ("OpenAI", openai.types.chat.completion_create_params.CompletionCreateParamsBase),
+    COMPLETIONS: ("OpenAI", openai.types.completion_create_params.CompletionCreateParamsBase),
+    RESPONSES: ("OpenAI", openai.types.responses.response_create_params.ResponseCreateParamsBase),
+    EMBEDDINGS: ("OpenAI", openai.types.EmbeddingCreateParams),
+    MESSAGES: ("Anthropic", anthropic.types.message_create_params.MessageCreateParamsBase),
+    COUNT: ("Anthropic", anthropic.types.MessageCountTokensParams),
+}
+RECORDED = {"openai": "2.54", "anthropic": "2.12"}
+PRODUCT_ROUTES = [(product, path) for product, lists in CLIENT_FIELDS.items() for path in lists]
+
+
+@pytest.mark.parametrize("path", LIBRARIES)
+def test_the_fields_of_the_libraries_are_all_there(path: str) -> None:
+    product, params = LIBRARIES[path]
+    library = openai if product == "OpenAI" else anthropic
+    if not library.__version__.startswith(f"{RECORDED[product.lower()]}."):
+        pytest.skip(f"the list is that of {product} {RECORDED[product.lower()]}")
+    known = set(CLIENT_FIELDS[product][path].split())
+    assert set(params.__annotations__) <= known
+    assert known - set(params.__annotations__) <= {"stream", "temperature", "top_k", "top_p"}
+
+
+@pytest.mark.parametrize(("product", "path"), PRODUCT_ROUTES, ids=" ".join)
+def test_the_table_of_other_products_is_true(server: ScriptedServer, product: str, path: str) -> None:
+    """Refused fields are refused by name, and named ones are in the header of the answer."""
+    [route] = [route for route in ROUTES if f"{route.path} {route.nest}".strip() == path]
+    for name in CLIENT_FIELDS[product][path].split():
+        entry = route.described().get(name)
+        if fate(route, name) == HONOURED:
+            continue
+        value, needs = ("x", {}) if entry is None else (entry.right, entry.needs)
+        if fate(route, name) == REFUSED:
+            answer = server.post(route.path, route.request({name: "x" if value is None else value}))
+            assert answer.status_code == 400, (name, answer.text)
+            assert_names(answer.json(), name)
+            continue
+        assert fate(route, name) == IGNORED
+        answer = server.post(route.path, route.request({**needs, name: value}))
+        assert name in re.split(r", |\.", answer.headers["x-octavo-ignored-fields"]), name

@@ -1,0 +1,48 @@
+"""The table of other products' fields in docs/openai.md: honoured, accepted and named, or refused by name.
+
+python -m tools.openai_matrix --check compares the page, of which this table is a part.
+What becomes of a field is read from the request models and their tables of ignored fields; its list here has no say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tools.client_fields import CLIENT_FIELDS
+from tools.field_entries import NAMED, Route
+
+HONOURED, IGNORED, REFUSED = "honoured", "named in the header", "refused by name"
+
+
+def fate(route: Route, name: str) -> str:
+    """One of the three above, for a field of this route.
+
+    Refused are fields that the request model lacks, and those of which it accepts only null, which has no effect.
+    """
+    entries = route.described()
+    if name not in entries or (entries[name].right is None and entries[name].without_effect):
+        return REFUSED
+    if name in getattr(route.model, "ignored_fields", ()) or entries[name].without_effect == NAMED:
+        return IGNORED
+    return HONOURED
+
+
+def table(routes: Sequence[Route]) -> str:
+    """The section of the page. Raises KeyError for a route that is not described."""
+    by_path: Mapping[str, Route] = {f"{route.path} {route.nest}".strip(): route for route in routes}
+    parts = [
+        "\n## Fields of other products\n\n"
+        "A field is honoured; or refused by name, if ignoring it would change the answer; or accepted and named in "
+        "`x-octavo-ignored-fields`, if it only steers the other product's machinery. vLLM's and llama.cpp's rows have "
+        "the fields that they add to OpenAI's.\n\n"
+        f"| Product | Route | {HONOURED.capitalize()} | {IGNORED.capitalize()} | {REFUSED.capitalize()} |\n"
+        "|---|---|---|---|---|\n"
+    ]
+    for product, lists in CLIENT_FIELDS.items():
+        for path, names in lists.items():
+            fates = {name: fate(by_path[path], name) for name in names.split()}
+            cells = (
+                ", ".join(f"`{name}`" for name in fates if fates[name] == kind) for kind in (HONOURED, IGNORED, REFUSED)
+            )
+            parts.append(f"| {product} | `{path}` | {' | '.join(cells)} |\n")
+    return "".join(parts)
