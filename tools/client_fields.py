@@ -1,8 +1,8 @@
 """The fields that other products' requests have, as facts: products and their routes here -> names.
 
 Those of OpenAI and Anthropic are the parameters of their Python libraries (openai 2.54, anthropic 2.12); a test
-compares them with the installed libraries. Those of Ollama are the request models of its library (ollama 0.6). Those of vLLM,
-llama.cpp and TGI, beside OpenAI's, are named in their documentation of the same routes.
+compares them with the installed libraries. Those of Ollama are the request models of its library (ollama 0.6). Those of
+vLLM, llama.cpp and TGI, beside OpenAI's, are named in their documentation of the same routes.
 """
 
 from __future__ import annotations
