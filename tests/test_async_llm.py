@@ -9,7 +9,16 @@ from collections.abc import Iterator
 
 import pytest
 
-from octavo import AsyncLLM, EngineDeadError, RequestOutput, RequestOutputKind, SamplingParams, UsageError
+from octavo import (
+    AsyncLLM,
+    BeamSearchOutput,
+    BeamSearchParams,
+    EngineDeadError,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+    UsageError,
+)
 from octavo.batch import Batch, StepOutput
 from tests.support.fake_executor import FakeExecutor
 from tests.support.fake_model import use_fake_model
@@ -49,6 +58,20 @@ def test_outputs_come_one_after_another(llm: AsyncLLM) -> None:
     delta = SamplingParams(max_tokens=8, ignore_eos=True, seed=3, output_kind=RequestOutputKind.DELTA)
     pieces = asyncio.run(collect(llm, "ab", delta))
     assert "".join(piece.outputs[0].text for piece in pieces) == outputs[-1].outputs[0].text
+
+
+def test_stream_gives_deltas_and_beam_search_all_beams(llm: AsyncLLM) -> None:
+    async def run() -> tuple[list[RequestOutput], BeamSearchOutput]:
+        whole = SamplingParams(max_tokens=8, ignore_eos=True, seed=3)
+        pieces = [piece async for piece in llm.stream("ab", whole)]
+        return pieces, await llm.beam_search("ab", BeamSearchParams(beam_width=3, max_tokens=5))
+
+    pieces, beams = asyncio.run(run())
+    assert len(pieces) == 8
+    assert "".join(piece.outputs[0].text for piece in pieces) == asyncio.run(collect(llm, "ab"))[-1].outputs[0].text
+    assert len(beams.sequences) == 3
+    ids = llm.encode("ab")
+    assert beams.sequences[0].tokens[: len(ids)] == ids
 
 
 def test_many_at_once_share_steps(llm: AsyncLLM, executor: FakeExecutor) -> None:

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,8 @@ from octavo import (
     RequestOutput,
     RequestOutputKind,
     SamplingParams,
+    TextPrompt,
+    TokensPrompt,
     UsageError,
 )
 from octavo.backends.memory import host_memory
@@ -140,11 +143,43 @@ def test_threads_share_the_model(llm: LLM, executor: FakeExecutor) -> None:
 
 def test_beam_search_gives_the_best_beams(llm: LLM) -> None:
     one, two = llm.beam_search(["ab", "abc"], BeamSearchParams(beam_width=3, max_tokens=5))
-    assert len(one.outputs) == len(two.outputs) == 3
-    logprobs = [beam.cumulative_logprob for beam in one.outputs if beam.cumulative_logprob is not None]
-    assert len(logprobs) == 3
+    assert len(one.sequences) == len(two.sequences) == 3
+    best, *others = one.sequences
+    assert all(best.cum_logprob >= beam.cum_logprob for beam in others)
+    prompt = llm.encode("ab")
+    assert best.tokens[: len(prompt)] == prompt
+    assert best.text
     (single,) = llm.beam_search("ab", BeamSearchParams(beam_width=3, max_tokens=5))
-    assert single.outputs == one.outputs
+    assert single == one
+
+
+def test_prompts_in_every_form_of_vllm(llm: LLM) -> None:
+    ids = llm.encode("ab")
+    text: TextPrompt = {"prompt": "ab"}
+    tokens: TokensPrompt = {"prompt_token_ids": ids}
+    greedy = SamplingParams(temperature=0, max_tokens=4)
+    outputs = llm.generate(["ab", ids, text, tokens], greedy)
+    assert len({output.outputs[0].text for output in outputs}) == 1
+    assert all(output.prompt_token_ids == ids for output in outputs)
+    assert [output.prompt for output in outputs] == ["ab", None, "ab", None]
+    assert llm.generate(text, greedy)[0].outputs == llm.generate("ab", greedy)[0].outputs
+    assert llm.get_tokenizer() is llm.tokenizer
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ({"prompt": "a", "multi_modal_data": {}}, "the key 'multi_modal_data', which is not supported"),
+        ({"prompt": "a", "prompt_token_ids": [1]}, "needs one of prompt and prompt_token_ids"),
+        ({}, "needs one of prompt and prompt_token_ids"),
+        ({"prompt": [1]}, "prompt is [1]; prompt is a text"),
+        ({"prompt_token_ids": "a"}, "prompt_token_ids is 'a'"),
+    ],
+)
+def test_wrong_prompts_of_vllms_form(llm: LLM, prompt: Any, said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        llm.generate(prompt)
+    assert said in str(caught.value)
 
 
 def test_chat_needs_a_template_and_takes_one(llm: LLM) -> None:
@@ -154,11 +189,12 @@ def test_chat_needs_a_template_and_takes_one(llm: LLM) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     (answer,) = llm.chat(messages, PARAMS, chat_template=template)
     assert answer.prompt_token_ids == llm.encode("abc")
-    both = llm.chat([messages, messages], PARAMS, chat_template=template)
+    both = llm.chat([messages, "abc"], PARAMS, chat_template=template)
     assert [output.outputs for output in both] == [answer.outputs] * 2
+    assert llm.chat("abc", PARAMS, chat_template=template)[0].outputs == answer.outputs
 
 
-@pytest.mark.parametrize("wrong", [b"bytes", None, 5, {"prompt": "x"}])
+@pytest.mark.parametrize("wrong", [b"bytes", None, 5])
 def test_what_is_no_prompt_is_refused(llm: LLM, wrong: object) -> None:
     with pytest.raises(UsageError, match="must be a text"):
         llm.generate(wrong, PARAMS)  # type: ignore[arg-type]

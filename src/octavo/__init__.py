@@ -16,8 +16,11 @@ if TYPE_CHECKING:
         OctavoError,
         UsageError,
     )
+    from octavo.generation_request import TextPrompt, TokensPrompt
     from octavo.llm import LLM
     from octavo.outputs import (
+        BeamSearchOutput,
+        BeamSearchSequence,
         CompletionOutput,
         EmbeddingRequestOutput,
         Logprob,
@@ -36,12 +39,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 # Light ones first: a name is looked up in this order.
-_MODULES = ("errors", "sampling_params", "outputs", "llm", "async_llm")
+_MODULES = ("errors", "sampling_params", "outputs", "generation_request", "llm", "async_llm")
 
 __all__ = [
     "LLM",
     "AsyncLLM",
+    "BeamSearchOutput",
     "BeamSearchParams",
+    "BeamSearchSequence",
     "CompletionOutput",
     "EmbeddingRequestOutput",
     "EngineDeadError",
@@ -58,6 +63,8 @@ __all__ = [
     "SamplingParams",
     "ScoringRequestOutput",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "UsageError",
 ]
 

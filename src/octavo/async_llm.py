@@ -8,18 +8,19 @@ from contextlib import aclosing
 from typing import Any
 
 from octavo.config import EngineConfig
-from octavo.engine.prompts import Prompt
 from octavo.engine.session import Session
 from octavo.errors import OctavoError
-from octavo.generation_request import Params, Pooling, PoolingParams, RequestOptions
-from octavo.llm import LoadedLLM, embedding_output, take_options
+from octavo.generation_request import Params, Pooling, PoolingParams, Prompt, RequestOptions
+from octavo.llm import LoadedLLM, beams_of, check_beams, embedding_output, take_options
 from octavo.outputs import (
+    BeamSearchOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
     RequestOutput,
     ScoringOutput,
     ScoringRequestOutput,
 )
+from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message
 
 
@@ -78,9 +79,27 @@ class AsyncLLM(LoadedLLM):
             if not finished:
                 self._session.abort(request.request_id)
 
+    async def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers one prompt piece by piece: each output holds only what is new, as with `LLM.stream`."""
+        params = self.get_default_sampling_params() if sampling_params is None else sampling_params
+        deltas = params.with_output_kind(RequestOutputKind.DELTA)
+        async with aclosing(self.generate(prompt, deltas, **options)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def beam_search(
+        self, prompt: Prompt, params: BeamSearchParams, request_id: str | None = None, **options: Any
+    ) -> BeamSearchOutput:
+        """The most likely answers to one prompt: `sequences` are the finished beams, best first."""
+        whole = check_beams(params).with_output_kind(RequestOutputKind.FINAL_ONLY)
+        async with aclosing(self.generate(prompt, whole, request_id, **options)) as outputs:
+            return beams_of(await anext(outputs))
+
     async def chat(
         self,
-        messages: Sequence[Message],
+        messages: str | Sequence[Message],
         sampling_params: Params | None = None,
         request_id: str | None = None,
         *,

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias, TypedDict
 
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams, check_fields
 
 MAX_CACHE_SALT_CHARS = 1024
+
+
+class TextPrompt(TypedDict):
+    """A text as vLLM takes it."""
+
+    prompt: str
+
+
+class TokensPrompt(TypedDict):
+    """Token ids as vLLM takes them."""
+
+    prompt_token_ids: list[int]
+
+
+Prompt: TypeAlias = "str | Sequence[int] | TextPrompt | TokensPrompt"
+
 
 Pooling: TypeAlias = Literal["mean", "last", "cls"]
 

@@ -13,13 +13,14 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.async_engine import Sink
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.progress import ProgressBar
-from octavo.engine.prompts import Prompt
 from octavo.engine.request import Request
 from octavo.engine.session import Session
 from octavo.errors import EngineDeadError, OctavoError, UsageError
-from octavo.generation_request import Params, Pooling, PoolingParams, RequestOptions
+from octavo.generation_request import Params, Pooling, PoolingParams, Prompt, RequestOptions
 from octavo.loader.generation_config import SamplingDefaults
 from octavo.outputs import (
+    BeamSearchOutput,
+    BeamSearchSequence,
     EmbeddingOutput,
     EmbeddingRequestOutput,
     PoolingOutput,
@@ -114,6 +115,20 @@ class LoadedLLM:
         """The values behind `get_default_sampling_params`, and where they come from."""
         return self._session.sampling_defaults
 
+    def get_tokenizer(self) -> Tokenizer:
+        """vLLM's name of `tokenizer`."""
+        return self.tokenizer
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """The token ids that `generate` and `embed` make of a text."""
+        return self._session.encode(prompt)
+
+    def encode_chat(
+        self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
+    ) -> list[int]:
+        """The token ids that `chat` makes of a conversation; `stream` takes them too."""
+        return self._session.encode_chat(messages, chat_template, **template_arguments)
+
     def close(self) -> None:
         """Ends running requests with an error and gives the memory back. May be called twice."""
         self._session.close()
@@ -160,14 +175,14 @@ class LLM(LoadedLLM):
 
     def chat(
         self,
-        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        messages: str | Sequence[Message] | Sequence[str | Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
         chat_template: str | None = None,
         **template_arguments: Any,
     ) -> list[RequestOutput]:
-        """Answers conversations, one or many, each a list of messages with `role` and `content`.
+        """Answers conversations, one or many, each a text or a list of messages with `role` and `content`.
 
         chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
         add_generation_prompt, and what the template knows besides; options may stand beside them. As `generate`.
@@ -180,11 +195,9 @@ class LLM(LoadedLLM):
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool = True, **options: Any
-    ) -> list[RequestOutput]:
-        """The most likely answers: each output's `outputs` are the finished beams, best first."""
-        if not isinstance(params, BeamSearchParams):
-            raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
-        return self.generate(prompts, params, use_tqdm, **options)
+    ) -> list[BeamSearchOutput]:
+        """The most likely answers: each output's `sequences` are the finished beams, best first."""
+        return [beams_of(output) for output in self.generate(prompts, check_beams(params), use_tqdm, **options)]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Any) -> OutputStream:
         """Answers one prompt piece by piece: `for part in llm.stream("..."): part.outputs[0].text`.
@@ -237,16 +250,6 @@ class LLM(LoadedLLM):
         outputs = self._run(prompts, [params for _, params in plan.prompts], options, use_tqdm, single=True)
         scores = plan.scores([output.vector for output in outputs if isinstance(output, PoolingOutput)])
         return [ScoringRequestOutput(ScoringOutput(score)) for score in scores]
-
-    def encode(self, prompt: str) -> list[int]:
-        """The token ids that `generate` and `embed` make of a text."""
-        return self._session.encode(prompt)
-
-    def encode_chat(
-        self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
-    ) -> list[int]:
-        """The token ids that `chat` makes of a conversation; `stream` takes them too."""
-        return self._session.encode_chat(messages, chat_template, **template_arguments)
 
     def __enter__(self) -> LLM:
         return self
@@ -310,6 +313,30 @@ class LLM(LoadedLLM):
             return error
 
 
+def check_beams(params: object) -> BeamSearchParams:
+    """The parameters of a beam search. Raises UsageError for others."""
+    if not isinstance(params, BeamSearchParams):
+        raise UsageError(f"beam_search takes BeamSearchParams, not {params!r:.80}")
+    return params
+
+
+def beams_of(output: RequestOutput) -> BeamSearchOutput:
+    """The answer to a beam search in vLLM's shape."""
+    return BeamSearchOutput(
+        [
+            BeamSearchSequence(
+                [*output.prompt_token_ids, *beam.token_ids],
+                beam.text,
+                beam.cumulative_logprob or 0.0,
+                beam.logprobs,
+                beam.finish_reason,
+                beam.stop_reason,
+            )
+            for beam in output.outputs
+        ]
+    )
+
+
 def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The fields of `RequestOptions` among keyword arguments, which are removed from them."""
     names = [field.name for field in dataclasses.fields(RequestOptions)]
@@ -331,12 +358,12 @@ def _sink(results: queue.SimpleQueue[tuple[int, _Item]], index: int) -> Sink:
 
 
 def _is_single(prompts: object) -> bool:
-    """A text or a list of token ids, not a list of prompts."""
-    if isinstance(prompts, str):
+    """A text, a list of token ids or a mapping, not a list of prompts."""
+    if isinstance(prompts, (str, Mapping)):
         return True
     if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
         raise UsageError(f"prompts must be a text, a list of token ids, or a list of these, not {prompts!r:.80}")
-    return bool(prompts) and not isinstance(prompts[0], (str, Sequence))
+    return bool(prompts) and not isinstance(prompts[0], (str, Sequence, Mapping))
 
 
 def _one_each(name: str, values: Any, count: int) -> list[Any]:

@@ -115,6 +115,25 @@ class ScoringRequestOutput:
     finished: ClassVar[bool] = True
 
 
+@dataclass(frozen=True, slots=True)
+class BeamSearchSequence:
+    """One beam in vLLM's shape. tokens: of prompt and answer. text: of the answer. logprobs: of each token of it."""
+
+    tokens: list[int]
+    text: str
+    cum_logprob: float
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearchOutput:
+    """The finished beams of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
 class RejectedPromptsError(UsageError):
     """Some prompts of a call were refused or failed; the answers to all others are attached.
 

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from octavo.errors import UsageError
+from octavo.generation_request import Prompt
 from octavo.tokenizer.chat_template import ChatTemplate, Message, TemplateProcess, check_messages
 from octavo.tokenizer.tokenizer import Tokenizer
 
-Prompt: TypeAlias = "str | Sequence[int]"
+_PROMPT_KEYS = ("prompt", "prompt_token_ids")
+
+
+def plain_prompt(prompt: Prompt) -> Any:
+    """The text or the token ids of a prompt in any of its forms. Raises UsageError for other keys of a mapping."""
+    if not isinstance(prompt, Mapping):
+        return prompt
+    given = [key for key, value in prompt.items() if value is not None]
+    if unknown := [key for key in given if key not in _PROMPT_KEYS]:
+        raise UsageError(
+            f"a prompt has the key {unknown[0]!r:.80}, which is not supported; a prompt is a text, token ids, "
+            "or a mapping with one of prompt and prompt_token_ids",
+            param="prompt",
+        )
+    if len(given) != 1:
+        raise UsageError(f"a prompt needs one of prompt and prompt_token_ids, not {given!r:.80}", param="prompt")
+    value = prompt[given[0]]  # type: ignore[literal-required]
+    if isinstance(value, str) != (given[0] == "prompt"):
+        raise UsageError(f"{given[0]} is {value!r:.80}; prompt is a text, prompt_token_ids a list", param="prompt")
+    return value
 
 
 class PromptEncoder:
@@ -29,8 +49,9 @@ class PromptEncoder:
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt: control tokens in a text are parsed, and BOS comes once.
 
-        Raises UsageError if it is neither a text nor a list.
+        Raises UsageError if it is neither a text nor a list, nor a mapping with one of these.
         """
+        prompt = plain_prompt(prompt)
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt, parse_special=True)
         if not isinstance(prompt, (list, tuple)):
@@ -38,23 +59,24 @@ class PromptEncoder:
         return list(prompt)
 
     def encode_chat(
-        self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
+        self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> list[int]:
-        """Token ids of a conversation. chat_template: Jinja instead of the model's own.
+        """Token ids of a conversation; a text is a user's message. chat_template: Jinja instead of the model's own.
 
         template_arguments: tools, documents, add_generation_prompt and further variables of the template.
         Raises UsageError if the conversation is malformed or the template does not accept it.
         """
-        if not isinstance(messages, Sequence) or not messages:
+        conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if not isinstance(conversation, Sequence) or not conversation:
             raise UsageError(f"a conversation is a list of one message or more, not {messages!r:.80}")
         if not isinstance(chat_template, str | None):
             raise UsageError(f"chat_template must be the text of a Jinja template, not {chat_template!r:.80}")
-        check_messages(messages)  # before a missing template is blamed
+        check_messages(conversation)  # before a missing template is blamed
         if chat_template is None:
-            return self._own_template().encode(self.tokenizer, messages, **template_arguments)
+            return self._own_template().encode(self.tokenizer, conversation, **template_arguments)
         template = self._make_template(chat_template, from_caller=True)
         try:
-            return template.encode(self.tokenizer, messages, **template_arguments)
+            return template.encode(self.tokenizer, conversation, **template_arguments)
         finally:
             template.close()
 

@@ -15,11 +15,11 @@ from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.async_engine import AsyncEngine
 from octavo.engine.load import LoadedModel, load_engine
 from octavo.engine.metrics import EngineMetrics
-from octavo.engine.prompts import Prompt, PromptEncoder
+from octavo.engine.prompts import PromptEncoder, plain_prompt
 from octavo.engine.request import Request
 from octavo.engine.scoring import ScorePlan, pairs_of, plan_scores, score_options
 from octavo.errors import OctavoError, UsageError
-from octavo.generation_request import GenerationRequest, Params, PoolingParams, RequestOptions
+from octavo.generation_request import GenerationRequest, Params, PoolingParams, Prompt, RequestOptions
 from octavo.sampling_params import BeamSearchParams, RequestOutputKind, SamplingParams
 from octavo.tokenizer.chat_template import Message, TemplateProcess
 from octavo.tokenizer.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ class Session:
         return plan_scores(model.engine.texts, self.tokenizer, pairs_of(data_1, data_2), self.max_model_len, options)
 
     def encode_chat(
-        self, messages: Sequence[Message], chat_template: str | None = None, **template_arguments: Any
+        self, messages: Sequence[Message] | str, chat_template: str | None = None, **template_arguments: Any
     ) -> list[int]:
         """See `PromptEncoder.encode_chat`. Raises UsageError also once the model is closed."""
         self.model()
@@ -100,7 +100,7 @@ class Session:
         generation = GenerationRequest(
             prompt_token_ids=self.encode(prompt),
             params=params if output_kind is None else params.with_output_kind(output_kind),
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text if isinstance(text := plain_prompt(prompt), str) else None,
             options=options,
         )
         return model.engine.create_request(
