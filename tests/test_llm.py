@@ -203,7 +203,7 @@ def test_what_is_no_prompt_is_refused(llm: LLM, wrong: object) -> None:
 
 
 def test_what_is_no_conversation_is_refused(llm: LLM) -> None:
-    for wrong in ("hello", ["hello"], [["hello"]], [5]):
+    for wrong in (["hello"], [["hello"]], [5]):
         with pytest.raises(UsageError, match="a message must be a mapping such as"):
             llm.chat(wrong, PARAMS)  # type: ignore[arg-type]
 
