@@ -34,6 +34,8 @@ class LoadOptions(NamedTuple):
     """Most tokens of one prompt and its answer."""
     sequences: int
     """Most sequences at once."""
+    quantization: str | None = None
+    """How an unquantized checkpoint is quantized while it is loaded. Only octavo."""
     kv_dtype: str = "float16"
     """How the cache holds numbers. `int8`, a scale with it: only octavo and llama.cpp, whose name for it is q8_0."""
 

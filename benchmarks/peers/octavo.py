@@ -59,6 +59,7 @@ class Octavo:
             "num_threads": options.threads,
             "max_model_len": options.context,
             "kv_dtype": options.kv_dtype,
+            "quantization": options.quantization,
         }
         config = EngineConfig(**self._options, kv_cache_memory=CACHE_MEMORY)
         if options.sequences > config.max_num_seqs:

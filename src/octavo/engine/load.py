@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import resource
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -73,12 +74,7 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
         )
     checkpoint = open_checkpoint(resolve_model(config.model, revision=config.revision))
     try:
-        if (available := free_memory(config).available_bytes) < _LEAST_MEMORY:
-            # The tokenizer's library ends the process if an allocation fails.
-            raise InsufficientMemoryError(
-                f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights. "
-                "Free some, or raise the limit of this process (ulimit -v) or container"
-            )
+        _check_address_space(config)
         defaults = sampling_defaults(checkpoint, config.generation_config)  # an error comes before the long work
         # The vocabulary is made while the weights are packed, which mostly runs without the GIL.
         with ThreadPoolExecutor(1, "octavo-tokenizer") as background:
@@ -86,6 +82,17 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
             return _load(config, checkpoint, tokenizer, defaults, progress)
     finally:
         checkpoint.close()
+
+
+def _check_address_space(config: EngineConfig) -> None:
+    """The tokenizer's library ends the process if an allocation fails, which a limit on the address space provokes."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    available = free_memory(config).available_bytes
+    if limit != resource.RLIM_INFINITY and available < _LEAST_MEMORY:
+        raise InsufficientMemoryError(
+            f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights: raise "
+            f"the limit on the address space, which is {size(limit)} (ulimit -v)"
+        )
 
 
 def _load(
