@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import statistics
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -115,49 +116,34 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("--gguf", type=Path, required=True)
-    parser.add_argument(
-        "--transformers", metavar="PYTHON", help="a Python with transformers; leave it out for gguf only"
-    )
+    parser.add_argument("--transformers", metavar="PYTHON", help="a Python with transformers [default: only the gguf]")
     parser.add_argument("--folder", type=Path, help="for the written formats [default: beside the checkpoint]")
     parser.add_argument("--format", action="append", choices=[*WRITTEN, *AT_LOAD])
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args(arguments)
     folder = options.folder or options.checkpoint.parent
-    threads = len(os.sched_getaffinity(0))
-    common = {"threads": threads, "context": PROMPT + STEPS + 2, "sequences": 1}
     others = ["transformers"] if options.transformers else []
-    head = [
-        "format",
-        *(f"{k} {c}" for k in ("prefill", "decode") for c in ("tokens/s", *(f"/ {o}" for o in others), "/ gguf")),
-    ]
+    columns = ("tokens/s", *(f"/ {other}" for other in others), "/ gguf")
+    head = ["format", *(f"{kind} {column}" for kind in ("prefill", "decode") for column in columns)]
     print("| " + " | ".join(head) + " |\n|" + "---|" * len(head))
     for name in options.format or [*WRITTEN, *AT_LOAD]:
         target = options.checkpoint
         if name in WRITTEN:
             target = folder / name
             write(options.checkpoint, target, *WRITTEN[name])
+        kinds = [(name, "octavo", sys.executable, target, name if name in AT_LOAD else None)]
+        if options.transformers:
+            kinds.append(("transformers", "transformers", options.transformers, options.checkpoint, None))
+        kinds.append(("gguf", "octavo", sys.executable, options.gguf, None))
         with ExitStack() as stack:
             log = Path(stack.enter_context(tempfile.NamedTemporaryFile()).name)
             engines: dict[str, tuple[Peer, dict[str, Any]]] = {}
-
-            def add(label: str, kind: str, python: str, load: dict[str, Any]) -> None:
+            for label, kind, python, model, quantization in kinds:
                 peer = Peer(kind, python, log)
                 stack.callback(peer.close)
-                engines[label] = (peer, {**common, **load})
-
-            quantization = name if name in AT_LOAD else None
-            add(name, "octavo", options_python(), {"model": str(target), "quantization": quantization})
-            if options.transformers:
-                add("transformers", "transformers", options.transformers, {"model": str(options.checkpoint)})
-            add("gguf", "octavo", options_python(), {"model": str(options.gguf)})
+                load = {"model": str(model), "threads": len(os.sched_getaffinity(0)), "quantization": quantization}
+                engines[label] = (peer, {**load, "context": PROMPT + STEPS + 2, "sequences": 1})
             print(row(name, measure(engines, options.turns)), flush=True)
-
-
-def options_python() -> str:
-    """The Python that runs this."""
-    import sys
-
-    return sys.executable
 
 
 if __name__ == "__main__":
