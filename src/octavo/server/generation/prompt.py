@@ -17,7 +17,7 @@ from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.errors import ApiError
 from octavo.server.generation.chat_plan import plan_chat
 from octavo.server.generation.infill import Infill, encode_infill
-from octavo.server.generation.spec import ChatSpec, TextPrompt, TextSpec
+from octavo.server.generation.spec import ChatSpec, TextOrIds, TextSpec
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.chat_template import Message
 from octavo.tokenizer.turns import fit_turns
@@ -133,11 +133,11 @@ async def _encode_chat(model: ServedModel, adapted: ChatSpec, room: int | None) 
     return token_ids, sizes[0] - len(token_ids)
 
 
-async def _encode_texts(model: ServedModel, texts: Sequence[TextPrompt]) -> list[list[int]]:
+async def _encode_texts(model: ServedModel, texts: Sequence[TextOrIds]) -> list[list[int]]:
     return await run_sync(lambda: [_encode_text(model, text) for text in texts])
 
 
-def _encode_text(model: ServedModel, prompt: TextPrompt) -> list[int]:
+def _encode_text(model: ServedModel, prompt: TextOrIds) -> list[int]:
     if isinstance(prompt, Infill):
         return encode_infill(model.tokenizer, prompt)
     if isinstance(prompt, str):

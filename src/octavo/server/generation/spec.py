@@ -12,7 +12,7 @@ from octavo.generation_request import RequestOptions
 from octavo.sampling_params import BeamSearchParams, SamplingParams
 from octavo.server.generation.infill import Infill
 
-TextPrompt: TypeAlias = "str | Sequence[int | str] | Infill"
+TextOrIds: TypeAlias = "str | Sequence[int | str] | Infill"
 ToolChoice: TypeAlias = "Literal['auto', 'none', 'required'] | NamedTool"
 
 
@@ -79,7 +79,7 @@ class ChatSpec(Common):
 class TextSpec(Common):
     """Prompts to continue as they are. The choices of prompt i have the indices i * n to i * n + n - 1."""
 
-    prompts: Sequence[TextPrompt]
+    prompts: Sequence[TextOrIds]
 
 
 @contextmanager

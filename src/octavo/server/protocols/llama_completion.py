@@ -17,7 +17,7 @@ from octavo.server.generation.events import ChoiceEnd, Event, TextDelta, TokenLo
 from octavo.server.generation.infill import Infill
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.prompt import MAX_PROMPTS
-from octavo.server.generation.spec import TextPrompt, TextSpec, constraint_named, read_options
+from octavo.server.generation.spec import TextOrIds, TextSpec, constraint_named, read_options
 from octavo.server.http.json_body import WHOLE, Int, Text
 from octavo.server.protocols.answering import AnswerWriter, NamedEvent
 from octavo.server.protocols.ignored_fields import LLAMA_CPP, with_ignored
@@ -72,7 +72,7 @@ class LlamaRequest(with_ignored(AnsweredFields, LLAMA_CPP), LlamaSampling):  # t
         limit = self.n_predict if self.n_predict is not None else self.max_tokens
         return -1 if limit is None else limit
 
-    def prompts(self) -> Sequence[TextPrompt]:
+    def prompts(self) -> Sequence[TextOrIds]:
         """The prompts, each of which gets an answer."""
         raise NotImplementedError
 
@@ -126,7 +126,7 @@ class CompletionRequest(LlamaRequest):
 
     prompt: Prompts
 
-    def prompts(self) -> Sequence[TextPrompt]:
+    def prompts(self) -> Sequence[TextOrIds]:
         given: Any = self.prompt
         if isinstance(given, PromptObject):
             return [given.prompt_string]
@@ -150,7 +150,7 @@ class InfillRequest(LlamaRequest):
     prompt: Text | None = None
     input_extra: list[ExtraFile] | None = None
 
-    def prompts(self) -> Sequence[TextPrompt]:
+    def prompts(self) -> Sequence[TextOrIds]:
         files = [(file.filename or "tmp", file.text) for file in self.input_extra or ()]
         return [Infill(self.input_prefix, self.input_suffix, self.prompt or "", files)]
 
