@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from octavo.errors import EngineDeadError, OverloadedError
-from octavo.loader.generation_config import SamplingDefaults
 from octavo.sampling_params import SamplingParams
 from octavo.server.config import ServerConfig
 from octavo.tokenizer.tokenizer import Tokenizer
-from tests.support.browser import browser, watched_page
+from tests.support.browser import watched_page
+from tests.support.chat_page import answers, app, ask, ask_to_the_end, chromium, engine, page, words
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import ScriptedApp, scripted_app
 from tests.support.server import RunningServer
+
+__all__ = ["app", "chromium", "engine", "page"]  # fixtures
 
 MARKDOWN = """Some **bold** and `code`.
 
@@ -35,65 +35,6 @@ print("<b>hi</b>")
 |---|--:|
 | 1 | 2 |
 """
-ATTACKS = (
-    "<script>window.hacked = 1</script>",
-    "<img src=x onerror='window.hacked = 1'>",
-    "<svg onload='window.hacked = 1'></svg>",
-    "[click](javascript:window.hacked=1)",
-    "[click](JaVaScRiPt&#58;window.hacked=1)",
-    "[click](data:text/html,<script>parent.hacked=1</script>)",
-    "![x](https://example.org/track.png)",
-    '[x](https://example.org/" onmouseover="window.hacked=1)',
-    "<javascript:window.hacked=1>",
-    "```<img src=x onerror=window.hacked=1>\n</code></pre><script>window.hacked=1</script>\n```",
-    "| <img src=x onerror=window.hacked=1> |\n|---|\n| <iframe src=//example.org></iframe> |",
-    "<a href='https://example.org' style='position:fixed;inset:0'>x</a>",
-)
-
-
-def words(text: str) -> list[str]:
-    return re.findall(r"\S+\s*|\s+", text)
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Browser]:
-    with browser() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def engine(smollm2_tokenizer: Tokenizer) -> FakeClient:
-    defaults = SamplingDefaults({"temperature": 0.2}, "the makers of scripted")
-    return FakeClient(smollm2_tokenizer, max_model_len=4096, sampling_defaults=defaults)
-
-
-@pytest.fixture(scope="module")
-def app(engine: FakeClient, smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedApp]:
-    with scripted_app(engine, smollm2_tokenizer) as running:
-        yield running
-
-
-@pytest.fixture
-def page(chromium: Browser, app: ScriptedApp, engine: FakeClient) -> Iterator[Page]:
-    engine.script = Script(words("A short answer."))
-    with watched_page(chromium, app.url) as page:
-        page.goto("/")
-        expect(page.locator("#model")).to_have_value("scripted")
-        yield page
-
-
-def ask(page: Page, text: str = "Hello") -> None:
-    page.fill("#prompt", text)
-    page.keyboard.press("Enter")
-
-
-def ask_to_the_end(page: Page, text: str = "Hello") -> None:
-    ask(page, text)
-    expect(page.locator(".message.assistant").last.locator(".stats")).to_be_attached()
-
-
-def answers(page: Page) -> Any:
-    return page.locator(".message.assistant .markdown")
 
 
 def test_an_answer_streams_as_markdown(page: Page, engine: FakeClient) -> None:
@@ -314,44 +255,6 @@ def test_only_the_keyboard(page: Page) -> None:
     expect(page.locator("#settings")).to_be_hidden()
 
 
-def test_what_a_model_writes_stays_text(page: Page, engine: FakeClient) -> None:
-    forbidden = "script, img, iframe, object, embed, style, form, [onerror], [onload], [onmouseover], [style]"
-    for attack in ATTACKS:
-        page.click("#new-chat")
-        engine.script = Script(words(attack))
-        ask_to_the_end(page, attack)
-        assert page.evaluate("window.hacked") is None
-        assert page.locator(f"#messages :is({forbidden})").count() == 0
-        for link in page.locator("#messages a").all():
-            assert (link.get_attribute("href") or "").startswith("https://example.org/")
-            assert "noopener" in (link.get_attribute("rel") or "")
-        assert page.locator(".message.user .body").text_content() == attack
-        title = page.locator("#conversations .current .open").text_content()
-        assert title == page.evaluate("document.title").removesuffix(" · Octavo")
-    page.reload()
-    expect(page.locator("#conversations li")).to_have_count(len(ATTACKS))
-    assert page.evaluate("window.hacked") is None
-
-
-def test_hostile_markdown_takes_no_time(page: Page) -> None:
-    seconds = page.evaluate(
-        """async () => {
-          const { MarkdownView } = await import("/web/markdown.js");
-          const pieces = ["*", "_", "**a ", "`", "``` ", "[", "[a](", "![", "> ", "- ", "| ", "|-", "http://", "~~",
-                          "\\\\", "<", "1. ", "\\n", "# ", "***", "*a", "  - x\\n", "http://....", "-", "- - x"];
-          const times = {};
-          for (const piece of pieces) {
-            const start = performance.now();
-            new MarkdownView(document.createElement("div")).update(piece.repeat(20000 / piece.length));
-            times[piece] = performance.now() - start;
-          }
-          return times;
-        }"""
-    )
-    slow = {piece: round(time) for piece, time in seconds.items() if time > 1500}
-    assert not slow
-
-
 def test_a_busy_server_is_explained_and_tried_again(page: Page, engine: FakeClient) -> None:
     engine.script = Script(refusal=OverloadedError("full", code="server_overloaded", retry_after_s=7))
     ask(page)
@@ -417,6 +320,9 @@ def test_all_text_can_be_read(page: Page) -> None:
           const pairs = [["--accent-ink", "--accent"], ["--danger", "--danger-wash"], ["--ink", "--accent-wash"]];
           for (const text of ["--ink", "--ink-soft", "--ink-faint", "--accent"]) {
             for (const ground of ["--paper", "--raised", "--sunken"]) pairs.push([text, ground]);
+          }
+          for (const part of ["keyword", "string", "number", "name", "attribute"]) {
+            pairs.push([`--code-${part}`, "--sunken"]);
           }
           return pairs.map(([text, ground]) => {
             const [low, high] = [luminance(text), luminance(ground)].sort((a, b) => a - b);

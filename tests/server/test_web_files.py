@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 import octavo.server
 from octavo.server.config import ServerConfig
@@ -16,7 +23,10 @@ from tests.support.fake_client import FakeClient
 from tests.support.scripted_app import scripted_app
 
 WEB = Path(octavo.server.__file__).parent / "web"
-FILES = sorted(path.name for path in WEB.iterdir())
+VENDORED = sorted(f"vendor/{path.name}" for path in (WEB / "vendor").iterdir())
+OWN = sorted(path.name for path in WEB.iterdir() if path.is_file())
+FILES = OWN + VENDORED
+DEPENDENCIES = Path(__file__).parents[2] / "docs/dependencies.md"
 PAGES = {"/": "chat.html", "/dashboard": "dashboard.html"}
 
 
@@ -58,19 +68,63 @@ def test_generating_at_the_pages_path_needs_the_key(client: httpx.Client) -> Non
 def test_files_are_served_as_what_they_are(client: httpx.Client, name: str) -> None:
     answer = client.get(f"/web/{name}")
     assert answer.content == (WEB / name).read_bytes()
-    kind = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
-    assert answer.headers["content-type"].startswith(kind[Path(name).suffix])
+    kind = {
+        "js": "text/javascript",
+        "css": "text/css",
+        "html": "text/html",
+        "svg": "image/svg+xml",
+        "txt": "text/plain",
+    }
+    kind["mjs"] = kind["js"]
+    assert answer.headers["content-type"].startswith(kind[name.rsplit(".")[-1]])
+
+
+def test_vendored_files_are_what_the_documentation_says() -> None:
+    """Nobody changed them here, and each has its version and its licence."""
+    rows = re.findall(
+        r"^\| `(vendor/\S+)` \| \S+ (\d+\.\d+\.\d+), .* \| `([0-9a-f]{64})` \|$", DEPENDENCIES.read_text(), re.M
+    )
+    scripts = [name for name in VENDORED if not name.endswith(".txt")]
+    assert sorted(name for name, _, _ in rows) == scripts
+    for name, version, digest in rows:
+        content = (WEB / name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == digest, name
+        assert version.encode() in content, name
+        licence = (WEB / name).with_suffix(".LICENSE.txt").read_text()
+        assert "Copyright" in licence or "Apache License" in licence
+
+
+def test_licences_of_vendored_files_are_installed() -> None:
+    patterns = tomllib.loads((DEPENDENCIES.parents[1] / "pyproject.toml").read_text())["project"]["license-files"]
+    found = {
+        path.relative_to(WEB).as_posix()
+        for pattern in patterns
+        for path in DEPENDENCIES.parents[1].glob(pattern)
+        if WEB in path.parents
+    }
+    assert found == {name for name in VENDORED if name.endswith(".txt")}
 
 
 @pytest.mark.parametrize(
     "name",
-    ["nothing.js", "..%2f..%2ferrors.py", "%2e%2e/errors.py", "chat.html/", "__init__.py", "%00", "x" * 300, "."],
+    [
+        "nothing.js",
+        "vendor",
+        "vendor/..%2fchat.js",
+        "..%2f..%2ferrors.py",
+        "%2e%2e/errors.py",
+        "chat.html/",
+        "__init__.py",
+        "%00",
+        "x" * 300,
+        ".",
+    ],
 )
 def test_nothing_else_is_served(client: httpx.Client, name: str) -> None:
     assert client.get(f"/web/{name}", headers={"Authorization": "Bearer sesame"}).status_code == 404
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", OWN)
 def test_files_are_small_and_refer_to_nothing_elsewhere(name: str) -> None:
     text = (WEB / name).read_text()
     assert len(text.splitlines()) < 500

@@ -15,6 +15,7 @@ from starlette.staticfiles import StaticFiles
 router = APIRouter(include_in_schema=False)
 PUBLIC_PATHS = ("/", "/dashboard", "/web/")
 
+mimetypes.add_type("text/javascript", ".mjs")
 mimetypes.add_type("text/javascript", ".js")  # before Python 3.12 it is another one
 _FILES = StaticFiles(directory=Path(__file__).parents[1] / "web")
 # Nothing inline and nothing from other origins (Content Security Policy Level 3): a model's answer stays text even if
@@ -42,6 +43,12 @@ async def get_chat_page(request: Request) -> Response:
 async def get_dashboard_page(request: Request) -> Response:
     """The dashboard."""
     return await _respond(request, "dashboard.html")
+
+
+@router.get("/web/vendor/{name}")
+async def get_vendored_file(request: Request, name: str) -> Response:
+    """A script of a library that the pages use, or its licence."""
+    return await _respond(request, f"vendor/{name}")
 
 
 @router.get("/web/{name}")

@@ -1,6 +1,6 @@
 // The conversation on the page: one list item a message, the last of which may still be growing.
 import { element, icon, iconButton } from "./dom.js";
-import { MarkdownView } from "./markdown.js";
+import { MarkdownView, typedNodes } from "./markdown.js";
 
 const STICK_PX = 48; // this close to the end counts as being at the end
 
@@ -57,7 +57,7 @@ export class Transcript {
   }
 
   #fillUser(view, message) {
-    view.body.replaceChildren(message.content);
+    view.body.replaceChildren(...typedNodes(message.content));
     view.item.classList.remove("is-editing");
     view.item.querySelector(".actions")?.remove();
     view.item.append(
