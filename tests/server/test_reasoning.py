@@ -18,6 +18,7 @@ DEEPSEEK_R1 = (
 )
 SMOLLM3 = "{{ '<|im_start|>assistant\\n<think>\\n\\n</think>\\n' }}"
 MAGISTRAL = "First draft your thinking process: [THINK]Your thoughts[/THINK]Here, provide a response."
+GPT_OSS = "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
 SMOLLM2 = "{{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}"
 LLAMA3 = "{{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
 
@@ -104,6 +105,81 @@ def test_any_text_gives_the_same_whatever_the_pieces(data: st.DataObject) -> Non
 def test_magistral() -> None:
     found = find_reasoning_format(MAGISTRAL)
     assert parse("[INST]2+2?[/INST]", list("[THINK]Hm [x] [/TH.[/THINK]Four."), found) == ("Hm [x] [/TH.", "Four.")
+
+
+START = "<|end|><|start|>assistant"
+CALL = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}<|call|>"
+EARLIER = " to=functions.now<|channel|>commentary json<|message|>{}<|call|>"
+# Answers as the guide to the harmony format writes them, and damaged ones: the thinking, and the text that is left.
+HARMONY = [
+    ("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four.", "Hm.", "Four."),
+    ("<|channel|>final<|message|>Four.<|return|>", "", "Four."),
+    (f"<|channel|>analysis<|message|>Hm. {START}{CALL}", "Hm. ", "<|start|>assistant" + CALL),
+    (f"<|channel|>analysis<|message|>Hm.{START}{EARLIER}", "Hm.", "<|start|>assistant" + EARLIER),
+    (EARLIER, "", EARLIER),
+    (f"<|channel|>commentary<|message|>First:{START}{CALL}", "", "First:<|start|>assistant" + CALL),
+    (
+        f"<|channel|>analysis<|message|>a{START}<|channel|>analysis<|message|>b{START}<|channel|>commentary<|message|>c"
+        f"{START}<|channel|>final<|message|>d",
+        "a\n\nb",
+        "c\n\nd",
+    ),
+    (
+        "<|channel|>commentary<|message|>a<|end|>" + CALL.replace("{}", '{"b": "<|call|>"}'),
+        "",
+        "a" + CALL.replace("{}", '{"b": "<|call|>"}'),
+    ),
+    ("<|channel|>analysis<|message|>cut <|en", "cut <|en", ""),
+    ("<|channel|>analysis<|mess", "", "<|channel|>analysis<|mess"),
+    ("<|channel|>analysis<|end|>x", "", "<|channel|>analysisx"),
+    ("<|channel|>a<|channel|>final<|message|>x", "", "<|channel|>a\n\nx"),
+    ("<|start|>a<|start|>assistant<|channel|>final<|message|>x", "", "<|start|>a\n\nx"),
+    ("<|channel|>" + "a" * 300, "", "<|channel|>" + "a" * 300),
+    ("Four. <|thing", "", "Four. <|thing"),
+    ("<think>\nFour.</think>\n", "", "<think>\nFour.</think>\n"),
+    (" to be", "", " to be"),
+    ("", "", ""),
+]
+
+
+def parse_harmony(prompt: str, pieces: list[str]) -> tuple[str, str]:
+    found = find_reasoning_format(GPT_OSS)
+    assert found is not None
+    parser = found.create_parser(prompt)
+    parts = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
+    thinking = "".join(part.text for part in parts if isinstance(part, ReasoningPart))
+    return thinking, "".join(part for part in parts if isinstance(part, str))
+
+
+@pytest.mark.parametrize(("text", "thinking", "answer"), HARMONY)
+def test_channels_cut_everywhere(text: str, thinking: str, answer: str) -> None:
+    prompt = "<|start|>assistant"
+    assert parse_harmony(prompt, list(text)) == (thinking, answer)
+    for cut in range(len(text) + 1):
+        assert parse_harmony(prompt, [text[:cut], text[cut:]]) == (thinking, answer)
+
+
+def test_a_prompt_may_open_the_analysis() -> None:
+    text = "Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four."
+    assert parse_harmony("<|start|>assistant<|channel|>analysis<|message|>", [text]) == ("Hm.", "Four.")
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_any_channels_give_the_same_whatever_the_pieces(data: st.DataObject) -> None:
+    marks = ["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>", "<|", "|>"]
+    words = st.sampled_from([*marks, "analysis", "final", " to=functions.", "assistant", " ", "a", "{}"])
+    text = "".join(data.draw(st.lists(words, max_size=20)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    pieces = [text[start:end] for start, end in itertools.pairwise([0, *cuts, len(text)])]
+    assert parse_harmony("", pieces) == parse_harmony("", [text])
+
+
+@pytest.mark.parametrize("piece", ["<|channel|>", "<|channel|>analysis<|message|>a<|end|>", "<|message|>", " "])
+def test_time_of_channels_is_linear(piece: str) -> None:
+    started = time.process_time()
+    parse_harmony("", list(piece * (100_000 // len(piece))))
+    assert time.process_time() - started < 5
 
 
 def test_thinking_streams_and_says_that_it_is_thinking() -> None:

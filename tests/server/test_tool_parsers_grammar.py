@@ -112,6 +112,7 @@ CALL = {
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
     "granite": '<|tool_call|>[{"name": "NAME", "arguments": ARGUMENTS}]',
+    "harmony": "<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>ARGUMENTS",
     "gemma": '```json\n{"name": "NAME", "parameters": ARGUMENTS}\n```',
 }
 
@@ -123,7 +124,12 @@ LISTS = {
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", "\n", "<｜tool▁calls▁end｜>"),
 }
-SEPARATORS = {"llama3_json": "; ", "functionary_recipients": ">>>", "mistral_args": ""}
+SEPARATORS = {
+    "llama3_json": "; ",
+    "functionary_recipients": ">>>",
+    "mistral_args": "",
+    "harmony": "<|end|><|start|>assistant",
+}
 
 
 def several(format_name: str, *calls: str) -> str:
@@ -257,7 +263,7 @@ def test_text_behind_free_calls(compiled: Compiled, name: str) -> None:
     grammar = tool_formats()[name].optional_grammar([STRICT], True, {})  # type: ignore[misc]
     matcher = compiled.start_grammar(grammar)
     answer = call(name, "book", '{"seats": 2, "class": "first"}') + "\nDone."
-    may_follow = name not in (*LISTS, "mistral_args", "llama3_json")
+    may_follow = name not in (*LISTS, "mistral_args", "llama3_json", "harmony")
     assert compiled.is_whole(matcher, answer) is may_follow
 
 

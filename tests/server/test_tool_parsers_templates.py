@@ -83,6 +83,11 @@ TEMPLATES = {
         "{{- '<|start_of_role|>available_tools<|end_of_role|>' }}",
         "granite",
     ),
+    "openai/gpt-oss-20b": (
+        "{{- '<|start|>assistant<|channel|>analysis<|message|>' + message.thinking + '<|end|>' }}"
+        "{{- ' to=functions.' + tool_call.name + '<|channel|>commentary ' }}{{- 'json<|message|>' }}{{- '<|call|>' }}",
+        "harmony",
+    ),
     "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", None),
     "microsoft/Phi-4-mini-instruct": ("'<|tool|>' + message['tools'] + '<|/tool|>'", None),
     "HuggingFaceTB/SmolLM2-135M-Instruct": ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),

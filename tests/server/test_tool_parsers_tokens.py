@@ -35,8 +35,9 @@ MARKS += (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
+MARKS += ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
 USER_DEFINED = 4  # a GGUF token type: added to the vocabulary, but shown
-WITH_MARKS = ["deepseek_v3", "deepseek_v31", "granite", "hermes", "llama3_json", "mistral", "mistral_args"]
+WITH_MARKS = ["deepseek_v3", "deepseek_v31", "granite", "harmony", "hermes", "llama3_json", "mistral", "mistral_args"]
 WITH_MARKS += ["qwen3_coder"]
 # The call of `now` as each format's models write it, `now` without arguments.
 CALLS = {
@@ -48,6 +49,7 @@ CALLS = {
         "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
     ),
     "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
+    "harmony": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "llama3_json": '<|python_tag|>{"name": "now", "parameters": {}}',
     "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
@@ -57,13 +59,12 @@ CALLS = {
 
 
 def with_marks(path: Path, *, are_control: bool) -> Tokenizer:
-    """SmolLM2's vocabulary with the marks in the places of tokens that no conversation uses."""
+    """SmolLM2's vocabulary and the marks behind it."""
     metadata: dict[str, Any] = dict(open_checkpoint(path).file.metadata)
     tokens = list(metadata["tokenizer.ggml.tokens"])
     types = list(metadata["tokenizer.ggml.token_type"])
-    for token_id, mark in enumerate(MARKS, start=3):
-        tokens[token_id] = mark
-        types[token_id] = types[1] if are_control else USER_DEFINED
+    tokens += MARKS
+    types += [types[1] if are_control else USER_DEFINED] * len(MARKS)
     return read_gguf_tokenizer({**metadata, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types})
 
 
@@ -138,7 +139,8 @@ def read(tokenizer: Tokenizer, made: Plan, token_ids: list[int]) -> tuple[str, l
 def test_a_forced_call_begins_with_the_token(tokenizer: Tokenizer, name: str) -> None:
     made = plan(tokenizer, name, tool_choice="required")
     token_ids = encode(tokenizer, CALLS[name])
-    assert token_ids[0] == 3 + next(i for i, mark in enumerate(MARKS) if CALLS[name].startswith(mark))
+    mark = next(mark for mark in MARKS if CALLS[name].startswith(mark))
+    assert tokenizer.token_bytes(token_ids[0]) == mark.encode()
     matcher = matcher_of(tokenizer, made.spec.params)
     first = allowed(matcher)
     assert token_ids[0] in first
@@ -192,6 +194,7 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
 
 
 MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>") | {"granite": "<|tool_call|>"}
+MARK_TEXTS |= {"harmony": "<|channel|>commentary to=functions."}
 MARK_TEXTS |= dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>")
 
 
@@ -265,6 +268,23 @@ def test_thinking_is_told_apart_where_calls_are_free(
         matcher = matcher_of(smollm2_tokenizer, made.spec.params)
         answer = encode(smollm2_tokenizer, f"<think>\nHm.\n</think>\n\n{CALLS['hermes']}")
         assert matcher.try_consume_tokens(answer) == len(answer)
+
+
+def test_channels_are_told_apart_beside_strict_calls(tokenizer: Tokenizer) -> None:
+    """The grammar names the tokens of the channels, so that the model may think before it calls or answers."""
+    template = "{{ '<|channel|>analysis<|message|><|channel|>commentary' }}{{ tools }}"
+    strict = {"type": "function", "function": {"name": "now", "strict": True}}
+    made = plan(with_template(tokenizer, template), "harmony", tools=[strict])
+    assert made.answer_format.reasoning is not None
+    start = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
+    preamble = "<|channel|>commentary<|message|>So.<|end|><|start|>assistant"
+    for rest in (CALLS["harmony"], preamble + CALLS["harmony"], "<|channel|>final<|message|>Four."):
+        token_ids = encode(tokenizer, start + rest)
+        matcher = matcher_of(tokenizer, made.spec.params)
+        assert matcher.try_consume_tokens(token_ids) == len(token_ids)
+        assert matcher.is_accepting()
+    wrong = encode(tokenizer, start + CALLS["harmony"].replace("now", "new"))
+    assert matcher_of(tokenizer, made.spec.params).try_consume_tokens(wrong) < len(wrong)
 
 
 @pytest.mark.slow

@@ -364,7 +364,49 @@ GRANITE = [
     _granite("no_call", "A <|tool| and [1, 2]", content="A <|tool| and [1, 2]"),
 ]
 
-CASES = [*DEEPSEEK, *GRANITE, *HERMES, *LLAMA, *MISTRAL, *FUNCTIONARY, *GEMMA, *QWEN3_CODER]
+
+def _harmony(name: str, text: str, *calls: tuple[str, str], content: str = "") -> Case:
+    return Case("harmony", name, text, calls, content)
+
+
+def _to(name: str, arguments: str) -> str:
+    """A call as the guide to the harmony format writes it."""
+    return f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}"
+
+
+def _earlier(name: str, arguments: str) -> str:
+    """A call as the chat template of gpt-oss-20b writes those of earlier turns, behind `<|start|>assistant`."""
+    return f" to=functions.{name}<|channel|>commentary json<|message|>{arguments}<|call|>"
+
+
+HARMONY = [
+    _harmony("one", _to("get_weather", _PARIS), ("get_weather", _PARIS)),
+    _harmony("with_end", _to("get_weather", _PARIS) + "<|call|>", ("get_weather", _PARIS)),
+    _harmony("earlier_form", _earlier("get_weather", _PARIS), ("get_weather", _PARIS)),
+    _harmony("parallel", "<|end|><|start|>assistant".join(_to(*call) for call in _TWO) + "<|call|>", *_TWO),
+    _harmony("mixed_forms", _to("now", "{}") + "<|end|><|start|>assistant" + _earlier(*_TWO[1]), *_TWO),
+    _harmony("analysis", _to("now", "{}").replace("commentary", "analysis"), ("now", "{}")),
+    _harmony("no_constraint", _to("now", "{}").replace(" <|constrain|>json", ""), ("now", "{}")),
+    _harmony("no_space", _to("now", "{}").replace(" <|constrain|>", "<|constrain|>"), ("now", "{}")),
+    _harmony("code", _to("now", "{}").replace("<|constrain|>json", "code"), ("now", "{}")),
+    _harmony("spaces", _to("now", "\n {}\n<|call|>\n"), ("now", "{}")),
+    _harmony("nested", _to("run", _NESTED), ("run", _NESTED)),
+    _harmony("escapes", _to("get_weather", _ESCAPES), ("get_weather", _ESCAPES)),
+    _harmony("injection", _to("run", _INJECTION), ("run", _INJECTION)),
+    _harmony("marks_in_string", _to("run", '{"code": "<|call|>{"}'), ("run", '{"code": "<|call|>{"}')),
+    _harmony("text_before", "Let me see. " + _to("now", "{}"), ("now", "{}"), content="Let me see."),
+    _harmony("unknown_tool", _to("fly", "{}"), ("fly", "{}")),
+    _harmony("built_in_tool", _to("x", "{}").replace("functions.x", "python"), ("python", "{}")),
+    _harmony("cut_in_arguments", _to("get_weather", _PARIS)[:-6], ("get_weather", '{"city": "P')),
+    _harmony("cut_header", _to("now", ""), ("now", "")),
+    _harmony("cut_in_name", _to("now", "{}")[:30], content=_to("now", "{}")[:30]),
+    _harmony("cut_in_mark", _to("now", "{}") + "<|ca", ("now", "{}")),
+    _harmony("no_arguments", _to("now", "now"), content=_to("now", "now")),
+    _harmony("no_call", "A <|channel and to=functions.x", content="A <|channel and to=functions.x"),
+    _harmony("no_recipient", " to=functions.", content=" to=functions."),
+]
+
+CASES = [*DEEPSEEK, *GRANITE, *HARMONY, *HERMES, *LLAMA, *MISTRAL, *FUNCTIONARY, *GEMMA, *QWEN3_CODER]
 
 
 def realistic_tools(count: int) -> list[dict[str, Any]]:

@@ -15,7 +15,6 @@ from octavo.server.errors import refuse
 from octavo.server.generation.events import ChoiceReader
 from octavo.server.generation.reasoning import (
     ReasoningFormat,
-    ReasoningParser,
     find_reasoning_format,
     reasoning_arguments,
 )
@@ -52,7 +51,7 @@ class AnswerFormat:
         reasoning = None
         if self.reasoning is not None:
             end = tokenizer.decode(prompt_token_ids[-_NUM_LAST_TOKENS:], skip_special_tokens=False)
-            reasoning = ReasoningParser(self.reasoning, end)
+            reasoning = self.reasoning.create_parser(end)
         return ChoiceReader(index, tools, reasoning, parallel_tool_calls=self.parallel_tool_calls)
 
 
@@ -85,9 +84,10 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     reasoning = find_reasoning_format(template)
     if reasoning is not None:
         is_control_token = _token_id(model.tokenizer, reasoning.close) in model.tokenizer.special_token_ids
-        # Calls that must come leave no room for thinking, and no grammar's text has control tokens.
+        # Calls that must come leave no room for thinking, and no grammar's text has control tokens. A grammar of calls
+        # beside channels names their tokens.
         is_free = tools and spec.tool_choice == "auto" and spec.params.structured_outputs is None
-        if params.structured_outputs is not None and (not is_free or is_control_token):
+        if params.structured_outputs is not None and (not is_free or (is_control_token and not reasoning.has_channels)):
             reasoning = None
         elif is_control_token:
             params = dataclasses.replace(params, skip_special_tokens=False)

@@ -1,7 +1,8 @@
 """Splits a model's reasoning from its answer at the marks of its chat template.
 
-Two formats: `<think>...</think>` (Qwen 3, DeepSeek R1, SmolLM 3) and `[THINK]...[/THINK]` (Magistral). Reasoning is at
-the start of an answer or absent; later marks are text, because a model may write about them.
+Three formats: `<think>...</think>` (Qwen 3, DeepSeek R1, SmolLM 3), `[THINK]...[/THINK]` (Magistral) and the channels
+of harmony (gpt-oss). Between marks, reasoning is at the start of an answer or absent; later marks are text, because a
+model may write about them. Channels divide the whole answer into messages.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ _NOT_SPACE = re.compile(r"[^ \t\r\n]")
 _NOWHERE = re.compile(r"(?!)")
 _EFFORT = "reasoning_effort"
 _SWITCH = "enable_thinking"
+# Marks of harmony.
+_MESSAGE = "<|message|>"
+_RECIPIENT = " to=functions."
+_START = "<|start|>"
+_CHANNEL = "<|channel|>"
+_BEGINS_HEADER = (_START, _CHANNEL)
+_ENDS_MESSAGE = ("<|end|>", "<|call|>", "<|return|>")
+_HEADER_MARKS = (_MESSAGE, "<|constrain|>", *_BEGINS_HEADER, *_ENDS_MESSAGE)
+_MESSAGE_MARKS = marks_pattern([*_BEGINS_HEADER, *_ENDS_MESSAGE])
+_MAX_HEADER_PIECES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +43,18 @@ ReasoningOrAnswer: TypeAlias = "ReasoningPart | str"
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """The marks around the reasoning."""
+    """The marks around the reasoning.
+
+    has_channels: an answer is a series of messages, each with a channel, and the other marks are control tokens too.
+    """
 
     open: str
     close: str
+    has_channels: bool = False
+
+    def create_parser(self, prompt: str) -> ReasoningParser:
+        """A parser of one answer. prompt: see `ReasoningParser`."""
+        return (_ChannelParser if self.has_channels else ReasoningParser)(self, prompt)
 
 
 class ReasoningParser:
@@ -52,7 +71,8 @@ class ReasoningParser:
         self.is_reasoning = prompt.rstrip(WHITESPACE).endswith(marks.open)
         self._text = TextReader()
         self._parts: list[ReasoningOrAnswer] = []
-        self._reading = self._read(marks)
+        self._marks = marks
+        self._reading = self._read()
 
     def push(self, text: str) -> list[ReasoningOrAnswer]:
         """Adds text and returns the parts that are certain. Characters that may still become a mark are held back."""
@@ -70,8 +90,8 @@ class ReasoningParser:
         self._parts.clear()
         return parts if len(parts) < 2 else join_neighbours(parts)
 
-    def _read(self, marks: ReasoningFormat) -> Reading[None]:
-        text, spaces = self._text, list[str]()
+    def _read(self) -> Reading[None]:
+        text, marks, spaces = self._text, self._marks, list[str]()
         yield from text.take_until(_NOT_SPACE, spaces.append)
         if (yield from text.find_beginning(marks.open)) == marks.open:
             text.take(len(marks.open))
@@ -107,12 +127,85 @@ class ReasoningParser:
         return False
 
 
-_FORMATS = (ReasoningFormat("<think>", "</think>"), ReasoningFormat("[THINK]", "[/THINK]"))
+class _ChannelParser(ReasoningParser):
+    """Parses messages of harmony, `<|start|>assistant<|channel|>CHANNEL<|message|>TEXT<|end|>`.
+
+    The channel `analysis` is reasoning. Messages to a function pass unchanged, for the parser of tool calls; the text
+    of all others is for the user. A blank line separates two messages of one kind. What is no header passes as text.
+
+    Source: the guide to OpenAI's harmony response format; the chat template of gpt-oss-20b.
+    """
+
+    def __init__(self, marks: ReasoningFormat, prompt: str) -> None:
+        super().__init__(marks, prompt)
+        self._is_first = True  # nothing of this message has been written
+        self._is_call = False
+        self._has_written = {True: False, False: False}  # reasoning, text for the user
+
+    def _read(self) -> Reading[None]:
+        text = self._text
+        if (yield from text.find_beginning(_RECIPIENT)) == _RECIPIENT:
+            yield from self._read_header()
+        while (yield from text.peek()):
+            found = yield from text.take_until(_MESSAGE_MARKS, self._put)
+            if found in _BEGINS_HEADER:
+                yield from self._read_header()
+            elif found in _ENDS_MESSAGE:
+                mark = text.take(len(found))
+                self._put_raw(mark if self._is_call else "")
+                self._is_first, self._is_call, self.is_reasoning = False, False, False
+            elif text.is_over:
+                self._put(text.take(len(found)))
+            else:
+                yield
+
+    def _read_header(self) -> Reading[None]:
+        """Reads up to `<|message|>`. Text without it, and a header that is too long, is text for the user."""
+        header: list[str] = []
+        self._is_first, self._is_call, self.is_reasoning = True, False, False
+        while (yield from self._text.peek()):
+            found = yield from self._text.find_beginning(*_HEADER_MARKS)
+            if found in _ENDS_MESSAGE or (header and found == _START) or (found == _CHANNEL and found in header):
+                break
+            header.append(self._text.take(max(len(found), 1)))
+            if found == _MESSAGE:
+                written = "".join(header)
+                self._is_call = " to=" in written
+                self.is_reasoning = not self._is_call and "<|channel|>analysis" in written
+                self._put_raw(written if self._is_call else "")
+                return
+            if len(header) > _MAX_HEADER_PIECES:
+                break
+        self._put("".join(header))
+
+    def _put(self, piece: str) -> None:
+        """A piece of a message."""
+        if piece and self._is_first and not self._is_call:
+            separator = "\n\n" if self._has_written[self.is_reasoning] else ""
+            self._is_first, self._has_written[self.is_reasoning] = False, True
+            piece = separator + piece
+        self._put_raw(piece)
+
+    def _put_raw(self, piece: str) -> None:
+        if piece:
+            self._parts.append(ReasoningPart(piece) if self.is_reasoning else piece)
+
+
+_FORMATS = (
+    ReasoningFormat("<think>", "</think>"),
+    ReasoningFormat("[THINK]", "[/THINK]"),
+    ReasoningFormat("<|channel|>analysis<|message|>", "<|end|>", has_channels=True),
+)
 
 
 def find_reasoning_format(chat_template: str) -> ReasoningFormat | None:
     """The marks in a chat template; None if its model does not mark its reasoning."""
-    return next((item for item in _FORMATS if item.close in chat_template), None)
+    return next((item for item in _FORMATS if _is_in(item, chat_template)), None)
+
+
+def _is_in(marks: ReasoningFormat, chat_template: str) -> bool:
+    """Templates open the reasoning in the prompt or not, but remove it from earlier turns at its end."""
+    return (marks.open if marks.has_channels else marks.close) in chat_template
 
 
 def reasoning_arguments(
