@@ -127,7 +127,7 @@ HARMONY = [
     (
         "<|channel|>commentary<|message|>a<|end|>" + CALL.replace("{}", '{"b": "<|call|>"}'),
         "",
-        "a" + CALL.replace("{}", '{"b": "<|call|>"}'),
+        "a" + CALL.replace("{}", '{"b": "<|call|>"}').removesuffix("<|call|>"),
     ),
     ("<|channel|>analysis<|message|>cut <|en", "cut <|en", ""),
     ("<|channel|>analysis<|mess", "", "<|channel|>analysis<|mess"),
