@@ -3,12 +3,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 CPP := $(shell git ls-files 'csrc/*.cpp' 'csrc/*.h')
 
-.PHONY: setup build format lint type check test test-slow bench soak
+.PHONY: setup clients build format lint type check test test-slow bench soak
 
 setup:  ## an environment with everything that development needs
 	python3 -m venv $(VENV)
 	$(BIN)/pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.26' ninja
 	$(BIN)/pip install --no-build-isolation -e '.[test,dev]'
+
+clients:  ## further client libraries, without which their tests in tests/server/clients are skipped
+	$(BIN)/pip install --no-build-isolation -e '.[clients]'
 
 build:  ## the native library, in place
 	$(BIN)/pip install --no-build-isolation --no-deps -e .

@@ -50,7 +50,7 @@ def refused(encoders: RunningServer, path: str, **body: Any) -> dict[str, Any]:
     return answer.json()["error"]
 
 
-@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank"])
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v2/rerank", "/rerank", "/reranking", "/v1/reranking"])
 def test_rerank(path: str, encoders: RunningServer, expected: list[float]) -> None:
     documents = [TEXTS[0], {"text": TEXTS[1]}, *TEXTS[2:]]
     answer = post(encoders, path, model="ranks", query=QUERY, documents=documents)

@@ -41,10 +41,24 @@ def shell(server: Shell) -> Iterator[Shell]:
     assert server.post(CHAT, GOOD, KEY).status == 200
 
 
-@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "", "json"])
+FORM_TYPES = ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
+
+
+@pytest.mark.parametrize("kind", [*FORM_TYPES, " ", "json"])
 def test_content_types_other_than_json(shell: Shell, kind: str) -> None:
     reply = shell.post(CHAT, GOOD, {**KEY, "Content-Type": kind})
     assert reply.error == (415, INVALID, None, "unsupported_content_type")
+
+
+def test_a_body_without_a_content_type_is_json(shell: Shell) -> None:
+    """As clients written for Ollama send it. A page of a browser, which sends an Origin, must name the type."""
+    untyped = {**KEY, "Content-Type": ""}
+    assert shell.post(CHAT, GOOD, untyped).status == 200
+    assert shell.post(CHAT, b"messages=hi", untyped).error == (400, INVALID, None, "invalid_json")
+    page = {"Origin": "http://localhost:3000"}
+    assert shell.post(CHAT, GOOD, {**KEY, **page}).status == 200
+    assert shell.post(CHAT, GOOD, {**untyped, **page}).error == (415, INVALID, None, "unsupported_content_type")
+    assert shell.post(CHAT, GOOD, {**untyped, "Origin": "null"}).status == 403
 
 
 def test_charset_is_utf8(shell: Shell) -> None:

@@ -85,6 +85,8 @@ class ScoreRequest(OptionFields):
 
 
 @router.post("/rerank", include_in_schema=False)
+@router.post("/reranking", include_in_schema=False)  # llama.cpp's names
+@router.post("/v1/reranking", include_in_schema=False)
 @router.post("/v2/rerank", responses=whole_answer(RERANK))
 @router.post("/v1/rerank", responses=whole_answer(RERANK))
 async def rerank(request: Request, body: RerankRequest) -> Response:

@@ -64,6 +64,10 @@ class RequestModel(BaseModel):
 class JsonRoute(APIRoute):
     """A route whose body is one JSON object, read by `parse_object`."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # The guard has checked the content type, and lets some clients leave it out.
+        super().__init__(*args, **{**kwargs, "strict_content_type": False})
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
         if self.body_field is None:

@@ -1,0 +1,38 @@
+"""Scripts for clients that run tools: the answer follows from the results that the conversation has so far.
+
+with scripted_server(tokenizer, "openai") as server:
+    server.script = turns(tokenizer, CALL, "It is 5.")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from octavo.generation_request import GenerationRequest
+from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.fake_client import Script
+
+_RESULT = "<|im_start|>user\n<tool_response>"
+
+
+def call_of(name: str, arguments: str) -> str:
+    """A call as the model writes it. arguments: JSON text."""
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+CALL = call_of("add", '{"a": 2, "b": 3}')
+
+
+def turns(tokenizer: Tokenizer, *texts: str, result: str = _RESULT) -> Callable[[GenerationRequest], Script]:
+    """A script that says one of the texts after each result of a tool, and the last one from then on.
+
+    result: the text by which a result shows in the prompt.
+    """
+
+    def script(request: GenerationRequest) -> Script:
+        prompt = tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+        text = texts[min(prompt.count(result), len(texts) - 1)]
+        middle = len(text) // 2
+        return Script([text[:middle], text[middle:]])
+
+    return script
