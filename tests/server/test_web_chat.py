@@ -84,7 +84,7 @@ def test_a_reload_keeps_the_conversation(page: Page, engine: FakeClient) -> None
     page.reload()
     expect(page.locator(".message")).to_have_count(4)
     assert answers(page).all_inner_texts() == ["A short answer.", "Half an"]
-    expect(page.locator("#conversations .current")).to_have_text("First")
+    expect(page.locator("#conversations .current .open")).to_have_text("First")
     page.click("#new-chat")
     expect(page.locator(".message")).to_have_count(0)
     expect(page.locator("#welcome")).to_be_visible()
@@ -158,7 +158,17 @@ def test_settings_reach_the_request_and_stay(page: Page) -> None:
         "stop_text": "END",
     }.items():
         page.fill(f"#{name}", value)
-    page.fill("#top_p", "3")  # no such value: the field shows it, and it is not sent
+    page.fill("#top_p", "3")
+    ask(page)
+    expect(page.locator("#problem")).to_have_text("Top p in the settings is 3; it must be from 0.01 to 1.")
+    expect(page.locator("#top_p")).to_be_focused()
+    assert page.input_value("#prompt") == "Hello"
+    page.fill("#top_p", "")
+    page.fill("#top_k", "1.5")
+    page.click("#send")
+    expect(page.locator("#problem")).to_have_text("Top k in the settings is 1.5; it must be a whole number.")
+    expect(page.locator(".message")).to_have_count(0)
+    page.fill("#top_k", "7")
     with page.expect_request("**/v1/chat/completions") as request:
         ask(page)
     body = request.value.post_data_json
@@ -274,7 +284,7 @@ def test_an_error_in_the_middle_keeps_what_came_before(page: Page, engine: FakeC
 
 def test_a_prompt_that_is_too_long_is_explained(page: Page) -> None:
     ask(page, "word " * 5000)
-    expect(page.locator(".failure")).to_contain_text("too long for the model")
+    expect(page.locator(".stats")).to_contain_text(re.compile(r"the context is full: \d+ tokens were left out"))
 
 
 def test_a_key_is_asked_for(chromium: Browser, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:
@@ -374,3 +384,62 @@ def test_with_a_real_model(chromium: Browser, server: RunningServer) -> None:
         page.goto("/dashboard")
         expect(page.locator("#state")).to_have_text("Ready")
         expect(page.locator(".card >> nth=2 >> .value")).to_contain_text("% of")
+
+
+def test_drafts_survive_a_reload(page: Page) -> None:
+    page.fill("#prompt", "Not sent")
+    page.reload()
+    expect(page.locator("#prompt")).to_have_value("Not sent")
+    page.keyboard.press("Enter")
+    expect(page.locator(".stats")).to_be_attached()
+    page.fill("#prompt", "A second one")
+    page.click("#new-chat")
+    expect(page.locator("#prompt")).to_have_value("")
+    page.click("#conversations .open")
+    expect(page.locator("#prompt")).to_have_value("A second one")
+
+
+def test_titles_can_be_changed_searched_and_are_dated(page: Page) -> None:
+    ask_to_the_end(page, "Apples")
+    page.click("#new-chat")
+    ask_to_the_end(page, "Pears")
+    page.hover("#conversations .current")
+    page.click("#conversations .current .rename")
+    page.keyboard.type("Fruit <b>")
+    page.keyboard.press("Enter")
+    expect(page).to_have_title("Fruit <b> · Octavo")
+    page.reload()
+    assert page.locator("#conversations .open").all_inner_texts() == ["Fruit <b>", "Apples"]
+    assert re.fullmatch(r"\d\d:\d\d( [AP]M)?", page.locator("#conversations time").first.text_content() or "")
+    page.fill("#search", "PEAR")  # of the messages
+    expect(page.locator("#conversations .open")).to_have_text(["Fruit <b>"])
+    page.fill("#search", "apple")
+    expect(page.locator("#conversations .open")).to_have_text(["Apples"])
+    page.fill("#search", "")
+    expect(page.locator("#conversations .open")).to_have_count(2)
+
+
+def test_files_are_attached_as_text(page: Page) -> None:
+    page.fill("#prompt", "Explain:")
+    page.set_input_files("#files", {"name": "a.md", "mimeType": "text/plain", "buffer": b"Some\n```\ncode\n```\n"})
+    expect(page.locator("#prompt")).to_have_value("Explain:\n\na.md:\n\n````md\nSome\n```\ncode\n```\n````\n")
+    page.set_input_files("#files", {"name": "b.bin", "mimeType": "text/plain", "buffer": b"\xff\x00"})
+    expect(page.locator("#problem")).to_have_text("b.bin is not a text file in UTF-8.")
+    page.set_input_files("#files", {"name": "c.txt", "mimeType": "text/plain", "buffer": b"x" * 300_000})
+    expect(page.locator("#problem")).to_have_text("c.txt has 293 KiB; at most 256 KiB can be attached.")
+    with page.expect_request("**/v1/chat/completions") as request:
+        page.click("#send")
+    assert "Some\n```\ncode" in request.value.post_data_json["messages"][0]["content"]
+
+
+def test_a_branch_leaves_the_conversation_as_it_is(page: Page) -> None:
+    ask_to_the_end(page, "One")
+    ask_to_the_end(page, "Two")
+    page.hover(".message.user >> nth=1")
+    page.click(".message.user >> nth=1 >> [data-action=branch]")
+    expect(page.locator(".message")).to_have_count(2)
+    expect(page.locator("#prompt")).to_have_value("Two")
+    ask_to_the_end(page, "Three")
+    assert page.locator("#conversations .open").all_inner_texts() == ["One (branch)", "One"]
+    page.click("#conversations .open >> nth=1")
+    expect(page.locator(".message.user .body")).to_have_text(["One", "Two"])

@@ -31,6 +31,7 @@ export class ServerError extends Error {
 
   get text() {
     if (this.status === 0) return "The server cannot be reached. Is it still running?";
+    if (this.status === 401 && apiKey()) return "The server does not accept this API key. Check it in the settings.";
     if (this.status === 401) return "This server requires an API key. Enter it in the settings.";
     if (this.code === "server_overloaded" || this.code === "queue_timeout") {
       const when = this.retryAfter ? ` Try again in ${this.retryAfter} s.` : " Try again in a moment.";

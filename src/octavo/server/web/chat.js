@@ -1,5 +1,6 @@
 // The chat page: turns the user's actions into requests, and the model's answers into text.
 import { ServerError, getJson, streamChat } from "./api.js";
+import { Composer } from "./composer.js";
 import { byId, copyText, element } from "./dom.js";
 import { exportJson, exportMarkdown } from "./export.js";
 import { Settings } from "./settings.js";
@@ -29,6 +30,7 @@ const transcript = new Transcript({
   jump: byId("jump"),
   onAction: act,
 });
+const composer = new Composer();
 const settings = new Settings({
   onSystem: (text) => {
     conversation.system = text;
@@ -36,7 +38,7 @@ const settings = new Settings({
   },
   onKey: loadModels,
 });
-const sidebar = new Sidebar({ onOpen: open, onNew: startNew, onRemove: remove });
+const sidebar = new Sidebar({ onOpen: open, onNew: startNew, onRemove: remove, onRename: rename });
 
 // Conversations
 
@@ -50,6 +52,7 @@ function show() {
   document.title = conversation.title ? `${conversation.title} · Octavo` : "Octavo";
   byId("export-menu").hidden = !conversation.messages.length;
   sidebar.show(conversation.id);
+  composer.open(conversation.title ? conversation.id : "");
 }
 
 function open(id) {
@@ -71,6 +74,7 @@ function startNew() {
 
 function remove(id) {
   store.removeConversation(id);
+  store.saveDraft(id, "");
   if (id === conversation.id) startNew();
   else sidebar.show(conversation.id);
 }
@@ -89,15 +93,22 @@ function save() {
 // Asking
 
 function submit() {
-  const text = prompt.value.trim();
-  if (!text || run) return;
-  prompt.value = "";
-  resize();
+  const { text } = composer;
+  if (!text || run || isRefused()) return;
+  composer.clear();
   ask(text);
+  composer.open(conversation.id);
+}
+
+/** Whether a setting keeps a question from being sent; says which. */
+function isRefused() {
+  const problem = settings.problem();
+  composer.tell(problem);
+  return problem !== null;
 }
 
 function ask(text) {
-  if (!conversation.messages.length) conversation.title = store.titleOf(text);
+  if (!conversation.title) conversation.title = store.titleOf(text);
   const message = { role: "user", content: text };
   conversation.messages.push(message);
   byId("welcome").hidden = true;
@@ -224,6 +235,7 @@ function act(action, target, button) {
   else if (action === "copy") copy(conversation.messages[target].content, button);
   else if (action === "again") again(target);
   else if (action === "edit") edit(target);
+  else if (action === "branch") branch(target);
 }
 
 async function copy(text, button) {
@@ -234,6 +246,7 @@ async function copy(text, button) {
 }
 
 function again(index) {
+  if (isRefused()) return;
   halt();
   conversation.messages.length = index;
   transcript.show(conversation.messages);
@@ -241,10 +254,30 @@ function again(index) {
   focusPrompt();
 }
 
+/** A new conversation with all that came before this message, which can be written anew; the old one stays as it is. */
+function branch(index) {
+  halt();
+  const { title, system, model, messages } = conversation;
+  const copy = structuredClone(messages.slice(0, index));
+  conversation = { ...store.newConversation(), title: `${title} (branch)`, system, model, messages: copy };
+  store.saveDraft(conversation.id, messages[index].content);
+  save();
+  show();
+  focusPrompt();
+}
+
+function rename(id, title) {
+  const renamed = id === conversation.id ? conversation : store.findConversation(id);
+  renamed.title = title;
+  store.saveConversation(renamed);
+  sidebar.show(conversation.id);
+  if (id === conversation.id) document.title = `${title} · Octavo`;
+}
+
 function edit(index) {
   const message = conversation.messages[index];
   transcript.edit(index, message, (text) => {
-    if (text === null || (text === message.content && index < conversation.messages.length - 1)) return;
+    if (text === null || (text === message.content && index < conversation.messages.length - 1) || isRefused()) return;
     halt();
     conversation.messages.length = index;
     transcript.show(conversation.messages);
@@ -271,12 +304,6 @@ function say(text) {
   byId("status").textContent = text;
 }
 
-function resize() {
-  prompt.style.height = "auto";
-  prompt.style.height = `${prompt.scrollHeight}px`;
-  send.disabled = !prompt.value.trim();
-}
-
 function shownCard() {
   return models.find((model) => model.id === modelPicker.value);
 }
@@ -301,7 +328,6 @@ byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
 });
-prompt.addEventListener("input", resize);
 prompt.addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
     event.preventDefault();

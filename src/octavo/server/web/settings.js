@@ -75,12 +75,27 @@ export class Settings {
     this.toggle(true, "api-key");
   }
 
-  /** The fields of a request that are filled in and valid; the server has the last word on their values. */
+  /** What is wrong with the first field whose value is not allowed, in words; null if all are. Shows the field. */
+  problem() {
+    for (const name of NUMBERS) {
+      const input = byId(name);
+      if (input.validity.valid) continue;
+      const label = input.closest("label").firstChild.textContent.trim();
+      this.toggle(true, name);
+      if (input.validity.badInput) return `${label} in the settings is not a number.`;
+      const range = input.max ? `from ${input.min} to ${input.max}` : `at least ${input.min}`;
+      const allowed = input.validity.stepMismatch && INTEGERS.includes(name) ? "a whole number" : range;
+      return `${label} in the settings is ${input.value}; it must be ${allowed}.`;
+    }
+    return null;
+  }
+
+  /** The fields of a request that are filled in; the server has the last word on their values. */
   sampling() {
     const fields = {};
     for (const name of NUMBERS) {
       const input = byId(name);
-      if (input.value === "" || !input.validity.valid) continue;
+      if (input.value === "") continue;
       fields[name] = Number(input.value);
     }
     if (byId("stop_text").value) fields.stop = [byId("stop_text").value];

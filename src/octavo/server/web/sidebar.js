@@ -9,7 +9,12 @@ export class Sidebar {
   #list = byId("conversations");
   #currentId = "";
 
-  constructor({ onOpen, onRemove, onNew }) {
+  #search = byId("search");
+  #onRename;
+
+  constructor({ onOpen, onRemove, onNew, onRename }) {
+    this.#onRename = onRename;
+    this.#search.addEventListener("input", () => this.show(this.#currentId));
     byId("new-chat").addEventListener("click", () => {
       this.toggle(false);
       onNew();
@@ -26,6 +31,8 @@ export class Sidebar {
         const next = button.closest("li").nextElementSibling?.dataset.id;
         onRemove(id);
         (this.#list.querySelector(`li[data-id="${next}"] .open`) ?? byId("new-chat")).focus();
+      } else if (button.dataset.action === "rename") {
+        this.#rename(button.closest("li"), id);
       } else {
         this.toggle(false);
         onOpen(id);
@@ -44,12 +51,20 @@ export class Sidebar {
 
   show(currentId) {
     this.#currentId = currentId;
-    const items = allConversations().map((conversation) => {
+    const wanted = this.#search.value.trim().toLowerCase();
+    const isFound = ({ title, messages }) =>
+      [title, ...messages.map((message) => message.content)].some((text) => text.toLowerCase().includes(wanted));
+    const found = wanted ? allConversations().filter(isFound) : allConversations();
+    const items = found.map((conversation) => {
       const title = conversation.title || "Untitled";
       const open = element("button", { type: "button", className: "open", title }, title);
+      const date = new Date(conversation.updated);
+      const time = element("time", { dateTime: date.toISOString(), title: date.toLocaleString() }, dateText(date));
+      const rename = iconButton("edit", `Rename “${title}”`, "rename");
+      rename.classList.add("rename");
       const remove = iconButton("trash", `Delete “${title}”`, "remove");
       remove.classList.add("remove");
-      const item = element("li", {}, open, remove);
+      const item = element("li", {}, open, time, rename, remove);
       item.dataset.id = conversation.id;
       if (conversation.id === currentId) {
         item.className = "current";
@@ -59,4 +74,31 @@ export class Sidebar {
     });
     this.#list.replaceChildren(...items);
   }
+  #rename(item, id) {
+    const value = item.querySelector(".open").textContent;
+    const field = element("input", { type: "text", className: "title-field", value, maxLength: 120, ariaLabel: "Title" });
+    let isDone = false;
+    const done = (title) => {
+      if (isDone) return;
+      isDone = true;
+      if (title && title !== value) this.#onRename(id, title);
+      else this.show(this.#currentId);
+    };
+    field.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" && event.key !== "Escape") return;
+      event.stopPropagation();
+      done(event.key === "Enter" ? field.value.trim() : null);
+    });
+    field.addEventListener("blur", () => done(field.value.trim()));
+    item.replaceChildren(field);
+    field.select();
+  }
+}
+
+/** Today's by the time, others by the day. */
+function dateText(date) {
+  const now = new Date();
+  if (date.toDateString() === now.toDateString()) return date.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit" });
+  const year = date.getFullYear() === now.getFullYear() ? undefined : "numeric";
+  return date.toLocaleDateString([], { day: "numeric", month: "short", year });
 }

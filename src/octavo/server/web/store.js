@@ -1,6 +1,7 @@
 // Conversations, kept in this browser: one entry of localStorage each, so that two tabs do not overwrite each other.
 
 const PREFIX = "octavo.conversation.";
+const DRAFT = "octavo.draft."; // of the tab: two tabs do not overwrite each other
 const SETTINGS = "octavo.settings";
 
 export function newConversation() {
@@ -33,6 +34,24 @@ export function removeConversation(id) {
     localStorage.removeItem(PREFIX + id);
   } catch {
     // storage is forbidden: there is nothing to remove
+  }
+}
+
+/** What was typed in a conversation, or before one began (id ""), and not sent. */
+export function loadDraft(id) {
+  try {
+    return sessionStorage.getItem(DRAFT + id) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+export function saveDraft(id, text) {
+  try {
+    if (text) sessionStorage.setItem(DRAFT + id, text);
+    else sessionStorage.removeItem(DRAFT + id);
+  } catch {
+    // storage is full or forbidden: the draft lasts as long as the page
   }
 }
 

@@ -61,7 +61,7 @@ export class Transcript {
     view.item.classList.remove("is-editing");
     view.item.querySelector(".actions")?.remove();
     view.item.append(
-      element("div", { className: "actions" }, iconButton("edit", "Edit this message", "edit"), iconButton("copy", "Copy", "copy")),
+      element("div", { className: "actions" }, iconButton("edit", "Edit this message", "edit"), iconButton("branch", "Branch: go on from here in a new chat", "branch"), iconButton("copy", "Copy", "copy")),
     );
   }
 
@@ -122,7 +122,7 @@ export class Transcript {
     if (!message.error) actions.append(iconButton("again", "Answer again", "again"));
     const notes = formatRate(message.stats ?? {});
     if (message.ending === "length") notes.push(message.limit ? `ended at Max tokens, ${message.limit}` : "ended: the context is full");
-    if (message.truncated) notes.push(`the context is full: the oldest turns, ${message.truncated} tokens, were left out`);
+    if (message.truncated) notes.push(`the context is full: ${message.truncated} tokens were left out, the oldest turns first`);
     if (message.ending === "limit") notes.push("ended at 4,096 tokens; Max tokens in the settings allows more");
     if (message.ending === "stopped" && !message.error) notes.push("stopped");
     actions.append(element("span", { className: "stats" }, ...notes.map((note) => element("span", {}, note))));
