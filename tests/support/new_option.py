@@ -25,7 +25,17 @@ BODIES: list[tuple[str, dict[str, Any]]] = [
     ("/generate", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}),
     ("/generate_stream", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}),
     ("/", {"inputs": "Hi", "parameters": {"max_new_tokens": 1}}),
+    ("/api/chat", {"messages": MESSAGES, "options": {"num_predict": 1}}),
+    ("/api/generate", {"prompt": "Hi", "options": {"num_predict": 1}}),
+    ("/api/embed", {"input": "Hi"}),
+    ("/api/embeddings", {"prompt": "Hi"}),
+    ("/completion", {"prompt": "Hi", "n_predict": 1}),
+    ("/embedding", {"content": "Hi"}),
 ]
+# Their bodies are those of /generate.
+SAME_SCHEMA = {"/", "/generate_stream"}
+# The model has no tokens for it. Its options are read as those of /completion.
+NOT_ASKED = {"/infill"}
 LIMITS: dict[str, Any] = {"num_threads": 1, "kv_cache_memory": "16MiB"}
 
 
@@ -71,9 +81,12 @@ async def ask_endpoints(model: str, seen: list[str]) -> None:
                 assert seen == [adapter], (path, seen)
                 assert [request.options for request in client.requests] == [client.requests[0].options]
         schemas = (await http.get("/openapi.json")).json()["components"]["schemas"]
-        with_options = [schema for schema in schemas.values() if "cache_salt" in schema.get("properties", ())]
-        assert len(with_options) == len({path for path, _ in BODIES} - {"/", "/generate_stream"})
-        assert all("adapter" in schema["properties"] for schema in with_options)
+        with_options = {
+            name: schema for name, schema in schemas.items() if "cache_salt" in schema.get("properties", ())
+        }
+        asked = {path for path, _ in BODIES} - SAME_SCHEMA | NOT_ASKED
+        assert len(with_options) == len(asked), (sorted(with_options), sorted(asked))
+        assert all("adapter" in schema["properties"] for schema in with_options.values())
 
 
 async def ask_from_a_loop(model: str) -> None:

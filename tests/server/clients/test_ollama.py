@@ -426,6 +426,19 @@ def test_a_key(smollm2_tokenizer: Tokenizer) -> None:
         assert ollama.Client(host=running.url, headers={"Authorization": "Bearer secret"}).list().models
 
 
+@pytest.mark.parametrize(
+    ("path", "body"), [("/api/chat", {"messages": QUESTION}), ("/api/generate", {"prompt": "Hi"}), ("/api/show", {})]
+)
+def test_bodies_without_a_content_type(fake: ScriptedServer, path: str, body: dict[str, Any]) -> None:
+    fake.script = Script(["Hello", " world"])
+    answer = httpx.post(fake.url + path, content=json.dumps({"model": "fake", **body}))
+    assert "content-type" not in answer.request.headers
+    assert answer.status_code == 200, answer.text
+    page = httpx.post(fake.url + path, content=json.dumps({"model": "fake", **body}), headers={"Origin": fake.url})
+    assert page.status_code == 415
+    assert "content type" in page.json()["error"]
+
+
 def test_a_context_is_put_before_the_new_turn(scripted: ollama.Client, fake: ScriptedServer) -> None:
     def script(request: GenerationRequest) -> Script:
         return Script([str(len(request.prompt_token_ids))])
