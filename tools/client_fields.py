@@ -2,7 +2,8 @@
 
 Those of OpenAI and Anthropic are the parameters of their Python libraries (openai 2.54, anthropic 2.12); a test
 compares them with the installed libraries. Those of Ollama are the request models of its library (ollama 0.6). Those of
-vLLM, llama.cpp and TGI, beside OpenAI's, are named in their documentation of the same routes.
+vLLM's chat route, beside OpenAI's, are those of its request model at 002032ee and the `guided_` ones of earlier
+versions. Those of its other routes, llama.cpp and TGI are named in their documentation of the same routes.
 """
 
 from __future__ import annotations
@@ -46,12 +47,14 @@ CLIENT_FIELDS: Mapping[str, Mapping[str, str]] = {
     },
     "vLLM": {
         CHAT: """add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template
-            chat_template_kwargs continue_final_message documents echo guided_choice guided_decoding_backend
-            guided_grammar guided_json guided_regex guided_whitespace_pattern ignore_eos include_reasoning
-            include_stop_str_in_output kv_transfer_params length_penalty logits_processors min_p min_tokens
-            mm_processor_kwargs priority prompt_logprobs repetition_penalty request_id return_token_ids
-            return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens stop_token_ids
-            structured_outputs top_k truncate_prompt_tokens use_beam_search vllm_xargs""",
+            chat_template_kwargs continue_final_message documents echo ec_transfer_params guided_choice
+            guided_decoding_backend guided_grammar guided_json guided_regex guided_whitespace_pattern ignore_eos
+            include_reasoning include_stop_str_in_output kv_transfer_params length_penalty logits_processors
+            logprob_token_ids media_io_kwargs min_p min_tokens mm_processor_kwargs priority prompt_logprobs
+            repetition_detection repetition_penalty request_id return_mm_kwargs return_prompt_text return_token_ids
+            return_token_offsets return_tokens_as_token_ids routed_experts_prompt_start session_id skip_special_tokens
+            spaces_between_special_tokens stop_token_ids stream_interval structured_outputs thinking_token_budget top_k
+            truncate_prompt_tokens truncation_side use_beam_search vllm_xargs watermarking""",
         COMPLETIONS: """add_special_tokens allowed_token_ids cache_salt guided_choice guided_decoding_backend
             guided_grammar guided_json guided_regex guided_whitespace_pattern ignore_eos include_stop_str_in_output
             kv_transfer_params length_penalty logits_processors min_p min_tokens priority prompt_embeds prompt_logprobs

@@ -16,7 +16,7 @@ Table: TypeAlias = "Mapping[str, Any]"
 """The names of the fields and their types."""
 
 _OPENAI: Table = {"prompt_cache_retention": Text}
-_VLLM: Table = {"request_id": Text, "guided_decoding_backend": Text}
+_VLLM: Table = {"request_id": Text, "guided_decoding_backend": Text, "session_id": Text, "stream_interval": Int}
 _LLAMA_CPP: Table = {"cache_prompt": bool, "id_slot": Int, "timings_per_token": bool, "return_progress": bool}
 LLAMA_CPP: Table = {
     **_LLAMA_CPP,
