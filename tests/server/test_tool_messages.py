@@ -6,6 +6,7 @@ import copy
 import json
 from typing import Any
 
+import jinja2
 import pytest
 
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template
@@ -97,3 +98,22 @@ def test_without_tools_nothing_changes() -> None:
 def test_a_format_that_needs_a_template_is_refused() -> None:
     with pytest.raises(ValueError, match="mistral needs a template"):
         for_plain_template([USER], TOOLS, tool_formats()["mistral"])
+
+
+def test_the_template_of_phi4_mini_takes_tools_from_the_system_message() -> None:
+    """Against the prompt that the model card of Phi-4-mini-instruct shows."""
+    template = (
+        "{% for message in messages %}{% if message['role'] == 'system' and 'tools' in message and "
+        "message['tools'] is not none %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|tool|>' + "
+        "message['tools'] + '<|/tool|>' + '<|end|>' }}{% else %}{{ '<|' + message['role'] + '|>' + "
+        "message['content'] + '<|end|>' }}{% endif %}{% endfor %}"
+    )
+    tool_format = tool_formats()["phi4_mini"]
+    assert tool_format.matches(template)
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    tool = {"type": "function", "function": {"name": "now", "parameters": {}}}
+    shown = '<|tool|>[{"name": "now", "parameters": {}}]<|/tool|><|end|><|user|>Hi<|end|>'
+    for given, start in ((messages, "<|system|>Be brief."), (messages[1:], "<|system|>")):
+        converted = for_plain_template(given, [tool], tool_format)
+        assert jinja2.Template(template).render(messages=converted) == start + shown
+    assert "tools" not in messages[0]

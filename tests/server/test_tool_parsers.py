@@ -164,6 +164,12 @@ def _long_texts(size: int) -> dict[str, tuple[str, str]]:
         "keys": ("qwen3_coder", "<function=run><parameter=" + "a" * size),
         "json_value": ("qwen3_coder", "<function=run><parameter=options>" + "[" * size + "</parameter></function>"),
         "digits": ("qwen3_coder", "<function=set><parameter=n>" + "9" * size + "</parameter></function>"),
+        "brackets": ("pythonic", "[" * size),
+        "python_names": ("pythonic", "[now()" + ", now()" * (size // 7)),
+        "python_depth": ("pythonic", "[run(code=" + "[" * size),
+        "python_dicts": ("pythonic", "[run(code=" + "{'a': " * (size // 6)),
+        "python_text": ("pythonic", "[run(code='" + "x" * size),
+        "python_word": ("pythonic", "[run(code=" + "9" * size),
         "commas": ("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}' + ", " * (size // 2)),
     }
 
@@ -209,3 +215,18 @@ def test_white_space_before_a_call_that_was_cut_off_is_dropped() -> None:
 def test_half_a_surrogate_pair_in_a_name_can_be_encoded() -> None:
     text = '<tool_call>{"name": "a\\ud83d", "arguments": {}}</tool_call>'
     assert fold(parse("hermes", list(text))) == ("", (("a\ufffd", "{}"),))
+
+
+@given(
+    value=st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda items: st.lists(items, max_size=4) | st.dictionaries(st.text(), items, max_size=4),
+        max_leaves=12,
+    )
+)
+@settings(max_examples=300, deadline=None)
+def test_what_python_itself_writes_is_read_as_json(value: object) -> None:
+    """`repr` and `json` of Python's own library are the judges."""
+    content, [(_, arguments)] = fold(parse("pythonic", list(f"[run(options={value!r})]")))
+    assert content == ""
+    assert json.loads(arguments) == {"options": value}

@@ -66,7 +66,7 @@ TEMPLATES = {
         "functionary_recipients",
     ),
     "google/gemma-3-1b-it": ("{{ '<start_of_turn>' + role + '\\n' + first_user_prefix }}", "gemma"),
-    "google/gemma-3 with a template of tools": ("{%- if tools is not none -%}<start_of_turn>[func_name1(", None),
+    "google/gemma-3 with a template of tools": ("{%- if tools is not none -%}<start_of_turn>[func_name1(", "pythonic"),
     "deepseek-ai/DeepSeek-V3.1": (
         "{{'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'+ tool['function']['name'] + '<｜tool▁sep｜>' + "
         "tool['function']['arguments'] + '<｜tool▁call▁end｜>'}}",
@@ -88,8 +88,16 @@ TEMPLATES = {
         "{{- ' to=functions.' + tool_call.name + '<|channel|>commentary ' }}{{- 'json<|message|>' }}{{- '<|call|>' }}",
         "harmony",
     ),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct with the pythonic template of vLLM": (
+        "you MUST put it in the format of [func_name1(params_name1=params_value1, params_name2=params_value2...), "
+        "func_name2(params)]{{- '<|header_start|>ipython<|header_end|>' }}",
+        "pythonic",
+    ),
     "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", None),
-    "microsoft/Phi-4-mini-instruct": ("'<|tool|>' + message['tools'] + '<|/tool|>'", None),
+    "microsoft/Phi-4-mini-instruct": (
+        "{% if 'tools' in message %}'<|tool|>' + message['tools'] + '<|/tool|>'",
+        "phi4_mini",
+    ),
     "HuggingFaceTB/SmolLM2-135M-Instruct": ("{{'<|im_start|>' + message['role'] + '\\n' + message['content']}}", None),
     "no template": ("", None),
 }

@@ -35,9 +35,28 @@ MARKS += (
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
 )
-MARKS += ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>")
+MARKS += (
+    "<|/tool_call|>",
+    "<|start|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|message|>",
+    "<|end|>",
+    "<|call|>",
+    "<|return|>",
+)
 USER_DEFINED = 4  # a GGUF token type: added to the vocabulary, but shown
-WITH_MARKS = ["deepseek_v3", "deepseek_v31", "granite", "harmony", "hermes", "llama3_json", "mistral", "mistral_args"]
+WITH_MARKS = [
+    "deepseek_v3",
+    "deepseek_v31",
+    "granite",
+    "phi4_mini",
+    "harmony",
+    "hermes",
+    "llama3_json",
+    "mistral",
+    "mistral_args",
+]
 WITH_MARKS += ["qwen3_coder"]
 # The call of `now` as each format's models write it, `now` without arguments.
 CALLS = {
@@ -50,6 +69,7 @@ CALLS = {
     ),
     "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
     "harmony": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
+    "phi4_mini": '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>',
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "llama3_json": '<|python_tag|>{"name": "now", "parameters": {}}',
     "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
@@ -193,7 +213,10 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
     assert matcher_of(tokenizer, made.spec.params).try_consume_tokens(wrong) < len(wrong)
 
 
-MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>") | {"granite": "<|tool_call|>"}
+MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>") | {
+    "granite": "<|tool_call|>",
+    "phi4_mini": "<|tool_call|>",
+}
 MARK_TEXTS |= {"harmony": "<|channel|>commentary to=functions."}
 MARK_TEXTS |= dict.fromkeys(("deepseek_v3", "deepseek_v31"), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>")
 

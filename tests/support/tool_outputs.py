@@ -406,7 +406,80 @@ HARMONY = [
     _harmony("no_recipient", " to=functions.", content=" to=functions."),
 ]
 
-CASES = [*DEEPSEEK, *GRANITE, *HARMONY, *HERMES, *LLAMA, *MISTRAL, *FUNCTIONARY, *GEMMA, *QWEN3_CODER]
+
+def _phi4(name: str, text: str, *calls: tuple[str, str], content: str = "") -> Case:
+    return Case("phi4_mini", name, text, calls, content)
+
+
+PHI4_MINI = [
+    _phi4("one", _listed(_TWO[1]) + "<|/tool_call|>", _TWO[1]),
+    _phi4("parallel", _listed(*_TWO) + "<|/tool_call|>", *_TWO),
+    _phi4("no_end", _listed(*_TWO), *_TWO),
+    _phi4("nested", _listed(("run", _NESTED)) + "<|/tool_call|>", ("run", _NESTED)),
+    _phi4("text_around", f"So. {_listed(_TWO[0])}<|/tool_call|> Ok.", _TWO[0], content="So. Ok."),
+    _phi4("single_object", '<|tool_call|>{"name": "now", "arguments": {}}<|/tool_call|>', ("now", "{}")),
+    _phi4("cut_in_arguments", _listed(_TWO[1])[:-6], ("get_weather", '{"city": "Par')),
+    _phi4("cut_in_mark", _listed(*_TWO) + "<|/tool", *_TWO),
+    _phi4("no_call", "A <|tool| and [1, 2]", content="A <|tool| and [1, 2]"),
+]
+
+
+def _python(name: str, text: str, *calls: tuple[str, str], content: str = "") -> Case:
+    return Case("pythonic", name, text, calls, content)
+
+
+PYTHONIC = [
+    _python("one", '[get_weather(city="Paris")]', ("get_weather", _PARIS)),
+    _python("single_quotes", "[get_weather(city='Paris')]", ("get_weather", _PARIS)),
+    _python("no_arguments", "[now()]", ("now", "{}")),
+    _python("parallel", "[now(), get_weather(city='Paris')]", *_TWO),
+    _python("marks", "<|python_start|>[now()]<|python_end|>", ("now", "{}")),
+    _python("spaces", " [ now ( ) , \n get_weather( city = 'Paris' , ) ]\n", *_TWO),
+    _python("numbers", "[set(n=5, x=-1.50e3, id='1a')]", ("set", '{"n": 5, "x": -1.50e3, "id": "1a"}')),
+    _python("names", "[set(on=True, note=None)]", ("set", '{"on": true, "note": null}')),
+    _python("json_names", "[set(on=false, note=null)]", ("set", '{"on": false, "note": null}')),
+    _python("word", "[get_weather(city=Paris)]", ("get_weather", _PARIS)),
+    _python("no_json_number", "[set(n=0x1F, x=.5)]", ("set", '{"n": "0x1F", "x": ".5"}')),
+    _python(
+        "nested",
+        "[run(options={'a': [1, (2, 'b',), {}], 3: {\"c\": None, True: []}, }, code='x')]",
+        ("run", '{"options": {"a": [1, [2, "b"], {}], "3": {"c": null, "True": []}}, "code": "x"}'),
+    ),
+    _python(
+        "escapes",
+        r"""[run(code='it\'s "\n\t\\\x41\u00e9\ud83d\ude00\U0001f600\q\xz')]""",
+        ("run", r"""{"code": "it's \"\n\t\\\u0041\u00e9\ud83d\ude00\ud83d\ude00\\q\\xz"}"""),
+    ),
+    _python("brackets_in_string", "[run(code=')], [now()]')]", ("run", '{"code": ")], [now()]"}')),
+    _python("twice", "[run(code='a', code='b')]", ("run", '{"code": "a"}')),
+    _python("injection", "[run(code=__import__('os'))]", ("run", '{"code": "__import__"'), content="('os'))]"),
+    _python("text_before", "Let me see. [now()]", ("now", "{}"), content="Let me see."),
+    _python("unknown_tool", "[fly()]", content="[fly()]"),
+    _python("unknown_marked_tool", "<|python_start|>[fly(a=1)]", ("fly", '{"a": 1}')),
+    _python("positional", "[get_weather('Paris')]", content="[get_weather('Paris')]"),
+    _python("missing_bracket", "[now()", ("now", "{}")),
+    _python("wrong_bracket", "[run(options={'a': [1}])]", ("run", '{"options": {"a": [1'), content="}])]"),
+    _python("cut_in_text", "[run(code='x \"", ("run", '{"code": "x \\"')),
+    _python("cut_in_escape", "[run(code='x\\u00", ("run", '{"code": "x')),
+    _python("cut_in_number", "[set(n=12", ("set", '{"n": 12')),
+    _python("cut_in_key", "[set(n", content="[set(n"),
+    _python("cut_in_list", "[run(options=[1, 'a', ", ("run", '{"options": [1, "a"')),
+    _python("no_call", "See [1], [a, b] and now().", content="See [1], [a, b] and now()."),
+]
+
+CASES = [
+    *PHI4_MINI,
+    *PYTHONIC,
+    *DEEPSEEK,
+    *GRANITE,
+    *HARMONY,
+    *HERMES,
+    *LLAMA,
+    *MISTRAL,
+    *FUNCTIONARY,
+    *GEMMA,
+    *QWEN3_CODER,
+]
 
 
 def realistic_tools(count: int) -> list[dict[str, Any]]:

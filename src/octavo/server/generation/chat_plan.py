@@ -63,7 +63,8 @@ def plan_chat(model: ServedModel, spec: ChatSpec) -> tuple[ChatSpec, AnswerForma
     template = model.tokenizer.chat_template or ""
     tools = list(spec.tools) if spec.tool_choice != "none" else []
     tool_format = model.tool_format or tool_formats()[_TAUGHT_FORMAT]
-    is_taught = model.tool_format is None or (tool_format.system_prompt is not None and "tools" not in template)
+    has_no_tools = tool_format.system_prompt is not None and "tools" not in template
+    is_taught = model.tool_format is None or has_no_tools or tool_format.has_system_tools
     switches, ignored_fields = reasoning_arguments(template, spec.thinking, spec.reasoning_effort)
     arguments = {**spec.template_arguments, **switches}
     messages = [_plain_content(message, "developer" in template) for message in spec.messages]

@@ -62,7 +62,11 @@ def for_plain_template(
         follows_result = is_result
     if tools:
         prompt = tool_format.system_prompt(tools)
-        if converted and converted[0]["role"] in ("system", "developer"):
+        has_system = bool(converted) and converted[0]["role"] in ("system", "developer")
+        if tool_format.has_system_tools:
+            system = converted.pop(0) if has_system else {"role": "system", "content": ""}
+            converted.insert(0, {**system, "tools": prompt})
+        elif has_system:
             converted[0]["content"] += f"\n\n{prompt}"
         else:
             converted.insert(0, {"role": "system", "content": prompt})

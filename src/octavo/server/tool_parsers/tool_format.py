@@ -38,6 +38,7 @@ class ToolFormat:
     is_list: an object behind these characters is another call.
     marks: markup that a vocabulary may have as tokens. Control tokens among them must stay in the text.
     system_prompt: describes the tools to a model whose template does not; None: this format needs a template.
+    has_system_tools: the template takes that description from the key `tools` of the system message.
     call: a call as such a model is to write it; see `calls_grammar`.
     arguments_as_text: templates of this format expect the arguments of earlier calls as JSON text, not as objects.
     is_bare: calls are bare JSON objects, which no grammar can tell from an answer in JSON while they are written.
@@ -55,6 +56,7 @@ class ToolFormat:
     is_list: bool = False
     marks: tuple[str, ...] = ()
     system_prompt: Callable[[Sequence[Tool]], str] | None = None
+    has_system_tools: bool = False
     call: str = ""
     arguments_as_text: bool = False
     is_bare: bool = False

@@ -12,8 +12,8 @@ from octavo.server.tool_parsers.calls import json_call
 from octavo.server.tool_parsers.grammar import TokenIds, calls_grammar, free_text, sequence, spelled
 from octavo.server.tool_parsers.tool_format import ToolFormat
 
-_MARK = "<|tool_call|>"
-_CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
+MARK = "<|tool_call|>"
+CALL = '{"name": "NAME", "arguments": ARGUMENTS}'
 
 
 def _read_call(answer: Answer) -> Reading[None]:
@@ -26,23 +26,23 @@ def _read_call(answer: Answer) -> Reading[None]:
 
 
 def _grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
-    start = f'{spelled(_MARK, token_ids)} "[" {sequence(", ", parallel)} "]"'
-    return calls_grammar(tools, start, _CALL, token_ids)
+    start = f'{spelled(MARK, token_ids)} "[" {sequence(", ", parallel)} "]"'
+    return calls_grammar(tools, start, CALL, token_ids)
 
 
 def _optional_grammar(tools: Sequence[Tool], parallel: bool, token_ids: TokenIds) -> str:
     """Nothing may follow the list, because another object there would be a call too."""
     start = f'lead "[" {sequence(", ", parallel)} "]" | tail'
-    return calls_grammar(tools, start, _CALL, token_ids) + free_text(_MARK, token_ids)
+    return calls_grammar(tools, start, CALL, token_ids) + free_text(MARK, token_ids)
 
 
 FORMAT = ToolFormat(
     name="granite",
-    matches=lambda template: _MARK in template and "<|start_of_role|>" in template,
-    tags={_MARK: _read_call},
+    matches=lambda template: MARK in template and "<|start_of_role|>" in template,
+    tags={MARK: _read_call},
     after_call=",]",
     is_list=True,
     grammar=_grammar,
     optional_grammar=_optional_grammar,
-    marks=(_MARK,),
+    marks=(MARK,),
 )
