@@ -21,7 +21,8 @@ from octavo.server.generation.spec import NamedTool
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.asgi_server import asgi_client
 from tests.support.fake_client import FakeClient, Script, fake_model
-from tests.support.tool_outputs import realistic_tools, tool
+from tests.support.realistic_tools import realistic_tools
+from tests.support.tool_outputs import tool
 
 
 def refusal(schema: object, *, is_enforced: bool = True) -> str:

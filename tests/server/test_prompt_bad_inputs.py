@@ -11,7 +11,7 @@ import pytest
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
 from tests.support.scripted_server import ScriptedServer, scripted_server, with_template
-from tests.support.tool_outputs import realistic_tools
+from tests.support.realistic_tools import realistic_tools
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

@@ -20,7 +20,8 @@ from octavo.server.tool_parsers.answer import CallArguments, CallStart, Tool
 from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
-from tests.support.tool_outputs import TOOLS, realistic_tools, tool
+from tests.support.realistic_tools import realistic_tools
+from tests.support.tool_outputs import TOOLS, tool
 
 FORMATS = sorted(tool_formats())
 STRICT = {
