@@ -10,8 +10,8 @@ import pytest
 
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import Script
-from tests.support.scripted_server import ScriptedServer, scripted_server, with_template
 from tests.support.realistic_tools import realistic_tools
+from tests.support.scripted_server import ScriptedServer, scripted_server, with_template
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
