@@ -164,6 +164,8 @@ def _long_texts(size: int) -> dict[str, tuple[str, str]]:
         "keys": ("qwen3_coder", "<function=run><parameter=" + "a" * size),
         "json_value": ("qwen3_coder", "<function=run><parameter=options>" + "[" * size + "</parameter></function>"),
         "digits": ("qwen3_coder", "<function=set><parameter=n>" + "9" * size + "</parameter></function>"),
+        "glm_keys": ("glm45", "<tool_call>run<arg_key>" + "a" * size),
+        "glm_values": ("glm45", "<tool_call>run<arg_key>code</arg_key><arg_value>" + "</arg_value> " * (size // 13)),
         "brackets": ("pythonic", "[" * size),
         "python_names": ("pythonic", "[now()" + ", now()" * (size // 7)),
         "python_depth": ("pythonic", "[run(code=" + "[" * size),

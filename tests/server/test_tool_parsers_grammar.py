@@ -20,6 +20,7 @@ from octavo.server.tool_parsers.answer import CallArguments, CallStart, Tool
 from octavo.server.tool_parsers.tool_format import ToolParser, tool_formats
 from octavo.tokenizer import load_tokenizer
 from octavo.tokenizer.tokenizer import Tokenizer
+from tests.support.glm_outputs import glm_call
 from tests.support.realistic_tools import realistic_tools
 from tests.support.tool_outputs import TOOLS, tool
 
@@ -148,10 +149,12 @@ def call(format_name: str, name: str, arguments: str) -> str:
     if format_name == "pythonic":
         keywords = ", ".join(f"{key}={json.dumps(value)}" for key, value in json.loads(arguments).items())
         return f"[{name}({keywords})]"
-    if format_name == "qwen3_coder":
+    if format_name in ("qwen3_coder", "glm45"):
         values = {
             key: value if isinstance(value, str) else json.dumps(value) for key, value in json.loads(arguments).items()
         }
+        if format_name == "glm45":
+            return glm_call(name, *values.items())
         lines = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
         return f"<tool_call>\n<function={name}>\n{lines}</function>\n</tool_call>"
     return CALL[format_name].replace("NAME", name).replace("ARGUMENTS", arguments)

@@ -93,7 +93,7 @@ TEMPLATES = {
         "func_name2(params)]{{- '<|header_start|>ipython<|header_end|>' }}",
         "pythonic",
     ),
-    "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", None),
+    "zai-org/GLM-4.5": ("{% for tool in tools %}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", "glm45"),
     "microsoft/Phi-4-mini-instruct": (
         "{% if 'tools' in message %}'<|tool|>' + message['tools'] + '<|/tool|>'",
         "phi4_mini",

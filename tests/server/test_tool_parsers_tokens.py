@@ -57,7 +57,7 @@ WITH_MARKS = [
     "mistral",
     "mistral_args",
 ]
-WITH_MARKS += ["qwen3_coder"]
+WITH_MARKS += ["qwen3_coder", "glm45"]
 # The call of `now` as each format's models write it, `now` without arguments.
 CALLS = {
     "deepseek_v31": (
@@ -70,6 +70,7 @@ CALLS = {
     "granite": '<|tool_call|>[{"name": "now", "arguments": {}}]',
     "harmony": "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}",
     "phi4_mini": '<|tool_call|>[{"name": "now", "arguments": {}}]<|/tool_call|>',
+    "glm45": "<tool_call>now\n</tool_call>",
     "hermes": '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>',
     "llama3_json": '<|python_tag|>{"name": "now", "parameters": {}}',
     "mistral": '[TOOL_CALLS][{"name": "now", "arguments": {}}]',
@@ -213,7 +214,7 @@ def test_free_calls_to_strict_tools_with_tokens_or_characters(tokenizer: Tokeniz
     assert matcher_of(tokenizer, made.spec.params).try_consume_tokens(wrong) < len(wrong)
 
 
-MARK_TEXTS = dict.fromkeys(("hermes", "qwen3_coder"), "<tool_call>") | {
+MARK_TEXTS = dict.fromkeys(("glm45", "hermes", "qwen3_coder"), "<tool_call>") | {
     "granite": "<|tool_call|>",
     "phi4_mini": "<|tool_call|>",
 }

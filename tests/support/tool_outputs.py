@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tests.support.glm_outputs import GLM45
+
 
 def tool(name: str, properties: dict[str, Any] | None = None, required: tuple[str, ...] = ()) -> dict[str, Any]:
     """A tool in OpenAI's shape."""
@@ -468,6 +470,7 @@ PYTHONIC = [
 ]
 
 CASES = [
+    *(Case("glm45", *row) for row in GLM45),
     *PHI4_MINI,
     *PYTHONIC,
     *DEEPSEEK,

@@ -63,14 +63,15 @@ def json_type(value: object) -> str:
 class ParameterValue:
     """Turns the text of one value into JSON.
 
-    A line break at its beginning and one at its end belong to the tags. A string comes out as it is written. What may
-    be something else is held back until its end: it is JSON if it reads as JSON of a type that the schema allows, else
-    a string. Python's names for true, false and null are read too, because some templates write earlier calls with
-    them.
+    A line break at its beginning and one at its end may belong to the tags. A string comes out as it is written. What
+    may be something else is held back until its end: it is JSON if it reads as JSON of a type that the schema allows,
+    else a string. Python's names for true, false and null are read too, because some templates write earlier calls
+    with them.
     """
 
-    def __init__(self, types: frozenset[str]) -> None:
-        """types: those of the schema; empty: any."""
+    def __init__(self, types: frozenset[str], *, has_line_breaks: bool = True) -> None:
+        """types: those of the schema; empty: any. has_line_breaks: the tags have the line breaks around the value."""
+        self._has_line_breaks = has_line_breaks
         self._types = types
         self._text: list[str] = []
         self._is_string = types == {"string"}
@@ -82,12 +83,8 @@ class ParameterValue:
         """Adds text and returns the JSON that is now certain."""
         if not text:
             return ""
-        if not self._has_begun:
-            self._has_begun = True
-            text = text.removeprefix("\n")
-        text = self._line_break + text
-        self._line_break = "\n" if text.endswith("\n") else ""
-        text = text.removesuffix("\n")
+        if self._has_line_breaks:
+            text = self._without_line_breaks(text)
         if self._is_string:
             return self._string(text)
         self._text.append(text)
@@ -98,6 +95,14 @@ class ParameterValue:
                 self._is_string = True
                 return self._string(joined)
         return ""
+
+    def _without_line_breaks(self, text: str) -> str:
+        if not self._has_begun:
+            self._has_begun = True
+            text = text.removeprefix("\n")
+        text = self._line_break + text
+        self._line_break = "\n" if text.endswith("\n") else ""
+        return text.removesuffix("\n")
 
     def close(self) -> str:
         """Ends a complete value and returns the rest of its JSON."""

@@ -1,0 +1,170 @@
+"""Calls whose arguments are tags around plain text: the reader of a value, and the grammar of the arguments."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.errors import UsageError
+from octavo.server.tool_parsers.answer import Answer, Reading, Tool
+from octavo.server.tool_parsers.grammar import OPENS_OBJECT, compiles, json_value, literal
+from octavo.server.tool_parsers.parameter_text import ParameterValue, value_schemas, value_types
+
+_TAG_START = re.compile("<")
+_SPACE = re.compile(r"[ \t\r\n]")
+_NAME = re.compile(r"[^<>\n]{1,256}")
+# Keywords that a grammar of plain text cannot express.
+_NOT_TEXT = ("pattern", "format", "allOf", "not", "if")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueTags:
+    """The tags of a format's parameters: `before` NAME `behind` VALUE `line_break` `end`, and a line break.
+
+    ends: the tags that end a value, each with the tags that must follow, because a value may itself contain tags.
+    end_of_call: a pattern of what the parser would take for the end of the whole call.
+    """
+
+    before: str
+    behind: str
+    end: str
+    line_break: str
+    ends: Mapping[str, tuple[str, ...]]
+    end_of_call: str
+
+    def rules(self) -> str:
+        """The rules that a grammar with `tagged_parameters` needs."""
+        never = rf"(.|\n)*{self.end_of_call}(.|\n)*".replace("/", r"\/")
+        return (
+            f"text[lazy]: VALUE {literal(self.end)}\n"
+            f"whole_line[lazy]: VALUE {literal(self.line_break + self.end)}\n"
+            rf"VALUE: /(.|\n)*/ & ~/{never}/"
+            "\nNAME: /[A-Za-z_][A-Za-z0-9_.-]{0,63}/\n"
+        )
+
+
+def schema_of(schema: Mapping[str, Any], key: str) -> object:
+    """The schema of a parameter; None if the tool's schema does not say."""
+    properties = schema.get("properties")
+    found = properties.get(key) if isinstance(properties, Mapping) else None
+    return schema.get("additionalProperties") if found is None else found
+
+
+def read_value(answer: Answer, value: ParameterValue | None, ends: Mapping[str, tuple[str, ...]]) -> Reading[str]:
+    """Reads a value and the tags behind it; returns the last of them, empty if the answer ends before.
+
+    An incomplete tag at the end of the answer is not part of the value. value: None if it does not count. ends:
+    see `ValueTags`.
+    """
+
+    def put(text: str) -> None:
+        if value is not None:
+            answer.arguments(value.push(text))
+
+    def close(*, is_cut: bool) -> None:
+        if value is not None:
+            answer.arguments(value.finish() if is_cut else value.close())
+
+    while True:
+        yield from answer.take_until(_TAG_START, put)
+        end = yield from answer.find_beginning(*ends)
+        if end not in ends:
+            if answer.ends_with(end):
+                answer.take(len(end))
+                close(is_cut=True)
+                return ""
+            put(answer.take(1))
+            continue
+        answer.take(len(end))
+        spaces = yield from answer.take_while(_SPACE, sys.maxsize)
+        tag = yield from answer.find_beginning(*ends[end])
+        is_whole = tag in ends[end]
+        if is_whole or answer.ends_with(tag):
+            answer.take(len(tag))
+            close(is_cut=False)
+            return tag if is_whole else ""
+        put(end + spaces)
+
+
+def tagged_parameters(tags: ValueTags, tool: Tool) -> str:
+    """The parameters of a tool in the order of its schema, as the right-hand side of a rule.
+
+    As with `arguments_value`, a tool that is not `strict` has its schema enforced as far as possible. Raises UsageError
+    if the tool is `strict` and the schema of a plain text value has more than a type, an enumeration or a length.
+    """
+    function = tool["function"]
+    value = _typed_parameters(tags, function, knows_types=True)
+    if function.get("strict") or compiles(f"start: {value}\n{tags.rules()}"):
+        return value
+    return _typed_parameters(tags, function, knows_types=False)
+
+
+def _typed_parameters(tags: ValueTags, function: Mapping[str, Any], *, knows_types: bool) -> str:
+    """knows_types: values that are JSON follow their schemas."""
+    parameters = function.get("parameters") or {}
+    required, properties = parameters.get("required", ()), parameters.get("properties", {})
+    items = []
+    for name in dict.fromkeys([*properties, *required]):
+        if not _NAME.fullmatch(name):  # a tag cannot hold it
+            _refuse_if_strict(function, name, "its name")
+            continue
+        value = _value(tags, function, name, properties.get(name, {}), knows_types=knows_types)
+        item = f"{literal(tags.before + name + tags.behind)} {value}"
+        items.append(item if name in required else f"({item})?")
+    is_open = not function.get("strict") and bool(OPENS_OBJECT & parameters.keys())
+    further = parameters.get("additionalProperties", is_open)
+    if further is not False:
+        value = _value(tags, function, "", further, knows_types=knows_types)
+        items.append(f"({literal(tags.before)} NAME {literal(tags.behind)} {value})*")
+    return " ".join(items) or '""'
+
+
+def _value(tags: ValueTags, function: Mapping[str, Any], name: str, schema: object, *, knows_types: bool) -> str:
+    """A value with its closing tag."""
+    parameters, is_strict = function.get("parameters") or {}, bool(function.get("strict"))
+    types = value_types(parameters, schema)
+    end = literal(f"{tags.line_break}{tags.end}\n")
+    if types and "string" not in types and isinstance(schema, Mapping):
+        definitions = {key: parameters[key] for key in ("$defs", "definitions") if key in parameters}
+        return f"{json_value({**schema, **definitions} if knows_types else {}, is_strict=is_strict)} {end}"
+    parts = list(value_schemas(parameters, schema))
+    for keyword in _NOT_TEXT:
+        if any(keyword in part for part in parts):
+            _refuse_if_strict(function, name, keyword)
+    if types <= {"string", "null"} and (choices := _choices(tags, parts)):
+        choices += ["null"] if "null" in types and "null" not in choices else []
+        return f"({' | '.join(map(literal, choices))}) {end}"
+    lengths = [part for part in parts if "minLength" in part or "maxLength" in part]
+    return f"{_bounded(tags, lengths[0]) if is_strict and lengths else 'text'} {literal(chr(10))}"
+
+
+def _refuse_if_strict(function: Mapping[str, Any], name: str, keyword: str) -> None:
+    if function.get("strict"):
+        message = (
+            f"{keyword} of the parameter {name!r:.80} of the tool {function['name']} cannot be enforced, "
+            "because this model writes values as plain text; leave it out, or leave strict out"
+        )
+        raise UsageError(message, param="tools", code="invalid_json_schema")
+
+
+def _choices(tags: ValueTags, parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The texts that an enumeration allows; empty if there is none, or if other values are allowed too."""
+    choices: list[str] = []
+    for part in parts:
+        values = part.get("enum", [part["const"]] if "const" in part else [])
+        if not values and "string" in str(part.get("type", "")):
+            return []
+        choices += ["null" if value is None else str(value) for value in values]
+    return [] if any(tags.end in choice for choice in choices) else list(dict.fromkeys(choices))
+
+
+def _bounded(tags: ValueTags, schema: Mapping[str, Any]) -> str:
+    """A text of bounded length with its closing tag."""
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if most is None:
+        return rf"/(.|\n){{{least}}}/ whole_line"
+    end = (tags.line_break + tags.end).replace("/", r"\/").replace("\n", r"\n")
+    return rf"/(.|\n){{{least},{most}}}{end}/"
