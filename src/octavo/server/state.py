@@ -10,8 +10,8 @@ from fastapi import Request
 
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
+from octavo.server.dashboard import DashboardHistory
 from octavo.server.models.model_manager import ModelManager
-from octavo.server.observability.dashboard import DashboardHistory
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.response_store import ResponseStore
 

@@ -7,8 +7,8 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from octavo import __version__
+from octavo.server.dashboard import snapshot
 from octavo.server.errors import ApiError
-from octavo.server.observability.dashboard import snapshot
 from octavo.server.observability.exposition import export
 from octavo.server.state import state_of
 
