@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -15,6 +16,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.browser import browser, watched_page
 from tests.support.fake_client import FakeClient, Script
 from tests.support.scripted_app import scripted_app
+from tests.support.server import RunningServer
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}
 
@@ -114,3 +116,30 @@ def test_the_data_costs_the_engine_nothing(smollm2_tokenizer: Tokenizer) -> None
     (model,) = data["models"]
     assert (model["name"], model["state"], model["max_num_seqs"]) == ("scripted", "ready", 16)
     assert len(model["time_to_first_token"]["counts"]) == len(model["time_to_first_token"]["bounds"]) + 1
+
+
+def test_it_shows_the_last_15_minutes_at_once(chromium: Browser, smollm2_tokenizer: Tokenizer) -> None:
+    with scripted_app(FakeClient(smollm2_tokenizer), smollm2_tokenizer) as app, watched_page(chromium, app.url) as page:
+        now = httpx.get(app.url + "/dashboard/data").json()
+        for age in range(1000, 0, -5):
+            model = {**now["models"][0], "num_running": 3, "num_generated_tokens": 20 * (1000 - age)}
+            sample = {"time_s": now["time_s"] - age, "uptime_s": 2000 - age, "models": [model]}
+            app.state.history.add(sample)
+        app.state.started_at -= 2000
+        data = httpx.get(app.url + "/dashboard/data?history=true").json()
+        assert len(data["history"]) == 180
+        assert "history" not in httpx.get(app.url + "/dashboard/data").json()
+        page.goto("/dashboard")
+        tokens = page.locator(".card >> nth=1")
+        expect(tokens.locator(".axis span").first).to_have_text("15 min ago")
+        assert len((tokens.locator("path.line.s1").get_attribute("d") or "").split("L")) > 170
+        assert tokens.locator(".top").inner_text() == "20 tokens/s"
+
+
+def test_a_server_keeps_the_series(server: RunningServer) -> None:
+    end = time.monotonic() + 30
+    samples: list[dict[str, float]] = []
+    while len(samples) < 2 and time.monotonic() < end:
+        samples = httpx.get(server.url + "/dashboard/data?history=true").json()["history"]
+        time.sleep(0.2)
+    assert 4 < samples[1]["time_s"] - samples[0]["time_s"] < 15

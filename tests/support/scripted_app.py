@@ -36,6 +36,7 @@ class ScriptedApp:
     url: str
     metrics: ServerMetrics
     client: EngineClient
+    state: ServerState
 
 
 @contextmanager
@@ -69,7 +70,7 @@ def scripted_app(
             time.sleep(0.01)
         assert server.started
         try:
-            yield ScriptedApp(f"http://127.0.0.1:{listener.getsockname()[1]}", metrics, observed)
+            yield ScriptedApp(f"http://127.0.0.1:{listener.getsockname()[1]}", metrics, observed, state)
         finally:
             server.should_exit = True
             thread.join(10)

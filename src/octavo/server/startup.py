@@ -99,6 +99,7 @@ async def run_server(
     lifetime = _Lifetime(state)
     serving = asyncio.create_task(serve(create_app(state), config, sock, on_drain=lifetime.drain))
     living = asyncio.create_task(lifetime.live(report))
+    recording = asyncio.create_task(state.history.record(state))
     try:
         await asyncio.wait({serving, living}, return_when=asyncio.FIRST_COMPLETED)
         if living.done():
@@ -109,7 +110,7 @@ async def run_server(
     except InsufficientMemoryError as error:
         raise MemoryLimitError(str(error)) from error
     finally:
-        for task in (living, serving):
+        for task in (recording, living, serving):
             task.cancel()
             with suppress(asyncio.CancelledError, Exception):
                 await task

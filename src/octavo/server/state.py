@@ -10,6 +10,7 @@ from fastapi import Request
 
 from octavo.server.admission import Admission
 from octavo.server.config import ServerConfig
+from octavo.server.dashboard import DashboardHistory
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.response_store import ResponseStore
@@ -24,6 +25,7 @@ class ServerState:
     admission: Admission
     metrics: ServerMetrics = field(default_factory=ServerMetrics)
     responses: ResponseStore = field(default_factory=ResponseStore)
+    history: DashboardHistory = field(default_factory=DashboardHistory)
     started_at: float = field(default_factory=time.monotonic)
 
 

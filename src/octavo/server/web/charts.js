@@ -1,4 +1,4 @@
-// Small line charts: a card with the latest values, and five minutes of history as SVG.
+// Small line charts: a card with the latest values, and 15 minutes of history as SVG.
 import { element, svg } from "./dom.js";
 
 const LEAST_SPAN_S = 60; // a young chart shows less, instead of being mostly empty
@@ -38,10 +38,11 @@ export class Chart {
     this.#points = [];
   }
 
-  /** values: one a series, null where there is nothing to say. note: instead of the first value's own text. */
-  push(time, values, note = null) {
+  /** values: one a series, null where there is nothing to say. note: instead of the first value's own text. isDrawn: false if more follow. */
+  push(time, values, note = null, isDrawn = true) {
     this.#points.push({ time, values });
     while (this.#points[0].time < time - this.#span) this.#points.shift();
+    if (!isDrawn) return;
     this.#showValues(values, note);
     this.#draw(time);
   }

@@ -1,10 +1,10 @@
-// The dashboard: asks once a second for totals and shows their differences; the server keeps no history for it.
+// The dashboard: asks once a second for totals and shows their differences, after those of the last 15 minutes.
 import { ServerError, getJson, setApiKey } from "./api.js";
 import { Chart, quantile } from "./charts.js";
 import { byId, element } from "./dom.js";
 
 const INTERVAL_MS = 1000;
-const SPAN_S = 300;
+const SPAN_S = 900;
 const RATE_WINDOW_S = 3;
 const LATENCY_WINDOW_S = 30;
 
@@ -35,7 +35,7 @@ let shownModel = null;
 
 async function tick() {
   try {
-    show(await getJson("/dashboard/data"));
+    show(await getJson(samples.length ? "/dashboard/data" : "/dashboard/data?history=true"));
   } catch (error) {
     if (!(error instanceof ServerError)) throw error;
     byId("key-form").hidden = error.status !== 401;
@@ -55,15 +55,30 @@ function show(data) {
     shownModel = model.name;
     forget();
   }
-  samples.push({ time: data.time_s, uptime: data.uptime_s, model });
-  while (samples[0].time < data.time_s - Math.max(RATE_WINDOW_S, LATENCY_WINDOW_S) - 1) samples.shift();
+  if (!samples.length) replay(data.history ?? []);
+  keep(data, model);
   setState(STATES[model.state] ?? model.state, colourOf(model.state));
   if (model.reason) {
     byId("notice").hidden = false;
     byId("notice").textContent = model.reason;
   }
-  draw(data.time_s, model);
+  note(data.time_s, model);
   showTotals(data, model);
+}
+
+/** Puts what the server has kept into the charts, which are drawn with the figures of now. */
+function replay(history) {
+  for (const past of history) {
+    const model = past.models.find((candidate) => candidate.name === shownModel);
+    if (!model) continue;
+    keep(past, model);
+    note(past.time_s, model, false);
+  }
+}
+
+function keep(data, model) {
+  samples.push({ time: data.time_s, uptime: data.uptime_s, model });
+  while (samples[0].time < data.time_s - Math.max(RATE_WINDOW_S, LATENCY_WINDOW_S) - 1) samples.shift();
 }
 
 function forget() {
@@ -71,15 +86,15 @@ function forget() {
   for (const chart of Object.values(charts)) chart.clear();
 }
 
-function draw(now, model) {
+function note(now, model, isDrawn = true) {
   charts.requests.push(now, [model.num_running, model.num_waiting], [
     number.format(model.num_running),
     model.max_num_seqs ? `of ${model.max_num_seqs} running` : "running",
-  ]);
-  charts.tokens.push(now, [rate("num_generated_tokens"), rate("num_prompt_tokens")]);
+  ], isDrawn);
+  charts.tokens.push(now, [rate("num_generated_tokens"), rate("num_prompt_tokens")], null, isDrawn);
   const used = model.num_blocks ? (100 * model.num_used_blocks) / model.num_blocks : 0;
   const numTokens = number.format(model.num_cache_tokens);
-  charts.cache.push(now, [used], [String(Math.round(used)), model.num_blocks ? `% of ${numTokens} tokens` : "%"]);
+  charts.cache.push(now, [used], [String(Math.round(used)), model.num_blocks ? `% of ${numTokens} tokens` : "%"], isDrawn);
   for (const [chart, name] of [
     [charts.firstToken, "time_to_first_token"],
     [charts.interToken, "inter_token_latency"],
@@ -88,7 +103,7 @@ function draw(now, model) {
     const recent = recentHistogram(name);
     const values = [0.5, 0.95, 0.99].map((share) => quantile(recent, share));
     const [text, unit] = values[0] === null ? ["–", ""] : duration(values[0]);
-    chart.push(now, values, [text, unit && `${unit} median`]);
+    chart.push(now, values, [text, unit && `${unit} median`], isDrawn);
   }
 }
 

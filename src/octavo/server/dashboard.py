@@ -1,0 +1,90 @@
+"""The figures of the dashboard, and their series of the last 15 minutes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from octavo import __version__
+from octavo.engine.metrics import Histogram
+from octavo.server.models.model_manager import ModelEntry
+from octavo.server.observability.metrics import ModelFigures
+
+if TYPE_CHECKING:
+    from octavo.server.state import ServerState
+
+SPAN_S = 15 * 60
+INTERVAL_S = 5.0
+
+
+class DashboardHistory:
+    """The snapshots of the last 15 minutes, one every 5 seconds: at most 180, a few KB each."""
+
+    def __init__(self) -> None:
+        self._samples: deque[dict[str, Any]] = deque(maxlen=int(SPAN_S / INTERVAL_S))
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """The oldest first."""
+        return list(self._samples)
+
+    def add(self, sample: dict[str, Any]) -> None:
+        self._samples.append(sample)
+
+    async def record(self, state: ServerState) -> None:
+        """Takes a snapshot every INTERVAL_S. Never returns."""
+        while True:
+            self.add(snapshot(state))
+            await asyncio.sleep(INTERVAL_S)
+
+
+def snapshot(state: ServerState) -> dict[str, Any]:
+    """All figures of the dashboard, as JSON. No engine is asked; counters are totals."""
+    metrics = state.metrics
+    metrics.refresh_statuses()
+    now = time.monotonic()
+    return {
+        "version": __version__,
+        "time_s": now,  # of a clock that only runs forward
+        "uptime_s": now - state.started_at,
+        "models": [_model(entry, metrics.models.get(entry.name, ModelFigures())) for entry in state.models.entries],
+        "rejected": dict(metrics.rejected),
+        "num_http_errors": sum(
+            count
+            for (route, _, status), count in metrics.http.items()
+            if status >= 500 and not route.startswith("/health")  # a poll that hears "not yet" is no error
+        ),
+    }
+
+
+def _model(model: ModelEntry, figures: ModelFigures) -> dict[str, Any]:
+    """`state` is that of the engine if it is loaded, else that of the model."""
+    status, info = figures.status, model.info
+    return {
+        "name": model.name,
+        "state": status.state.value if status is not None else model.state,
+        "reason": status.reason if status is not None else None,
+        "num_running": figures.num_running,
+        "num_waiting": figures.num_waiting,
+        "max_num_seqs": info.max_num_seqs if info is not None else 0,
+        "num_used_blocks": figures.current.num_used_blocks,
+        "num_blocks": figures.current.num_blocks,
+        "num_cache_tokens": info.num_cache_tokens if info is not None else 0,
+        "num_restarts": figures.num_restarts,
+        "resident_bytes": figures.resident_bytes,
+        "num_prompt_tokens": figures.num_prompt_tokens,
+        "num_cached_tokens": figures.num_cached_tokens,
+        "num_generated_tokens": figures.num_generated_tokens,
+        "finished": dict(figures.finished),
+        "cancelled": dict(figures.cancelled),
+        "time_to_first_token": _histogram(figures.totals.time_to_first_token_s),
+        "inter_token_latency": _histogram(figures.totals.inter_token_s),
+        "e2e_latency": _histogram(figures.totals.e2e_s),
+    }
+
+
+def _histogram(histogram: Histogram) -> dict[str, Any]:
+    """Bounds in seconds, and one more count than bounds, not cumulative."""
+    return {"bounds": histogram.bounds, "counts": list(histogram.counts)}
