@@ -87,7 +87,7 @@ def test_precision() -> None:
 def test_progress_and_close() -> None:
     graph, weights = tiny_graph("llama")
     seen: list[tuple[int, int]] = []
-    executor = reference.compile(graph, weights, LIMITS, progress=lambda done, total: seen.append((done, total)))
+    executor = reference.compile(graph, weights, LIMITS, progress=lambda _, done, total: seen.append((done, total)))
     assert seen[-1][0] == seen[-1][1] == executor.weight_bytes
     assert seen == sorted(seen)
     executor.close()

@@ -86,12 +86,14 @@ def assert_says_what_is_wrong(body: dict[str, object]) -> None:
 
 def test_the_document_has_every_route() -> None:
     app = build_app(ServerConfig(), endpoint_modules(), lambda *_: None)
-    hidden = {"/", "/dashboard", "/dashboard/data", "/docs", "/openapi.json", "/web/{name}"}
+    hidden = {"/", "/dashboard", "/dashboard/data", "/docs", "/openapi.json", "/web/{name}", "/web/vendor/{name}"}
     routes = {(route.path.replace(":path", ""), method) for route in app.routes for method in route.methods or ()}  # type: ignore[attr-defined]
     shown = {(path, method.upper()) for path, methods in DOCUMENT["paths"].items() for method in methods}
     # OpenAI's paths without their version are the same routes.
     same = {(path.removeprefix("/v1"), method) for path, method in shown if path.startswith("/v1/")} | {
-        ("/ping", "POST")
+        ("/ping", "POST"),
+        ("/reranking", "POST"),
+        ("/v1/reranking", "POST"),
     }
     unknown = {(path, method) for path, method in routes - shown - same if method != "HEAD"}
     refused = {("/api/create", "POST"), ("/api/copy", "POST"), ("/api/push", "POST"), ("/api/delete", "DELETE")}

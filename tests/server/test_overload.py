@@ -184,19 +184,22 @@ def test_cancelling_from_outside(narrow: RunningServer) -> None:
 
 
 def test_requests_of_the_same_client_id_are_two(narrow: RunningServer) -> None:
-    """A client's own id does not name a request of the server. Cancelling one request leaves the other."""
+    """A client's own id may be repeated. Cancelling it ends all requests that have it, and no other."""
     mine = {"X-Request-Id": "mine"}
     kept, ended = body(40, stream=True), body(5000, stream=True)
     with (
         narrow.client as client,
         client.stream("POST", CHAT, json=ended, headers=mine) as first,
-        client.stream("POST", CHAT, json=kept, headers=mine) as second,
+        client.stream("POST", CHAT, json=ended, headers=mine) as second,
+        client.stream("POST", CHAT, json=kept, headers={"X-Request-Id": "other"}) as third,
         narrow.client as other,
     ):
-        assert other.post("/v1/requests/mine/cancel").status_code == 404
-        assert other.post(f"/v1/requests/{first.headers['x-request-id']}/cancel").status_code == 200
+        assert first.headers["x-request-id"] == second.headers["x-request-id"] == "mine"
+        assert other.post("/v1/requests/nobody/cancel").status_code == 404
+        assert other.post("/v1/requests/mine/cancel").status_code == 200
         assert "request_cancelled" in first.read().decode()
-        rest = second.read().decode()
+        assert "request_cancelled" in second.read().decode()
+        rest = third.read().decode()
     assert '"finish_reason":"length"' in rest
     assert "error" not in rest
     check_idle(narrow)

@@ -27,6 +27,7 @@ from octavo.server.models.model_loader import LoadReport, ModelLoader
 from octavo.server.models.model_manager import ModelManager
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.tracing import start_tracer
+from octavo.server.protocols.answering import start_schema_threads
 from octavo.server.response_store import ResponseStore
 from octavo.server.state import ServerState
 
@@ -95,6 +96,7 @@ async def run_server(
     MemoryLimitError, or RestartLimitError.
     """
     return_large_blocks()
+    start_schema_threads()
     state = build_state(config, models, report)
     lifetime = _Lifetime(state)
     serving = asyncio.create_task(serve(create_app(state), config, sock, on_drain=lifetime.drain))

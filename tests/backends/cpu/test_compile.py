@@ -151,7 +151,7 @@ def test_a_weight_that_is_used_twice_is_packed_once():
 
 def test_progress_rises_to_the_total():
     seen: list[tuple[int, int]] = []
-    cpu.compile(tiny_llama(), tiny_weights(), LIMITS, progress=lambda done, total: seen.append((done, total)))
+    cpu.compile(tiny_llama(), tiny_weights(), LIMITS, progress=lambda _, done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert seen[-1][0] == seen[-1][1] == sum(int(np.prod(s)) * 4 for s in shapes().values() if len(s) > 1)
 
@@ -275,7 +275,11 @@ WRONG_BATCHES: dict[str, tuple[Callable[[Batch], Batch], str]] = {
     "last start": (lambda b: replace(b, query_start_loc=i32(0, 4)), r"query_start_loc\[1\] is 4"),
     "falling starts": (
         lambda b: replace(
-            b, query_start_loc=i32(0, 7, 5), seq_lens=i32(7, 5), block_tables=np.zeros((1, 2, 3), np.int32)
+            b,
+            query_start_loc=i32(0, 7, 5),
+            seq_lens=i32(7, 5),
+            block_tables=np.zeros((1, 2, 3), np.int32),
+            state_slots=i32(0, 0),
         ),
         "query_start_loc",
     ),

@@ -45,6 +45,7 @@ class ItemList(BaseModel):
     has_more: bool
 
 
+@router.post("/responses", include_in_schema=False)
 @router.post("/v1/responses", responses=streamed_answer(RESPONSE))
 async def create_response(request: Request, body: ResponsesRequest) -> Response:
     """Answers a conversation; with `stream` as typed events, with `background` before the answer is there."""
@@ -111,6 +112,7 @@ async def _make(
         deque(written.result().fail(to_api_error(error, record_of(request).request_id)), maxlen=0)
 
 
+@router.get("/responses/{response_id}", include_in_schema=False)
 @router.get("/v1/responses/{response_id}", response_class=JSONResponse)
 async def get_response(request: Request, response_id: str, stream: Literal["true", "false"] = "false") -> JSONResponse:
     """A stored response, also one that is still being made in the background."""
@@ -119,6 +121,7 @@ async def get_response(request: Request, response_id: str, stream: Literal["true
     return JSONResponse((await _find(request, response_id)).response)
 
 
+@router.delete("/responses/{response_id}", include_in_schema=False)
 @router.delete("/v1/responses/{response_id}")
 async def delete_response(request: Request, response_id: str) -> DeletedResponse:
     """Removes a stored response; one that is still being made is cancelled."""
@@ -131,6 +134,7 @@ async def delete_response(request: Request, response_id: str) -> DeletedResponse
     return DeletedResponse(id=response_id)
 
 
+@router.post("/responses/{response_id}/cancel", include_in_schema=False)
 @router.post("/v1/responses/{response_id}/cancel", response_class=JSONResponse)
 async def cancel_response(request: Request, response_id: str) -> JSONResponse:
     """Ends a response in the background. One that has ended already stays as it is."""
@@ -143,6 +147,7 @@ async def cancel_response(request: Request, response_id: str) -> JSONResponse:
     return JSONResponse(stored.response)
 
 
+@router.get("/responses/{response_id}/input_items", include_in_schema=False)
 @router.get("/v1/responses/{response_id}/input_items")
 async def list_input_items(
     request: Request,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
@@ -40,7 +41,9 @@ BlockDelta: TypeAlias = "TextDelta | ReasoningDelta | ToolCallDelta"
 logger = logging.getLogger(__name__)
 
 _encoder = msgspec.json.Encoder()
-_SCHEMA_CHECKS = ThreadPoolExecutor(2, "octavo-schema")  # those of other requests wait for one of them
+_NUM_SCHEMA_THREADS = 2
+# Further checks wait for one of them.
+_SCHEMA_CHECKS = ThreadPoolExecutor(_NUM_SCHEMA_THREADS, "octavo-schema")
 _LOGGED: set[tuple[str | None, str]] = set()  # routes and fields of the tables of ignored fields: bounded
 
 
@@ -198,6 +201,14 @@ async def read_spec(read: Callable[[], R]) -> R:
         return read()
     except BlocksLoopError:
         return await asyncio.get_running_loop().run_in_executor(_SCHEMA_CHECKS, read)
+
+
+def start_schema_threads() -> None:
+    """Starts the threads that check schemas. Later there may be no memory for them, and their start would hang."""
+    together = threading.Barrier(_NUM_SCHEMA_THREADS + 1)
+    for _ in range(_NUM_SCHEMA_THREADS):
+        _SCHEMA_CHECKS.submit(together.wait)
+    together.wait()
 
 
 def name_ignored(ignored: Sequence[str], record: AccessRecord, response: Response) -> Response:
