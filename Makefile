@@ -35,8 +35,9 @@ check:  ## dependency directions, budgets, architecture page
 test:
 	$(BIN)/pytest
 
-test-slow:  ## the large models, long property runs, emulated instruction sets
+test-slow: clients  ## the large models, long property runs, emulated instruction sets, further client libraries
 	$(BIN)/pytest -m slow
+	$(BIN)/pytest tests/server/clients
 
 bench:
 	$(BIN)/octavo bench latency smollm2

@@ -175,6 +175,7 @@ COMPLETIONS = Route(
     SAMPLING
     | {
         "prompt": Entry(["Hi", "Ho"], [], f"text or token ids, or 1 to {MAX_PROMPTS} of them"),
+        "max_completion_tokens": Entry(5, 0, "as `max_tokens`"),
         "echo": FLAG,
         "logprobs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}"),
         "best_of": Entry(1, 0, "equal to `n`"),

@@ -46,6 +46,7 @@ class CompletionRequest(with_ignored(SamplingFields, COMPLETIONS)):  # type: ign
 
     prompt: Prompts
     max_tokens: Annotated[int, Field(json_schema_extra={"minimum": -1}), WHOLE] | None = None
+    max_completion_tokens: Int | None = None
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES), WHOLE] | None = None
