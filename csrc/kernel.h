@@ -117,6 +117,7 @@ struct KernelSignature {
     const char* tuples;
 };
 
+// Its functions are inlined: the linker must not take one instruction set's for another's.
 struct Worker {
     int32_t index;
     int32_t count;
@@ -127,7 +128,7 @@ struct Worker {
     int64_t* taken;
     // Waits for all workers inside a kernel. Every worker must call it equally often.
     void (*barrier_fn)(Worker&);
-    void barrier() {
+    __attribute__((always_inline)) void barrier() {
         if (count > 1)
             barrier_fn(*this);
         else if (taken)
@@ -136,7 +137,7 @@ struct Worker {
     // The next of `total` items that are shared out between two barriers, [begin, return): half a fair share of
     // what is left, at least `least`, so that nobody waits long for the slowest worker. begin >= total: none is left.
     // One sharing out between two barriers.
-    int64_t take(int64_t total, int64_t least, int64_t* begin) {
+    __attribute__((always_inline)) int64_t take(int64_t total, int64_t least, int64_t* begin) {
         int64_t first = __atomic_load_n(taken, __ATOMIC_RELAXED), last = 0;
         do {
             const int64_t part = (total - first) / (2 * count);
