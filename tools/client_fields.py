@@ -3,7 +3,8 @@
 Those of OpenAI and Anthropic are the parameters of their Python libraries (openai 2.54, anthropic 2.12); a test
 compares them with the installed libraries. Those of Ollama are the request models of its library (ollama 0.6). Those of
 vLLM's chat route, beside OpenAI's, are those of its request model at 002032ee and the `guided_` ones of earlier
-versions. Those of its other routes, llama.cpp and TGI are named in their documentation of the same routes.
+versions; those of llama.cpp's own route are what its server reads from a request. Those of the other routes of both,
+and of TGI, are named in their documentation of the same routes.
 """
 
 from __future__ import annotations
@@ -74,6 +75,13 @@ CLIENT_FIELDS: Mapping[str, Mapping[str, str]] = {
         COMPLETIONS: """cache_prompt grammar id_slot ignore_eos json_schema lora min_keep min_p mirostat n_keep
             n_predict n_probs post_sampling_probs repeat_last_n repeat_penalty response_fields return_progress
             return_tokens samplers t_max_predict_ms timings_per_token top_k typical_p xtc_probability xtc_threshold""",
+        "/completion": """adaptive_decay adaptive_target cache_prompt dry_allowed_length dry_base dry_multiplier
+            dry_penalty_last_n dry_sequence_breakers dynatemp_exponent dynatemp_range frequency_penalty grammar id_slot
+            ignore_eos json_schema logit_bias lora max_tokens min_keep min_p mirostat mirostat_eta mirostat_tau
+            n_cache_reuse n_discard n_indent n_keep n_predict n_probs post_sampling_probs presence_penalty prompt
+            repeat_last_n repeat_penalty response_fields return_progress return_tokens samplers seed stop stream
+            t_max_predict_ms temperature timings_per_token top_k top_n_sigma top_p typical_p xtc_probability
+            xtc_threshold""",
     },
     "TGI": {
         "/generate": "inputs options parameters stream",
