@@ -70,7 +70,7 @@ CASES = {
         *("prompt_logprobs", "unsupported_value"),
     ),
     "bool": ({"prompt": [True]}, "prompt", "invalid_type"),
-    "chat's name": ({"prompt": "a", "max_completion_tokens": 1}, "max_completion_tokens", "unsupported_parameter"),
+    "two limits": ({"prompt": "a", "max_completion_tokens": 1, "max_tokens": 2}, "max_tokens", "invalid_value"),
     "prompt_logprobs": ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
 }
 

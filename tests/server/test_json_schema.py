@@ -296,4 +296,4 @@ def test_others_go_on_while_a_large_schema_is_checked(smollm2_tokenizer: Tokeniz
 
     took_s = asyncio.run(test())
     assert took_s > 0.1
-    assert max(gaps) < max(0.5 * took_s, 0.25)  # the seconds that other streams may wait
+    assert max(gaps) < max(0.7 * took_s, 0.25)  # the seconds that other streams may wait

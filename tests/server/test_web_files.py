@@ -95,13 +95,11 @@ def test_vendored_files_are_what_the_documentation_says() -> None:
 
 
 def test_licences_of_vendored_files_are_installed() -> None:
-    patterns = tomllib.loads((DEPENDENCIES.parents[1] / "pyproject.toml").read_text())["project"]["license-files"]
-    found = {
-        path.relative_to(WEB).as_posix()
-        for pattern in patterns
-        for path in DEPENDENCIES.parents[1].glob(pattern)
-        if WEB in path.parents
-    }
+    root = DEPENDENCIES.parents[1]
+    web = root / "src/octavo/server/web"  # not the installed one
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["project"]["license-files"]
+    paths = [path for pattern in patterns for path in root.glob(pattern)]
+    found = {path.relative_to(web).as_posix() for path in paths if web in path.parents}
     assert found == {name for name in VENDORED if name.endswith(".txt")}
 
 
