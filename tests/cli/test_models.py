@@ -99,6 +99,14 @@ def test_damaged_records_are_passed_over(tmp_path: Path) -> None:
     assert list(listed(tmp_path)) == ["org/name"]
 
 
+def test_records_that_others_may_write_are_not_believed(tmp_path: Path) -> None:
+    with serve(Behaviour(FILES)) as endpoint:
+        run(tmp_path, endpoint, "pull", "org/name")
+    assert list(listed(tmp_path)) == ["org/name"]
+    (tmp_path / "octavo/models/records").chmod(0o777)
+    assert listed(tmp_path) == {}
+
+
 def test_short_names() -> None:
     import click.testing
 

@@ -60,6 +60,11 @@ def test_the_server_reads_it(settings: Path, smollm2_path: Path) -> None:
         server.kill()
 
 
+def test_words_behind_two_dashes_are_no_options(smollm2_path: Path) -> None:
+    answer = octavo_here("run", "--json", "--max-tokens", "2", smollm2_path, "--", "--config")
+    assert json.loads(answer.stdout)["prompt"] == "--config"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

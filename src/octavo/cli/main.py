@@ -93,8 +93,9 @@ def main(arguments: list[str] | None = None) -> None:
     is_debug = "--debug" in arguments
     if is_debug:
         arguments.remove("--debug")
-    if "--config" in arguments[:-1]:  # before the command or after it
-        at = arguments.index("--config")
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    if "--config" in options[:-1]:  # before the command or after it
+        at = options.index("--config")
         arguments = [*arguments[at : at + 2], *arguments[:at], *arguments[at + 2 :]]
     logging.basicConfig(level=logging.DEBUG if is_debug else logging.WARNING, format="octavo: %(message)s")
     for stream in (sys.stdin, sys.stdout, sys.stderr):

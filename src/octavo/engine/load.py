@@ -87,8 +87,7 @@ def load_engine(config: EngineConfig, progress: LoadProgress | None = None) -> L
 def _check_address_space(config: EngineConfig) -> None:
     """The tokenizer's library ends the process if an allocation fails, which a limit on the address space provokes."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    available = free_memory(config).available_bytes
-    if limit != resource.RLIM_INFINITY and available < _LEAST_MEMORY:
+    if limit != resource.RLIM_INFINITY and (available := free_memory(config).available_bytes) < _LEAST_MEMORY:
         raise InsufficientMemoryError(
             f"only {size(available)} of memory is free, and {size(_LEAST_MEMORY)} are needed beside the weights: raise "
             f"the limit on the address space, which is {size(limit)} (ulimit -v)"

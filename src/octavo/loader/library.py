@@ -19,7 +19,7 @@ import msgspec
 from octavo import env
 from octavo.errors import ModelLoadError
 from octavo.loader.aliases import ALIASES
-from octavo.loader.model_cache import find_file, models_dir
+from octavo.loader.model_cache import find_file, is_trusted, models_dir
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +155,9 @@ def _recorded(snapshot: Path, name: str) -> RecordedFile:
 
 
 def _read(file: Path) -> Record | None:
-    """The record in a file; None if there is none that makes sense."""
+    """The record in a file; None if there is none that makes sense, or others may have written it."""
+    if not is_trusted(file.parent):
+        return None
     try:
         record = msgspec.json.decode(file.read_bytes(), type=Record)
     except (OSError, ValueError):

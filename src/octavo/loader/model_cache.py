@@ -101,6 +101,15 @@ def _directories() -> tuple[Path, Path]:
     return env.cache_dir() / "models", Path(tempfile.gettempdir()) / f"octavo-{os.getuid()}"
 
 
+def is_trusted(directory: Path) -> bool:
+    """True if the folder exists and only this user and the system may write to it."""
+    try:
+        _check_trusted(directory)
+    except OSError:
+        return False
+    return True
+
+
 def _check_usable(directory: Path) -> None:
     """Checks that the folder, created if needed, can hold models. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
