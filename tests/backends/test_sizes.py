@@ -121,8 +121,7 @@ def test_plan_and_show_warn(narrow_path: Path) -> None:
 def test_the_start_refuses_by_packed_weights(
     narrow_path: Path, narrow: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    at_first = iter([MemoryBudget(1 << 30)])  # enough for everything beside the weights
-    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: next(at_first, MemoryBudget(stored_bytes(narrow))))
+    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget(stored_bytes(narrow)))
     with pytest.raises(InsufficientMemoryError, match=r"the weights take 2.1 MiB, but only 917.1 KiB of memory"):
         load_engine(EngineConfig(model=str(narrow_path)))
 
