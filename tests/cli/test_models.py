@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from octavo.loader.aliases import ALIASES
 from tests.loader.test_hub import NOWHERE, environment
 from tests.support.fake_servers import COMMIT, Behaviour, serve
+from tests.support.processes import octavo_here
 from tests.support.tiny_gguf import tiny_gguf
 
 FILES = {"m-Q4_0.gguf": tiny_gguf(), "m-Q8_0.gguf": tiny_gguf() + bytes(64)}
@@ -86,6 +88,24 @@ def test_last_use_orders_the_list(tmp_path: Path) -> None:
     assert run(tmp_path, NOWHERE, "show", "org/a").returncode == 0
     assert list(listed(tmp_path)) == ["org/a", "org/b"]
     assert "days ago" in run(tmp_path, NOWHERE, "list").stdout
+
+
+def test_the_last_use_of_a_short_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file of the model keeps its times: the cache of packed weights is found by them."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    alias = ALIASES["smollm2"]
+    path = tmp_path / "models" / alias.sha256[:16] / alias.filename
+    path.parent.mkdir(mode=0o700, parents=True)
+    path.touch()
+    os.truncate(path, alias.nbytes)
+    os.utime(path, (0, 0))
+    before = path.stat()
+    assert json.loads(octavo_here("list", "--json").stdout)[0]["used"] == 0
+    assert octavo_here("pull", "SmolLM2").returncode == 0
+    assert json.loads(octavo_here("list", "--json").stdout)[0]["used"] > before.st_ctime - 1
+    assert (path.stat().st_mtime_ns, path.stat().st_ctime_ns) == (before.st_mtime_ns, before.st_ctime_ns)
+    assert octavo_here("rm", "-y", "smollm2").returncode == 0
+    assert [path for path in (tmp_path / "models").rglob("*") if path.is_file()] == []
 
 
 def test_damaged_records_are_passed_over(tmp_path: Path) -> None:

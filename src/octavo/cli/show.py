@@ -20,13 +20,8 @@ from octavo.errors import OctavoError
 if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
 
-# Metadata keys about the origin of a model, and their labels in the output.
-_ORIGIN = {
-    "general.name": "name",
-    "general.organization": "made by",
-    "general.size_label": "size label",
-    "general.license": "licence",
-}
+# Facts about the origin of a model, by the last word of their metadata key, and their labels in the text.
+_ORIGIN = {"name": "name", "organization": "made by", "size_label": "size label", "license": "licence"}
 
 
 @click.command(cls=HeadedCommand)
@@ -70,7 +65,7 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         "format": checkpoint.format,
         "quantization": checkpoint.quantization,
         "architecture": checkpoint.architecture,
-        **{label: checkpoint.file.metadata.get(key) for key, label in _ORIGIN.items()},
+        **{name: checkpoint.file.metadata.get(f"general.{name}") for name in _ORIGIN},
         "file_bytes": sum(file.stat().st_size for file in files),
         "num_parameters": sum(num_weights.values()),
         "bits_per_weight": bits_per_weight(checkpoint),
@@ -159,7 +154,7 @@ def _write(facts: dict[str, Any]) -> None:
         {
             "path": facts["path"],
             "architecture": f"{facts['architecture']} ({', '.join(filter(None, kind))})",
-            **{label: facts[label] or "not stated" for label in _ORIGIN.values()},
+            **{label: facts[name] or "not stated" for name, label in _ORIGIN.items()},
             "parameters": f"{facts['num_parameters']:,}",
             "size": f"{size(facts['file_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight",
             "context": f"{facts['context_length']:,} tokens",

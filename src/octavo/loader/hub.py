@@ -52,7 +52,9 @@ def resolve_model(
     offline = env.is_offline() if offline is None else offline
     if alias := ALIASES.get(name.lower()):
         _check_no_revision(name, revision, "a short name, which stands for one revision")
-        return resolve_alias(alias, lambda a, d: _alias_from_hub(a, d, progress), offline=offline, progress=progress)
+        path = resolve_alias(alias, lambda a, d: _alias_from_hub(a, d, progress), offline=offline, progress=progress)
+        library.mark_used(name.lower())
+        return path
     if "\0" in name or len(name) > 4096:
         raise ModelLoadError(f"{name!r:.80}: not a path")
     path = Path(name).expanduser()

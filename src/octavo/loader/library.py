@@ -1,7 +1,8 @@
 """The record of models downloaded from the hub: commit, files, checksums, last use.
 
 A recorded model is used as it is, without the network, until `octavo pull` asks the hub again. Each has a JSON file
-in `models/records` of the cache folder; its files lie in the hub library's own cache.
+in `models/records` of the cache folder; its files lie in the hub library's own cache. Beside the records lies an empty
+file for each short name of `aliases`, whose time is that of the last use.
 """
 
 from __future__ import annotations
@@ -83,6 +84,15 @@ def find(label: str) -> Record | None:
     return record
 
 
+def mark_used(alias: str) -> None:
+    """Notes that the model of a short name is used now. Its own file stays untouched: packed weights depend on it."""
+    stamp = _stamp_of(alias)
+    with contextlib.suppress(OSError):  # as above
+        stamp.parent.mkdir(mode=0o700, exist_ok=True)
+        if is_trusted(stamp.parent):
+            stamp.touch(mode=0o600)
+
+
 def store(label: str, commit: str, snapshot: Path, names: list[str]) -> Record:
     """Writes the record of a download: the sizes and SHA-256 of its files."""
     files = tuple(_recorded(snapshot, name) for name in names)
@@ -104,7 +114,9 @@ def installed() -> list[Installed]:
     for name, alias in ALIASES.items():
         path = find_file(Path(alias.sha256[:16], alias.filename), alias.nbytes)
         if path is not None:
-            found.append(Installed(name, path, alias.nbytes, path.stat().st_atime, (path,)))
+            stamp = _stamp_of(name)
+            used = (stamp if stamp.is_file() else path).stat().st_mtime  # never used: when it was downloaded
+            found.append(Installed(name, path, alias.nbytes, used, (path, stamp)))
     for file in _records_dir().glob("*.json"):
         record = _read(file)
         if record is not None and record.is_complete:
@@ -167,6 +179,10 @@ def _read(file: Path) -> Record | None:
 
 def _records_dir() -> Path:
     return env.cache_dir() / "models" / "records"
+
+
+def _stamp_of(alias: str) -> Path:
+    return _records_dir() / f"{alias}.used"
 
 
 def _file_of(label: str) -> Path:
