@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineState
 from octavo.errors import InsufficientMemoryError, ModelLoadError, OverloadedError, UsageError
 from octavo.server.errors import ApiError
-from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.model_manager import LoadStatus, ModelManager
 from octavo.server.models.served_model import ServedModel
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.fake_client import FakeClient, fake_model
@@ -32,11 +32,13 @@ class CountingLoader:
         self.num_loads = 0
         self.error: Exception | None = None
 
-    async def estimate_bytes(self, _name: str, _config: EngineConfig) -> int:
+    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
         await asyncio.sleep(0)
         return SIZE
 
-    async def load(self, name: str, _config: EngineConfig) -> ServedModel:
+    async def load(self, name: str, _config: EngineConfig, progress: LoadProgress) -> ServedModel:
+        await asyncio.sleep(self.delay_s)
+        progress("packing", 1, 2)
         await asyncio.sleep(self.delay_s)
         if self.error is not None:
             raise self.error
@@ -88,6 +90,22 @@ def test_the_longest_unused_model_makes_room(run: Callable[..., None]) -> None:
         assert manager.entry("b").info is not None  # what is known of it stays known
 
     run(test)
+
+
+def test_the_progress_of_loading_is_told(run: Callable[..., None]) -> None:
+    async def test(manager: ModelManager, loader: CountingLoader) -> None:
+        entry = manager.entry("b")
+        assert entry.loading is None
+        loading = asyncio.create_task(manager.load("b"))
+        seen = set()
+        while not loading.done():
+            await asyncio.sleep(0.001)
+            seen.add(entry.loading)
+        assert {LoadStatus("starting its engine"), LoadStatus("packing", 1, 2), None} <= seen
+        assert entry.loading is None
+        assert loader.num_loads == 2
+
+    run(test, delay_s=0.02)
 
 
 def test_one_of_several_models_must_be_named_and_an_unknown_one_is_404(run: Callable[..., None]) -> None:

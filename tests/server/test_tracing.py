@@ -94,7 +94,7 @@ def traced(tokenizer: Tokenizer, script: Script, headers: dict[str, str] | None 
     """The collector after one chat completion and the end of the server."""
     with collector() as running:
         config = ServerConfig(otlp_endpoint=running.url)
-        with scripted_app(FakeClient(tokenizer, script), tokenizer, config, name="m") as app:
+        with scripted_app(FakeClient(tokenizer, script), tokenizer, config, names=("m",)) as app:
             httpx.post(app.url + "/v1/chat/completions", json={**CHAT, **changes}, headers=headers)
         return running
 

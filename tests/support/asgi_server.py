@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 import httpx
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
@@ -26,10 +26,10 @@ class ReadyLoader:
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = {model.name: model for model in models}
 
-    async def estimate_bytes(self, _name: str, _config: EngineConfig) -> int:
+    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
         return 0
 
-    async def load(self, name: str, _config: EngineConfig) -> ServedModel:
+    async def load(self, name: str, _config: EngineConfig, _progress: LoadProgress) -> ServedModel:
         return self._models[name]
 
     async def unload(self, model: ServedModel) -> None:

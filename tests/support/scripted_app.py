@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 import uvicorn
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
+from octavo.errors import OctavoError
 from octavo.server.admission import Admission
 from octavo.server.app import create_app
 from octavo.server.config import ServerConfig
 from octavo.server.models.model_manager import ModelManager
+from octavo.server.models.served_model import ServedModel
 from octavo.server.observability.metrics import ServerMetrics
 from octavo.server.observability.observed_client import ObservedClient
 from octavo.server.observability.tracing import start_tracer
@@ -39,16 +41,51 @@ class ScriptedApp:
     state: ServerState
 
 
+class SteppedLoader:
+    """Loads models that answer by script as slowly as the test wants. Stands for a `ModelLoader`.
+
+    It reports 3 of 8 bytes packed, then waits for `may_end`. problem: what it raises then.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, client: FakeClient) -> None:
+        self._tokenizer = tokenizer
+        self._client = client
+        self.may_end = threading.Event()
+        self.problem: OctavoError | None = None
+
+    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
+        return 0
+
+    async def load(self, name: str, _config: EngineConfig, progress: LoadProgress) -> ServedModel:
+        progress("packing", 3, 8)
+        while not self.may_end.is_set():
+            await asyncio.sleep(0.01)
+        if self.problem is not None:
+            raise self.problem
+        return fake_model(self._tokenizer, self._client, name=name)
+
+    async def unload(self, model: ServedModel) -> None:
+        model.prompts.close()
+
+
 @contextmanager
 def scripted_app(
-    client: FakeClient, tokenizer: Tokenizer, config: ServerConfig | None = None, *, name: str = "scripted"
+    client: FakeClient,
+    tokenizer: Tokenizer,
+    config: ServerConfig | None = None,
+    *,
+    names: tuple[str, ...] = ("scripted",),
+    loader: SteppedLoader | None = None,
 ) -> Iterator[ScriptedApp]:
-    """A server that runs in a thread, with every endpoint that there is."""
+    """A server that runs in a thread, with every endpoint that there is.
+
+    names: of its models, which all answer by the same script. loader: None loads the first one before the server runs.
+    """
     config = config or ServerConfig()
     metrics = ServerMetrics(config.metrics_prefix, tracer=start_tracer(config.otlp_endpoint))
-    observed = ObservedClient(client, metrics, name)
-    model = fake_model(tokenizer, observed, name=name)
-    manager = ModelManager({name: EngineConfig(model="fake")}, ReadyLoader(model))
+    observed = ObservedClient(client, metrics, names[0])
+    model = fake_model(tokenizer, observed, name=names[0])
+    manager = ModelManager({name: EngineConfig(model="fake") for name in names}, loader or ReadyLoader(model))
     state = ServerState(config=config, models=manager, admission=Admission(config), metrics=metrics)
     app = create_app(state)
 
@@ -57,7 +94,9 @@ def scripted_app(
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1, lifespan="off"))
 
         async def serve() -> None:
-            await manager.load(None)
+            loading = asyncio.create_task(manager.load(None))
+            if loader is None:
+                await loading
             await server.serve(sockets=[listener])
             await manager.close()
             if metrics.tracer is not None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import httpx
 import uvicorn
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.generation_request import GenerationRequest
 from octavo.server.admission import Admission
 from octavo.server.app import build_app
@@ -38,10 +38,10 @@ class ReadyLoader:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def estimate_bytes(self, _name: str, _config: EngineConfig) -> int:
+    async def estimate_bytes(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> int:
         return 0
 
-    async def load(self, _name: str, _config: EngineConfig) -> ServedModel:
+    async def load(self, _name: str, _config: EngineConfig, _progress: LoadProgress) -> ServedModel:
         return self._model
 
     async def unload(self, model: ServedModel) -> None:

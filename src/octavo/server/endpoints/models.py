@@ -36,12 +36,20 @@ class DefaultSampling(BaseModel):
     frequency_penalty: float
 
 
+class LoadingProgress(BaseModel):
+    """The progress of a model that is being loaded. done, total: bytes; total 0: unknown."""
+
+    phase: str
+    done: int
+    total: int
+
+
 class ModelCard(BaseModel):
     """OpenAI's fields and additional ones, which are null if they are known only after the model was loaded.
 
     default_sampling_source: the origin of default_sampling_params, see `--generation-config`.
-    max_model_len: maximum tokens of a request, prompt and answer. reason: the error of the last failed attempt to load
-    the model.
+    loading: only in the state of that name. max_model_len: maximum tokens of a request, prompt and answer. reason: the
+    error of the last failed attempt to load the model.
     """
 
     id: str
@@ -54,6 +62,7 @@ class ModelCard(BaseModel):
     default_sampling_params: DefaultSampling | None
     default_sampling_source: str | None
     state: ModelState
+    loading: LoadingProgress | None
     reason: str | None
     architecture: str | None
     memory: Memory | None
@@ -113,6 +122,7 @@ def _card(entry: ModelEntry) -> ModelCard:
         default_sampling_params=defaults,
         default_sampling_source=info.sampling_defaults.source if info is not None else None,
         state=entry.state,
+        loading=LoadingProgress.model_validate(entry.loading, from_attributes=True) if entry.loading else None,
         reason=str(entry.last_error) if entry.last_error is not None else None,
         architecture=info.architecture if info is not None else None,
         memory=Memory.model_validate(info, from_attributes=True) if info is not None else None,

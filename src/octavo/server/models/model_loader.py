@@ -12,7 +12,7 @@ from contextlib import aclosing, closing, suppress
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
 from octavo.engine.load import MIN_MODEL_LEN, model_sizes
@@ -71,29 +71,40 @@ class ModelLoader:
         self._num_models = num_models
         self._cache_bytes: dict[str, int] = {}  # of each model that was planned
 
-    async def estimate_bytes(self, name: str, config: EngineConfig) -> int:
-        """The bytes that the model will take: weights, workspace and KV cache; 0 for the only model."""
+    async def estimate_bytes(self, name: str, config: EngineConfig, progress: LoadProgress) -> int:
+        """The bytes that the model will take: weights, workspace and KV cache; 0 for the only model.
+
+        It is downloaded if needed. progress: called from any thread.
+        """
         memory_bytes = self._memory_bytes
         if memory_bytes is None:
             return 0
-        path = await self._resolve(config)
+        path = await self._resolve(config, progress)
         plan = await _in_thread(lambda: _plan(path, config, memory_bytes, self._num_models))
         num_bytes, self._cache_bytes[name] = plan
         return num_bytes
 
-    async def load(self, name: str, config: EngineConfig) -> ServedModel:
-        """Loads the model and returns it ready for requests. Raises the error that prevented it."""
+    async def load(self, name: str, config: EngineConfig, progress: LoadProgress) -> ServedModel:
+        """Loads the model and returns it ready for requests. Raises the error that prevented it.
+
+        progress: called from any thread.
+        """
         began = time.monotonic()
-        path = await self._resolve(config)
+        path = await self._resolve(config, progress)
         self._report.phase("find", time.monotonic() - began)
         config = dataclasses.replace(config, model=str(path), revision=None)
         if name in self._cache_bytes:
             config = dataclasses.replace(config, kv_cache_memory=self._cache_bytes[name])
+
+        def on_progress(phase: str, done: int, total: int) -> None:
+            self._report.progress(f"{phase} {name}", done, total)
+            progress(phase, done, total)
+
         client = ProcessClient(
             config,
             in_thread=self._config.in_process,
             stall_timeout_s=self._config.stall_timeout,
-            on_progress=lambda phase, done, total: self._report.progress(f"{phase} {name}", done, total),
+            on_progress=on_progress,
         )
         prompts = None
         try:
@@ -118,11 +129,12 @@ class ModelLoader:
         model.prompts.close()
         await model.client.close()
 
-    async def _resolve(self, config: EngineConfig) -> Path:
-        def progress(file: str, done: int, total: int) -> None:
+    async def _resolve(self, config: EngineConfig, progress: LoadProgress) -> Path:
+        def on_progress(file: str, done: int, total: int) -> None:
             self._report.progress(f"downloading {file}", done, total)
+            progress(f"downloading {file}", done, total)
 
-        return await _in_thread(lambda: resolve_model(config.model, revision=config.revision, progress=progress))
+        return await _in_thread(lambda: resolve_model(config.model, revision=config.revision, progress=on_progress))
 
 
 def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +26,15 @@ _RETRY_LOAD_S = 10.0
 ModelState: TypeAlias = Literal["unloaded", "loading", "loaded", "unloading"]
 
 
+@dataclass(frozen=True, slots=True)
+class LoadStatus:
+    """The progress of a model that is being loaded. done, total: bytes; total 0: unknown."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
 class _Residency:
     """One period of a model in memory, from the first request for it until it is unloaded."""
 
@@ -34,11 +44,16 @@ class _Residency:
         self.num_users = 0  # requests that use it or wait for it
         self.last_used = 0
         self.is_leaving = False  # takes no more users
+        self.loading = LoadStatus("waiting for other models")
         self.idle = asyncio.Event()
         self.idle.set()
         self.task = asyncio.create_task(load(self))
         # Waiting requests get the error; asyncio need not report that nothing has retrieved it.
         self.task.add_done_callback(lambda task: task.cancelled() or task.exception())
+
+    def report(self, phase: str, done: int, total: int) -> None:
+        """Takes the progress of loading, from any thread."""
+        self.loading = LoadStatus(phase, done, total)
 
     @contextmanager
     def used(self, turn: int) -> Iterator[None]:
@@ -70,6 +85,11 @@ class ModelEntry:
     def model(self) -> ServedModel | None:
         """The model if it is in memory, perhaps to be unloaded soon."""
         return self.residency.model if self.residency is not None else None
+
+    @property
+    def loading(self) -> LoadStatus | None:
+        """The progress while the model is being loaded."""
+        return self.residency.loading if self.residency is not None and self.residency.model is None else None
 
     @property
     def state(self) -> ModelState:
@@ -222,10 +242,13 @@ class ModelManager:
             async with self._switching:
                 if not residency.num_users:
                     raise asyncio.CancelledError  # no request waits for the model any more
-                residency.num_bytes = await self._loader.estimate_bytes(entry.name, entry.config)
+                residency.loading = LoadStatus("looking for its files")
+                residency.num_bytes = await self._loader.estimate_bytes(entry.name, entry.config, residency.report)
+                residency.loading = LoadStatus("waiting for memory")
                 await self._make_room(residency, entry.name)
+                residency.loading = LoadStatus("starting its engine")
                 began = time.monotonic()
-                residency.model = await self._loader.load(entry.name, entry.config)
+                residency.model = await self._loader.load(entry.name, entry.config, residency.report)
                 logger.info("loaded %s in %.2f s", entry.name, time.monotonic() - began)
                 self._resident.add(residency)
                 entry.info = residency.model.info

@@ -1,15 +1,16 @@
 // The chat page: turns the user's actions into requests, and the model's answers into text.
-import { ServerError, getJson, streamChat } from "./api.js";
+import { ServerError, streamChat } from "./api.js";
 import { Composer } from "./composer.js";
-import { byId, copyText, element } from "./dom.js";
+import { byId, copyText } from "./dom.js";
 import { exportJson, exportMarkdown } from "./export.js";
+import { Models } from "./models.js";
 import { Settings } from "./settings.js";
 import { Sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 import { Transcript, confirmOn, formatRate } from "./transcript.js";
 
 const SAVE_INTERVAL_MS = 1000;
-const RETRY_MS = 2000;
+const SLOW_MS = 1000; // without a token for so long, the model may have to be loaded
 const LEAVING_MS = 200; // from the end of a page's connections to that of the page
 const LEAST_RATE_S = 0.1; // a rate over less time says nothing
 const ANSWER_LIMIT = 4096; // tokens of an answer without Max tokens; settings and `octavo run` have the same
@@ -18,10 +19,8 @@ const prompt = byId("prompt");
 const send = byId("send");
 const stop = byId("stop");
 const live = byId("live");
-const modelPicker = byId("model");
 
 let conversation = store.newConversation();
-let models = [];
 let run = null; // the answer that is being written: { conversation, message, index, controller }
 
 const transcript = new Transcript({
@@ -36,7 +35,16 @@ const settings = new Settings({
     conversation.system = text;
     if (conversation.messages.length) save();
   },
-  onKey: loadModels,
+  onKey: () => models.refresh(),
+});
+const models = new Models({
+  onCards: (card) => {
+    byId("welcome-note").textContent = "Everything stays between this browser and your server.";
+    settings.showDefaults(card);
+  },
+  onError: (error) => {
+    byId("welcome-note").textContent = describe(error);
+  },
 });
 const sidebar = new Sidebar({ onOpen: open, onNew: startNew, onRemove: remove, onRename: rename });
 
@@ -46,9 +54,7 @@ function show() {
   transcript.show(conversation.messages);
   byId("welcome").hidden = conversation.messages.length > 0;
   settings.showSystem(conversation.system);
-  if (conversation.model && [...modelPicker.options].some((option) => option.value === conversation.model)) {
-    modelPicker.value = conversation.model;
-  }
+  models.choose(conversation.model);
   document.title = conversation.title ? `${conversation.title} · Octavo` : "Octavo";
   byId("export-menu").hidden = !conversation.messages.length;
   sidebar.show(conversation.id);
@@ -124,7 +130,7 @@ function requestBody() {
     .map(({ role, content }) => ({ role, content }));
   if (conversation.system.trim()) messages.unshift({ role: "system", content: conversation.system });
   return {
-    ...(modelPicker.value && { model: modelPicker.value }),
+    ...(models.chosen && { model: models.chosen }),
     messages,
     stream: true,
     stream_options: { include_usage: true },
@@ -136,8 +142,8 @@ function requestBody() {
 
 async function answer() {
   const body = requestBody();
-  conversation.model = modelPicker.value;
-  const message = { role: "assistant", content: "", reasoning: "", model: modelPicker.value, stats: {}, ending: "stopped" };
+  conversation.model = models.chosen;
+  const message = { role: "assistant", content: "", reasoning: "", model: models.chosen, stats: {}, ending: "stopped" };
   message.limit = body.max_tokens ?? null;
   conversation.messages.push(message);
   const index = conversation.messages.length - 1;
@@ -150,18 +156,34 @@ async function answer() {
   save();
   say("The model is answering.");
   try {
-    await receive(current, body);
+    await receiveWhenLoaded(current, body);
   } catch (error) {
     // A page that is being left may lose its connections first; then nothing of this happens but what halt does.
     if (error.status === 0) await new Promise((resolve) => setTimeout(resolve, LEAVING_MS));
     if (!current.controller.signal.aborted) message.error = describe(error);
   }
   if (run === current) run = null;
-  if (!shownCard()?.default_sampling_params) loadModels(); // the question has loaded the model
+  if (models.card?.state !== "loaded") models.refresh(); // the question has loaded it
   store.saveConversation(current.conversation);
   if (current.conversation === conversation) transcript.finish(index, message);
   showRunning();
   say(message.error ?? "The answer is complete.");
+}
+
+/** Reads the answer into the message. A model that is still being loaded is waited for, with its progress shown. */
+async function receiveWhenLoaded(current, body) {
+  const slow = setTimeout(() => models.refresh(), SLOW_MS);
+  try {
+    for (;;) {
+      try {
+        return await receive(current, body);
+      } catch (error) {
+        if (error.code !== "model_loading" || !(await models.loaded(current.controller.signal))) throw error;
+      }
+    }
+  } finally {
+    clearTimeout(slow);
+  }
 }
 
 /** Reads the answer into the message. Its figures: from the request to the first token, and tokens a second after. */
@@ -304,26 +326,6 @@ function say(text) {
   byId("status").textContent = text;
 }
 
-function shownCard() {
-  return models.find((model) => model.id === modelPicker.value);
-}
-
-async function loadModels() {
-  try {
-    models = (await getJson("/v1/models")).data;
-  } catch (error) {
-    byId("welcome-note").textContent = describe(error);
-    if (error.status !== 401) setTimeout(loadModels, RETRY_MS);
-    return;
-  }
-  byId("welcome-note").textContent = "Everything stays between this browser and your server.";
-  const chosen = conversation.model || modelPicker.value;
-  modelPicker.replaceChildren(...models.map((model) => element("option", { value: model.id }, model.id)));
-  if (models.some((model) => model.id === chosen)) modelPicker.value = chosen;
-  settings.showDefaults(shownCard());
-  if (shownCard()?.state === "loading") setTimeout(loadModels, RETRY_MS);
-}
-
 byId("composer").addEventListener("submit", (event) => {
   event.preventDefault();
   submit();
@@ -334,7 +336,6 @@ prompt.addEventListener("keydown", (event) => {
     submit();
   }
 });
-modelPicker.addEventListener("change", () => settings.showDefaults(shownCard()));
 stop.addEventListener("click", () => {
   halt();
   focusPrompt();
@@ -371,5 +372,5 @@ addEventListener("pagehide", halt);
 
 conversation = store.findConversation(location.hash.slice(1)) ?? conversation;
 show();
-loadModels();
+models.refresh();
 focusPrompt();
