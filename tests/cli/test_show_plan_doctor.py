@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file
 
 from octavo import LLM
 from octavo.backends.memory import MemoryBudget
@@ -95,6 +97,27 @@ def test_plan_of_an_int8_cache(smollm2_path: Path) -> None:
     refused = octavo_here("plan", smollm2_path, "--kv-dtype", "bfloat16")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
     assert "bfloat16" in refused.stderr
+
+
+def test_the_experts_of_a_mixture(tmp_path: Path) -> None:
+    """Tiny Mixtral: a token takes 2 of 4 experts, counted here from the tensors of the file."""
+    model = tiny_models.tiny_model("mixtral")
+    path = tiny_models.save_safetensors(model, tmp_path)
+    shapes = {name: array.size for name, array in load_file(path / "model.safetensors").items()}
+    experts = sum(count for name, count in shapes.items() if ".experts." in name)
+    assert experts > 0
+    facts = json.loads(octavo_here("show", path, "--json").stdout)
+    assert facts["num_parameters"] == sum(shapes.values())
+    assert facts["num_active_parameters"] == sum(shapes.values()) - experts // 2
+    assert facts["experts"]["bytes_read"] == facts["experts"]["num_bytes"] // 2 >= experts
+    active = f"{facts['num_active_parameters']:,} (2 of 4 experts)"
+    shown, planned = octavo_here("show", path).stdout, octavo_here("plan", path).stdout
+    assert active in shown
+    assert active in planned
+    assert "a token reads" in shown
+    assert re.search(r"tokens of context; experts: [\d.]+ KiB of [\d.]+ KiB", planned)
+    needs = json.loads(octavo_here("plan", path, "--json").stdout)
+    assert {needs[name] == facts[name] for name in ("num_parameters", "num_active_parameters", "experts")} == {True}
 
 
 def test_what_does_not_fit_is_exit_code_3(smollm2_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,14 @@ import pytest
 from octavo import LLM, SamplingParams
 from octavo.backends.cpu.paging import plan_paging, read_rate
 from octavo.backends.memory import MemoryBudget
+from octavo.cli.plan import memory_needs
+from octavo.config import EngineConfig
 from octavo.errors import InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Parameter
+from octavo.loader.checkpoint import open_checkpoint
 from tests.support import tiny_models
+from tests.support.processes import octavo_here
 
 MIB = 1 << 20
 PARAMS = SamplingParams(temperature=0, max_tokens=16, logprobs=5, prompt_logprobs=5)
@@ -49,7 +54,15 @@ def test_the_same_answers_from_disk(
     monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget((256 + 60) * MIB))
     for _ in range(2):
         caplog.clear()
+        with closing(open_checkpoint(smollm2_path)) as checkpoint:
+            config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=64)
+            planned = memory_needs(checkpoint, 256, 1, MemoryBudget((256 + 60) * MIB), config).from_disk
         with LLM(str(smollm2_path), **options) as llm:
+            paging = llm._session.model().executor.paging
+            assert planned is not None
+            assert paging is not None
+            for name in ("memory_bytes", "resident_bytes", "resident_layers", "bytes_per_token"):
+                assert getattr(planned, name) == getattr(paging, name), name
             (record,) = [r for r in caplog.records if "more than can stay in memory" in r.getMessage()]
             assert answers(llm) == expected
             assert llm.max_model_len == 256
@@ -62,6 +75,30 @@ def test_the_same_answers_from_disk(
     assert note is not None, record.getMessage()
     assert 1 <= int(note[1]) < 30
     assert float(note[2]) + float(note[3]) == pytest.approx(92, abs=1.5)
+
+
+def test_a_plan_of_it(smollm2_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, so the exit code is 0. It is 3 where the disk, or the rest of the memory, has no room for it."""
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path))
+    monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget((256 + 100) * MIB))
+    plan = octavo_here("plan", smollm2_path, "--ctx", "256")
+    assert plan.returncode == 0, plan.stderr
+    found = re.search(
+        r"runs from disk.*from disk +(\d+) of 30 layers \(.* MiB\) stay in memory; each token reads .* MiB at "
+        r".*/s, measured: at most [\d.e+]+ tokens/s for each user",
+        plan.stdout,
+        re.DOTALL,
+    )
+    assert found is not None, plan.stdout
+    assert 1 <= int(found[1]) < 30
+    assert "--max-model-len 256" in plan.stdout
+    assert octavo_here("plan", smollm2_path).returncode == 0  # with the context that is left
+    small = octavo_here("plan", smollm2_path, "--pack-cache-size", "10MiB")
+    assert small.returncode == 3
+    assert "more than --pack-cache-size allows (10.0 MiB)" in small.stderr
+    long = octavo_here("plan", smollm2_path, "--ctx", "8192")
+    assert long.returncode == 3
+    assert "because workspace and KV cache alone do not fit" in long.stderr
 
 
 def test_an_option_against_it(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

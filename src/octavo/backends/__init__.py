@@ -198,6 +198,14 @@ class Backend(Protocol):
     ) -> Sizes:
         """The memory that `compile` would take with the same arguments. It reads no matrix."""
 
+    def expected_paging(
+        self, sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path
+    ) -> Paging:
+        """The paging that `compile` would choose with the same arguments; only with `PAGES_WEIGHTS`.
+
+        The rate of the disk is measured: of the packed weights or, while there are none, of the file `sample`.
+        """
+
     def memory(self) -> MemoryBudget:
         """The free memory of this backend's device."""
 

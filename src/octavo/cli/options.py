@@ -61,8 +61,17 @@ def with_engine_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def with_model_options(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of `EngineConfig` that change a model's sizes, for commands that load nothing."""
-    names = ("revision", "quantization", "dtype", "kv_dtype")
-    return _with_options(command, "engine_options", {name: _options_of(EngineConfig)[name] for name in names}, "Engine")
+    return _with_some_options(command, "revision", "quantization", "dtype", "kv_dtype")
+
+
+def with_plan_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options of `with_model_options`, and that which limits the weights of models larger than memory."""
+    return _with_some_options(command, "revision", "quantization", "dtype", "kv_dtype", "pack_cache_size")
+
+
+def _with_some_options(command: Callable[..., None], *names: str) -> Callable[..., None]:
+    options = _options_of(EngineConfig)
+    return _with_options(command, "engine_options", {name: options[name] for name in names}, "Engine")
 
 
 def with_server_options(command: Callable[..., None]) -> Callable[..., None]:

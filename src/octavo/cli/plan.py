@@ -10,16 +10,30 @@ import click
 
 from octavo.cli.command import HeadedCommand
 from octavo.cli.completion import complete_model
-from octavo.cli.options import Options, with_model_options
-from octavo.cli.show import bits_per_weight
+from octavo.cli.options import Options, with_plan_options
+from octavo.cli.show import bits_per_weight, experts_read, parameter_count, parameters
 from octavo.cli.terminal import find_model, write_facts, write_json
 from octavo.config import EngineConfig
 from octavo.engine.progress import size
 from octavo.errors import InsufficientMemoryError, UsageError
 
 if TYPE_CHECKING:
-    from octavo.backends.memory import MemoryBudget
+    from octavo.backends.memory import MemoryBudget, Sizes
+    from octavo.graph.cost import ExpertCost
     from octavo.loader.checkpoint import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class FromDisk:
+    """A model larger than memory, whose weights run from the disk. Sizes in bytes."""
+
+    memory_bytes: int  # that the weights may take
+    resident_bytes: int  # of the weights that stay in memory
+    resident_layers: int  # of which nothing is read from the disk
+    num_layers: int
+    bytes_per_token: int  # read from the disk
+    disk_bytes_per_s: float  # measured
+    tokens_per_s: float  # at most, of a single user
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +43,9 @@ class MemoryNeeds:
     model: str
     architecture: str
     quantization: str | None
+    num_parameters: int
+    num_active_parameters: int  # without the experts that a token does not take
+    experts: ExpertCost | None  # of a mixture
     bits_per_weight: float  # as stored
     weight_bytes: int
     kv_dtype: str
@@ -42,7 +59,9 @@ class MemoryNeeds:
     context: int  # of each user
     kv_bytes: int  # of all users at that context
     total_bytes: int
-    fits: bool
+    fits: bool  # everything is in memory
+    from_disk: FromDisk | None  # if it does not fit, but runs
+    problem: str | None  # if it does not run from disk either
     largest_context: int  # of each of the users; 0: not even the weights fit
     largest_users: int  # with that context
     bytes_read_per_token: int  # in a decode step of all users at that context, which reads the weights only once
@@ -57,12 +76,13 @@ class MemoryNeeds:
 )
 @click.option("--users", type=click.IntRange(1, 4096), default=1, show_default=True, help="concurrent requests")
 @click.option("--json", "as_json", is_flag=True, help="as JSON")
-@with_model_options
+@with_plan_options
 def plan(*, model: str, ctx: int | None, users: int, as_json: bool, engine_options: Options) -> None:
     """Show how much memory a model needs, and how much context fits this machine. Reads only the headers.
 
     MODEL is a path, a hub id or a short name.
-    The exit code is 3 if the context given by --ctx does not fit or, without --ctx, if no context fits.
+    A model larger than the memory runs from disk: the plan says how fast, from a measurement of the disk.
+    The exit code is 3 if the model cannot run with the context given by --ctx or, without --ctx, with any.
     """
     from octavo.engine.load import free_memory
     from octavo.loader.checkpoint import open_checkpoint
@@ -76,7 +96,7 @@ def plan(*, model: str, ctx: int | None, users: int, as_json: bool, engine_optio
         write_json(asdict(needs))
     else:
         _write(needs)
-    if not (needs.fits if ctx is not None else needs.largest_context):
+    if needs.from_disk is None and not (needs.fits if ctx is not None else needs.largest_context):
         raise InsufficientMemoryError(
             f"{model} does not fit: {needs.users} x {needs.context:,} tokens need {size(needs.total_bytes)}, "
             f"{size(needs.available_bytes - needs.headroom_bytes)} can be used; {_advice(needs)}"
@@ -95,7 +115,7 @@ def memory_needs(
     config: options of the engine; max_num_seqs is raised to `users`.
     """
     from octavo.engine.load import growth_notes, model_sizes
-    from octavo.graph.cost import graph_cost
+    from octavo.graph.cost import expert_cost, graph_cost
     from octavo.graph.ops import StepSizes
 
     model_context: int = checkpoint.config.max_position_embeddings
@@ -108,46 +128,112 @@ def memory_needs(
         defaults, max_num_seqs=sequences, max_num_batched_tokens=max(defaults.max_num_batched_tokens, sequences)
     )
     sizes = model_sizes(checkpoint, config, wanted)
-    weight_bytes, workspace_bytes = sizes.weight_bytes, sizes.workspace_bytes
     cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
-    left = memory.without(weight_bytes + workspace_bytes)
-    num_blocks = max(left.usable_bytes - users * cache.seat_bytes, 0) // cache.block_bytes(block)
-    step_sizes = StepSizes(users, users, users, wanted, sizes.kv_element_bytes)
-    step = graph_cost(sizes.graph, step_sizes, sizes.weights)
-    per_request = cache.layout.max_blocks(wanted, block, step_tokens)
+    room = _room(checkpoint, config, sizes, memory, context, users)
     kv_bytes = users * cache.sequence_bytes(wanted, block, step_tokens)
-    longest = cache.layout.max_tokens(num_blocks // users, block, step_tokens, model_context)
+    longest = cache.layout.max_tokens(room.num_blocks // users, block, step_tokens, model_context)
+    step = graph_cost(sizes.graph, StepSizes(users, users, users, wanted, sizes.kv_element_bytes), sizes.weights)
+    experts, num_parameters = expert_cost(sizes.graph, sizes.weights), parameter_count(checkpoint)
     return MemoryNeeds(
         model=str(checkpoint.path),
         architecture=checkpoint.architecture,
         quantization=checkpoint.quantization,
+        num_parameters=num_parameters,
+        num_active_parameters=num_parameters - (experts.inactive_parameters if experts else 0),
+        experts=experts,
         bits_per_weight=bits_per_weight(checkpoint),
-        weight_bytes=weight_bytes,
+        weight_bytes=sizes.weight_bytes,
         kv_dtype=config.kv_dtype,
         kv_bytes_per_token=cache.token_bytes,
         state_bytes=cache.seat_bytes,
-        workspace_bytes=workspace_bytes,
+        workspace_bytes=sizes.workspace_bytes,
         available_bytes=memory.available_bytes,
-        headroom_bytes=left.headroom_bytes,
+        headroom_bytes=room.headroom_bytes,
         model_context=model_context,
         users=users,
         context=wanted,
         kv_bytes=kv_bytes,
-        total_bytes=weight_bytes + workspace_bytes + kv_bytes,
-        fits=users * per_request <= num_blocks,
+        total_bytes=sizes.weight_bytes + sizes.workspace_bytes + kv_bytes,
+        fits=room.fits,
+        from_disk=room.from_disk,
+        problem=room.problem,
         largest_context=min(longest, model_context),
-        largest_users=left.usable_bytes // cache.sequence_bytes(wanted, block, step_tokens),
+        largest_users=room.num_blocks * cache.block_bytes(block) // cache.sequence_bytes(wanted, block, step_tokens),
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
         warnings=tuple(growth_notes(sizes)),
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """The KV cache that the weights leave room for. fits, from_disk, problem: as in `MemoryNeeds`."""
+
+    num_blocks: int
+    headroom_bytes: int
+    fits: bool
+    from_disk: FromDisk | None = None
+    problem: str | None = None
+
+
+def _room(
+    checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, context: int | None, users: int
+) -> _Room:
+    """The room for the cache in memory or, if the model does not fit there, beside weights that run from disk."""
+    cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
+    wanted = context or checkpoint.config.max_position_embeddings
+
+    def num_blocks(usable_bytes: int) -> int:
+        return max(usable_bytes - users * cache.seat_bytes, 0) // cache.block_bytes(block)
+
+    left = memory.without(sizes.weight_bytes + sizes.workspace_bytes)
+    blocks = num_blocks(left.usable_bytes)
+    fits = users * cache.layout.max_blocks(wanted, block, step_tokens) <= blocks
+    if fits or (context is None and blocks >= users * cache.layout.max_blocks(1, block, step_tokens)):
+        return _Room(blocks, left.headroom_bytes, fits)
+    if context is not None:
+        kv_bytes = users * cache.sequence_bytes(context, block, step_tokens)
+        config = replace(config, max_model_len=max(context, 2), kv_cache_memory=kv_bytes or None)
+    from_disk, problem = _from_disk(checkpoint, config, sizes, memory, wanted)
+    if from_disk is None:
+        return _Room(blocks, left.headroom_bytes, False, None, problem)
+    blocks = num_blocks(memory.usable_bytes - sizes.workspace_bytes - from_disk.memory_bytes)
+    return _Room(blocks, memory.headroom_bytes, False, from_disk)
+
+
+def _from_disk(
+    checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, memory: MemoryBudget, model_len: int
+) -> tuple[FromDisk | None, str | None]:
+    """The speed and the memory of the model run from disk, or the reason why it cannot. config: of its start."""
+    from octavo.engine.larger_than_memory import disk_problem, resident_bytes
+    from octavo.engine.load import expected_paging
+
+    try:
+        resident = resident_bytes(config, checkpoint.path, sizes, memory, model_len)
+    except InsufficientMemoryError:
+        resident = None
+    if resident is None:
+        return None, "it does not run from disk either, because workspace and KV cache alone do not fit"
+    if problem := disk_problem(config, sizes):
+        return None, f"it does not run from disk either: {problem}"
+    paging = expected_paging(checkpoint, config, sizes, resident)
+    return FromDisk(
+        memory_bytes=paging.memory_bytes,
+        resident_bytes=paging.resident_bytes,
+        resident_layers=paging.resident_layers,
+        num_layers=checkpoint.config.num_layers,
+        bytes_per_token=paging.bytes_per_token,
+        disk_bytes_per_s=paging.bytes_per_s,
+        tokens_per_s=paging.tokens_per_s,
+    ), None
+
+
 def _write(needs: MemoryNeeds) -> None:
-    fit = "fits" if needs.fits else "does not fit"
+    fit = "fits" if needs.fits else "does not fit" if needs.from_disk is None else "runs from disk"
     write_facts(
         {
             "model": f"{needs.model} ({needs.architecture})",
+            "parameters": parameters(needs.num_parameters, needs.num_active_parameters, needs.experts),
             "weights": f"{size(needs.weight_bytes)}; {needs.bits_per_weight:.2f} bits per weight in the file"
             + (f", {needs.quantization}" if needs.quantization else ""),
             "workspace": size(needs.workspace_bytes),
@@ -159,11 +245,21 @@ def _write(needs: MemoryNeeds) -> None:
             "largest context": f"{needs.largest_context:,} tokens for {_count(needs.users)} "
             f"(the model's own: {needs.model_context:,})",
             "most users": f"{needs.largest_users:,} with {needs.context:,} tokens each",
+            **({"from disk": _disk_facts(needs.from_disk)} if needs.from_disk else {}),
             "one token": f"reads {size(needs.bytes_read_per_token)}, computes {needs.flops_per_token / 1e9:.3g} GFLOP "
-            f"at {needs.context:,} tokens of context",
+            f"at {needs.context:,} tokens of context"
+            + (f"; experts: {experts_read(needs.experts)}" if needs.experts else ""),
             **({"warning": "; ".join(needs.warnings)} if needs.warnings else {}),
-            **({"options": _options(needs)} if needs.fits else {}),
+            **({"options": _options(needs)} if needs.fits or needs.from_disk else {}),
         }
+    )
+
+
+def _disk_facts(disk: FromDisk) -> str:
+    return (
+        f"{disk.resident_layers} of {disk.num_layers} layers ({size(disk.resident_bytes)}) stay in memory; each token "
+        f"reads {size(disk.bytes_per_token)} at {size(disk.disk_bytes_per_s)}/s, measured: at most "
+        f"{disk.tokens_per_s:.2g} tokens/s for each user"
     )
 
 
@@ -181,7 +277,4 @@ def _count(users: int) -> str:
 def _advice(needs: MemoryNeeds) -> str:
     if needs.largest_context:
         return f"{needs.largest_context:,} tokens for {_count(needs.users)} would fit"
-    return (
-        "use a smaller model or quantization or fewer users, or free memory; a model larger than the memory runs from "
-        "disk, slowly"
-    )
+    return f"{needs.problem}; use a smaller model or quantization, a shorter --ctx or fewer users, or free memory"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import closing
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,6 +19,7 @@ from octavo.engine.progress import size
 from octavo.errors import OctavoError
 
 if TYPE_CHECKING:
+    from octavo.graph.cost import ExpertCost
     from octavo.loader.checkpoint import Checkpoint
 
 # Facts about the origin of a model, by the last word of their metadata key, and their labels in the text.
@@ -52,7 +54,8 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
     """
     from octavo.loader.generation_config import sampling_defaults
 
-    matrices, warnings = _in_memory(checkpoint, engine)
+    matrices, experts, warnings = _in_memory(checkpoint, engine)
+    num_parameters = parameter_count(checkpoint)
     config, defaults = checkpoint.config, sampling_defaults(checkpoint)
     files = {tensor.file for tensor in checkpoint.file.tensors.values()}
     num_weights: Counter[str] = Counter()
@@ -67,7 +70,9 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         "architecture": checkpoint.architecture,
         **{name: checkpoint.file.metadata.get(f"general.{name}") for name in _ORIGIN},
         "file_bytes": sum(file.stat().st_size for file in files),
-        "num_parameters": sum(num_weights.values()),
+        "num_parameters": num_parameters,
+        "num_active_parameters": num_parameters - (experts.inactive_parameters if experts else 0),
+        "experts": asdict(experts) if experts else None,
         "bits_per_weight": bits_per_weight(checkpoint),
         "formats": {name: {"weights": num_weights[name], "bytes": n} for name, n in num_bytes.most_common()},
         "context_length": config.max_position_embeddings,
@@ -89,16 +94,35 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
 
 def bits_per_weight(checkpoint: Checkpoint) -> float:
     """The mean of all weights, as the files have them."""
-    return 8 * sum(w.nbytes for w in checkpoint.stored) / max(sum(math.prod(w.shape) for w in checkpoint.stored), 1)
+    return 8 * sum(w.nbytes for w in checkpoint.stored) / max(parameter_count(checkpoint), 1)
 
 
-def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> tuple[list[dict[str, Any]], list[str]]:
-    """The matrices by format as the engine holds them, and warnings.
+def parameter_count(checkpoint: Checkpoint) -> int:
+    """The numbers of all weights in the files."""
+    return sum(math.prod(weight.shape) for weight in checkpoint.stored)
+
+
+def parameters(total: int, active: int, experts: ExpertCost | None) -> str:
+    """The parameters of a model and, of a mixture, those that a token uses."""
+    if experts is None:
+        return f"{total:,}"
+    return f"{total:,}, of which a token uses {active:,} ({experts.num_active} of {experts.num_experts} experts)"
+
+
+def experts_read(experts: ExpertCost) -> str:
+    """The bytes of experts that a token reads."""
+    return f"{size(experts.bytes_read)} of {size(experts.num_bytes)}"
+
+
+def _in_memory(
+    checkpoint: Checkpoint, engine: EngineConfig
+) -> tuple[list[dict[str, Any]], ExpertCost | None, list[str]]:
+    """The matrices by format as the engine holds them, the experts of a mixture, and warnings.
 
     The warnings are about weights that grow, or give the reason why the model cannot be loaded.
     """
     from octavo.engine.load import growth_notes, model_sizes
-    from octavo.graph.cost import weight_bytes_read
+    from octavo.graph.cost import expert_cost, weight_bytes_read
     from octavo.graph.ops import StepSizes
     from octavo.quantization.packed import group_of
 
@@ -107,7 +131,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> tuple[list[dict[
     except OctavoError as error:
         if engine.quantization is not None:
             raise
-        return [], [f"the model cannot be loaded: {error}"]
+        return [], None, [f"the model cannot be loaded: {error}"]
     read = weight_bytes_read(sizes.graph, StepSizes(1, 1, 1, 1, sizes.kv_element_bytes), sizes.weights)
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for parameter, matrix in sizes.matrices.items():
@@ -129,7 +153,8 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> tuple[list[dict[
         entry["bytes_read_per_token"] += read[parameter]
     for entry in found.values():
         entry["bits_per_weight"] = round(entry["bits_per_weight"] / entry["weights"], 4)
-    return sorted(found.values(), key=lambda entry: -entry["bytes"]), growth_notes(sizes)
+    experts = expert_cost(sizes.graph, sizes.weights)
+    return sorted(found.values(), key=lambda entry: -entry["bytes"]), experts, growth_notes(sizes)
 
 
 def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
@@ -148,6 +173,9 @@ def _has_chat_template(checkpoint: Checkpoint) -> bool:
 
 
 def _write(facts: dict[str, Any]) -> None:
+    from octavo.graph.cost import ExpertCost
+
+    experts = ExpertCost(**facts["experts"]) if facts["experts"] else None
     kind = (facts["format"], facts["quantization"])
     sampling = ", ".join(f"{name} {value:g}" for name, value in facts["default_sampling_params"].items())
     write_facts(
@@ -155,7 +183,8 @@ def _write(facts: dict[str, Any]) -> None:
             "path": facts["path"],
             "architecture": f"{facts['architecture']} ({', '.join(filter(None, kind))})",
             **{label: facts[name] or "not stated" for name, label in _ORIGIN.items()},
-            "parameters": f"{facts['num_parameters']:,}",
+            "parameters": parameters(facts["num_parameters"], facts["num_active_parameters"], experts),
+            **({"experts": f"a token reads {experts_read(experts)}"} if experts else {}),
             "size": f"{size(facts['file_bytes'])}, {facts['bits_per_weight']:.2f} bits per weight",
             "context": f"{facts['context_length']:,} tokens",
             "vocabulary": f"{facts['vocab_size']:,} tokens ({facts['tokenizer'] or 'no tokenizer'})",

@@ -9,11 +9,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, get_backend
+from octavo.backends import PACKING, Executor, ExecutorLimits, PackCacheOptions, Paging, get_backend
 from octavo.backends.memory import MemoryBudget, Sizes
 from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.engine import Engine, EngineLimits
 from octavo.engine.held_weights import held_weights
+from octavo.engine.larger_than_memory import MIN_MODEL_LEN, memory_for_cache, paging_note, resident_bytes
 from octavo.engine.progress import size
 from octavo.engine.text_model import text_model, yes_no_head
 from octavo.errors import GraphError, InsufficientMemoryError, ModelLoadError
@@ -29,10 +30,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# A smaller context is useless; an error that shows the missing memory is better.
-MIN_MODEL_LEN = 256
-# Rows of logits beside those of the running sequences, for prompt log-probabilities.
 _LEAST_MEMORY = 192 << 20  # bytes
+# Rows of logits beside those of the running sequences, for prompt log-probabilities.
 _EXTRA_OUTPUTS = 16
 _RACY_S = 2.1  # after which the time stamps of a file identify its content
 
@@ -108,11 +107,9 @@ def _load(
     executor = _compile(config, checkpoint, graph, limits, progress)
     try:
         # Weights in a mapped file count as available memory, but a cache in their place would have them read again.
-        paging = executor.paging
-        mapped_bytes = executor.mapped_bytes if paging is None else paging.memory_bytes
-        available = max(free_memory(config).available_bytes - mapped_bytes, 0)
-        if paging is not None:  # the headroom pays for what else was loaded meanwhile, such as the vocabulary
-            available = max(available, MemoryBudget.with_usable(_least_cache(config, executor.cache_sizes, model_len)))
+        available = max(free_memory(config).available_bytes - executor.mapped_bytes, 0)
+        if executor.paging is not None:
+            available = memory_for_cache(config, executor.paging, executor.cache_sizes, free_memory(config), model_len)
         plan = plan_cache(config, model_len, executor.cache_sizes, available)
         executor.allocate_cache(plan.num_blocks, config.block_size, plan.num_states)
         engine_limits = EngineLimits(
@@ -223,18 +220,19 @@ def _compile(
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
     for note in growth_notes(sizes):
         logger.warning("%s: %s", checkpoint.path, note)
-    resident_bytes = _resident_bytes(config, checkpoint, sizes, limits.max_model_len)
+    resident = resident_bytes(config, checkpoint.path, sizes, free_memory(config), limits.max_model_len)
     executor = get_backend(config.backend).compile(
         sizes,
         _held_weights(checkpoint, config, graph),
         limits,
         num_threads=config.num_threads,
         progress=_quantizing(progress, config.quantization),
-        pack_cache=_pack_cache(config, checkpoint, resident_bytes),
+        pack_cache=_pack_cache(config, checkpoint, resident),
         kv_dtype=config.kv_dtype,
     )
     if executor.paging is not None:
-        logger.warning("%s: %s", checkpoint.path, _paging_note(executor, checkpoint.config.num_layers))
+        note = paging_note(executor.paging, executor.weight_bytes, checkpoint.config.num_layers)
+        logger.warning("%s: %s", checkpoint.path, note)
     return executor
 
 
@@ -245,60 +243,33 @@ def _quantizing(progress: LoadProgress | None, method: str | None) -> LoadProgre
     return lambda phase, done, total: progress(f"quantizing to {method}" if phase == PACKING else phase, done, total)
 
 
-def _resident_bytes(config: EngineConfig, checkpoint: Checkpoint, sizes: Sizes, model_len: int) -> int | None:
-    """The bytes of the weights that may stay in memory if the model is larger than it; None: all of them.
-
-    Raises InsufficientMemoryError if it is larger and cannot run from mapped weights.
-    """
-    memory, least = free_memory(config), _least_cache(config, sizes.cache, model_len)
-    left = memory.usable_bytes - sizes.workspace_bytes - least
-    if sizes.weight_bytes <= left:
-        return None
-    can_page = get_backend(config.backend).PAGES_WEIGHTS and config.pack_cache is not False
-    if can_page and left > 0:
-        # A longer context than the least is worth a part of the memory, since the rest is read anew anyway.
-        more = sizes.cache.sequence_bytes(model_len, config.block_size, config.max_num_batched_tokens) - least
-        return left - (0 if config.kv_cache_bytes is not None else min(max(more, 0), left // 4))
-    if sizes.weight_bytes <= memory.available_bytes:
-        return None  # the KV cache says what it lacks
-    hint = " or leave out --no-pack-cache to run it from disk," if config.pack_cache is False else ""
-    raise InsufficientMemoryError(
-        f"{checkpoint.path}: the weights take {size(sizes.weight_bytes)}, but only {size(memory.available_bytes)} of "
-        f"memory is free. Free some,{hint} or take a smaller model or quantization"
-    )
+def expected_paging(checkpoint: Checkpoint, config: EngineConfig, sizes: Sizes, resident: int) -> Paging:
+    """The paging of a model that is not loaded. resident: see `PackCacheOptions`. Reads the disk for half a second."""
+    options = _pack_cache(config, checkpoint, resident)
+    assert options is not None  # a part of the weights may stay in memory
+    weights, sample = _held_weights(checkpoint, config, sizes.graph), max(_files(checkpoint), key=_file_bytes)
+    return get_backend(config.backend).expected_paging(sizes, weights, options, sample)
 
 
-def _least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
-    """The bytes of the smallest KV cache with which the model starts."""
-    if config.kv_cache_bytes is not None:
-        return config.kv_cache_bytes
-    tokens = model_len if config.max_model_len is not None else min(model_len, MIN_MODEL_LEN)
-    return cache.sequence_bytes(tokens, config.block_size, config.max_num_batched_tokens)
+def _files(checkpoint: Checkpoint) -> set[Path]:
+    return {tensor.file for tensor in checkpoint.file.tensors.values()}
 
 
-def _paging_note(executor: Executor, num_layers: int) -> str:
-    """A sentence for a model larger than memory."""
-    paging = executor.paging
-    assert paging is not None
-    return (
-        f"the weights take {size(executor.weight_bytes)}, more than can stay in memory beside the KV cache: they run "
-        f"from {paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "
-        f"memory, and each token reads {size(paging.bytes_per_token)} from the disk at {size(paging.bytes_per_s)}/s: "
-        f"expect at most {paging.tokens_per_s:.2g} tokens/s, and as much again for each sequence beside the first"
-    )
+def _file_bytes(path: Path) -> int:
+    return path.stat().st_size
 
 
-def _pack_cache(config: EngineConfig, checkpoint: Checkpoint, resident_bytes: int | None) -> PackCacheOptions | None:
-    if not config.pack_cache and resident_bytes is None:
+def _pack_cache(config: EngineConfig, checkpoint: Checkpoint, resident: int | None) -> PackCacheOptions | None:
+    if not config.pack_cache and resident is None:
         return None
     identity = checkpoint.file.identity()
-    if identity is None and resident_bytes is not None:  # the model cannot run without
+    if identity is None and resident is not None:  # the model cannot run without
         time.sleep(_RACY_S)
         identity = checkpoint.file.identity()
     if identity is None:
         logger.info("%s changed just now: its packed weights are kept from a later start on", checkpoint.path)
         return None
-    return PackCacheOptions(identity, config.pack_cache_bytes, resident_bytes)
+    return PackCacheOptions(identity, config.pack_cache_bytes, resident)
 
 
 def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, available_bytes: int) -> CachePlan:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from octavo.graph.builder import Graph, Node
 from octavo.graph.cache import KVCache, StateCache
-from octavo.graph.ops import StepSizes
+from octavo.graph.ops import MoE, StepSizes
 from octavo.graph.values import Parameter, Value
 
 
@@ -46,6 +47,40 @@ def weight_bytes_read(graph: Graph, sizes: StepSizes, weight_bytes: Mapping[Para
         for p in node.op.parameters:
             read[p] = max(int(weight_bytes[p] * node.op.weight_fraction(p, sizes)), read.get(p, 0))
     return read
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertCost:
+    """The experts of a mixture: how many each layer has, how many a token takes, and the bytes that this saves.
+
+    num_bytes: of all experts of all layers, in memory. bytes_read: of these for one token. inactive_parameters:
+    numbers in the experts that a token does not take.
+    """
+
+    num_experts: int
+    num_active: int
+    num_bytes: int
+    bytes_read: int
+    inactive_parameters: int
+
+
+def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCost | None:
+    """The experts of a model; None if it has none. weight_bytes: of each parameter, in memory.
+
+    Where layers differ in the number of experts, the largest counts.
+    """
+    layers = [node.op for node in graph.nodes if isinstance(node.op, MoE)]
+    if not layers:
+        return None
+    shares = {p: op.routing.top_k / p.shape[0] for op in layers for p in op.expert_parameters}
+    largest = max(layers, key=lambda op: op.gate.shape[0])
+    return ExpertCost(
+        num_experts=largest.gate.shape[0],
+        num_active=largest.routing.top_k,
+        num_bytes=sum(weight_bytes[p] for p in shares),
+        bytes_read=sum(int(weight_bytes[p] * share) for p, share in shares.items()),
+        inactive_parameters=sum(round(math.prod(p.shape) * (1 - share)) for p, share in shares.items()),
+    )
 
 
 def _cache_bytes(cache: KVCache | StateCache | None, sizes: StepSizes) -> tuple[int, int]:

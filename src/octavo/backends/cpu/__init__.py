@@ -13,6 +13,7 @@ from octavo.backends.cpu.compile import (
     CompileOptions,
     choose_isa,
     compile,  # noqa: A004 - the backend protocol's name
+    expected_paging,
     sizes,
 )
 from octavo.backends.cpu.executor import CpuExecutor
@@ -21,7 +22,17 @@ from octavo.backends.memory import host_memory as memory
 
 PAGES_WEIGHTS = True
 
-__all__ = ["PAGES_WEIGHTS", "CompileOptions", "CpuExecutor", "choose_isa", "compile", "describe", "memory", "sizes"]
+__all__ = [
+    "PAGES_WEIGHTS",
+    "CompileOptions",
+    "CpuExecutor",
+    "choose_isa",
+    "compile",
+    "describe",
+    "expected_paging",
+    "memory",
+    "sizes",
+]
 
 
 def describe() -> BackendDescription:

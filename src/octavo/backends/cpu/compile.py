@@ -32,7 +32,9 @@ from octavo.graph.passes import Pass, optimize
 from octavo.graph.values import Parameter, Rows
 
 if TYPE_CHECKING:
-    from octavo.backends import ExecutorLimits, PackCacheOptions
+    from pathlib import Path
+
+    from octavo.backends import ExecutorLimits, PackCacheOptions, Paging
     from octavo.config import KVDtype, LoadProgress
     from octavo.graph.builder import Graph
     from octavo.graph.layer_formats import LayerFormat
@@ -91,8 +93,18 @@ def compile(  # noqa: A001 - the backend protocol's name
     if pack_cache is not None and pack_cache.resident_bytes is not None:
         paged = plan_paging(graph, planned.weights, pack_cache.resident_bytes)
         program.stream_weights([indices[p] for p in paged.streamed], paged.ahead_bytes)
-        executor.paging = paged.paging(pack_cache_of(weights, matrices, pack_cache).path)
+        path = pack_cache_of(weights, matrices, pack_cache).path
+        executor.paging = paged.paging(path, path)
     return executor
+
+
+def expected_paging(sizes: Sizes, weights: Mapping[str, Weight], pack_cache: PackCacheOptions, sample: Path) -> Paging:
+    """See `octavo.backends.Backend`."""
+    if pack_cache.resident_bytes is None:
+        raise ValueError("all weights stay in memory")
+    path = pack_cache_of(weights, sizes.matrices, pack_cache).path
+    plan = plan_paging(sizes.graph, sizes.weights, pack_cache.resident_bytes)
+    return plan.paging(path, path if path.exists() else sample)
 
 
 def choose_isa(isa: str | None = None) -> str:

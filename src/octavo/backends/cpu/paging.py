@@ -43,15 +43,15 @@ class PagingPlan:
     resident_layers: int
     bytes_per_token: int
 
-    def paging(self, path: Path) -> Paging:
-        """With the rate of the disk that holds this file, which is measured."""
+    def paging(self, path: Path, sample: Path) -> Paging:
+        """The plan for the weights at `path`, with the measured rate of reading `sample`."""
         return Paging(
             path,
             self.memory_bytes,
             self.resident_bytes,
             self.resident_layers,
             self.bytes_per_token,
-            read_rate(path),
+            read_rate(sample),
         )
 
 

@@ -121,7 +121,7 @@ class MoE(Op):
         return sizes.rows(self.x.rows) * (2 * experts * hidden + 4 * experts + self.routing.top_k * per_expert)
 
     def weight_fraction(self, parameter: Parameter, sizes: StepSizes) -> float:
-        if parameter in (self.router, self.router_bias, self.selection_bias):
+        if parameter not in self.expert_parameters:
             return 1.0
         # The expected share of chosen experts, if tokens choose evenly.
         return 1.0 - (1.0 - self.routing.top_k / parameter.shape[0]) ** sizes.rows(self.x.rows)
@@ -129,6 +129,12 @@ class MoE(Op):
     @property
     def products(self) -> tuple[Parameter, ...]:
         return self.gate, self.up, self.down
+
+    @property
+    def expert_parameters(self) -> tuple[Parameter, ...]:
+        """The matrices and biases of the experts, each [experts, ...]; a row reads those of its experts."""
+        biases = (self.gate_bias, self.up_bias, self.down_bias)
+        return (*self.products, *(bias for bias in biases if bias is not None))
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]

@@ -15,7 +15,8 @@ from typing import Protocol, TypeVar
 from octavo.config import EngineConfig, LoadProgress
 from octavo.core.client import EngineClient
 from octavo.core.process_client import ProcessClient
-from octavo.engine.load import MIN_MODEL_LEN, model_sizes
+from octavo.engine.larger_than_memory import MIN_MODEL_LEN
+from octavo.engine.load import model_sizes
 from octavo.engine.prompts import PromptEncoder
 from octavo.errors import OctavoError
 from octavo.generation_request import GenerationRequest

@@ -1,0 +1,84 @@
+"""Models larger than memory: which part of their weights may stay in it, and the speed to expect of the rest."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from octavo import env
+from octavo.backends import Paging, get_backend
+from octavo.backends.memory import MemoryBudget, Sizes
+from octavo.config import EngineConfig
+from octavo.engine.progress import size
+from octavo.errors import InsufficientMemoryError
+from octavo.graph.cache import CacheSizes
+
+# A smaller context is useless; an error that shows the missing memory is better.
+MIN_MODEL_LEN = 256
+
+
+def resident_bytes(config: EngineConfig, path: Path, sizes: Sizes, memory: MemoryBudget, model_len: int) -> int | None:
+    """The bytes of the weights that may stay in memory if the model is larger than it; None: all of them.
+
+    path: of the model, for errors. memory: free before the model is loaded. model_len: tokens of the longest request.
+    Raises InsufficientMemoryError if the model is larger and cannot run from mapped weights.
+    """
+    least = least_cache(config, sizes.cache, model_len)
+    left = memory.usable_bytes - sizes.workspace_bytes - least
+    if sizes.weight_bytes <= left:
+        return None
+    can_page = get_backend(config.backend).PAGES_WEIGHTS and config.pack_cache is not False
+    if can_page and left > 0:
+        # A longer context than the least is worth a part of the memory, since the rest is read anew anyway.
+        more = sizes.cache.sequence_bytes(model_len, config.block_size, config.max_num_batched_tokens) - least
+        return left - (0 if config.kv_cache_bytes is not None else min(max(more, 0), left // 4))
+    if sizes.weight_bytes <= memory.available_bytes:
+        return None  # the KV cache says what it lacks
+    hint = " or leave out --no-pack-cache to run it from disk," if config.pack_cache is False else ""
+    raise InsufficientMemoryError(
+        f"{path}: the weights take {size(sizes.weight_bytes)}, but only {size(memory.available_bytes)} of "
+        f"memory is free. Free some,{hint} or take a smaller model or quantization"
+    )
+
+
+def disk_problem(config: EngineConfig, sizes: Sizes) -> str | None:
+    """The reason why the packed weights could not be kept on disk, from where the model would run; None: they can."""
+    packed_bytes, folder = sum(matrix.packed_bytes for matrix in sizes.matrices.values()), env.pack_cache_dir()
+    if packed_bytes > config.pack_cache_bytes:
+        return (
+            f"its packed weights take {size(packed_bytes)}, more than --pack-cache-size allows "
+            f"({size(config.pack_cache_bytes)})"
+        )
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if (free := shutil.disk_usage(existing).free) < packed_bytes:
+        return f"its packed weights take {size(packed_bytes)}, and the disk of {folder} has {size(free)} free"
+    return None
+
+
+def least_cache(config: EngineConfig, cache: CacheSizes, model_len: int) -> int:
+    """The bytes of the smallest KV cache with which the model starts."""
+    if config.kv_cache_bytes is not None:
+        return config.kv_cache_bytes
+    tokens = model_len if config.max_model_len is not None else min(model_len, MIN_MODEL_LEN)
+    return cache.sequence_bytes(tokens, config.block_size, config.max_num_batched_tokens)
+
+
+def memory_for_cache(
+    config: EngineConfig, paging: Paging, cache: CacheSizes, memory: MemoryBudget, model_len: int
+) -> int:
+    """The available bytes from which the KV cache of a model that runs from disk takes its part.
+
+    memory: free beside the workspace. The headroom pays for what else was loaded meanwhile, such as the vocabulary.
+    """
+    least = MemoryBudget.with_usable(least_cache(config, cache, model_len))
+    return max(memory.available_bytes - paging.memory_bytes, least)
+
+
+def paging_note(paging: Paging, weight_bytes: int, num_layers: int) -> str:
+    """A sentence about a model that runs from disk: what stays in memory, what each token reads, and the speed."""
+    return (
+        f"the weights take {size(weight_bytes)}, more than can stay in memory beside the KV cache: they run "
+        f"from {paging.path}. {paging.resident_layers} of {num_layers} layers ({size(paging.resident_bytes)}) stay in "
+        f"memory, and each token reads {size(paging.bytes_per_token)} from the disk at {size(paging.bytes_per_s)}/s: "
+        f"expect at most {paging.tokens_per_s:.2g} tokens/s, and as much again for each sequence beside the first"
+    )
