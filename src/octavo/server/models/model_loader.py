@@ -157,9 +157,8 @@ def _plan(path: Path, config: EngineConfig, memory_bytes: int, num_models: int) 
     wanted_bytes = max(memory_bytes // num_models - fixed_bytes, request_bytes)
     # At least that of a short request, so that the sum is right for a model that does not fit even alone.
     least_bytes = sizes.cache.sequence_bytes(min(context, MIN_MODEL_LEN), block_size, step_tokens)
-    kv_cache_bytes = min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes)
-    kv_cache_bytes = max(kv_cache_bytes, least_bytes)
-    return fixed_bytes + kv_cache_bytes, kv_cache_bytes
+    cache_bytes = max(least_bytes, min(wanted_bytes, request_bytes * config.max_num_seqs, memory_bytes - fixed_bytes))
+    return fixed_bytes + cache_bytes, cache_bytes
 
 
 async def warm_up(prompts: PromptEncoder, client: EngineClient) -> float:
