@@ -10,8 +10,9 @@ setup:  ## an environment with everything that development needs
 	$(BIN)/pip install 'scikit-build-core>=0.10' 'nanobind>=2.4' 'cmake>=3.26' ninja
 	$(BIN)/pip install --no-build-isolation -e '.[test,dev]'
 
-clients:  ## further client libraries, without which their tests in tests/server/clients are skipped
-	$(BIN)/pip install --no-build-isolation -e '.[clients]'
+clients:  ## further client libraries, in an environment of their own: some want older versions of our packages
+	test -d $(VENV)-clients || python3 -m venv $(VENV)-clients
+	$(VENV)-clients/bin/pip install -q '.[test,clients]'
 
 build:  ## the native library, in place
 	$(BIN)/pip install --no-build-isolation --no-deps -e .
@@ -37,7 +38,7 @@ test:
 
 test-slow: clients  ## the large models, long property runs, emulated instruction sets, further client libraries
 	$(BIN)/pytest -m slow
-	$(BIN)/pytest tests/server/clients
+	$(VENV)-clients/bin/pytest tests/server/further_clients
 
 bench:
 	$(BIN)/octavo bench latency smollm2

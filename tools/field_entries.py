@@ -74,3 +74,5 @@ OPTIONS = {
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
 }
 NAMED = "named in `x-octavo-ignored-fields`"
+AN_IGNORED_FLAG = Entry(True, "yes", "true, false", without_effect=NAMED)
+AN_IGNORED_NUMBER = Entry(1, "x", "an integer", without_effect=NAMED)

@@ -15,6 +15,8 @@ from octavo.server.protocols.ignored_fields import LLAMA_CPP, OLLAMA
 from octavo.server.protocols.llama_completion import CompletionRequest, InfillRequest
 from octavo.server.protocols.ollama_request import MAX_MESSAGES, ChatRequest, GenerateRequest, Options
 from tools.field_entries import (
+    AN_IGNORED_FLAG,
+    AN_IGNORED_NUMBER,
     FLAG,
     MESSAGES,
     NAMED,
@@ -32,18 +34,7 @@ from tools.field_entries import (
 PENALTY = {"repeat_penalty": 1.1}
 IS_OFF = "its sampler is off"
 STOP = Entry(["x"], [""], f"text, or at most {MAX_STOP_STRINGS} strings of {MAX_STRING_CHARS} characters")
-SAMPLING = {
-    "temperature": TEMPERATURE,
-    "top_k": TOP_K,
-    "top_p": TOP_P,
-    "min_p": Entry(0.1, 1.5, "0 to 1"),
-    "typical_p": Entry(0.5, 0, "above 0, to 1"),
-    "presence_penalty": Entry(0.5, 3, "-2 to 2"),
-    "frequency_penalty": Entry(0.5, -3, "-2 to 2"),
-    "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1; -1: random"),
-    "stop": STOP,
-    "repeat_penalty": Entry(1.1, 10.5, "above 0, to 10"),
-    "repeat_last_n": Entry(-1, 64, "-1: the whole context; 0: no penalties; others without a penalty", PENALTY),
+OTHER_SAMPLERS = {
     "mirostat": Entry(0, 2, "only 0", without_effect=IS_OFF),
     "mirostat_eta": Entry(0.1, "x", "a number", without_effect=IS_OFF),
     "mirostat_tau": Entry(5.0, "x", "a number", without_effect=IS_OFF),
@@ -61,13 +52,28 @@ SAMPLING = {
     "min_keep": Entry(0, 5, "only 0 and 1", without_effect="the most likely token is always kept"),
     "n_indent": Entry(0, 4, "only 0", without_effect="lines are not indented"),
     "t_max_predict_ms": Entry(0, 100, "only 0", without_effect="there is no time limit for an answer's tokens"),
+}
+SAMPLING = {
+    "temperature": TEMPERATURE,
+    "top_k": TOP_K,
+    "top_p": TOP_P,
+    "min_p": Entry(0.1, 1.5, "0 to 1"),
+    "typical_p": Entry(0.5, 0, "above 0, to 1"),
+    "presence_penalty": Entry(0.5, 3, "-2 to 2"),
+    "frequency_penalty": Entry(0.5, -3, "-2 to 2"),
+    "seed": Entry(7, 2**64, "-2^63 to 2^64 - 1; -1: random"),
+    "stop": STOP,
+    "repeat_penalty": Entry(1.1, 10.5, "above 0, to 10"),
+    "repeat_last_n": Entry(-1, 64, "-1: the whole context; 0: no penalties; others without a penalty", PENALTY),
+    **OTHER_SAMPLERS,
     "penalize_newline": Entry(True, False, "true; false without a penalty", PENALTY, "all tokens count"),
     "penalize_nl": Entry(True, False, "true; false without a penalty", PENALTY, "all tokens count"),
 }
 N_PREDICT = Entry(5, 0, "1 and more, cut to the rest of the context; -1 and -2: up to its end")
-A_FLAG = Entry(True, "x", "true, false", without_effect=NAMED)
-A_NUMBER = Entry(1, "x", "an integer", without_effect=NAMED)
-MACHINERY = {name: A_FLAG if kind is bool else A_NUMBER for name, kind in OLLAMA.items()}
+MACHINERY, LLAMA_MACHINERY = (
+    {name: AN_IGNORED_FLAG if kind is bool else AN_IGNORED_NUMBER for name, kind in table.items()}
+    for table in (OLLAMA, LLAMA_CPP)
+)
 KEEP_ALIVE = Entry(-1, "soon", f"0 unloads the model after the answer; other times above 0 are {NAMED}")
 ALL_OPTIONS = Entry({"top_k": 5}, {"top_q": 1}, "an object; its fields are listed below")
 OLLAMA_BODY: dict[str, Entry] = {
@@ -79,6 +85,8 @@ OLLAMA_BODY: dict[str, Entry] = {
     "think": Entry(True, "much", f"true, false, low, medium, high; {NAMED} without thinking"),
     "logprobs": FLAG,
     "top_logprobs": Entry(2, MAX_LOGPROBS + 1, f"0 to {MAX_LOGPROBS}, with `logprobs`", {"logprobs": True}),
+    "truncate": Entry(True, "yes", "true: the oldest turns may be left out; false, the default: too long is an error"),
+    "shift": Entry(False, True, "only false", without_effect="nothing is shifted out of a full context"),
     **OPTIONS,
 }
 NO_IMAGES = Entry([], ["aGk="], "only an empty list", without_effect="there are no images")
@@ -145,15 +153,27 @@ SHOW = Route(
     "/api/show",
     ShowRequest,
     {"model": "fake"},
-    {**NAME, "verbose": Entry(True, "yes", "true, false", without_effect="the same is shown")},
-    {"system": "Hi"},
+    {
+        **NAME,
+        "verbose": Entry(True, "yes", "true, false", without_effect="the same is shown"),
+        "system": Entry("", "Be kind.", "only empty", without_effect="the model's own is shown"),
+        "template": Entry("", "{{ .Prompt }}", "only empty", without_effect="the model's own is shown"),
+    },
+    {"options": {"seed": 1}},
 )
+NO_REGISTRY = "no registry is asked"
 PULL = Route(
     "/api/pull",
     PullRequest,
     {"model": "fake"},
-    {**NAME, "stream": FLAG, "insecure": Entry(False, "yes", "true, false", without_effect="no registry is asked")},
-    {"username": "me"},
+    {
+        **NAME,
+        "stream": FLAG,
+        "insecure": Entry(False, "yes", "true, false", without_effect=NO_REGISTRY),
+        "username": Entry("", 1, "text", without_effect=NO_REGISTRY),
+        "password": Entry("", 1, "text", without_effect=NO_REGISTRY),
+    },
+    {"digest": "x"},
 )
 LLAMA_CPP_BODY: dict[str, Entry] = {
     "model": OWN_MODEL,
@@ -172,7 +192,7 @@ LLAMA_CPP_BODY: dict[str, Entry] = {
     "response_fields": Entry(["content"], [1], "names of fields of the answer"),
     "lora": Entry([], [{"id": 0}], "only an empty list", without_effect="there are no adapters"),
     "samplers": Entry([], ["top_k"], "only an empty list", without_effect="there is one order of samplers"),
-    **{name: A_FLAG if kind is bool else A_NUMBER for name, kind in LLAMA_CPP.items()},
+    **LLAMA_MACHINERY,
     **OPTIONS,
 }
 COMPLETION = Route(

@@ -29,6 +29,8 @@ from octavo.server.protocols.messages import CountTokensRequest, MessagesRequest
 from octavo.server.protocols.responses import MAX_ITEMS, ResponsesRequest
 from octavo.server.protocols.tgi import GenerateRequest, Parameters
 from tools.field_entries import (
+    AN_IGNORED_FLAG,
+    AN_IGNORED_NUMBER,
     ANTHROPIC_TOOL,
     BEAMS,
     CACHE_KEY,
@@ -50,20 +52,24 @@ from tools.field_entries import (
     Route,
 )
 from tools.field_table import table
-from tools.llama_fields import LLAMA_ROUTES
+from tools.llama_fields import LLAMA_MACHINERY, LLAMA_ROUTES, OTHER_SAMPLERS
 
 PAGE = Path(__file__).parents[1] / "docs" / "openai.md"
 
+SESSION = {name: Entry("r", 1, "text", without_effect=NAMED) for name in ("request_id", "session_id")}
 IGNORED_EVERYWHERE = {
-    "request_id": Entry("r", 1, "text", without_effect=NAMED),
+    **SESSION,
     "guided_decoding_backend": Entry("x", 1, "text", without_effect=NAMED),
-    "session_id": Entry("s", 1, "text", without_effect=NAMED),
-    "stream_interval": Entry(4, "a", "an integer", without_effect=NAMED),
-    "cache_prompt": Entry(True, "yes", "true, false", without_effect=NAMED),
-    "id_slot": Entry(-1, "a", "an integer", without_effect=NAMED),
-    "timings_per_token": Entry(True, "yes", "true, false", without_effect=NAMED),
-    "return_progress": Entry(True, "yes", "true, false", without_effect=NAMED),
+    "stream_interval": AN_IGNORED_NUMBER,
+    "return_mm_kwargs": AN_IGNORED_FLAG,
+    "return_token_offsets": AN_IGNORED_FLAG,
+    "routed_experts_prompt_start": AN_IGNORED_NUMBER,
+    **LLAMA_MACHINERY,
 }
+MM_KWARGS = {"mm_processor_kwargs": Entry({"a": 1}, 1, "an object", without_effect=NAMED)}
+MEDIA = {"media_io_kwargs": Entry({"image": {}}, 1, "an object", without_effect=NAMED), **MM_KWARGS}
+VECTORS = {"request_id": SESSION["request_id"], **MM_KWARGS}
+THOUGHTS_APART = "thoughts are always apart from the content"
 RETENTION = Entry("24h", 1, "text", without_effect=NAMED)
 SAMPLING = {
     "model": OWN_MODEL,
@@ -131,6 +137,7 @@ SAMPLING = {
     "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
     "safety_identifier": USER,
     "prompt_cache_key": CACHE_KEY,
+    **OTHER_SAMPLERS,
     **IGNORED_EVERYWHERE,
 }
 CHAT = Route(
@@ -151,6 +158,10 @@ CHAT = Route(
         "enable_thinking": Entry(True, "yes", f"true, false; {NAMED} without thinking"),
         "verbosity": Entry("low", "mute", "low, medium, high", without_effect=NAMED),
         "prediction": Entry({"type": "content"}, 1, "an object", without_effect=NAMED),
+        **MEDIA,
+        "reasoning_format": Entry("auto", "none", "only auto, deepseek", without_effect=THOUGHTS_APART),
+        "include_reasoning": Entry(True, False, "only true", without_effect=THOUGHTS_APART),
+        "parse_tool_calls": Entry(True, False, "only true", without_effect="calls are always parsed"),
         "prompt_cache_retention": RETENTION,
         "functions": Entry([], [{}], "only an empty list", without_effect=NAMED),
         "modalities": Entry(["text"], ["audio"], "only text", without_effect="answers are text"),
@@ -195,6 +206,7 @@ EMBEDDINGS = Route(
         "truncate_prompt_tokens": Entry(8, -2, "1 and more; -1: as many as fit"),
         "user": USER,
         **OPTIONS,
+        **VECTORS,
     },
     {"input_type": "query", "normalize": False, "seed": 1},
 )
@@ -215,6 +227,7 @@ RERANK = Route(
         "instruction": INSTRUCTION,
         "user": USER,
         **OPTIONS,
+        **VECTORS,
     },
     {"rank_fields": ["a"]},
 )
@@ -230,6 +243,7 @@ SCORE = Route(
         "instruction": INSTRUCTION,
         "user": USER,
         **OPTIONS,
+        **VECTORS,
     },
     {"top_n": 1},
 )
@@ -274,6 +288,8 @@ RESPONSES = Route(
         "max_tool_calls": Entry(None, 3, "only null", without_effect="there are no built-in tools"),
         "prompt": Entry(None, {"id": "x"}, "only null", without_effect="there are no stored prompts"),
         **OPTIONS,
+        **SESSION,
+        **MEDIA,
     },
     {"seed": 1, "stop": "x", "context_management": []},
 )

@@ -185,8 +185,10 @@ FIELDS = {
         "truncate_prompt_tokens",
         "integer_below_min_value",
     ),
-    "n_keep": ('"n_keep": -1', "n_keep", "unsupported_parameter"),
-    "n_discard": ('"n_discard": -1', "n_discard", "unsupported_parameter"),
+    "n_probs": ('"n_probs": 5', "n_probs", "unsupported_parameter"),
+    "samplers": ('"samplers": ["top_k"]', "samplers", "unsupported_parameter"),
+    "another sampler": ('"dry_multiplier": 0.8', "dry_multiplier", "unsupported_value"),
+    "thoughts in the content": ('"reasoning_format": "none"', "reasoning_format", "invalid_value"),
     "half a surrogate pair in stop": ('"stop": "\\ud83d"', "stop", "invalid_encoding"),
     "half a surrogate pair in the model": ('"model": "\\ud83d"', "model", "invalid_encoding"),
     "half a surrogate pair in a tool": (

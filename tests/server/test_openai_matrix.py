@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import ollama
 import openai
 import pytest
 from fastapi.routing import APIRoute
@@ -99,6 +100,15 @@ LIBRARIES: dict[str, tuple[str, Any]] = {
     COUNT: ("Anthropic", anthropic.types.MessageCountTokensParams),
 }
 RECORDED = {"openai": "2.54", "anthropic": "2.12"}
+OLLAMA_MODELS = {
+    "/api/generate": ollama._types.GenerateRequest,
+    "/api/chat": ollama._types.ChatRequest,
+    "/api/chat options": ollama._types.Options,
+    "/api/embed": ollama._types.EmbedRequest,
+    "/api/embeddings": ollama._types.EmbeddingsRequest,
+    "/api/show": ollama._types.ShowRequest,
+    "/api/pull": ollama._types.PullRequest,
+}
 PRODUCT_ROUTES = [(product, path) for product, lists in CLIENT_FIELDS.items() for path in lists]
 
 
@@ -111,6 +121,13 @@ def test_the_fields_of_the_libraries_are_all_there(path: str) -> None:
     known = set(CLIENT_FIELDS[product][path].split())
     assert set(params.__annotations__) <= known
     assert known - set(params.__annotations__) <= {"stream", "temperature", "top_k", "top_p"}
+
+
+@pytest.mark.parametrize("path", OLLAMA_MODELS)
+def test_the_fields_of_ollamas_library_are_all_there(path: str) -> None:
+    """Its server has more; a newer library may."""
+    assert OLLAMA_MODELS[path].model_fields.keys() <= set(CLIENT_FIELDS["Ollama"][path].split())
+    assert CLIENT_FIELDS["Ollama"].keys() == OLLAMA_MODELS.keys()
 
 
 @pytest.mark.parametrize(("product", "path"), PRODUCT_ROUTES, ids=" ".join)

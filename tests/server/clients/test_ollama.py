@@ -333,6 +333,36 @@ def test_a_text_to_embed_loses_its_end_beyond_the_context(scripted: ollama.Clien
         scripted.embed("fake", [])
 
 
+def test_the_oldest_turns_of_a_long_conversation_are_left_out_if_asked(fake: ScriptedServer) -> None:
+    """Ollama does so without being asked and without a word. Here the answer says how many tokens are missing."""
+    turns = [{"role": "user", "content": f"turn{i} " + "word " * 300} for i in range(8)]
+    long = {"messages": [part for turn in turns for part in (turn, {"role": "assistant", "content": "Yes."})]}
+    long["messages"].append({"role": "user", "content": "Last?"})
+    for fields in ({}, {"truncate": False}):
+        answer = fake.post("/api/chat", {**long, **fields})
+        assert (answer.status_code, "context" in answer.json()["error"]) == (400, True)
+    figures = fake.post("/api/chat", {**long, "truncate": True, "stream": False}).json()
+    assert figures["truncated_tokens"] > 1000
+    prompt = fake.client.tokenizer.decode(fake.last_request.prompt_token_ids, skip_special_tokens=False)
+    assert ("turn0" in prompt, "turn7" in prompt, "Last?" in prompt) == (False, True, True)
+    body = {"prompt": "first " + "word " * 3000 + "last", "truncate": True, "stream": False}
+    assert fake.post("/api/generate", body).json()["truncated_tokens"] > 1000
+    prompt = fake.client.tokenizer.decode(fake.last_request.prompt_token_ids, skip_special_tokens=False)
+    assert ("first" in prompt, "last" in prompt) == (True, True)
+
+
+def test_the_bodies_of_ollamas_own_program(fake: ScriptedServer) -> None:
+    """It sends most fields of Go's structures, also empty ones."""
+    show = {"model": "", "system": "", "template": "", "verbose": False, "options": None, "name": "fake"}
+    assert fake.post("/api/show", show).status_code == 200
+    assert fake.post("/api/show", {**show, "system": "Be kind."}).status_code == 400
+    pull = {"model": "fake", "username": "", "password": "", "name": ""}
+    assert '"success"' in fake.post("/api/pull", pull).text
+    empty: dict[str, Any] = {"model": "fake", "prompt": "", "suffix": "", "system": "", "template": "", "options": None}
+    loaded = fake.post("/api/generate", {**empty, "context": None, "keep_alive": "5m", "stream": False}).json()
+    assert (loaded["done"], loaded["done_reason"]) == (True, "load")
+
+
 def test_a_model_that_is_not_there(scripted: ollama.Client) -> None:
     calls: list[Any] = [
         lambda: scripted.chat("nobody", QUESTION),

@@ -26,7 +26,8 @@ from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.http.route_table import OPENAI
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import EMBEDDINGS, whole_answer
-from octavo.server.protocols.answering import tenant_of
+from octavo.server.protocols.answering import name_ignored, tenant_of
+from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
 from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
 from octavo.server.state import state_of
@@ -47,7 +48,7 @@ Input: TypeAlias = Annotated[
 ]
 
 
-class EmbeddingsRequest(OptionFields):
+class EmbeddingsRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
     """pooling: the pooling of the last hidden states, an addition to OpenAI's fields; None: as the
     checkpoint says, else mean. dimensions: only the model's own number."""
 
@@ -83,7 +84,8 @@ async def _embed(request: Request, body: EmbeddingsRequest, model: ServedModel) 
     usage = {"prompt_tokens": vectors.num_tokens, "total_tokens": vectors.num_tokens}
     if body.truncate_prompt_tokens is not None:
         usage["truncated_tokens"] = vectors.num_truncated_tokens
-    return JSONResponse({"object": "list", "data": data, "model": model.name, "usage": usage})
+    content = {"object": "list", "data": data, "model": model.name, "usage": usage}
+    return name_ignored(body.find_ignored(), record_of(request), JSONResponse(content))
 
 
 @dataclass(frozen=True, slots=True)

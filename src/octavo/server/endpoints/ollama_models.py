@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from datetime import datetime, timedelta, timezone
-from typing import Any
+from typing import Any, Literal
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter
@@ -60,14 +60,20 @@ class NamedModel(NullIsAbsent):
 
 
 class ShowRequest(NamedModel):
+    """Ollama's own program always sends system and template, which are empty."""
+
     verbose: bool | None = None
+    system: Literal[""] | None = None
+    template: Literal[""] | None = None
 
 
 class PullRequest(NamedModel):
-    """insecure: about Ollama's registry, which is not asked."""
+    """insecure, username, password: about Ollama's registry, which is not asked."""
 
     stream: bool | None = None
     insecure: bool | None = None
+    username: Text | None = None
+    password: Text | None = None
 
 
 @router.get("/api/version")

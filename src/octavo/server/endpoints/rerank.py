@@ -24,7 +24,8 @@ from octavo.server.http.long_answer import run_unless_gone
 from octavo.server.http.route_table import OPENAI
 from octavo.server.models.served_model import ServedModel
 from octavo.server.protocols.answer_schemas import RERANK, SCORE, whole_answer
-from octavo.server.protocols.answering import tenant_of
+from octavo.server.protocols.answering import name_ignored, tenant_of
+from octavo.server.protocols.ignored_fields import VECTORS, with_ignored
 from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.protocol_fields import OptionFields, kind_of_inputs
 from octavo.server.state import state_of
@@ -55,7 +56,7 @@ _Texts = Annotated[
 ]
 
 
-class RerankRequest(OptionFields):
+class RerankRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
     """top_n: the number of results; None: all. return_documents: None is true. instruction: of a causal reranker.
 
     truncate_prompt_tokens: cut the documents of longer pairs; -1: to the model's limit; None: they are an error.
@@ -73,7 +74,7 @@ class RerankRequest(OptionFields):
     user: Text | None = None
 
 
-class ScoreRequest(OptionFields):
+class ScoreRequest(with_ignored(OptionFields, VECTORS)):  # type: ignore[misc]
     """text_1 and text_2: one text with each of many, or as many of both. The rest: see RerankRequest."""
 
     model: Text | None = None
@@ -100,7 +101,7 @@ async def rerank(request: Request, body: RerankRequest) -> Response:
         {"index": i, "relevance_score": scores[i], **({"document": {"text": documents[i]}} if shown else {})}
         for i in order
     ]
-    return JSONResponse({**head, "results": results})
+    return name_ignored(body.find_ignored(), record_of(request), JSONResponse({**head, "results": results}))
 
 
 @router.post("/score", include_in_schema=False)
@@ -110,7 +111,8 @@ async def score(request: Request, body: ScoreRequest) -> Response:
     async with state_of(request).models.use(body.model) as model:
         scores, head = await run_unless_gone(request, _score(request, body, model, body.text_1, body.text_2))
     data = [{"object": "score", "index": i, "score": score} for i, score in enumerate(scores)]
-    return JSONResponse({**head, "object": "list", "created": int(time.time()), "data": data})
+    content = {**head, "object": "list", "created": int(time.time()), "data": data}
+    return name_ignored(body.find_ignored(), record_of(request), JSONResponse(content))
 
 
 async def _score(

@@ -140,6 +140,9 @@ class ChatCompletionRequest(with_ignored(SamplingFields, CHAT), TemplateFields):
     thinking: Thinking | None = None
     enable_thinking: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    reasoning_format: Literal["auto", "deepseek"] | None = None
+    include_reasoning: Literal[True] | None = None
+    parse_tool_calls: Literal[True] | None = None
 
     @property
     def own_names(self) -> Mapping[str, str]:

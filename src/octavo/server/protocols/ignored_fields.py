@@ -16,22 +16,34 @@ Table: TypeAlias = "Mapping[str, Any]"
 """The names of the fields and their types."""
 
 _OPENAI: Table = {"prompt_cache_retention": Text}
-_VLLM: Table = {"request_id": Text, "guided_decoding_backend": Text, "session_id": Text, "stream_interval": Int}
-_LLAMA_CPP: Table = {"cache_prompt": bool, "id_slot": Int, "timings_per_token": bool, "return_progress": bool}
+_SESSION: Table = {"request_id": Text, "session_id": Text}
+# How images are read, which there are none of.
+_MEDIA: Table = {"media_io_kwargs": dict[str, Any], "mm_processor_kwargs": dict[str, Any]}
+_VLLM: Table = {
+    **_SESSION,
+    "guided_decoding_backend": Text,
+    "stream_interval": Int,
+    # Of routes that show a request without answering it, and of the experts that a server may record.
+    "return_mm_kwargs": bool,
+    "return_token_offsets": bool,
+    "routed_experts_prompt_start": Int,
+}
 LLAMA_CPP: Table = {
-    **_LLAMA_CPP,
-    **dict.fromkeys(("n_keep", "n_discard", "n_cache_reuse"), Int),
+    **dict.fromkeys(("cache_prompt", "timings_per_token", "return_progress", "backend_sampling"), bool),
+    **dict.fromkeys(("id_slot", "n_keep", "n_discard", "n_cache_reuse"), Int),
     "sse_ping_interval": Number,
 }
-COMPLETIONS: Table = {**_VLLM, **_LLAMA_CPP}
+COMPLETIONS: Table = {**_VLLM, **LLAMA_CPP}
+VECTORS: Table = {"request_id": Text, "mm_processor_kwargs": dict[str, Any]}
 CHAT: Table = {
     **_OPENAI,
     **COMPLETIONS,
+    **_MEDIA,
     "verbosity": Literal["low", "medium", "high"],
     "prediction": dict[str, Any],
     "functions": Annotated[list[Any], Field(max_length=0)],
 }
-RESPONSES: Table = _OPENAI
+RESPONSES: Table = {**_OPENAI, **_SESSION, **_MEDIA}
 # Ollama has them in `options`: how a model is loaded, and what is kept of a prompt that it cuts.
 OLLAMA: Table = {
     **dict.fromkeys(

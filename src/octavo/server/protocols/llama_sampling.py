@@ -30,12 +30,8 @@ _OFF: Mapping[str, tuple[float, ...]] = {
 }
 
 
-class LlamaSampling(with_parameters(NullIsAbsent, *_SAME, "seed")):  # type: ignore[misc]
-    """The fields in alphabetical order belong to samplers that are off, or select among them."""
-
-    stop: Text | list[Text] | None = None
-    repeat_penalty: Number | None = None
-    repeat_last_n: Int | None = None
+class OtherSamplers(NullIsAbsent):
+    """Fields of samplers that are not here. They are accepted with the values with which the sampler is off."""
 
     dry_allowed_length: Int | None = None
     dry_base: Number | None = None
@@ -49,23 +45,35 @@ class LlamaSampling(with_parameters(NullIsAbsent, *_SAME, "seed")):  # type: ign
     mirostat_eta: Number | None = None
     mirostat_tau: Number | None = None
     n_indent: Int | None = None
-    penalize_newline: bool | None = None
-    penalize_nl: bool | None = None
     t_max_predict_ms: Number | None = None
     tfs_z: Number | None = None
     top_n_sigma: Number | None = None
     xtc_probability: Number | None = None
     xtc_threshold: Number | None = None
 
+    def refuse_samplers(self, where: str = "") -> None:
+        """Raises UsageError for a sampler that is on. where: before the names of fields in errors."""
+        for name, values in _OFF.items():
+            if (value := getattr(self, name)) is not None and value not in values:
+                reason = f"is {value}; Octavo has no such sampler: leave it out, or send {values[0]}, which is off"
+                raise refuse(where + name, reason)
+
+
+class LlamaSampling(with_parameters(OtherSamplers, *_SAME, "seed")):  # type: ignore[misc]
+    """The fields of llama.cpp and Ollama that change how tokens are chosen."""
+
+    stop: Text | list[Text] | None = None
+    repeat_penalty: Number | None = None
+    repeat_last_n: Int | None = None
+    penalize_newline: bool | None = None
+    penalize_nl: bool | None = None
+
     def read_sampling(self, where: str = "") -> dict[str, Any]:
         """The arguments for SamplingParams that are given.
 
         where: before the names of fields in errors. Raises UsageError for a sampler that is not here.
         """
-        for name, values in _OFF.items():
-            if (value := getattr(self, name)) is not None and value not in values:
-                reason = f"is {value}; Octavo has no such sampler: leave it out, or send {values[0]}, which is off"
-                raise refuse(where + name, reason)
+        self.refuse_samplers(where)
         arguments: dict[str, Any] = given(self, *_SAME)
         if self.repeat_penalty is not None:
             arguments["repetition_penalty"] = self.repeat_penalty

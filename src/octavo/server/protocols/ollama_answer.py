@@ -106,6 +106,7 @@ class OllamaWriter(BlockWriter[R]):
             "prompt_eval_duration": nanoseconds(metrics.prefill_s),
             "eval_count": usage.num_completion_tokens,
             "eval_duration": nanoseconds(metrics.decode_s),
+            **self.truncation,
         }
 
 

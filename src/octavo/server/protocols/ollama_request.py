@@ -61,7 +61,11 @@ class Options(with_ignored(LlamaSampling, OLLAMA)):  # type: ignore[misc]
 
 
 class OllamaRequest(AnsweredFields):
-    """The fields of both routes. stream: None is true, which the endpoint fills in."""
+    """The fields of both routes. stream: None is true, which the endpoint fills in.
+
+    truncate: the oldest turns of a longer conversation are left out; otherwise it is an error. shift: what is beyond
+    the context ends the answer here, and nothing is shifted.
+    """
 
     options: Options | None = None
     format: Literal["", "json"] | dict[str, Any] | None = None
@@ -69,6 +73,8 @@ class OllamaRequest(AnsweredFields):
     think: bool | Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: NumLogprobs | None = None
+    truncate: bool | None = None
+    shift: Literal[False] | None = None
 
     @property
     def own_names(self) -> Mapping[str, str]:
@@ -102,6 +108,10 @@ class OllamaRequest(AnsweredFields):
         )
         return params, frozenset(arguments)
 
+    def read_truncation(self) -> dict[str, Any]:
+        """The fields of Common about prompts that are too long."""
+        return {"truncate_prompt_tokens": -1, "truncation_side": "turns"} if self.truncate else {}
+
     def read_thinking(self) -> dict[str, Any]:
         """The fields of ChatSpec about thinking."""
         if isinstance(self.think, str):
@@ -134,7 +144,7 @@ class GenerateRequest(OllamaRequest):
         self._refuse_unsupported()
         params, names = self.read_params()
         common: dict[str, Any] = {"params": params, "given": names, "tenant": tenant, "options": read_options(self)}
-        common["constraint_field"] = "format"
+        common |= {"constraint_field": "format", **self.read_truncation()}
         prompt = self.prompt or ""
         if self.suffix:
             return TextSpec(prompts=[Infill(prompt, self.suffix)], **common)
@@ -213,6 +223,7 @@ class ChatRequest(OllamaRequest):
             tenant=tenant,
             options=read_options(self),
             constraint_field="format",
+            **self.read_truncation(),
             messages=_chat_messages(self.messages or ()),
             tools=chat_tools(functions, "auto"),
             **self.read_thinking(),

@@ -94,16 +94,17 @@ _OPTIONS: dict[str, Any] = {item.name: _field(item) for item in dataclasses.fiel
 
 
 class OptionFields(create_model("OptionFields", __base__=NullIsAbsent, **_OPTIONS)):  # type: ignore[misc]
-    """The fields of `RequestOptions`, for `read_options`."""
+    """The fields of `RequestOptions`, for `read_options`. ignored_fields: the accepted fields that have no effect."""
+
+    ignored_fields: ClassVar[Set[str]] = frozenset()
+
+    def find_ignored(self) -> list[str]:
+        """The names of the given fields that have no effect."""
+        return sorted(name for name in self.ignored_fields if getattr(self, name) is not None)
 
 
 class AnsweredFields(OptionFields):
-    """The fields of every request for an answer. model: None is the default.
-
-    ignored_fields: the accepted fields that have no effect.
-    """
-
-    ignored_fields: ClassVar[Set[str]] = frozenset()
+    """The fields of every request for an answer. model: None is the default."""
 
     model: Text | None = None
     stream: bool | None = None
@@ -112,10 +113,6 @@ class AnsweredFields(OptionFields):
     def own_names(self) -> Mapping[str, str]:
         """The protocol's names for the fields of the spec, where they differ."""
         return {}
-
-    def find_ignored(self) -> list[str]:
-        """The names of the given fields that have no effect."""
-        return sorted(name for name in self.ignored_fields if getattr(self, name) is not None)
 
     def to_spec(self, tenant: str) -> ChatSpec | TextSpec:
         """The request to a model. Raises UsageError for what cannot be honoured."""

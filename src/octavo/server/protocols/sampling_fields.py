@@ -19,6 +19,7 @@ from octavo.server.errors import refuse
 from octavo.server.generation.json_schema import check_schema
 from octavo.server.generation.spec import constraint_named, given
 from octavo.server.http.json_body import Int, Number, Text
+from octavo.server.protocols.llama_sampling import OtherSamplers
 from octavo.server.protocols.protocol_errors import rename_fields
 from octavo.server.protocols.protocol_fields import NULL_EXTRAS, AnsweredFields, NullIsAbsent, with_parameters
 
@@ -113,7 +114,7 @@ class StreamOptions(NullIsAbsent):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penalty")):  # type: ignore[misc]
+class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penalty"), OtherSamplers):  # type: ignore[misc]
     """The fields that chat and text requests share."""
 
     stream_options: StreamOptions | None = None
@@ -148,6 +149,7 @@ class SamplingFields(with_parameters(AnsweredFields, *_PARAMETERS, "length_penal
 
     @model_validator(mode="after")
     def _check_values(self) -> SamplingFields:
+        self.refuse_samplers()
         options = self.stream_options
         if not self.stream and options is not None and True in (options.include_usage, options.continuous_usage_stats):
             raise refuse("stream_options", "needs stream: true", "invalid_value")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.support.client_turns import CALL, turns
 from tests.support.scripted_server import ScriptedServer, scripted_server
 
-pytest.importorskip("llm", reason="llm is not installed")
+llm_cli = pytest.importorskip("llm.cli", reason="llm is not installed")
 
 FUNCTION = "def add(a: int, b: int) -> int:\n    'Adds two numbers.'\n    return a + b\n"
 
@@ -26,18 +24,18 @@ def fake(smollm2_tokenizer: Tokenizer) -> Iterator[ScriptedServer]:
 
 
 @pytest.fixture
-def ask(fake: ScriptedServer, tmp_path: Path) -> Callable[..., str]:
+def ask(fake: ScriptedServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Runs the command with these arguments and returns what it prints."""
     (tmp_path / "extra-openai-models.yaml").write_text(
         f"- model_id: mine\n  model_name: fake\n  api_base: {fake.url}/v1\n"
         "  supports_tools: true\n  supports_schema: true\n"
     )
-    environment = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "none"}
+    monkeypatch.setenv("LLM_USER_PATH", str(tmp_path))
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
 
     def run(*arguments: str) -> str:
-        command = [sys.executable, "-m", "llm", *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stderr
+        done = CliRunner().invoke(llm_cli.cli, arguments)  # a process of its own would import for seconds each time
+        assert done.exit_code == 0, done.output
         return done.stdout.strip()
 
     return run
