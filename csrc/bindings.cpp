@@ -24,7 +24,7 @@ using LimitsTuple = std::tuple<int32_t, int32_t, int32_t, int32_t, int32_t>;  //
 using TimingTuple = std::tuple<std::string, std::string, int64_t, int64_t, int64_t>;
 
 ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<int, int> spin_us,
-                            const LimitsTuple& limits, bool checked) {
+                            const LimitsTuple& limits, int32_t logits_rows, bool checked) {
     ProgramOptions options;
     options.isa = parse_isa(isa);
     if (options.isa > detect_isa())
@@ -35,6 +35,8 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
     std::tie(options.pool.barrier_spin_us, options.pool.idle_spin_us) = spin_us;
     StepLimits& l = options.limits;
     std::tie(l.tokens, l.requests, l.outputs, l.model_len, l.vocab_size) = limits;
+    if (logits_rows < 0) throw std::invalid_argument("logits_rows must not be negative");
+    l.logits_rows = logits_rows;
     options.checked = checked;
     return options;
 }
@@ -42,7 +44,7 @@ ProgramOptions make_options(const std::string& isa, int num_threads, std::pair<i
 std::vector<ProgramValue> make_values(const std::vector<ValueTuple>& tuples) {
     std::vector<ProgramValue> values;
     for (const auto& [offset, cols, rows] : tuples) {
-        if (rows < 0 || rows > 1) throw std::invalid_argument("a row symbol is 0 (tokens) or 1 (outputs)");
+        if (rows < 0 || rows > 2) throw std::invalid_argument("a row symbol is 0 (tokens), 1 (outputs) or 2 (logits)");
         values.push_back({offset, cols, static_cast<RowSymbol>(rows)});
     }
     return values;
@@ -118,19 +120,22 @@ class PyPendingStep {
 
     void read_sampling(Program& program, nb::handle sampling) {
         const ProgramValue& value = program.values().at(pending_.result);
-        if (value.rows != RowSymbol::outputs) throw nb::value_error("only output rows are sampled");
+        if (value.rows == RowSymbol::tokens) throw nb::value_error("only output rows are sampled");
         const int32_t rows = pending_.step.num_outputs;
         sampling_.emplace(sampling, rows, value.cols);
         kernel_ = sample_kernel(program.isa());
-        task_ = {program.value_data(pending_.result), rows, value.cols, sampling_->batch(),
+        task_ = {program.value_data(pending_.result),     0, rows, value.cols, sampling_->batch(),
                  read_step_output(output_, errors_, rows)};
         for (int32_t r = 0; r < rows; ++r)
             if (task_.batch.rows[r].num_logprobs > task_.output.num_top)
                 throw nb::value_error("num_logprobs exceeds the columns of top_ids");
         pending_.finale_context = this;
-        pending_.finale = [](void* context, Worker& worker) {
+        pending_.finale = [](void* context, Worker& worker, int32_t first_row, int32_t end_row) {
             const PyPendingStep& step = *static_cast<PyPendingStep*>(context);
-            sample_rows(step.kernel_, step.task_, worker);
+            SamplingTask task = step.task_;
+            task.first_row = first_row;
+            task.end_row = end_row;
+            sample_rows(step.kernel_, task, worker);
         };
     }
 
@@ -160,8 +165,9 @@ void unzip(const Named<T>& operands, std::vector<std::string>& names, std::vecto
 class PyProgram {
   public:
     PyProgram(const std::string& isa, int num_threads, std::pair<int, int> spin_us, const LimitsTuple& limits,
-              const std::vector<ValueTuple>& values, size_t workspace_bytes, bool checked)
-        : program_(make_options(isa, num_threads, spin_us, limits, checked), make_values(values), workspace_bytes) {}
+              const std::vector<ValueTuple>& values, size_t workspace_bytes, int32_t logits_rows, bool checked)
+        : program_(make_options(isa, num_threads, spin_us, limits, logits_rows, checked), make_values(values),
+                   workspace_bytes) {}
 
     int32_t add_packed_weight(nb::object weight) {
         const PackedWeight* const packed = packed_weight_of(weight);
@@ -250,9 +256,9 @@ void bind_program(nb::module_& module) {
         .def_prop_ro("seconds", &PyPendingStep::seconds);
     nb::class_<PyProgram>(module, "Program")
         .def(nb::init<const std::string&, int, std::pair<int, int>, const LimitsTuple&, const std::vector<ValueTuple>&,
-                      size_t, bool>(),
+                      size_t, int32_t, bool>(),
              "isa"_a, "num_threads"_a, "spin_us"_a, "limits"_a, "values"_a, "workspace_bytes"_a, nb::kw_only(),
-             "checked"_a = false)
+             "logits_rows"_a = 0, "checked"_a = false)
         .def("add_packed_weight", &PyProgram::add_packed_weight, "weight"_a)
         .def(
             "stream_weights",
@@ -268,7 +274,7 @@ void bind_program(nb::module_& module) {
              [](PyProgram& p) {
                  int32_t widest = 0;  // any value of output rows may be sampled
                  for (const ProgramValue& value : p.program().values())
-                     if (value.rows == RowSymbol::outputs) widest = std::max(widest, value.cols);
+                     if (value.rows != RowSymbol::tokens) widest = std::max(widest, value.cols);
                  p.program().finish(sampling_scratch_bytes(widest));
              })
         .def(

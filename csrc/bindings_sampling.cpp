@@ -22,8 +22,8 @@ void sample_batch(const std::string& isa, Array<float, 2> logits, nb::handle sam
     const size_t rows = logits.shape(0);
     const int32_t vocab = static_cast<int32_t>(logits.shape(1));
     const SamplingArrays arrays(sampling, rows, vocab);
-    const SamplingTask task{logits.data(), static_cast<int32_t>(rows), vocab, arrays.batch(),
-                            read_step_output(output, errors, rows)};
+    const SamplingTask task{
+        logits.data(), 0, static_cast<int32_t>(rows), vocab, arrays.batch(), read_step_output(output, errors, rows)};
     const KernelFn kernel = find_kernel("sample", parse_isa(isa))->run;
     const size_t bytes = sampling_scratch_bytes(vocab);
     if (scratch && (scratch->shape(0) < bytes || reinterpret_cast<uintptr_t>(scratch->data()) % 64 != 0))

@@ -36,7 +36,7 @@ Program::Program(const ProgramOptions& options, std::vector<ProgramValue> values
     options_.pool.tiles = uses_tiles(options_.isa);
     const Step largest = largest_step(options_.limits);
     for (const ProgramValue& value : values_) {
-        const size_t bytes = static_cast<size_t>(count_of(value.rows, largest)) * value.cols * sizeof(float);
+        const size_t bytes = static_cast<size_t>(held_rows(value, largest)) * value.cols * sizeof(float);
         if (value.cols <= 0 || value.offset % 64 != 0 || value.offset > workspace_bytes ||
             bytes > workspace_bytes - value.offset)
             throw std::invalid_argument("a value lies outside the workspace");
@@ -57,6 +57,12 @@ float* Program::value_data(int32_t value) const {
 }
 
 int32_t Program::value_rows(int32_t value, const Step& step) const { return count_of(values_.at(value).rows, step); }
+
+// The rows of a value that are in memory at once.
+int32_t Program::held_rows(const ProgramValue& value, const Step& step) const {
+    const int32_t rows = count_of(value.rows, step), most = options_.limits.logits_rows;
+    return value.rows == RowSymbol::logits && most > 0 ? std::min(rows, most) : rows;
+}
 
 View Program::make_view(int32_t value, int32_t rows) const {
     if (value < 0) return View{};
@@ -225,6 +231,14 @@ void Program::submit(PendingStep& pending) {
     if (stream_) stream_->begin_step();
     pending.program_ = this;
     pending.end_ = end_of(pending.result);
+    pending.num_turns_ = 1;
+    pending.turn_rows_ = pending.step.num_outputs;
+    const int32_t last = pending.end_ > 0 ? records_[pending.end_ - 1]->spec.output : -1;
+    if (last >= 0 && values_[last].rows == RowSymbol::logits && pending.turn_rows_ > 0) {
+        pending.turn_rows_ = held_rows(values_[last], pending.step);
+        pending.num_turns_ =
+            static_cast<size_t>((pending.step.num_outputs + pending.turn_rows_ - 1) / pending.turn_rows_);
+    }
     pending.job_ = pool_->start(
         [](void* pointer, Worker& worker, size_t position) {
             PendingStep& step = *static_cast<PendingStep*>(pointer);
@@ -249,7 +263,7 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
             if (pending.changes_rows_ && worker.index == 0) update_rows(pending.step);
             copy_blocks(pending.step, worker);
             copy_states(pending.step, worker);
-            transfer(pending.inputs, false, pending.step, worker);
+            transfer_in(pending, worker);
             pool_->boundary(worker, 1);
         }
         position = 1;
@@ -260,7 +274,6 @@ void Program::run(PendingStep& pending, Worker& worker, size_t position) {
         walk(pending, worker, position - 1);
     else
         walk_timed(pending, worker, position - 1);
-    transfer(pending.copies, true, pending.step, worker);
     if (worker.index == 0) pending.seconds = std::chrono::duration<double>(Clock::now() - start).count();
 }
 
@@ -291,75 +304,128 @@ void Program::copy_states(const Step& step, const Worker& worker) {
     }
 }
 
-// Each worker copies a part of every value, into the workspace or out of it.
-void Program::transfer(const std::vector<Transfer>& values, bool out, const Step& step, const Worker& worker) const {
-    for (const Transfer& each : values) {
-        const size_t size = static_cast<size_t>(value_rows(each.value, step)) * values_.at(each.value).cols;
+// Each worker copies a part of every value.
+void Program::transfer_in(const PendingStep& pending, const Worker& worker) const {
+    for (const Transfer& each : pending.inputs) {
+        const size_t size = static_cast<size_t>(value_rows(each.value, pending.step)) * values_.at(each.value).cols;
         const size_t begin = size * worker.index / worker.count, end = size * (worker.index + 1) / worker.count;
-        float* const inside = value_data(each.value);
-        const float* const from = out ? inside : each.data;
-        std::memcpy((out ? each.data : inside) + begin, from + begin, (end - begin) * sizeof(float));
+        std::memcpy(value_data(each.value) + begin, each.data + begin, (end - begin) * sizeof(float));
     }
 }
 
-void Program::walk(const PendingStep& pending, Worker& worker, size_t first) {
-    for (size_t i = first; i < pending.end_; ++i) {
-        Record& record = *records_[i];
-        reached(i);
-        record.kernel->run(record.args, pending.step, worker);
-        pool_->boundary(worker, i + 2);
+// The same out of the workspace: of logits the rows of this turn, of other values all rows in the first turn.
+void Program::transfer_out(const PendingStep& pending, const Part& part, const Worker& worker) const {
+    for (const Transfer& each : pending.copies) {
+        const ProgramValue& value = values_.at(each.value);
+        const bool in_turns = value.rows == RowSymbol::logits;
+        if (!in_turns && part.is_again) continue;
+        const int32_t rows = in_turns ? part.end_row - part.first_row : value_rows(each.value, pending.step);
+        const size_t size = static_cast<size_t>(rows) * value.cols;
+        const size_t begin = size * worker.index / worker.count, end = size * (worker.index + 1) / worker.count;
+        float* const data = each.data + (in_turns ? static_cast<size_t>(part.first_row) * value.cols : 0);
+        std::memcpy(data + begin, value_data(each.value) + begin, (end - begin) * sizeof(float));
     }
-    if (pending.finale) pending.finale(pending.finale_context, worker);
+}
+
+Program::Part Program::part_of(const PendingStep& pending, size_t part) const {
+    const size_t turn = part <= pending.end_ ? 0 : (part - pending.end_ + 1) / 2;
+    const bool is_finale = part >= pending.end_ && (part - pending.end_) % 2 == 0;
+    const int32_t first = static_cast<int32_t>(turn) * pending.turn_rows_;
+    const int32_t end = std::min(first + pending.turn_rows_, pending.step.num_outputs);
+    const size_t record = is_finale ? records_.size() : std::min(part, pending.end_ - 1);
+    return {record, first, end, turn > 0};
+}
+
+// A turn has its own views of the last record: the selected rows that it is about, and as many rows of logits.
+void Program::run_record(const PendingStep& pending, const Part& part, Worker& worker) {
+    const Record& record = *records_[part.record];
+    if (pending.num_turns_ == 1 || part.record + 1 < pending.end_) {
+        reached(part.record);
+        record.kernel->run(record.args, pending.step, worker);
+        return;
+    }
+    if (!part.is_again) reached(part.record);
+    std::vector<View> inputs = record.inputs;
+    for (size_t i = 0; i < inputs.size(); ++i)
+        if (inputs[i].data && values_[record.spec.inputs[i]].rows == RowSymbol::outputs) {
+            inputs[i].data += static_cast<size_t>(part.first_row) * inputs[i].cols;
+            inputs[i].rows = part.end_row - part.first_row;
+        }
+    Args args = record.args;
+    args.inputs = inputs.data();
+    args.output.rows = part.end_row - part.first_row;
+    record.kernel->run(args, pending.step, worker);
+}
+
+void Program::run_finale(const PendingStep& pending, const Part& part, Worker& worker) {
+    if (pending.finale) pending.finale(pending.finale_context, worker, part.first_row, part.end_row);
+    transfer_out(pending, part, worker);
+}
+
+void Program::walk(const PendingStep& pending, Worker& worker, size_t first) {
+    for (size_t i = first, count = num_parts(pending); i < count; ++i) {
+        const Part part = part_of(pending, i);
+        if (part.record < records_.size())
+            run_record(pending, part, worker);
+        else
+            run_finale(pending, part, worker);
+        if (i + 1 < count) pool_->boundary(worker, i + 2);
+    }
 }
 
 void Program::walk_timed(const PendingStep& pending, Worker& worker, size_t first) {
     std::vector<Clocked>& clocked = clocked_[worker.index];
     auto start = Clock::now();
-    const auto timed = [&](size_t i, auto run) {
-        run();
+    for (size_t i = first, count = num_parts(pending); i < count; ++i) {
+        const Part part = part_of(pending, i);
+        const bool is_finale = part.record == records_.size();
+        if (is_finale)
+            run_finale(pending, part, worker);
+        else
+            run_record(pending, part, worker);
         const auto done = Clock::now();
-        if (i < pending.end_)
+        if (i + 1 < count)
             pool_->boundary(worker, i + 2);
         else
             worker.barrier();
         const auto all_done = Clock::now();
-        clocked[i].calls += 1;
-        clocked[i].nanoseconds += std::chrono::nanoseconds(all_done - start).count();
-        clocked[i].busy_nanoseconds += std::chrono::nanoseconds(done - start).count();
+        if (!is_finale || pending.finale) {
+            clocked[part.record].calls += part.is_again ? 0 : 1;
+            clocked[part.record].nanoseconds += std::chrono::nanoseconds(all_done - start).count();
+            clocked[part.record].busy_nanoseconds += std::chrono::nanoseconds(done - start).count();
+        }
         start = all_done;
-    };
-    for (size_t i = first; i < pending.end_; ++i) {
-        Record& record = *records_[i];
-        reached(i);
-        timed(i, [&] { record.kernel->run(record.args, pending.step, worker); });
     }
-    if (pending.finale) timed(records_.size(), [&] { pending.finale(pending.finale_context, worker); });
 }
 
 // Worker 0 poisons and looks; the others wait for it. The step ends with the first record that is wrong.
 void Program::walk_checked(PendingStep& pending, Worker& worker, size_t first) {
-    for (size_t i = first; i < pending.end_ && pending.error_.empty(); ++i) {
-        Record& record = *records_[i];
-        reached(i);
-        if (worker.index == 0) poison(record);
-        worker.barrier();
-        record.kernel->run(record.args, pending.step, worker);
-        worker.barrier();
-        if (worker.index == 0) pending.error_ = check_finite(record);
-        pool_->boundary(worker, i + 2);
+    for (size_t i = first, count = num_parts(pending); i < count && pending.error_.empty(); ++i) {
+        const Part part = part_of(pending, i);
+        if (part.record == records_.size()) {
+            run_finale(pending, part, worker);
+        } else {
+            const Record& record = *records_[part.record];
+            View out = record.args.output;
+            if (out.data && values_[record.spec.output].rows == RowSymbol::logits)
+                out.rows = part.end_row - part.first_row;
+            if (worker.index == 0) poison(out);
+            worker.barrier();
+            run_record(pending, part, worker);
+            worker.barrier();
+            if (worker.index == 0) pending.error_ = check_finite(record, out);
+        }
+        if (i + 1 < count) pool_->boundary(worker, i + 2);
     }
-    if (pending.finale && pending.error_.empty()) pending.finale(pending.finale_context, worker);
 }
 
 // All bits set is NaN: an element that the kernel forgets to write is found by check_finite.
-void Program::poison(const Record& record) const {
-    const View& out = record.args.output;
+void Program::poison(const View& out) {
     if (out.data) std::memset(out.data, 0xff, sizeof(float) * out.rows * out.cols);
 }
 
 // The problem of the record's output; empty if there is none.
-std::string Program::check_finite(const Record& record) const {
-    const View& out = record.args.output;
+std::string Program::check_finite(const Record& record, const View& out) {
     const int64_t size = static_cast<int64_t>(out.rows) * out.cols;
     for (int64_t i = 0; i < size; ++i)
         if (!std::isfinite(out.data[i]))

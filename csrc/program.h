@@ -16,7 +16,8 @@
 
 namespace octavo {
 
-enum class RowSymbol : int { tokens, outputs };
+// Of the rows of logits only StepLimits::logits_rows are held at once: their record is the last and runs in turns.
+enum class RowSymbol : int { tokens, outputs, logits };
 
 // A matrix of the program: where in the workspace, how wide, and which count of the step gives its rows.
 struct ProgramValue {
@@ -75,12 +76,13 @@ class Program {
     };
 
     // One step from submit to wait: the block copies, values from `inputs`, the records up to the one that makes the
-    // value `result` (all, if none does), `finale` on all workers (may be null), and values into `copies`.
+    // value `result` (all, if none does), `finale` on all workers (may be null), and values into `copies`. Logits that
+    // are not held at once go through record, finale and copy in turns.
     // It stays where it is, with all memory that it points to, until `wait` has returned.
     struct PendingStep {
         Step step{};
         int32_t result = -1;
-        void (*finale)(void* context, Worker& worker) = nullptr;
+        void (*finale)(void* context, Worker& worker, int32_t first_row, int32_t end_row) = nullptr;
         void* finale_context = nullptr;
         std::vector<Transfer> inputs, copies;
         double seconds = 0;  // from the start of the first worker to its end; once `wait` has returned
@@ -93,6 +95,8 @@ class Program {
         friend class Program;
         Program* program_ = nullptr;
         size_t end_ = 0;                    // records to walk
+        size_t num_turns_ = 1;              // of the last record, if it makes logits
+        int32_t turn_rows_ = 0;             // output rows of each
         bool changes_rows_ = false;         // the views of the records have other numbers of rows
         std::shared_ptr<ThreadPool> pool_;  // null: done, or not submitted
         uint32_t job_ = 0;
@@ -138,6 +142,7 @@ class Program {
         Args args{};
     };
     View make_view(int32_t value, int32_t rows) const;
+    int32_t held_rows(const ProgramValue& value, const Step& step) const;
     void bind(Record& record);
     void update_rows(const Step& step);
     size_t end_of(int32_t output) const;
@@ -145,15 +150,27 @@ class Program {
     void reached(size_t record) {
         if (stream_) stream_->reached(record);
     }
+    // The parts of a step, with a boundary between them: its records, then the finale with the copies, and for each
+    // further turn the last record and the finale again.
+    struct Part {
+        size_t record;  // the number of records of the program, for the finale
+        int32_t first_row, end_row;
+        bool is_again;  // a turn after the first
+    };
+    size_t num_parts(const PendingStep& pending) const { return pending.end_ + 2 * pending.num_turns_ - 1; }
+    Part part_of(const PendingStep& pending, size_t part) const;
+    void run_record(const PendingStep& pending, const Part& part, Worker& worker);
+    void run_finale(const PendingStep& pending, const Part& part, Worker& worker);
     void walk(const PendingStep& pending, Worker& worker, size_t first);
     void walk_timed(const PendingStep& pending, Worker& worker, size_t first);
     void walk_checked(PendingStep& pending, Worker& worker, size_t first);
     void allocate_states(int32_t num_states);
     void copy_blocks(const Step& step, const Worker& worker);
     void copy_states(const Step& step, const Worker& worker);
-    void transfer(const std::vector<Transfer>& values, bool out, const Step& step, const Worker& worker) const;
-    void poison(const Record& record) const;
-    std::string check_finite(const Record& record) const;
+    void transfer_in(const PendingStep& pending, const Worker& worker) const;
+    void transfer_out(const PendingStep& pending, const Part& part, const Worker& worker) const;
+    static void poison(const View& out);
+    static std::string check_finite(const Record& record, const View& out);
 
     ProgramOptions options_;
     std::vector<ProgramValue> values_;

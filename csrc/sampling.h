@@ -68,10 +68,11 @@ struct StepOutput {
     int32_t* errors;      // [R]; the ROW_* codes of sampling.py, for its raise_row_errors
 };
 
-// All rows of one step.
+// Rows of one step, whose logits lie together.
 struct SamplingTask {
-    const float* logits;  // [num_rows, vocab], not changed
-    int32_t num_rows;
+    const float* logits;  // [end_row - first_row, vocab], not changed
+    int32_t first_row;    // of the batch and the output
+    int32_t end_row;
     int32_t vocab;
     SamplingBatch batch;
     StepOutput output;
@@ -80,7 +81,7 @@ struct SamplingTask {
 // Scratch that each worker needs to sample from `vocab` logits.
 size_t sampling_scratch_bytes(int32_t vocab);
 
-// Samples all rows. Every worker calls it; they share the rows out by worker.index.
+// Samples the rows of the task. Every worker calls it; they share the rows out by worker.index.
 // sample_kernel: the registered kernel "sample" of the instruction set to run on.
 void sample_rows(KernelFn sample_kernel, const SamplingTask& task, Worker& worker);
 

@@ -72,6 +72,7 @@ CACHE_KEY = Entry("k", 1, "text", without_effect="prefixes of all prompts are ca
 OPTIONS = {
     "priority": Entry(1, "high", "an integer; lower runs first"),
     "cache_salt": Entry("s", "", f"1 to {MAX_CACHE_SALT_CHARS} characters"),
+    "prompt_logprobs_start": Entry(2, -1, "0 and more: where `prompt_logprobs` begin"),
 }
 NAMED = "named in `x-octavo-ignored-fields`"
 AN_IGNORED_FLAG = Entry(True, "yes", "true, false", without_effect=NAMED)

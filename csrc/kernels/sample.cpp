@@ -52,7 +52,7 @@ RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& buffers) 
     const SamplingBatch& b = task.batch;
     const int32_t vocab = task.vocab;
     if (!ids_are_known(b, row, vocab)) return ROW_TOKEN_ID_OUT_OF_RANGE;
-    Logits raw{task.logits + static_cast<int64_t>(row) * vocab, vocab, 0, 0, buffers.raw_max};
+    Logits raw{task.logits + static_cast<int64_t>(row - task.first_row) * vocab, vocab, 0, 0, buffers.raw_max};
     Logits changed{buffers.changed, vocab, 0, 0, buffers.changed_max};
     int32_t& token = task.output.token_ids[row];
     const bool changes = b.rows[row].target < 0 && changes_logits(b, row), reports = b.rows[row].num_logprobs >= 0;
@@ -80,7 +80,7 @@ RowError sample_row(const SamplingTask& task, int32_t row, RowBuffers& buffers) 
 void sample(const Args& args, const Step&, Worker& worker) {
     const SamplingTask& task = *static_cast<const SamplingTask*>(args.shared_scratch);
     RowBuffers buffers = carve_row_buffers(static_cast<char*>(worker.scratch), task.vocab);
-    for (int32_t row = worker.index; row < task.num_rows; row += worker.count) {
+    for (int32_t row = task.first_row + worker.index; row < task.end_row; row += worker.count) {
         clear_outputs(task.output, row);
         task.output.errors[row] = sample_row(task, row, buffers);
     }

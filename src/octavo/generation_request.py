@@ -67,11 +67,14 @@ class RequestOptions:
     A new option is one field here: the Python API, every endpoint, the wire and the engine take it from this class. The
     metadata are the limits of the field, as arguments of `pydantic.Field`; `check_fields` checks them too.
     priority: lower runs first. cache_salt: only requests with the same salt share blocks of the prefix cache.
+    prompt_logprobs_start: the first position of the prompt that has log-probabilities, if they are asked for; those
+    before it are None and may come from the prefix cache.
     Raises UsageError for a wrong value.
     """
 
     priority: int = field(default=0, metadata={"ge": -(2**31), "le": 2**31 - 1})
     cache_salt: str = field(default="", metadata={"min_length": 1, "max_length": MAX_CACHE_SALT_CHARS})
+    prompt_logprobs_start: int = field(default=0, metadata={"ge": 0, "le": 2**31 - 1})
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -34,8 +34,10 @@ def ids(text: str) -> list[int]:
     return TOKENIZER.encode(text, add_special_tokens=False)
 
 
-def run(engine: Engine, prompt: list[int], params: SamplingParams, name: str = "r") -> list[RequestOutput]:
-    engine.add_request(create_request(engine, name, prompt, params))
+def run(
+    engine: Engine, prompt: list[int], params: SamplingParams, name: str = "r", **options: object
+) -> list[RequestOutput]:
+    engine.add_request(create_request(engine, name, prompt, params, **options))
     outputs = []
     while engine.has_work:
         for output in engine.step():
@@ -191,6 +193,16 @@ def test_prompt_logprobs_are_the_same_for_every_chunking(budget: int) -> None:
             expected = logits[prompt[i]] - math.log(sum(math.exp(x) for x in logits))
             assert entry[prompt[i]].logprob == pytest.approx(expected, abs=1e-4)
     assert output.num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 5, 9, 10, 99])
+def test_prompt_logprobs_from_a_position_on_leave_the_rest_to_the_prefix_cache(start: int) -> None:
+    prompt, engine = list(range(7, 17)), fake_engine(max_num_seqs=3)
+    params = SamplingParams(prompt_logprobs=1, max_tokens=1, output_kind=RequestOutputKind.FINAL_ONLY)
+    whole = run(engine, prompt, params)[-1].prompt_logprobs
+    output = run(engine, prompt, params, prompt_logprobs_start=start)[-1]
+    assert output.prompt_logprobs == [None] * min(start, 10) + whole[start:]
+    assert output.num_cached_tokens == (max(min(start - 1, 9), 0) // 4 * 4)
 
 
 def test_a_cached_prompt_is_counted_and_gives_the_same_answer() -> None:

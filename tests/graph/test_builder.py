@@ -35,7 +35,7 @@ def test_values_know_their_shape(g: Graph) -> None:
     assert op.bias is not None
     assert op.bias.name == "layers.3.mlp.up_proj.bias"
     logits = g.logits(g.select_rows(x), "lm_head")
-    assert (logits.rows, logits.cols) == (Rows.OUTPUTS, 10)
+    assert (logits.rows, logits.cols) == (Rows.LOGITS, 10)
 
 
 def test_operators(g: Graph) -> None:

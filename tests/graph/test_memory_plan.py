@@ -14,7 +14,7 @@ from octavo.graph.values import Rows
 from tests.graph.test_passes import random_graph
 from tests.support.tiny_models import CONFIGS, tiny_graph
 
-ROWS = {Rows.TOKENS: 24, Rows.OUTPUTS: 5}
+ROWS = {Rows.TOKENS: 24, Rows.OUTPUTS: 5, Rows.LOGITS: 5}
 
 
 def check(graph: Graph, memory: MemoryPlan) -> int:

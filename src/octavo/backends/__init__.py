@@ -26,17 +26,24 @@ PACKING, CHECKING = "packing", "checking"  # phases of a load: from the checkpoi
 
 @dataclass(frozen=True, slots=True)
 class ExecutorLimits:
-    """The largest step an executor must be able to run; its workspace is planned from this."""
+    """The largest step an executor must be able to run; its workspace is planned from this.
+
+    max_logits_rows: of max_num_outputs, the rows whose logits may be held at once. A backend with a native program
+    computes and samples more of them in turns; None: it holds all.
+    """
 
     max_num_batched_tokens: int
     max_num_seqs: int
     max_num_outputs: int
     max_model_len: int
+    max_logits_rows: int | None = None
 
     @property
     def rows(self) -> dict[Rows, int]:
         """The maximum rows of each kind of value in a step."""
-        return {Rows.TOKENS: self.max_num_batched_tokens, Rows.OUTPUTS: self.max_num_outputs}
+        outputs = self.max_num_outputs
+        logits = outputs if self.max_logits_rows is None else min(outputs, self.max_logits_rows)
+        return {Rows.TOKENS: self.max_num_batched_tokens, Rows.OUTPUTS: outputs, Rows.LOGITS: logits}
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,8 @@ from octavo.tokenizer.tokenizer import Tokenizer
 logger = logging.getLogger(__name__)
 
 _LEAST_MEMORY = 192 << 20  # bytes
-# Rows of logits beside those of the running sequences, for prompt log-probabilities.
-_EXTRA_OUTPUTS = 16
+_EXTRA_OUTPUTS = 16  # beside those of the running sequences
+_MAX_LOGITS_ROWS = 128  # rows of logits that are held at once: a step of log-probabilities of a prompt has more
 _RACY_S = 2.1  # after which the time stamps of a file identify its content
 
 
@@ -160,12 +160,13 @@ def _eos_token_id(checkpoint: Checkpoint, tokenizer: Tokenizer) -> int | None:
 
 def _executor_limits(config: EngineConfig, model_len: int, graph: Graph) -> ExecutorLimits:
     """The limits of the engine's steps. model_len: tokens of the longest request; an encoder takes it in one step."""
-    step = config.max_num_batched_tokens
+    step, outputs = config.max_num_batched_tokens, config.max_num_seqs + _EXTRA_OUTPUTS
     return ExecutorLimits(
         max_num_batched_tokens=max(step, model_len) if graph.takes_whole_texts else step,
         max_num_seqs=config.max_num_seqs,
-        max_num_outputs=config.max_num_seqs + _EXTRA_OUTPUTS,
+        max_num_outputs=max(step, outputs) if graph.generates else outputs,
         max_model_len=model_len,
+        max_logits_rows=min(outputs, _MAX_LOGITS_ROWS),
     )
 
 

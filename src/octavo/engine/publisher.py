@@ -107,7 +107,7 @@ class Publisher:
             prompt_token_ids=request.prompt_token_ids,
             outputs=[_completion(sequence, is_delta=kind is RequestOutputKind.DELTA) for sequence in choices],
             finished=finished,
-            prompt_logprobs=None if request.params.prompt_logprobs is None else [None, *request.prompt_logprobs],
+            prompt_logprobs=_prompt_logprobs(request),
             metrics=request.metrics,
         )
 
@@ -196,6 +196,14 @@ def _completion(sequence: Sequence, *, is_delta: bool) -> CompletionOutput:
         finish_reason=None if reason is None else reason.value,
         stop_reason=sequence.stop_reason,
     )
+
+
+def _prompt_logprobs(request: Request) -> list[dict[int, Logprob] | None] | None:
+    """One entry for each position: None before the first that is wanted, which is never the first of the prompt."""
+    if request.params.prompt_logprobs is None:
+        return None
+    start = min(max(request.options.prompt_logprobs_start, 1), request.num_prompt_tokens)
+    return [*([None] * start), *request.prompt_logprobs]
 
 
 def _metrics(request: Request) -> RequestMetrics:

@@ -208,7 +208,8 @@ class RequestFactory:
         for index in range(params.num_choices):
             # The first computes the prompt for all.
             notes_prompt = params.prompt_logprobs is not None and index == 0
-            consumers = (PromptLogprobs(), TokenSampler()) if notes_prompt else (TokenSampler(),)
+            noted = (PromptLogprobs(request.options.prompt_logprobs_start),) if notes_prompt else ()
+            consumers = (*noted, TokenSampler())
             group = self._group(request, *consumers, index=index, seed=derive_seed(seed, index))
             if params.logprobs is not None:
                 group.members[0].cumulative_logprob = 0.0

@@ -77,15 +77,15 @@ def _append_token(sequence: Sequence, token_id: int) -> FinishReason | None:
 
 
 class PromptLogprobs(RowConsumer):
-    """Collects the log-probabilities of the prompt's tokens."""
+    """Collects the log-probabilities of the prompt's tokens from position `start` on."""
 
     kind = RowKind.LOGPROB
 
-    def __init__(self) -> None:
-        self._num_taken = 0
+    def __init__(self, start: int = 0) -> None:
+        self._next = max(start - 1, 0)  # the row of a token tells of the one after it
 
     def wanted(self, sequence: Sequence) -> tuple[int, int]:
-        return self._num_taken, sequence.request.num_prompt_tokens - 1
+        return self._next, sequence.request.num_prompt_tokens - 1
 
     def num_logprobs(self, request: Request) -> int:
         return request.params.prompt_logprobs or 0
@@ -93,7 +93,7 @@ class PromptLogprobs(RowConsumer):
     def consume(self, uses: list[tuple[RowUse, int]], output: StepOutput, scheduler: Scheduler) -> int:  # noqa: ARG002
         for use, row in uses:
             use.sequence.request.prompt_logprob_rows += [(output, row + i) for i in range(use.count)]
-            self._num_taken += use.count
+            self._next += use.count
         return 0
 
 

@@ -99,7 +99,7 @@ class Graph:
 
     @property
     def output(self) -> Value:
-        """The only output; for a whole model the logits [OUTPUTS, vocab]."""
+        """The only output; for a whole model the logits [LOGITS, vocab]."""
         if len(self.outputs) != 1:
             raise GraphError("the graph has no output yet, or several")
         return self.outputs[0]
@@ -113,7 +113,7 @@ class Graph:
     @property
     def makes_logits(self) -> bool:
         """True if the only output has a row for each of `Batch.logits_indices`, unlike that of an inner segment."""
-        return len(self.outputs) == 1 and self.outputs[0].rows is Rows.OUTPUTS
+        return len(self.outputs) == 1 and self.outputs[0].rows is not Rows.TOKENS
 
     @property
     def inputs(self) -> list[Value]:

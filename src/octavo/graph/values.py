@@ -14,10 +14,12 @@ class Rows(enum.Enum):
     """The symbolic number of rows of a value; it becomes a number in each step.
 
     TOKENS: every scheduled token of the step. OUTPUTS: the rows whose logits are wanted (`Batch.logits_indices`).
+    LOGITS: as many, of which a backend may hold only some at once (`ExecutorLimits.max_logits_rows`).
     """
 
     TOKENS = "tokens"
     OUTPUTS = "outputs"
+    LOGITS = "logits"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,7 @@ def rows_of(rows: Rows, batch: Batch) -> int:
     return {
         Rows.TOKENS: len(batch.token_ids),
         Rows.OUTPUTS: len(batch.logits_indices),
+        Rows.LOGITS: len(batch.logits_indices),
     }[rows]
 
 

@@ -497,7 +497,7 @@ std::vector<float> sample(Isa level, const Matrix& logits, int num_top) {
     std::vector<float> logprobs(rows), top_logprobs(rows * num_top);
     SamplingTask task{};
     task.logits = logits.values.data();
-    task.num_rows = logits.rows;
+    task.end_row = logits.rows;
     task.vocab = logits.cols;
     task.batch = {options.data(),    history_start.data(), ids.data(),  counts.data(),
                   bias_start.data(), ids.data(),           bias.data(), nullptr};

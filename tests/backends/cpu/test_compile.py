@@ -238,6 +238,45 @@ def test_a_step_samples_in_the_same_call():
     assert np.isnan(unsampled.logprobs[0])
 
 
+@pytest.mark.parametrize("checked", [False, True])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_logits_that_are_not_held_at_once_are_the_same_in_turns(threads, checked):
+    """Of 23 rows, held 5 at a time: tokens, log-probabilities, ranks, tops and logits, bit for bit.
+
+    In checked mode a guard page lies behind the rows that are held.
+    """
+    wanted = sampling_batch(23, num_logprobs=3)
+    wanted.rows["target"][::2] = np.arange(23)[::2]
+    whole, turns = (
+        cpu.compile(
+            tiny_llama(),
+            tiny_weights(),
+            replace(LIMITS, max_logits_rows=held),
+            num_threads=threads,
+            options=CompileOptions(checked=checked),
+        )
+        for held in (None, 5)
+    )
+    for executor in (whole, turns):
+        executor.allocate_cache(24, BLOCK)
+    outputs = [executor.submit(replace(batch(23), sampling=wanted)).wait() for executor in (whole, turns)]
+    for name in ("logits", "token_ids", "logprobs", "ranks", "top_ids", "top_logprobs"):
+        np.testing.assert_array_equal(*(getattr(output, name) for output in outputs), err_msg=name)
+    unsampled = turns.submit(batch(23)).wait()
+    np.testing.assert_array_equal(unsampled.logits, outputs[0].logits)
+    hidden = [
+        e.submit(replace(batch(23), return_logits=False, return_hidden_states=True)).wait() for e in (whole, turns)
+    ]
+    np.testing.assert_array_equal(hidden[0].hidden_states, hidden[1].hidden_states)
+    few = replace(batch(), sampling=sampling_batch(5, num_logprobs=3))
+    np.testing.assert_array_equal(*(executor.submit(few).wait().token_ids for executor in (whole, turns)))
+    turns.start_profile()
+    turns.submit(replace(batch(23), sampling=wanted)).wait()
+    if not checked:
+        profile = turns.profile(StepSizes(tokens=23, requests=1, outputs=23, context=23))
+        assert [row.calls for row in profile] == [1] * len(profile)
+
+
 def i32(*numbers: int) -> np.ndarray:
     return np.array(numbers, np.int32)
 

@@ -127,9 +127,13 @@ class Program:
         values: list[tuple[int, int, int]],
         workspace_bytes: int,
         *,
+        logits_rows: int = 0,
         checked: bool = False,
     ) -> None:
-        """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, row symbol."""
+        """limits: tokens, requests, outputs, model length, vocabulary. values: offset, columns, row symbol.
+
+        logits_rows: the rows of logits that are held at once; more are computed and sampled in turns. 0: all.
+        """
 
     def add_packed_weight(self, weight: PackedWeight) -> int: ...
     def stream_weights(self, weights: list[int], ahead_bytes: int) -> None:

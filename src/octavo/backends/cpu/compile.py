@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from octavo.quantization.packed import Weight
 
 _ELEMENT_BYTES = 4  # of a value: the kernels compute in float32
-_ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1}
+_ROW_SYMBOLS = {Rows.TOKENS: 0, Rows.OUTPUTS: 1, Rows.LOGITS: 2}
 
 _PADDED_TO = 16  # dimensions of a value in the cache, and elements of a state
 _KEY_SCALE_DIMS = 32  # dimensions of a key with one scale
@@ -215,6 +215,7 @@ def _make_program(
         ),
         [(memory.offsets[value.id], value.cols, _ROW_SYMBOLS[value.rows]) for value in values],
         memory.total_bytes,
+        logits_rows=limits.rows[Rows.LOGITS],
         checked=checked,
     )
 

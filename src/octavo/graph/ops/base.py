@@ -38,7 +38,7 @@ class StepSizes:
     element_bytes: int = 4
 
     def rows(self, rows: Rows) -> int:
-        return {Rows.TOKENS: self.tokens, Rows.OUTPUTS: self.outputs}[rows]
+        return self.tokens if rows is Rows.TOKENS else self.outputs
 
 
 @dataclass(slots=True)

@@ -95,7 +95,7 @@ class Linear(Op):
 
 @dataclass(frozen=True, slots=True)
 class Logits(Op):
-    """The output head: linear on the selected rows, then an optional soft cap. -> [OUTPUTS, vocab]
+    """The output head: linear on the selected rows, then an optional soft cap. -> [LOGITS, vocab]
 
     `scale` multiplies the logits before the cap.
     """
@@ -109,7 +109,7 @@ class Logits(Op):
     def infer_shape(self) -> tuple[Rows, int]:
         require(self.x.rows is Rows.OUTPUTS, f"x {describe(self.x)} must have selected rows: use select_rows first")
         require(self.softcap is None or self.softcap > 0, f"softcap {self.softcap} is not positive")
-        return Rows.OUTPUTS, require_linear(self.x, self.weight, self.bias)
+        return Rows.LOGITS, require_linear(self.x, self.weight, self.bias)
 
     def flops(self, sizes: StepSizes) -> int:
         elementwise = (self.scale != 1.0) + 3 * (self.softcap is not None)
