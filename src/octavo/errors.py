@@ -36,6 +36,12 @@ class ModelLoadError(OctavoError):
     exit_code = 3
 
 
+class ModelWriteError(OctavoError):
+    """A model cannot be written: the message names file and reason. No partial file has the model's name."""
+
+    exit_code = 4
+
+
 class InsufficientMemoryError(OctavoError):
     """A model or a request does not fit into memory: the message shows the arithmetic."""
 

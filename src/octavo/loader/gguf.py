@@ -66,7 +66,7 @@ def open_gguf(path: Path) -> TensorFiles:
         _check_parts(path, list(files), headers)
         opened.pop_all()
     tensors = {name: info for header in headers for name, info in header.tensors.items()}
-    return TensorFiles(files, tensors, headers[0].metadata)
+    return TensorFiles(files, tensors, headers[0].metadata, headers[0].number_types)
 
 
 def part_names(name: str, exists: Callable[[str], bool]) -> list[str]:
@@ -123,6 +123,7 @@ class _HeaderReader:
         self.end = min(file.size, MAX_HEADER_BYTES)
         self.position = 0
         self.num_strings = 0
+        self.number_types: dict[str, str] = {}
 
     def read(self) -> TensorFiles:
         """Metadata and tensor directory of the file. Raises ModelLoadError naming file, offset and reason."""
@@ -138,13 +139,17 @@ class _HeaderReader:
             key = self._name("key", MAX_KEY_BYTES)
             if key in metadata:
                 raise self._error(start, f"key {key!r:.80} appears twice")
+            value_at = self.position
             metadata[key] = value = self._value(f"{key!r:.80}")
+            if not isinstance(value, str | bool | list | np.ndarray):
+                self.number_types[key] = _NUMBERS[int(_U32.unpack_from(self.data, value_at)[0])]
             if key != "general.alignment":
                 continue
             if type(value) is not int or not 8 <= value <= MAX_ALIGNMENT or value & (value - 1):
                 raise self._error(start, f"{key} is {value!r:.80}; it must be a power of two from 8 to {MAX_ALIGNMENT}")
             alignment = value
-        return TensorFiles({self.file.path: self.file}, self._directory(num_tensors, alignment), metadata)
+        tensors = self._directory(num_tensors, alignment)
+        return TensorFiles({self.file.path: self.file}, tensors, metadata, self.number_types)
 
     def _error(self, offset: int, reason: str) -> ModelLoadError:
         return ModelLoadError(f"{self.file.path}: offset {offset}: {reason}")

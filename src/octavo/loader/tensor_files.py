@@ -35,7 +35,8 @@ _NO_WEIGHTS = frozenset({"I8", "I16", "I32", "I64", "F64", "Q8_1", "Q8_K"})
 class TensorFiles:
     """The mapped files of a model, their tensors by the names in the files, and the metadata of a GGUF model.
 
-    Metadata values are bool, int, float, str, list[str], or a numpy array for arrays of numbers.
+    Metadata values are bool, int, float, str, list[str], or a numpy array for arrays of numbers. `number_types` has
+    the numpy type of every int and float, such as `<u4`.
     """
 
     def __init__(
@@ -43,10 +44,12 @@ class TensorFiles:
         files: Mapping[Path, MappedFile],
         tensors: Mapping[str, TensorInfo],
         metadata: Mapping[str, object] = MappingProxyType({}),
+        number_types: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._files = files
         self.tensors: Mapping[str, TensorInfo] = MappingProxyType(dict(tensors))
         self.metadata: Mapping[str, object] = MappingProxyType(dict(metadata))
+        self.number_types: Mapping[str, str] = MappingProxyType(dict(number_types))
 
     def weight(self, name: str) -> Weight:
         """The tensor of that name, over the mapped bytes where they are aligned, else a copy.

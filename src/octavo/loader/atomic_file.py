@@ -1,0 +1,117 @@
+"""A file that appears under its name only when it is complete."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.errors import ModelWriteError
+
+Chunk = bytes | NDArray[np.uint8]
+
+
+class AtomicFile:
+    """Writes `NAME.partial` beside the destination, and renames it when it is complete and on the disk.
+
+    The first bytes, `magic`, are written last of all: a partial file that a killed process left behind has zeros in
+    their place, so no reader takes it for a model. The next attempt writes over it. A lock keeps a second writer out.
+
+    Use it as a context manager: leaving it by an exception deletes the partial file. Raises ModelWriteError naming
+    the file and the reason.
+    """
+
+    def __init__(self, path: Path, magic: bytes) -> None:
+        self.path = path
+        self.partial = path.with_name(f"{path.name}.partial")
+        self._magic = magic
+        self.position = 0
+        with _errors_of(self.partial):
+            self._file = os.open(self.partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            with _errors_of(self.partial):
+                self._lock()
+                os.ftruncate(self._file, 0)
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._is_complete = False
+        self.write(bytes(len(magic)))
+
+    def write(self, data: Chunk) -> None:
+        """Appends the bytes."""
+        with _errors_of(self.partial):
+            view = memoryview(data if isinstance(data, bytes) else data.data).cast("B")
+            while view:
+                written = os.write(self._file, view)
+                view = view[written:]
+                self.position += written
+
+    def pad(self, alignment: int) -> None:
+        """Appends zeros up to the next multiple of `alignment`."""
+        self.write(bytes(-self.position % alignment))
+
+    def complete(self) -> None:
+        """Brings all bytes to the disk, and the first ones after the others."""
+        with _errors_of(self.partial):
+            os.fsync(self._file)
+            os.pwrite(self._file, self._magic, 0)
+            os.fsync(self._file)
+        self._is_complete = True
+
+    def publish(self) -> None:
+        """Gives the complete file its name, in place of a file that has it."""
+        if not self._is_complete:
+            raise ValueError(f"{self.partial} is not complete")
+        with _errors_of(self.path):
+            os.replace(self.partial, self.path)
+            directory = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ModelWriteError(f"{self.path}: another process is writing this file; wait until it ends") from error
+
+    def __enter__(self) -> AtomicFile:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, traceback: TracebackType | None) -> None:
+        if kind is not None:
+            with suppress(OSError):
+                os.unlink(self.partial)
+        os.close(self._file)
+
+
+class _errors_of:  # noqa: N801 - used like a function; a generator would cost as much as a small write
+    """Turns the system's errors into ModelWriteError."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
+        if isinstance(value, OSError):
+            raise ModelWriteError(f"{self._path}: {value.strerror or value}") from value
+
+
+def check_free_space(directory: Path, num_bytes: int) -> None:
+    """Raises ModelWriteError if the file system of an existing directory has no room for so many bytes."""
+    with _errors_of(directory):
+        status = os.statvfs(directory)
+    free = status.f_bavail * status.f_frsize
+    if num_bytes > free:
+        raise ModelWriteError(
+            f"{directory}: the result takes {num_bytes:,} bytes and {free:,} are free; free some or write elsewhere"
+        )
