@@ -320,4 +320,5 @@ NB_MODULE(_native, module) {
     bind_program(module);
     bind_weights(module);
     bind_sampling(module);
+    bind_quantize(module);
 }

@@ -104,4 +104,7 @@ const PackedWeight* packed_weight_of(nanobind::handle object);
 // bindings_sampling.cpp
 void bind_sampling(nanobind::module_& module);
 
+// bindings_quantize.cpp
+void bind_quantize(nanobind::module_& module);
+
 }  // namespace octavo

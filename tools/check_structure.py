@@ -36,7 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "llm": {"engine", "loader", "tokenizer"},
     "async_llm": {"engine", "loader", "tokenizer", "llm"},
     "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph"},
+    "compress": {"quantization", "backends", "graph", "models", "loader", "tokenizer", "engine"},
     "cli": {
+        "compress",
         "engine",
         "llm",
         "async_llm",

@@ -190,23 +190,22 @@ def _value(value: object) -> Iterator[bytes]:
         yield from map(_string, value)
     else:
         number = _as_number(value)
-        yield pack("<I", _number_type(number.dtype)) + _little_endian(np.array([number]))
+        yield pack("<I", _number_type(number.dtype)) + _little_endian(number)
 
 
-def _as_number(value: object) -> np.generic[Any]:
+def _as_number(value: object) -> NDArray[Any]:
     if isinstance(value, np.generic):
-        return value
+        return np.array(value)
     if isinstance(value, bool):
-        return np.bool_(value)
+        return np.array(value)
     if isinstance(value, float):
-        return np.float32(value)
-    if isinstance(value, int):
-        for kind in _INTEGERS:
-            if np.iinfo(kind).min <= value <= np.iinfo(kind).max:
-                number: np.generic[Any] = kind(value)
-                return number
-        raise ValueError(f"{value} has more than 64 bits")
-    raise TypeError(f"a value of type {type(value).__name__}")
+        return np.array(value, np.float32)
+    if not isinstance(value, int):
+        raise TypeError(f"a value of type {type(value).__name__}")
+    for kind in _INTEGERS:
+        if np.iinfo(kind).min <= value <= np.iinfo(kind).max:
+            return np.array(value, kind)
+    raise ValueError(f"{value} has more than 64 bits")
 
 
 def _number_type(dtype: np.dtype[Any]) -> int:

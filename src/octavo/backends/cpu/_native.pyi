@@ -183,3 +183,17 @@ class Program:
     def closed(self) -> bool: ...
     @property
     def workspace_bytes(self) -> int: ...
+
+def quantizer_names() -> list[str]:
+    """The ggml types that `quantize_rows` makes."""
+
+def quantize_rows(
+    type_name: str,
+    x: NDArray[np.float32],
+    importance: NDArray[np.float32] | None,
+    out: NDArray[np.uint8],
+    isa: str | None = None,
+) -> None:
+    """The blocks of a ggml type for finite x [rows, k]. importance [k]: weights of the columns in the error, with some
+    above 0 in every block; None: all count the same. out: the bytes of the result. Raises ValueError for sizes that
+    do not fit."""

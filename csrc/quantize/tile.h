@@ -1,0 +1,244 @@
+// Sixteen blocks at a time, one in each lane: the search for scales is then the same arithmetic in all lanes.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "quantizer.h"
+#include "simd.h"
+
+namespace octavo {
+namespace {
+
+constexpr int LANES = 16;
+constexpr float LARGEST_HALF = 65504.0f, SMALLEST_VALUE = 1e-15f;
+
+inline F32x16 zero() { return broadcast(0.0f); }
+inline F32x16 clamp(F32x16 a, F32x16 low, F32x16 high) { return min(max(a, low), high); }
+// 1 / a, and 0 where a is nearly 0: what is divided by it then becomes 0
+inline F32x16 inverse(F32x16 a) {
+    const F32x16 tiny = broadcast(SMALLEST_VALUE), one = broadcast(1.0f), size = abs(a);
+    return select_greater(size, tiny, one / select_greater(size, tiny, a, one), zero());
+}
+// The nearest half float, as a float
+inline F32x16 rounded_half(F32x16 a) {
+    const F32x16 limit = broadcast(LARGEST_HALF);
+    uint16_t bits[LANES];
+    store_f16(bits, clamp(a, zero() - limit, limit));
+    return load_f16(bits);
+}
+inline void put_half(uint8_t* out, float value) {
+    uint16_t bits[LANES];
+    store_f16(bits, broadcast(value));
+    std::memcpy(out, bits, 2);
+}
+
+// N values of each of sixteen blocks, and their weights in the error.
+template <int N>
+struct Tile {
+    F32x16 x[N], w[N], wx[N];
+    F32x16 sum_w, sum_wx;
+};
+
+// Where the blocks of a tile lie. Lanes without a block of their own repeat the last one.
+struct Lanes {
+    const float* x[LANES];
+    const float* w[LANES];  // null: 1
+};
+
+template <int N>
+void transpose(const float* const (&from)[LANES], F32x16 (&to)[N]) {
+    alignas(64) float rows[N][LANES];
+    for (int lane = 0; lane < LANES; ++lane)
+        for (int i = 0; i < N; ++i) rows[i][lane] = from[lane][i];
+    for (int i = 0; i < N; ++i) to[i] = load(rows[i]);
+}
+
+template <int N>
+void load_tile(const Lanes& lanes, Tile<N>& tile) {
+    transpose(lanes.x, tile.x);
+    if (lanes.w[0]) {
+        transpose(lanes.w, tile.w);
+    } else {
+        for (int i = 0; i < N; ++i) tile.w[i] = broadcast(1.0f);
+    }
+    tile.sum_w = tile.sum_wx = zero();
+    for (int i = 0; i < N; ++i) {
+        tile.wx[i] = tile.w[i] * tile.x[i];
+        tile.sum_w = tile.sum_w + tile.w[i];
+        tile.sum_wx = tile.sum_wx + tile.wx[i];
+    }
+}
+
+// Calls use(lanes, first block, number of blocks) for every sixteen blocks of N values, of all rows in turn.
+template <int N, class Use>
+void for_each_tile(const QuantizeRows& rows, Use use) {
+    const int64_t per_row = rows.k / N, blocks = per_row * rows.rows;
+    for (int64_t first = 0; first < blocks; first += LANES) {
+        Lanes lanes;
+        for (int lane = 0; lane < LANES; ++lane) {
+            const int64_t block = first + lane < blocks ? first + lane : blocks - 1;
+            lanes.x[lane] = rows.x + block * N;
+            lanes.w[lane] = rows.importance ? rows.importance + block % per_row * N : nullptr;
+        }
+        use(lanes, first, static_cast<int>(blocks - first < LANES ? blocks - first : LANES));
+    }
+}
+
+// Whole numbers from low to high.
+struct Whole {
+    F32x16 low, high;
+    Whole(float low_, float high_) : low(broadcast(low_)), high(broadcast(high_)) {}
+    F32x16 nearest(F32x16 t) const { return clamp(round_even(t), low, high); }
+    // The code of a value that `nearest` gave
+    F32x16 code(F32x16 value) const { return value - low; }
+};
+
+// The sixteen values of IQ4_NL and IQ4_XS.
+struct Curve {
+    static constexpr float VALUES[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+    F32x16 nearest(F32x16 t) const {
+        F32x16 value = broadcast(VALUES[0]);
+        for (int i = 1; i < 16; ++i)
+            value = select_greater(t, broadcast((VALUES[i - 1] + VALUES[i]) / 2), broadcast(VALUES[i]), value);
+        return value;
+    }
+    F32x16 code(F32x16 value) const {
+        F32x16 code = zero();
+        for (int i = 1; i < 16; ++i)
+            code = select_greater(value, broadcast(VALUES[i] - 0.5f), broadcast(static_cast<float>(i)), code);
+        return code;
+    }
+};
+
+// The E2M1 numbers of MXFP4, doubled; code 8 and above are negative.
+struct DoubledE2M1 {
+    F32x16 nearest(F32x16 t) const {
+        static constexpr float VALUES[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+        const F32x16 size = abs(t);
+        F32x16 value = zero();
+        for (int i = 1; i < 8; ++i)
+            value = select_greater(size, broadcast((VALUES[i - 1] + VALUES[i]) / 2), broadcast(VALUES[i]), value);
+        return select_greater(zero(), t, zero() - value, value);
+    }
+    F32x16 code(F32x16 value) const {
+        static constexpr float BETWEEN[7] = {0.5f, 1.5f, 2.5f, 3.5f, 5, 7, 10};
+        F32x16 code = select_greater(zero(), value, broadcast(8.0f), zero());
+        for (const float threshold : BETWEEN)
+            code = code + select_greater(abs(value), broadcast(threshold), broadcast(1.0f), zero());
+        return code;
+    }
+};
+
+// The value that is farthest from 0, with its sign.
+template <int N>
+F32x16 farthest(const Tile<N>& tile) {
+    F32x16 low = tile.x[0], high = low;
+    for (int i = 1; i < N; ++i) {
+        low = min(low, tile.x[i]);
+        high = max(high, tile.x[i]);
+    }
+    return select_greater(zero() - low, high, low, high);
+}
+
+// x is near scale * level: how much of the error a scale removes, and the scale that is best for the same levels.
+struct ScaleFit {
+    F32x16 gain, scale;
+};
+
+template <int N, class Levels>
+ScaleFit fit_scale(const Tile<N>& tile, const Levels& levels, F32x16 inverse_scale) {
+    F32x16 xq = zero(), qq = zero();
+    for (int i = 0; i < N; ++i) {
+        const F32x16 q = levels.nearest(tile.x[i] * inverse_scale);
+        xq = fma(tile.wx[i], q, xq);
+        qq = fma(tile.w[i] * q, q, qq);
+    }
+    const F32x16 scale = xq * inverse(qq);
+    return {scale * xq, scale};
+}
+
+// The scale of each block that leaves the least error. reaches: levels on which the farthest value may lie; rounds:
+// how often the best scale is fitted again to the levels that it gives.
+template <int N, class Levels, int Count>
+F32x16 search_scale(const Tile<N>& tile, const Levels& levels, const float (&reaches)[Count], int rounds) {
+    const F32x16 far = farthest(tile), to_one = inverse(far);
+    ScaleFit best = {zero(), far * broadcast(1 / reaches[0])};
+    for (const float reach : reaches) {
+        const ScaleFit fit = fit_scale(tile, levels, to_one * broadcast(reach));
+        best.scale = select_greater(fit.gain, best.gain, fit.scale, best.scale);
+        best.gain = max(fit.gain, best.gain);
+    }
+    for (int round = 0; round < rounds; ++round) {
+        const ScaleFit fit = fit_scale(tile, levels, inverse(best.scale));
+        best.scale = select_greater(fit.gain, best.gain, fit.scale, best.scale);
+        best.gain = max(fit.gain, best.gain);
+    }
+    return best.scale;
+}
+
+// x is near scale * level + offset.
+struct LineFit {
+    F32x16 gain, scale, offset;
+};
+
+// offsets: only below zero, as minimums of K types are stored
+template <int N>
+LineFit fit_line(const Tile<N>& tile, const Whole& levels, F32x16 inverse_scale, F32x16 origin, bool offsets) {
+    F32x16 sum_q = zero(), qq = zero(), xq = zero();
+    const F32x16 shift = zero() - origin * inverse_scale;
+    for (int i = 0; i < N; ++i) {
+        const F32x16 q = levels.nearest(fma(tile.x[i], inverse_scale, shift));
+        const F32x16 wq = tile.w[i] * q;
+        sum_q = sum_q + wq;
+        qq = fma(wq, q, qq);
+        xq = fma(tile.wx[i], q, xq);
+    }
+    // Both from the centre of the levels: the sums of squares lose no digits to the mean.
+    const F32x16 mean_q = sum_q * inverse(tile.sum_w), mean_x = tile.sum_wx * inverse(tile.sum_w);
+    const F32x16 spread = max(qq - mean_q * sum_q, zero()), joint = xq - mean_q * tile.sum_wx;
+    const F32x16 scale = joint * inverse(spread), offset = mean_x - scale * mean_q;
+    const LineFit free = {scale * joint + mean_x * tile.sum_wx, scale, offset};
+    if (!offsets) return free;
+    const F32x16 alone = xq * inverse(qq);
+    const auto pick = [&](F32x16 zero_offset, F32x16 other) {
+        return select_greater(offset, zero(), zero_offset, other);
+    };
+    return {pick(alone * xq, free.gain), pick(alone, scale), pick(zero(), offset)};
+}
+
+// steps: fractions of a level by which the range from lowest to highest value is stretched
+template <int N, int Count>
+LineFit search_line(const Tile<N>& tile, float top, const float (&steps)[Count], int rounds, bool offsets) {
+    F32x16 low = tile.x[0], high = low;
+    for (int i = 1; i < N; ++i) {
+        low = min(low, tile.x[i]);
+        high = max(high, tile.x[i]);
+    }
+    if (offsets) low = min(low, zero());
+    const Whole levels(0, top);
+    const F32x16 to_one = inverse(high - low);
+    LineFit best = {broadcast(-1.0f), (high - low) * broadcast(1 / top), low};
+    const auto keep = [&](const LineFit& fit) {
+        best.scale = select_greater(fit.gain, best.gain, fit.scale, best.scale);
+        best.offset = select_greater(fit.gain, best.gain, fit.offset, best.offset);
+        best.gain = max(fit.gain, best.gain);
+    };
+    for (const float step : steps) keep(fit_line(tile, levels, to_one * broadcast(top + step), low, offsets));
+    for (int round = 0; round < rounds; ++round)
+        keep(fit_line(tile, levels, inverse(best.scale), best.offset, offsets));
+    return best;
+}
+
+// The codes of N values of a lane, as bytes.
+template <int N>
+struct Codes {
+    alignas(64) float values[N][LANES];
+    void set(int i, F32x16 codes) { store(values[i], codes); }
+    void of_lane(int lane, uint8_t* out) const {
+        for (int i = 0; i < N; ++i) out[i] = static_cast<uint8_t>(static_cast<int32_t>(values[i][lane]));
+    }
+};
+
+}  // namespace
+}  // namespace octavo

@@ -1,0 +1,82 @@
+"""The native search for scales and codes of ggml's block types (`csrc/quantize`)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
+
+MAX_VALUE = 500_000.0  # a scale is a half float, up to 65504, and the fewest levels reach to 8 of it
+_LEAST_IMPORTANCE = 1e-4  # of the mean of the matrix: a column that calibration never saw still counts a little
+
+
+def quantizer_types() -> frozenset[str]:
+    """The ggml types that `quantize` makes."""
+    import octavo.backends.cpu._native as _native
+
+    return frozenset(_native.quantizer_names())
+
+
+def compute_threads(requested: int = 0) -> int:
+    """The threads that computations take: `requested`, else one for each core that this process may use."""
+    from octavo.backends.cpu.threads import plan_threads
+
+    return plan_threads(requested).count
+
+
+def quantize(
+    type_name: str, x: NDArray[np.float32], importance: NDArray[np.float32] | None = None, *, isa: str | None = None
+) -> NDArray[np.uint8]:
+    """The blocks of x [rows, k] in a ggml type: uint8, as a GGUF file has them.
+
+    importance: float32 [k], at least 0, the weight of each column in the squared error; None: all count the same. The
+    result depends on nothing else: it is the same on every instruction set. TQ1_0 and TQ2_0 take the nearest of three
+    values, so x must have three. The lock of the interpreter is released.
+
+    Raises ValueError for a type without quantizer, a width that is no whole number of blocks, and numbers that are
+    not finite or larger than `MAX_VALUE`.
+    """
+    import octavo.backends.cpu._native as _native
+    from octavo.backends.cpu.compile import choose_isa
+
+    x = np.ascontiguousarray(x, np.float32)
+    out = np.empty(stored_bytes(type_name, x.shape), np.uint8)
+    check_numbers(x)
+    if type_name in ("TQ1_0", "TQ2_0"):
+        _check_ternary(x)
+    weights = None if importance is None else _checked_importance(importance, x.shape[1])
+    _native.quantize_rows(type_name, x, weights, out, choose_isa(isa))
+    return out
+
+
+def check_numbers(x: NDArray[np.float32]) -> None:
+    """Raises ValueError naming the place of a NaN, an infinity, or a number beyond `MAX_VALUE`."""
+    if x.size == 0 or (x.min() >= -MAX_VALUE and x.max() <= MAX_VALUE):  # false for NaN
+        return
+    flat = x.ravel()
+    at = int(np.argmax(~(np.abs(flat) <= MAX_VALUE)))
+    row, column = divmod(at, x.shape[-1])
+    raise ValueError(f"row {row}, column {column} is {flat[at]:g}; numbers must be finite and at most {MAX_VALUE:g}")
+
+
+def _check_ternary(x: NDArray[np.float32]) -> None:
+    """Every block must have values -d, 0 and d, to the precision of a half float."""
+    blocks = np.abs(x).reshape(-1, BLOCK_SIZES["TQ1_0"][0])
+    scale = blocks.max(axis=1, keepdims=True)
+    if not ((blocks == 0) | (np.abs(blocks - scale) <= scale * 2.0**-10)).all():
+        raise ValueError("blocks of 256 must have values -d, 0 and d alone; TQ1_0 and TQ2_0 are for ternary models")
+
+
+def _checked_importance(importance: NDArray[np.float32], columns: int) -> NDArray[np.float32]:
+    if importance.shape != (columns,):
+        raise ValueError(f"the importance has {importance.shape} entries for {columns} columns")
+    mean = float(importance.mean(dtype=np.float64))
+    if not math.isfinite(mean) or importance.min() < 0:
+        raise ValueError("the importance of a column is negative or not finite")
+    if mean == 0:
+        return np.ones(columns, np.float32)
+    scaled: NDArray[np.float32] = np.maximum(importance / np.float32(mean), np.float32(_LEAST_IMPORTANCE))
+    return scaled
