@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
 
-MAX_VALUE = 500_000.0  # a scale is a half float, up to 65504, and the fewest levels reach to 8 of it
+MAX_VALUE = 65504.0  # scales and offsets are half floats
 _LEAST_IMPORTANCE = 1e-4  # of the mean of the matrix: a column that calibration never saw still counts a little
 
 
