@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -37,6 +38,25 @@ def test_gguf(name: str, tmp_path: Path) -> None:
     assert_close(logits_of(checkpoint), tiny_models.expected_logits(model, TOKENS))
 
 
+@pytest.mark.parametrize("kv_b", ["joined", "both"])
+@pytest.mark.parametrize("name", ["deepseek2", "deepseek3"])
+def test_older_files_of_deepseek(name: str, kv_b: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`attn_kv_b`, as before the latent form of attention, gives the same bits as `attn_k_b` and `attn_v_b`."""
+    model = tiny_models.tiny_model(name)
+    logits = {}
+    for form in ("split", kv_b):
+        path = converted_gguf.save_gguf(model, tmp_path / f"{form}.gguf", form)
+        tensors = {tensor.name for tensor in gguf.GGUFReader(path).tensors}
+        assert ("blk.0.attn_kv_b.weight" in tensors, "blk.0.attn_k_b.weight" in tensors) == (
+            form != "split",
+            form != "joined",
+        )
+        logits[form] = logits_of(open_checkpoint(path), "cpu")
+    np.testing.assert_array_equal(logits[kv_b], logits["split"])
+    assert_close(logits["split"], tiny_models.expected_logits(model, TOKENS), 2e-3)
+    assert not caplog.records
+
+
 @pytest.mark.parametrize("name", tiny_models.CONFIGS)
 def test_cpu_backend(name: str, tmp_path: Path) -> None:
     """Weights are float32; only the cache rounds, to 16 bits."""
@@ -52,10 +72,10 @@ def test_cpu_backend(name: str, tmp_path: Path) -> None:
 def test_both_formats_give_the_same_bits(name: str, tmp_path: Path) -> None:
     """Whatever the converter has changed is changed back."""
     model = tiny_models.tiny_model(name)
-    gguf = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
+    converted = open_checkpoint(converted_gguf.save_gguf(model, tmp_path / "model.gguf"))
     safetensors = open_checkpoint(tiny_models.save_safetensors(model, tmp_path / "directory"))
     for backend in ("reference", "cpu"):
-        np.testing.assert_array_equal(logits_of(gguf, backend), logits_of(safetensors, backend))
+        np.testing.assert_array_equal(logits_of(converted, backend), logits_of(safetensors, backend))
 
 
 def logits_of(checkpoint: Checkpoint, backend: str = "reference") -> NDArray[np.float32]:

@@ -37,18 +37,22 @@ _ONE_ADDED = ("gemma", "gemma2", "gemma3", "nemotron")  # to the weights of norm
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
-def save_gguf(model: PreTrainedModel, path: Path) -> Path:
-    """The model as a converter writes it, every tensor as F32."""
+def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
+    """The model as a converter writes it, every tensor as F32.
+
+    kv_b: `joined` as converters before April 2025 wrote DeepSeek's, with the lengths of heads under the plain keys;
+    `both` as some wrote in between.
+    """
     config = model.config
     if config.model_type in tiny_classic.GGUF_ARCHITECTURES:
         return tiny_classic.save_gguf(model, path)
     architecture = _ARCHITECTURES.get(config.model_type, config.model_type)
     writer = gguf.GGUFWriter(path, architecture)
-    _add_metadata(writer, config)
+    _add_metadata(writer, config, kv_b)
     tiny_hybrids.add_metadata(writer, architecture, config)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for name, array in _tensors(model, architecture).items():
+    for name, array in _tensors(model, architecture, kv_b).items():
         if name == "lm_head.weight" and config.tie_word_embeddings:
             continue
         if architecture in _PERMUTED and name.split(".")[-2] in ("q_proj", "k_proj"):
@@ -70,10 +74,10 @@ def save_gguf(model: PreTrainedModel, path: Path) -> Path:
     return path
 
 
-def _tensors(model: PreTrainedModel, architecture: str) -> dict[str, NDArray[np.float32]]:
+def _tensors(model: PreTrainedModel, architecture: str, kv_b: str) -> dict[str, NDArray[np.float32]]:
     if architecture == "gpt-oss":
         return _with_gate_and_up(stored_tensors(model))
-    tensors = _with_heads_matrices(model.config, _with_stacked_experts(stored_tensors(model)))
+    tensors = _with_heads_matrices(model.config, _with_stacked_experts(stored_tensors(model)), kv_b)
     return tiny_hybrids.converted(architecture, model.config, tensors)
 
 
@@ -104,30 +108,37 @@ def _with_gate_and_up(tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDAr
 
 
 def _with_heads_matrices(
-    config: PreTrainedConfig, tensors: dict[str, NDArray[np.float32]]
+    config: PreTrainedConfig, tensors: dict[str, NDArray[np.float32]], kv_b: str
 ) -> dict[str, NDArray[np.float32]]:
     """DeepSeek's kv_b_proj as two matrices for each head, that of the keys transposed; its bias of experts renamed."""
     out = {}
     for name, array in tensors.items():
-        if name.endswith("kv_b_proj.weight"):
+        if name.endswith("kv_b_proj.weight") and kv_b != "split":
+            out[name] = array
+        if name.endswith("kv_b_proj.weight") and kv_b != "joined":
             heads = array.reshape(config.num_attention_heads, -1, config.kv_lora_rank)
             out[name.replace("kv_b_proj", "k_b_proj")] = heads[:, : config.qk_nope_head_dim].swapaxes(1, 2)
             out[name.replace("kv_b_proj", "v_b_proj")] = heads[:, config.qk_nope_head_dim :]
-        else:
+        elif not name.endswith("kv_b_proj.weight"):
             out[name.replace("e_score_correction_bias", "e_score_correction.bias")] = array
     return out
 
 
-def _add_latent(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+def _add_latent(writer: gguf.GGUFWriter, config: PreTrainedConfig, kv_b: str) -> None:
     """The keys of attention over latents."""
+    writer.add_kv_lora_rank(config.kv_lora_rank)
+    if config.q_lora_rank is not None:
+        writer.add_q_lora_rank(config.q_lora_rank)
+    if kv_b == "joined":
+        writer.add_head_count_kv(config.num_attention_heads)
+        writer.add_key_length(config.qk_nope_head_dim + config.qk_rope_head_dim)
+        writer.add_value_length(config.v_head_dim)
+        return
     writer.add_head_count_kv(1)
     writer.add_key_length(config.kv_lora_rank + config.qk_rope_head_dim)
     writer.add_value_length(config.kv_lora_rank)
     writer.add_key_length_mla(config.qk_nope_head_dim + config.qk_rope_head_dim)
     writer.add_value_length_mla(config.v_head_dim)
-    writer.add_kv_lora_rank(config.kv_lora_rank)
-    if config.q_lora_rank is not None:
-        writer.add_q_lora_rank(config.q_lora_rank)
 
 
 def _add_grouped_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
@@ -147,7 +158,7 @@ def _add_grouped_experts(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> N
         writer.add_expert_group_used_count(config.topk_group)
 
 
-def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
+def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig, kv_b: str) -> None:
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
@@ -155,7 +166,7 @@ def _add_metadata(writer: gguf.GGUFWriter, config: PreTrainedConfig) -> None:
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     if hasattr(config, "kv_lora_rank"):
-        _add_latent(writer, config)
+        _add_latent(writer, config, kv_b)
     if hasattr(config, "n_routed_experts"):
         _add_grouped_experts(writer, config)
     if not hasattr(config, "kv_lora_rank"):
