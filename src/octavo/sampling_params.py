@@ -139,6 +139,7 @@ class SamplingParams:
 
     is_answered: ClassVar[bool] = True
     num_seats: ClassVar[int] = 1
+    second_start: ClassVar[int] = 0  # see PoolingParams
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop or ())
@@ -207,6 +208,7 @@ class BeamSearchParams:
     skip_special_tokens: bool = True
 
     is_answered: ClassVar[bool] = True
+    second_start: ClassVar[int] = 0
     output_kind: ClassVar[RequestOutputKind] = RequestOutputKind.FINAL_ONLY
     structured_outputs: ClassVar[None] = None
     prompt_logprobs: ClassVar[None] = None

@@ -288,7 +288,7 @@ def _add_states(batch: Batch, scheduled: list[ScheduledSequence]) -> None:
 
 def _token_types(scheduled: list[ScheduledSequence], query_start_loc: Int32) -> Int32 | None:
     """The type of each token of a step of texts; None: they are all of type 0."""
-    seconds = [getattr(item.sequence.request.params, "second_start", 0) for item in scheduled]
+    seconds = [item.sequence.request.params.second_start for item in scheduled]
     if not any(seconds):
         return None
     types = np.zeros(int(query_start_loc[-1]), np.int32)

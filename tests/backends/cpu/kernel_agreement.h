@@ -1,5 +1,5 @@
 // Random operands in guarded memory, kernels run on them, and a judge of what they give: the tools of
-// kernel_agreement.cpp.
+// kernel_agreement.cpp and kernel_agreement_steps.cpp.
 #pragma once
 
 #include <algorithm>
@@ -57,6 +57,13 @@ inline Matrix random_matrix(Random& random, int32_t rows, int32_t cols, float si
     Matrix m(rows, cols);
     for (size_t i = 0; i < m.values.size; ++i) m.values.data()[i] = size * random.uniform();
     return m;
+}
+
+template <typename... Matrices>
+std::vector<Matrix> matrices(Matrices... list) {
+    std::vector<Matrix> out;
+    (out.push_back(std::move(list)), ...);
+    return out;
 }
 
 // The same with numbers that are rare and no numbers, in the first rows.
@@ -190,8 +197,7 @@ inline Operand random_groups(Random& random, const std::string& type_name, int32
     for (uint8_t& code : codes)
         if (is_dense(type.traits)) code &= 0xbf;  // without NaN and infinity
     const std::vector<uint8_t> scales = random_numbers(count, groups.scale_bytes);
-    std::vector<uint8_t> mins =
-        groups.min_bytes == 1 ? random_bytes(count) : random_numbers(count, groups.min_bytes);
+    std::vector<uint8_t> mins = groups.min_bytes == 1 ? random_bytes(count) : random_numbers(count, groups.min_bytes);
     if (has_e4m3_scales(type.traits)) mins = random_bytes(static_cast<size_t>(n) * k / 16);
     for (uint8_t& scale : mins)
         if (has_e4m3_scales(type.traits)) scale &= 0xbf;  // without NaN
@@ -308,5 +314,8 @@ class Judge {
     std::set<std::string> seen_;
     int comparisons_ = 0;
 };
+
+// Compares the operations that depend on a step: attention, states, rotary positions, sampling.
+void compare_steps(Judge& judge, Random& random);
 
 }  // namespace octavo
