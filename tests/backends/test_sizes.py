@@ -106,7 +106,8 @@ def test_a_plan_counts_packed_weights(narrow: Checkpoint) -> None:
     by_the_file = roomy.total_bytes - roomy.weight_bytes + stored_bytes(narrow)
     tight = memory_needs(narrow, 64, 1, MemoryBudget(256 * MIB + by_the_file))
     assert not tight.fits
-    assert tight.largest_context == 0
+    assert tight.from_disk is not None
+    assert roomy.from_disk is None
     assert memory_needs(narrow, 64, 1, MemoryBudget(256 * MIB + roomy.total_bytes)).fits
 
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.numpy import load_file
 
 from octavo import LLM
@@ -118,6 +119,24 @@ def test_the_experts_of_a_mixture(tmp_path: Path) -> None:
     assert re.search(r"tokens of context; experts: [\d.]+ KiB of [\d.]+ KiB", planned)
     needs = json.loads(octavo_here("plan", path, "--json").stdout)
     assert {needs[name] == facts[name] for name in ("num_parameters", "num_active_parameters", "experts")} == {True}
+
+
+def test_a_cache_that_stays_float16_is_said(tmp_path: Path) -> None:
+    """Latents are never int8; of layers with large biases in their keys, each is counted."""
+    latent = tiny_models.save_safetensors(tiny_models.tiny_model("deepseek3"), tmp_path / "latent")
+    model = tiny_models.tiny_model("qwen2")
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.bias[:] = 1e3
+    biased = tiny_models.save_safetensors(model, tmp_path / "biased")
+    for path, words in ((latent, "float16"), (biased, "int8 (float16 in 1 of 3 layers)")):
+        for command in ("show", "plan"):
+            facts = json.loads(octavo_here(command, path, "--kv-dtype", "int8", "--json").stdout)
+            assert facts["kv_format"] == words
+            assert any("kv_dtype int8 has no effect" in note for note in facts["warnings"]) == (path == latent)
+            text = octavo_here(command, path, "--kv-dtype", "int8").stdout
+            assert f"{words}, " in text[text.index("KV cache") :].splitlines()[0]
+    plain = json.loads(octavo_here("show", latent, "--json").stdout)
+    assert (plain["kv_format"], plain["warnings"]) == ("float16", [])
 
 
 def test_what_does_not_fit_is_exit_code_3(smollm2_path: Path) -> None:

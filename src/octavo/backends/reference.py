@@ -92,7 +92,8 @@ def _cache_sizes(graph: Graph, element_bytes: int) -> CacheSizes:
     """The layers of all groups have memory of their own, so that no group can overwrite another unnoticed."""
     token_bytes = graph.kv_elements_per_token * element_bytes
     state_bytes = graph.state_elements_per_sequence * element_bytes
-    return CacheSizes(graph.cache_layout, token_bytes, token_bytes, state_bytes)
+    formats = (f"float{8 * element_bytes}",) * len(graph.kv_caches)
+    return CacheSizes(graph.cache_layout, token_bytes, token_bytes, state_bytes, formats)
 
 
 def _workspace_elements(graph: Graph, limits: ExecutorLimits) -> int:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from octavo.loader.checkpoint import Checkpoint
 
 
+_DEFAULTS = EngineConfig()
+
+
 @dataclass(frozen=True, slots=True)
 class FromDisk:
     """A model larger than memory, whose weights run from the disk. Sizes in bytes."""
@@ -48,7 +51,8 @@ class MemoryNeeds:
     experts: ExpertCost | None  # of a mixture
     bits_per_weight: float  # as stored
     weight_bytes: int
-    kv_dtype: str
+    kv_dtype: str  # as asked for
+    kv_format: str  # as it is, which may differ in some layers
     kv_bytes_per_token: int
     state_bytes: int  # of one sequence, whatever its length
     workspace_bytes: int
@@ -108,13 +112,13 @@ def memory_needs(
     context: int | None,
     users: int,
     memory: MemoryBudget,
-    config: EngineConfig | None = None,
+    config: EngineConfig = _DEFAULTS,
 ) -> MemoryNeeds:
     """The memory calculation, from the graph and the headers. context: None is the model's own.
 
     config: options of the engine; max_num_seqs is raised to `users`.
     """
-    from octavo.engine.load import growth_notes, model_sizes
+    from octavo.engine.load import model_sizes, size_notes
     from octavo.graph.cost import expert_cost, graph_cost
     from octavo.graph.ops import StepSizes
 
@@ -122,10 +126,9 @@ def memory_needs(
     wanted = context or model_context
     if wanted > 1 << 30:
         raise UsageError(f"--ctx is {wanted}; it must be from 1 to {1 << 30}")
-    defaults = config or EngineConfig()
-    sequences = max(users, defaults.max_num_seqs)
+    sequences = max(users, config.max_num_seqs)
     config = replace(
-        defaults, max_num_seqs=sequences, max_num_batched_tokens=max(defaults.max_num_batched_tokens, sequences)
+        config, max_num_seqs=sequences, max_num_batched_tokens=max(config.max_num_batched_tokens, sequences)
     )
     sizes = model_sizes(checkpoint, config, wanted)
     cache, block, step_tokens = sizes.cache, config.block_size, config.max_num_batched_tokens
@@ -144,6 +147,7 @@ def memory_needs(
         bits_per_weight=bits_per_weight(checkpoint),
         weight_bytes=sizes.weight_bytes,
         kv_dtype=config.kv_dtype,
+        kv_format=cache.format,
         kv_bytes_per_token=cache.token_bytes,
         state_bytes=cache.seat_bytes,
         workspace_bytes=sizes.workspace_bytes,
@@ -161,7 +165,7 @@ def memory_needs(
         largest_users=room.num_blocks * cache.block_bytes(block) // cache.sequence_bytes(wanted, block, step_tokens),
         bytes_read_per_token=step.bytes_read // users,
         flops_per_token=step.flops // users,
-        warnings=tuple(growth_notes(sizes)),
+        warnings=tuple(size_notes(config, sizes)),
     )
 
 
@@ -237,7 +241,7 @@ def _write(needs: MemoryNeeds) -> None:
             "weights": f"{size(needs.weight_bytes)}; {needs.bits_per_weight:.2f} bits per weight in the file"
             + (f", {needs.quantization}" if needs.quantization else ""),
             "workspace": size(needs.workspace_bytes),
-            "KV cache": f"{needs.kv_dtype}, {size(needs.kv_bytes_per_token)} a token"
+            "KV cache": f"{needs.kv_format}, {size(needs.kv_bytes_per_token)} a token"
             + (f", {size(needs.state_bytes)} a sequence for its states; " if needs.state_bytes else "; ")
             + f"{size(needs.kv_bytes)} for {needs.users} x {needs.context:,} tokens",
             "in all": f"{size(needs.total_bytes)} of {size(needs.available_bytes)} free, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -54,7 +54,7 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
     """
     from octavo.loader.generation_config import sampling_defaults
 
-    matrices, experts, warnings = _in_memory(checkpoint, engine)
+    held = _in_memory(checkpoint, engine)
     num_parameters = parameter_count(checkpoint)
     config, defaults = checkpoint.config, sampling_defaults(checkpoint)
     files = {tensor.file for tensor in checkpoint.file.tensors.values()}
@@ -71,8 +71,8 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         **{name: checkpoint.file.metadata.get(f"general.{name}") for name in _ORIGIN},
         "file_bytes": sum(file.stat().st_size for file in files),
         "num_parameters": num_parameters,
-        "num_active_parameters": num_parameters - (experts.inactive_parameters if experts else 0),
-        "experts": asdict(experts) if experts else None,
+        "num_active_parameters": num_parameters - (held.experts.inactive_parameters if held.experts else 0),
+        "experts": asdict(held.experts) if held.experts else None,
         "bits_per_weight": bits_per_weight(checkpoint),
         "formats": {name: {"weights": num_weights[name], "bytes": n} for name, n in num_bytes.most_common()},
         "context_length": config.max_position_embeddings,
@@ -86,9 +86,11 @@ def describe(checkpoint: Checkpoint, engine: EngineConfig) -> dict[str, Any]:
         "has_chat_template": _has_chat_template(checkpoint),
         "default_sampling_params": defaults.values,
         "default_sampling_source": defaults.source,
-        "in_memory": matrices,
-        "bytes_read_per_token": sum(matrix["bytes_read_per_token"] for matrix in matrices),
-        "warnings": warnings,
+        "kv_format": held.kv_format,
+        "kv_bytes_per_token": held.kv_bytes_per_token,
+        "in_memory": held.matrices,
+        "bytes_read_per_token": sum(matrix["bytes_read_per_token"] for matrix in held.matrices),
+        "warnings": held.warnings,
     }
 
 
@@ -114,14 +116,23 @@ def experts_read(experts: ExpertCost) -> str:
     return f"{size(experts.bytes_read)} of {size(experts.num_bytes)}"
 
 
-def _in_memory(
-    checkpoint: Checkpoint, engine: EngineConfig
-) -> tuple[list[dict[str, Any]], ExpertCost | None, list[str]]:
-    """The matrices by format as the engine holds them, the experts of a mixture, and warnings.
+@dataclass(frozen=True, slots=True)
+class _InMemory:
+    """A model as the engine holds it.
 
-    The warnings are about weights that grow, or give the reason why the model cannot be loaded.
+    matrices: by format. experts: of a mixture. kv_format, kv_bytes_per_token: of the cache. warnings: about weights
+    that grow, or the reason why the model cannot be loaded.
     """
-    from octavo.engine.load import growth_notes, model_sizes
+
+    matrices: list[dict[str, Any]]
+    experts: ExpertCost | None
+    kv_format: str | None
+    kv_bytes_per_token: int | None
+    warnings: list[str]
+
+
+def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
+    from octavo.engine.load import model_sizes, size_notes
     from octavo.graph.cost import expert_cost, weight_bytes_read
     from octavo.graph.ops import StepSizes
     from octavo.quantization.packed import group_of
@@ -131,7 +142,7 @@ def _in_memory(
     except OctavoError as error:
         if engine.quantization is not None:
             raise
-        return [], None, [f"the model cannot be loaded: {error}"]
+        return _InMemory([], None, None, None, [f"the model cannot be loaded: {error}"])
     read = weight_bytes_read(sizes.graph, StepSizes(1, 1, 1, 1, sizes.kv_element_bytes), sizes.weights)
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for parameter, matrix in sizes.matrices.items():
@@ -153,8 +164,13 @@ def _in_memory(
         entry["bytes_read_per_token"] += read[parameter]
     for entry in found.values():
         entry["bits_per_weight"] = round(entry["bits_per_weight"] / entry["weights"], 4)
-    experts = expert_cost(sizes.graph, sizes.weights)
-    return sorted(found.values(), key=lambda entry: -entry["bytes"]), experts, growth_notes(sizes)
+    return _InMemory(
+        matrices=sorted(found.values(), key=lambda entry: -entry["bytes"]),
+        experts=expert_cost(sizes.graph, sizes.weights),
+        kv_format=sizes.cache.format,
+        kv_bytes_per_token=sizes.cache.token_bytes,
+        warnings=size_notes(engine, sizes),
+    )
 
 
 def _tokenizer_kind(checkpoint: Checkpoint) -> str | None:
@@ -190,6 +206,7 @@ def _write(facts: dict[str, Any]) -> None:
             "vocabulary": f"{facts['vocab_size']:,} tokens ({facts['tokenizer'] or 'no tokenizer'})",
             "layers": f"{facts['num_layers']}, hidden size {facts['hidden_size']}",
             "heads": f"{facts['num_heads']}, {facts['num_kv_heads']} for keys and values, of {facts['head_dim']}",
+            **({"KV cache": _cache(facts)} if facts["kv_format"] else {}),
             "chat template": "yes" if facts["has_chat_template"] else "no",
             "sampling": f"{sampling or 'temperature 1'} ({facts['default_sampling_source']})",
         }
@@ -197,6 +214,10 @@ def _write(facts: dict[str, Any]) -> None:
     for warning in facts["warnings"]:
         write(f"\nwarning: {warning}\n")
     _write_table(facts)
+
+
+def _cache(facts: dict[str, Any]) -> str:
+    return f"{facts['kv_format']}, {size(facts['kv_bytes_per_token'])} a token"
 
 
 def _write_table(facts: dict[str, Any]) -> None:

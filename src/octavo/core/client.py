@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from octavo.config import KVDtype
 from octavo.engine.metrics import EngineMetrics
 from octavo.engine.text_model import TextModel
 from octavo.errors import EngineDeadError, OctavoError, OverloadedError
@@ -40,7 +39,7 @@ class ModelInfo:
     max_num_seqs: int
     block_size: int
     num_blocks: int
-    kv_dtype: KVDtype
+    kv_dtype: str  # `CacheSizes.format`
     kv_bytes_per_token: int
     kv_cache_bytes: int
     weight_bytes: int

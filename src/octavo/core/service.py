@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
-from octavo.config import KVDtype
 from octavo.core.client import ModelInfo
 from octavo.core.liveness import cpu_meter
 from octavo.core.messages import (
@@ -124,7 +123,7 @@ class EngineService:
             gc.collect()
             gc.freeze()  # what was loaded stays; a collection that walked through it would delay a step by milliseconds
         self._session = session
-        self.send(Ready(_model_info(session, start.config.kv_dtype, phases)))
+        self.send(Ready(_model_info(session, phases)))
         # The view of the vocabulary takes half a second for 150,000 tokens: before anybody streams, not beside them.
         if session.model().engine.texts.generates:
             session.prepare_structured_outputs()
@@ -267,7 +266,7 @@ def _has_grammar(message: Submit) -> bool:
         return False
 
 
-def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, float]) -> ModelInfo:
+def _model_info(session: Session, load_seconds: dict[str, float]) -> ModelInfo:
     """load_seconds: engine (start the process), open (find and read the files), weights, cache."""
     loaded = session.model()
     executor, limits = loaded.executor, loaded.engine.limits
@@ -282,7 +281,7 @@ def _model_info(session: Session, kv_dtype: KVDtype, load_seconds: dict[str, flo
         max_num_seqs=limits.max_num_seqs,
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,
-        kv_dtype=kv_dtype,
+        kv_dtype=executor.cache_sizes.format,
         kv_bytes_per_token=executor.cache_sizes.token_bytes,
         kv_cache_bytes=limits.num_blocks * executor.cache_sizes.block_bytes(limits.block_size)
         + limits.num_states * executor.cache_sizes.state_bytes,

@@ -214,12 +214,24 @@ def growth_notes(sizes: Sizes) -> list[str]:
     ]
 
 
+def size_notes(config: EngineConfig, sizes: Sizes) -> list[str]:
+    """Sentences about memory that is not as one would expect: weights that grow, and a cache that stays as it is."""
+    formats = sizes.cache.formats
+    if config.kv_dtype != "int8" or not formats or "int8" in formats:
+        return growth_notes(sizes)
+    return [
+        *growth_notes(sizes),
+        f"kv_dtype int8 has no effect: the KV cache stays {formats[0]} in all layers. int8 is for separate keys and "
+        "values on the cpu backend; latents, which are both in one, would lose too much (docs/accuracy.md)",
+    ]
+
+
 def _compile(
     config: EngineConfig, checkpoint: Checkpoint, graph: Graph, limits: ExecutorLimits, progress: LoadProgress | None
 ) -> Executor:
     warn_unused_weights(checkpoint, {parameter.name for parameter in graph.parameters})
     sizes = model_sizes(checkpoint, config, limits.max_model_len, graph)
-    for note in growth_notes(sizes):
+    for note in size_notes(config, sizes):
         logger.warning("%s: %s", checkpoint.path, note)
     resident = resident_bytes(config, checkpoint.path, sizes, free_memory(config), limits.max_model_len)
     executor = get_backend(config.backend).compile(
@@ -324,7 +336,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
         )
     if sizes.token_bytes:  # an encoder has no cache
         cache_size = size(num_blocks * block_bytes)
-        logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, config.kv_dtype, cache_size)
+        logger.info("KV cache: %d blocks of %d tokens in %s, %s", num_blocks, block, sizes.format, cache_size)
     return CachePlan(
         num_blocks, min(model_len, fitting), num_seqs, STATES_PER_SEAT * num_seqs if sizes.state_bytes else 0
     )

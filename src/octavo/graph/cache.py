@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -127,13 +128,21 @@ class CacheSizes:
     """Bytes of a graph's caches on a backend.
 
     token_bytes: of one token in all layers. block_token_bytes: of one token in a block, which is of one group.
-    state_bytes: of all states of one sequence.
+    state_bytes: of all states of one sequence. formats: number type of the keys and values of each layer.
     """
 
     layout: CacheLayout
     token_bytes: int
     block_token_bytes: int
     state_bytes: int = 0
+    formats: tuple[str, ...] = ()
+
+    @property
+    def format(self) -> str:
+        """The number type of keys and values: `float16`, or `int8 (float16 in 1 of 24 layers)` of a mixture."""
+        counts = Counter(self.formats).most_common()
+        rest = ", ".join(f"{name} in {count} of {len(self.formats)} layers" for name, count in counts[1:])
+        return "none" if not counts else f"{counts[0][0]} ({rest})" if rest else counts[0][0]
 
     def block_bytes(self, block_size: int) -> int:
         """A block of so many tokens, at least 1."""

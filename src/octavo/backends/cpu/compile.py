@@ -160,7 +160,8 @@ def cache_sizes(graph: Graph, formats: Mapping[int, LayerFormat]) -> CacheSizes:
         slot, _ = layout.place(layer)
         slots[slot] = max(slots[slot], num_bytes)
     states = sum(_padded(cache.elements_per_sequence) for cache in graph.state_caches) * _ELEMENT_BYTES
-    return CacheSizes(layout, sum(layers.values()), sum(slots), states)
+    types = tuple(formats[cache.layer].kv_dtype for cache in graph.kv_caches)
+    return CacheSizes(layout, sum(layers.values()), sum(slots), states, types)
 
 
 def _padded(elements: int) -> int:
