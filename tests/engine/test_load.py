@@ -46,13 +46,22 @@ def test_a_context_that_does_not_fit_is_reduced_and_said(caplog: pytest.LogCaptu
     (record,) = caplog.records
     assert f"the context is {plan.max_model_len} tokens instead of the model's 131072" in record.getMessage()
     assert "one token takes 32 KiB of cache" in record.getMessage()
-    assert "kv_cache_memory 4.00 GiB for the full length" in record.getMessage()
+    assert record.getMessage().endswith("For the full length free 2.44 GiB more")  # no option would be taken
+    assert plan_cache(EngineConfig(), 131072, ONE_GROUP, int(4.45 * GIB)).max_model_len == 131072
+
+
+def test_the_advice_of_a_cache_that_is_too_small_works(caplog: pytest.LogCaptureFixture) -> None:
+    plan = plan_cache(EngineConfig(kv_cache_memory="64MiB"), 8192, ONE_GROUP, 2 * GIB)
+    assert plan.max_model_len == 2048
+    advice = re.search(r"For the full length give kv_cache_memory (\w+)$", caplog.text.strip())
+    assert advice is not None, caplog.text
+    assert plan_cache(EngineConfig(kv_cache_memory=advice[1]), 8192, ONE_GROUP, 2 * GIB).max_model_len == 8192
 
 
 def test_an_explicit_context_that_does_not_fit_is_an_error_whose_advice_works() -> None:
     with pytest.raises(InsufficientMemoryError, match=r"max_model_len 131072 does not fit: one token") as caught:
         plan_cache(EngineConfig(max_model_len=131072), 131072, ONE_GROUP, 2 * GIB)
-    advice = re.search(r"Lower max_model_len to (\d+), or free 2\.25 GiB more", str(caught.value))
+    advice = re.search(r"Lower max_model_len to (\d+), or free 2\.44 GiB more", str(caught.value))
     assert advice is not None, caught.value
     fitting = int(advice[1])
     assert plan_cache(EngineConfig(max_model_len=fitting), fitting, ONE_GROUP, 2 * GIB).max_model_len == fitting
@@ -62,6 +71,10 @@ def test_explicit_cache_memory_is_taken_exactly() -> None:
     assert plan_cache(EngineConfig(kv_cache_memory="64MiB"), 2048, ONE_GROUP, 10 * GIB).num_blocks == 128
     with pytest.raises(InsufficientMemoryError, match=r"kv_cache_memory is 20\.00 GiB, but of the 10\.00 GiB"):
         plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, ONE_GROUP, 10 * GIB)
+    with pytest.raises(InsufficientMemoryError, match="lower it to 9216MiB"):
+        plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, ONE_GROUP, 10 * GIB)
+    with pytest.raises(InsufficientMemoryError, match="free some, or take a smaller model"):
+        plan_cache(EngineConfig(kv_cache_memory="20GiB"), 2048, ONE_GROUP, GIB // 5)
 
 
 def test_where_not_even_a_short_request_fits_the_error_says_how_much_is_missing() -> None:
@@ -158,6 +171,10 @@ def test_states_take_at_most_half_of_the_cache(caplog: pytest.LogCaptureFixture)
     plan = plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, STATEFUL, 10 * GIB)
     assert (plan.max_num_seqs, plan.num_states, plan.max_model_len) == (16, 32, 1024)
     assert "at most 16 sequences run at the same time instead of 64: the states of each take 32.0 MiB" in caplog.text
+    assert caplog.text.strip().endswith("For all of them give kv_cache_memory 4096MiB")
+    caplog.clear()
+    assert plan_cache(EngineConfig(kv_cache_memory="4096MiB"), 1024, STATEFUL, 10 * GIB).max_num_seqs == 64
+    assert not caplog.text
     blocks = plan.num_blocks * STATEFUL.block_bytes(16)
     assert plan.num_states * STATEFUL.state_bytes + blocks <= GIB
     assert plan_cache(EngineConfig(kv_cache_memory="1GiB"), 1024, ONE_GROUP, 10 * GIB).num_states == 0

@@ -20,7 +20,7 @@ import click
 from octavo import __version__, env
 from octavo.cli.config_file import defaults
 from octavo.cli.terminal import ReaderGoneError, show_help_without_command, write
-from octavo.errors import OctavoError, UsageError
+from octavo.errors import OctavoError
 
 # Each with its module, and the command's name there.
 _COMMANDS = {
@@ -97,11 +97,26 @@ def main(arguments: list[str] | None = None) -> None:
     if "--config" in options[:-1]:  # before the command or after it
         at = options.index("--config")
         arguments = [*arguments[at : at + 2], *arguments[:at], *arguments[at + 2 :]]
-    logging.basicConfig(level=logging.DEBUG if is_debug else logging.WARNING, format="octavo: %(message)s")
+    _set_up_logging(logging.DEBUG if is_debug else logging.WARNING)
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # invalid bytes, or characters that the terminal lacks
             stream.reconfigure(errors="replace")
     sys.exit(_run(arguments, is_debug))
+
+
+class _FlagFormatter(logging.Formatter):
+    """Writes warnings of the engine with the names of its options as flags."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        from octavo.cli.options import in_flags
+
+        return in_flags(super().format(record))
+
+
+def _set_up_logging(level: int) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(_FlagFormatter("octavo: %(message)s"))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def _run(arguments: list[str], is_debug: bool) -> int:
@@ -111,12 +126,10 @@ def _run(arguments: list[str], is_debug: bool) -> int:
         return 0
     except click.exceptions.Exit as end:  # after --help
         return end.exit_code
-    except UsageError as error:
+    except OctavoError as error:
         from octavo.cli.options import in_flags
 
         return _fail(error.exit_code, in_flags(str(error)), is_debug)
-    except OctavoError as error:
-        return _fail(error.exit_code, str(error), is_debug)
     except click.ClickException as error:
         return _fail(2, _one_line(error), is_debug)
     except (KeyboardInterrupt, click.Abort):

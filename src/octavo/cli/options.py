@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 from types import GenericAlias, NoneType, UnionType
@@ -122,10 +123,15 @@ def parse_sampling_value(name: str, text: str) -> Any:
 
 
 def in_flags(message: str) -> str:
-    """The message with the field's name as a flag: `--max-queue is -1` for `max_queue is -1`."""
-    name, separator, rest = message.partition(" is ")
+    """The message with the names of options as flags: `--max-queue is -1` for `max_queue is -1`.
+
+    A name that is a word of English too, such as `host`, is taken for one only where the message begins with it.
+    """
     fields = {*_options_of(EngineConfig), *_options_of(ServerConfig), *_SAMPLING_HELP} - {"model"}
-    return f"--{name.replace('_', '-')}{separator}{rest}" if name in fields else message
+    names = "|".join(sorted((name for name in fields if "_" in name), key=len, reverse=True))
+    beginning = "|".join(fields)
+    pattern = rf"^(?:{beginning})(?= is )|(?<![\w./-])(?:{names})(?![\w/-]|\.\w)"
+    return re.sub(pattern, lambda found: f"--{found[0].replace('_', '-')}", message)
 
 
 def _options_of(config: type[Any]) -> dict[str, _Flag]:

@@ -294,7 +294,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     Raises InsufficientMemoryError with the arithmetic.
     """
     block, step = config.block_size, config.max_num_batched_tokens
-    block_bytes = sizes.block_bytes(block)
+    block_bytes, request_bytes = sizes.block_bytes(block), sizes.sequence_bytes(model_len, block, step)
     blocks_per_request = sizes.layout.max_blocks(model_len, block, step)
     usable = MemoryBudget(available_bytes).usable_bytes
     if config.kv_cache_bytes is not None:
@@ -302,11 +302,12 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
         if budget > usable:
             raise InsufficientMemoryError(
                 f"kv_cache_memory is {size(budget)}, but of the {size(available_bytes)} that are free after loading "
-                f"only {size(usable)} can be used; lower it to {usable}"
+                f"only {size(usable)} can be used; "
+                + (f"lower it to {usable >> 20}MiB" if usable >> 20 else "free some, or take a smaller model")
             )
     else:
-        budget = max(usable // 2, min(sizes.sequence_bytes(model_len, block, step), usable))
-    num_seqs = _plan_seats(config.max_num_seqs, sizes, budget, budget - blocks_per_request * block_bytes)
+        budget = max(usable // 2, min(request_bytes, usable))
+    num_seqs = _plan_seats(config.max_num_seqs, sizes, budget, blocks_per_request * block_bytes, available_bytes)
     num_blocks = max(budget - num_seqs * sizes.seat_bytes, 0) // block_bytes
     num_blocks = min(num_blocks, blocks_per_request * num_seqs)
     fitting = sizes.layout.max_tokens(num_blocks, block, step, model_len)
@@ -316,9 +317,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     )
     if config.max_model_len is not None and fitting < model_len:
         lower = f"Lower max_model_len to {fitting}, or" if fitting > 1 else "At least"
-        more = f"free {size(sizes.sequence_bytes(model_len, block, step) - budget)} more"
-        if config.kv_cache_bytes is not None:
-            more = f"raise kv_cache_memory to {sizes.sequence_bytes(model_len, block, step)}"
+        more = _more_cache(request_bytes, available_bytes)
         raise InsufficientMemoryError(f"max_model_len {model_len} does not fit: {arithmetic}. {lower} {more}")
     least = min(MIN_MODEL_LEN, model_len)
     if fitting < least:
@@ -328,11 +327,11 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
         )
     if fitting < model_len:
         logger.warning(
-            "the context is %d tokens instead of the model's %d: %s. Give kv_cache_memory %s for the full length",
+            "the context is %d tokens instead of the model's %d: %s. For the full length %s",
             fitting,
             model_len,
             arithmetic,
-            size(sizes.sequence_bytes(model_len, block, step)),
+            _more_cache(request_bytes, available_bytes),
         )
     if sizes.token_bytes:  # an encoder has no cache
         cache_size = size(num_blocks * block_bytes)
@@ -342,21 +341,29 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
     )
 
 
-def _plan_seats(wanted: int, sizes: CacheSizes, budget: int, spare: int) -> int:
+def _more_cache(needed: int, available_bytes: int) -> str:
+    """How the cache gets `needed` bytes: by an option, if that value would be taken, or by more free memory."""
+    mebibytes = -(-needed >> 20)
+    if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
+        return f"give kv_cache_memory {mebibytes}MiB"
+    return f"free {size(MemoryBudget.with_usable(needed) - available_bytes)} more"
+
+
+def _plan_seats(wanted: int, sizes: CacheSizes, budget: int, request_blocks: int, available_bytes: int) -> int:
     """The number of sequences that may run at once, each with its states: at most half of the budget is for those.
 
-    spare: the part of the budget that one request of full length does not need for its blocks.
+    request_blocks: the bytes of one request of full length without its states.
     """
     if not sizes.state_bytes:
         return wanted
-    fitting = max(min(budget // 2, spare) // sizes.seat_bytes, 1)
+    fitting = max(min(budget // 2, budget - request_blocks) // sizes.seat_bytes, 1)
     if fitting < wanted:
+        states = wanted * sizes.seat_bytes
         logger.warning(
-            "at most %d sequences run at the same time instead of %d: the states of each take %s. Give kv_cache_memory "
-            "more than %s for all of them",
+            "at most %d sequences run at the same time instead of %d: the states of each take %s. For all of them %s",
             fitting,
             wanted,
             size(sizes.seat_bytes),
-            size(2 * wanted * sizes.seat_bytes),
+            _more_cache(states + max(states, request_blocks), available_bytes),
         )
     return min(wanted, fitting)
