@@ -46,6 +46,7 @@ class OutputStream:
 
     def __init__(self, session: Session, request: Request) -> None:
         self._session = session
+        self._request = request
         self._request_id = request.request_id
         self._items: queue.SimpleQueue[RequestOutput | OctavoError] = queue.SimpleQueue()
         self._is_finished = False
@@ -65,6 +66,17 @@ class OutputStream:
             raise item
         self._is_finished = item.finished
         return item
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Tokens of the prompt."""
+        return self._request.num_prompt_tokens
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens of the prompt that are computed already. They grow by steps until the first item comes."""
+        computed = [sequence.num_computed_tokens for sequence in self._request.sequences]
+        return min(computed[0], self.num_prompt_tokens) if computed else self.num_prompt_tokens
 
     def close(self) -> None:
         """Ends the request within a step. May be called twice."""

@@ -73,6 +73,36 @@ def test_items_on_a_terminal(monkeypatch: pytest.MonkeyPatch, patience_s: float,
         assert stream.getvalue() == ""
 
 
+def test_work_that_reports_nothing_is_shown_after_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = FakeTerminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    with ProgressBar(in_bytes=True, transient=True) as progress:
+        progress.update("loading", 0, 0)
+        wait_for("loading", stream)
+        assert "0 bytes" not in stream.getvalue()
+        progress.update("packing", 1 << 20, 2 << 20)
+        wait_for("1.0/2.1 MB", stream)
+        assert stream.getvalue().rpartition("packing")[2].count("loading") == 0  # its bar has gone
+
+
+def test_a_line_comes_after_a_second_without_a_report(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.05)
+    with ProgressBar(in_bytes=True, announced=True) as progress:
+        progress.update("downloading x", 0, 2 << 20)
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "octavo: downloading x, 2.0 MiB\n"
+
+
+def wait_for(text: str, stream: FakeTerminal) -> None:
+    end = time.monotonic() + 10
+    while text not in stream.getvalue():
+        assert time.monotonic() < end, stream.getvalue()
+        time.sleep(0.01)
+
+
 def test_items_elsewhere_are_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(module, "_PATIENCE_S", -1.0)
     with ProgressBar() as progress:

@@ -34,9 +34,11 @@ def octavo(
     )
 
 
-def octavo_here(*arguments: str | Path, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    """Runs the command within this process: the same result, without the start."""
-    out, err = io.StringIO(), io.StringIO()
+def octavo_here(
+    *arguments: str | Path, stdin: str = "", stderr: io.StringIO | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command within this process: the same result, without the start. stderr: where standard error goes."""
+    out, err = io.StringIO(), stderr or io.StringIO()
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -23,7 +23,7 @@ from octavo.cli.options import (
     with_engine_options,
     with_sampling_options,
 )
-from octavo.cli.terminal import is_terminal, load_model, say_limit, write
+from octavo.cli.terminal import is_terminal, load_model, parts_of, say_limit, write
 from octavo.cli.word_wrap import WordWrap
 from octavo.errors import EngineDeadError, OctavoError, UsageError
 from octavo.tokenizer.turns import fit_turns
@@ -168,7 +168,7 @@ class _Conversation:
                 turns = "turn is" if num_dropped == 1 else f"{num_dropped} turns are"
                 click.echo(f"octavo: the context is full: the oldest {turns} left out (--no-trim refuses)", err=True)
             with self._llm.stream(prompt, self._params) as stream:
-                for part in stream:
+                for part in parts_of(stream):
                     pieces.append(part.outputs[0].text)
                     wrap.write(pieces[-1])
                     last = part

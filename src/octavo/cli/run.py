@@ -24,7 +24,7 @@ from octavo.cli.options import (
     with_engine_options,
     with_sampling_options,
 )
-from octavo.cli.terminal import is_terminal, load_model, say_limit, write, write_json
+from octavo.cli.terminal import is_terminal, load_model, parts_of, say_limit, write, write_json
 from octavo.errors import UsageError
 from octavo.sampling_params import StructuredOutputsParams
 
@@ -190,7 +190,7 @@ def _stream(llm: LLM, prompt_ids: list[int], params: SamplingParams, *, show: bo
     parts = []
     with llm.stream(prompt_ids, params) as stream:
         try:
-            for part in stream:
+            for part in parts_of(stream):
                 parts.append(part)
                 if show:
                     write(part.outputs[0].text)

@@ -51,7 +51,7 @@ def serve(*, models: tuple[str, ...], server_options: Options, engine_options: O
     set_up_logging(as_json=config.log_json, level=logging.DEBUG if is_debug else logging.INFO)
     check_exposure(config)
     tls_context(config)  # reports an invalid certificate before the model is loaded
-    with bind(config) as sock, ProgressBar(in_bytes=True, announced=True) as progress:
+    with bind(config) as sock, ProgressBar(in_bytes=True, announced=True, transient=True) as progress:
         # Connections from now on are answered as soon as the web server runs.
         url = url_of(config, sock)
         _say(f"octavo {__version__}: {', '.join(configs)} at {url}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -15,8 +17,10 @@ from octavo.engine.progress import ProgressBar
 
 if TYPE_CHECKING:
     from octavo.cli.options import Options
-    from octavo.llm import LLM
+    from octavo.llm import LLM, OutputStream
     from octavo.outputs import RequestOutput
+
+_POLL_S = 0.1
 
 
 def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[Path, Options]:
@@ -27,7 +31,7 @@ def find_model(model: str, options: Options, *, refresh: bool = False) -> tuple[
     from octavo.loader.hub import resolve_model
 
     left = {name: value for name, value in options.items() if name != "revision"}
-    with ProgressBar(in_bytes=True, announced=True) as progress:
+    with ProgressBar(in_bytes=True, announced=True, transient=True) as progress:
         path = resolve_model(
             model,
             revision=options.get("revision"),
@@ -42,7 +46,8 @@ def load_model(model: str, options: Options, *, will_chat: bool) -> LLM:
     from octavo.llm import LLM
 
     path, options = find_model(model, options)
-    with ProgressBar(in_bytes=True) as progress:
+    with ProgressBar(in_bytes=True, transient=True) as progress:
+        progress.update("loading", 0, 0)
         return LLM(
             str(path),
             load_progress=progress.update,
@@ -60,6 +65,28 @@ def show_help_without_command(context: click.Context) -> None:
 def is_terminal(stream: TextIO | None) -> bool:
     """False for a stream that is closed, too."""
     return stream is not None and stream.isatty()
+
+
+def parts_of(stream: OutputStream) -> Iterator[RequestOutput]:
+    """The parts of an answer. Before the first one a terminal shows how much of the prompt is read, after a second."""
+    over = threading.Event()
+
+    def show() -> None:
+        with ProgressBar(transient=True) as progress:
+            while not over.wait(_POLL_S):
+                progress.update("reading the prompt", stream.num_computed_tokens, stream.num_prompt_tokens)
+
+    thread = threading.Thread(target=show, daemon=True)
+    if is_terminal(sys.stderr):
+        thread.start()
+    try:
+        first = next(stream)
+    finally:
+        over.set()
+        if thread.ident is not None:
+            thread.join()  # the bar is gone before the text comes
+    yield first
+    yield from stream
 
 
 def say_limit(last: RequestOutput) -> None:
