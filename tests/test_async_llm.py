@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
 from octavo import (
+    LLM,
     AsyncLLM,
     BeamSearchOutput,
     BeamSearchParams,
@@ -174,3 +177,19 @@ def test_chat_and_context_manager(monkeypatch: pytest.MonkeyPatch) -> None:
 
     assert asyncio.run(run()).finished
     assert executor.is_closed
+
+
+def test_it_has_everything_that_llm_has() -> None:
+    """One request a call, and no progress bar in an event loop."""
+
+    def public(kind: type) -> set[str]:
+        return {name for name in dir(kind) if not name.startswith("_")}
+
+    def parameters(function: Callable[..., Any]) -> set[str]:
+        return {"prompt" if name == "prompts" else name for name in inspect.signature(function).parameters}
+
+    assert public(LLM) <= public(AsyncLLM)
+    for name in ["__init__", *public(LLM)]:
+        ours, theirs = getattr(AsyncLLM, name), getattr(LLM, name)
+        if callable(theirs):
+            assert parameters(theirs) - {"use_tqdm"} <= parameters(ours), name

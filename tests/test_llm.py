@@ -189,8 +189,9 @@ def test_chat_needs_a_template_and_takes_one(llm: LLM) -> None:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     (answer,) = llm.chat(messages, PARAMS, chat_template=template)
     assert answer.prompt_token_ids == llm.encode("abc")
-    both = llm.chat([messages, "abc"], PARAMS, chat_template=template)
-    assert [output.outputs for output in both] == [answer.outputs] * 2
+    for many in ([messages, "abc"], ["abc", messages], ["abc", "abc"]):
+        both = llm.chat(many, PARAMS, chat_template=template)
+        assert [output.outputs for output in both] == [answer.outputs] * 2
     assert llm.chat("abc", PARAMS, chat_template=template)[0].outputs == answer.outputs
 
 
@@ -203,7 +204,7 @@ def test_what_is_no_prompt_is_refused(llm: LLM, wrong: object) -> None:
 
 
 def test_what_is_no_conversation_is_refused(llm: LLM) -> None:
-    for wrong in (["hello"], [["hello"]], [5]):
+    for wrong in ([["hello"]], [5]):
         with pytest.raises(UsageError, match="a message must be a mapping such as"):
             llm.chat(wrong, PARAMS)  # type: ignore[arg-type]
 

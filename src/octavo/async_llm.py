@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from octavo.config import EngineConfig
+from octavo.config import EngineConfig, LoadProgress
 from octavo.engine.session import Session
 from octavo.errors import OctavoError
 from octavo.generation_request import Params, Pooling, PoolingParams, Prompt, RequestOptions
@@ -27,9 +27,16 @@ from octavo.tokenizer.chat_template import Message
 class AsyncLLM(LoadedLLM):
     """A loaded model for event loops, and threads with loops of their own: all share one engine."""
 
-    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+    def __init__(
+        self,
+        model: str = "smollm2",
+        *,
+        load_progress: LoadProgress | None = None,
+        will_chat: bool = False,
+        **options: Any,
+    ) -> None:
         """As `LLM`. Loading takes its time: do it before the loop runs, or in `asyncio.to_thread`."""
-        super().__init__(Session(EngineConfig.resolve(model, options)))
+        super().__init__(Session(EngineConfig.resolve(model, options), load_progress, will_chat=will_chat))
 
     async def generate(
         self,

@@ -196,11 +196,14 @@ class LLM(LoadedLLM):
     ) -> list[RequestOutput]:
         """Answers conversations, one or many, each a text or a list of messages with `role` and `content`.
 
+        A list of texts is a list of conversations of one message each.
+
         chat_template: Jinja instead of the model's own. template_arguments: tools, documents,
         add_generation_prompt, and what the template knows besides; options may stand beside them. As `generate`.
         """
         options = take_options(template_arguments)
-        is_single = not (isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)))
+        is_many = isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple, str))
+        is_single = not is_many
         conversations: list[Any] = [messages] if is_single else list(messages)
         prompts = [self.encode_chat(one, chat_template, **template_arguments) for one in conversations]
         return _answers(self._run(prompts, sampling_params, options, use_tqdm, single=is_single))

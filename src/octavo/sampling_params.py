@@ -56,7 +56,11 @@ def check_fields(params: Any, prefix: str = "") -> None:
 
 
 class RequestOutputKind(enum.Enum):
-    """The content of each item of a stream: the whole answer so far, only the new part, or one item at the end."""
+    """The content of each item of a stream: the whole answer so far, only the new part, or one item at the end.
+
+    `AsyncLLM.generate` and `AsyncLLM.chat` obey it. Elsewhere the method says it: `LLM.generate` and `LLM.chat` give
+    whole answers, `stream` always gives new parts, and a beam search has one item at its end.
+    """
 
     CUMULATIVE = "cumulative"
     DELTA = "delta"

@@ -342,7 +342,7 @@ def plan_cache(config: EngineConfig, model_len: int, sizes: CacheSizes, availabl
 
 
 def _more_cache(needed: int, available_bytes: int) -> str:
-    """How the cache gets `needed` bytes: by an option, if that value would be taken, or by more free memory."""
+    """The way to a cache of `needed` bytes: an option, if that value would be taken, or more free memory."""
     mebibytes = -(-needed >> 20)
     if mebibytes << 20 <= MemoryBudget(available_bytes).usable_bytes:
         return f"give kv_cache_memory {mebibytes}MiB"
