@@ -95,11 +95,14 @@ def test_a_long_conversation_is_not_advised_to_be_cut(smollm2_tokenizer: Tokeniz
     assert "truncate_prompt_tokens" in text
 
 
-def test_a_poll_for_readiness_is_no_error_of_the_server(smollm2_tokenizer: Tokenizer) -> None:
-    async def main() -> int:
+def test_a_poll_for_readiness_or_a_refusal_is_no_error_of_the_server(smollm2_tokenizer: Tokenizer) -> None:
+    async def main() -> tuple[int, dict[str, int]]:
         model = fake_model(smollm2_tokenizer, FakeClient(smollm2_tokenizer))
         async with asgi_client(ServerConfig(), [model], loaded=False) as (http, _):
             assert (await http.get("/health/ready")).status_code == 503
-            return int((await http.get("/dashboard/data")).json()["num_http_errors"])
+            body = {"messages": [{"role": "user", "content": "Hi"}]}
+            assert (await http.post("/v1/chat/completions", json=body)).status_code == 503
+            data = (await http.get("/dashboard/data")).json()
+            return data["num_http_errors"], data["rejected"]
 
-    assert asyncio.run(main()) == 0
+    assert asyncio.run(main()) == (0, {"model_loading": 1})

@@ -162,13 +162,16 @@ def test_settings_reach_the_request_and_stay(page: Page) -> None:
     ask(page)
     expect(page.locator("#problem")).to_have_text("Top p in the settings is 3; it must be from 0.01 to 1.")
     expect(page.locator("#top_p")).to_be_focused()
+    expect(page.locator(".field .problem")).to_have_text("It must be from 0.01 to 1.")  # where the panel hides the rest
     assert page.input_value("#prompt") == "Hello"
     page.fill("#top_p", "")
     page.fill("#top_k", "1.5")
     page.click("#send")
     expect(page.locator("#problem")).to_have_text("Top k in the settings is 1.5; it must be a whole number.")
+    expect(page.locator(".field .problem")).to_have_text("It must be a whole number.")
     expect(page.locator(".message")).to_have_count(0)
     page.fill("#top_k", "7")
+    expect(page.locator(".field .problem")).to_have_count(0)
     with page.expect_request("**/v1/chat/completions") as request:
         ask(page)
     body = request.value.post_data_json

@@ -52,9 +52,10 @@ def snapshot(state: ServerState) -> dict[str, Any]:
         "models": [_model(entry, metrics.models.get(entry.name, ModelFigures())) for entry in state.models.entries],
         "rejected": dict(metrics.rejected),
         "num_http_errors": sum(
+            # A refusal is counted as such, and a poll that hears "not yet" is no error: both are 503.
             count
-            for (route, _, status), count in metrics.http.items()
-            if status >= 500 and not route.startswith("/health")  # a poll that hears "not yet" is no error
+            for (*_, status), count in metrics.http.items()
+            if status >= 500 and status != 503
         ),
     }
 

@@ -1,6 +1,6 @@
 // The panel at the side: system prompt, sampling, API key.
 import { apiKey, setApiKey } from "./api.js";
-import { byId } from "./dom.js";
+import { byId, element } from "./dom.js";
 import { loadSettings, saveSettings } from "./store.js";
 
 const INTEGERS = ["max_tokens", "top_k", "seed"];
@@ -18,6 +18,7 @@ export class Settings {
   #panel = byId("settings");
   #opener = byId("open-settings");
   #form = byId("settings-form");
+  #problem = element("span", { className: "problem" }); // at its field: the panel hides the composer on a phone
   #onKey;
 
   /** onSystem(text): the system prompt was changed. onKey(): the API key was. */
@@ -36,6 +37,7 @@ export class Settings {
     });
     this.#form.addEventListener("submit", (event) => event.preventDefault());
     this.#form.addEventListener("input", (event) => {
+      this.#problem.remove();
       if (event.target.id === "system") onSystem(event.target.value);
       else if (event.target.id !== "api-key") this.#save();
     });
@@ -81,12 +83,14 @@ export class Settings {
       const input = byId(name);
       if (input.validity.valid) continue;
       const label = input.closest("label").firstChild.textContent.trim();
+      const allowed = allowedOf(input);
       this.toggle(true, name);
+      this.#problem.textContent = `It must be ${allowed}.`;
+      input.after(this.#problem);
       if (input.validity.badInput) return `${label} in the settings is not a number.`;
-      const range = input.max ? `from ${input.min} to ${input.max}` : `at least ${input.min}`;
-      const allowed = input.validity.stepMismatch && INTEGERS.includes(name) ? "a whole number" : range;
       return `${label} in the settings is ${input.value}; it must be ${allowed}.`;
     }
+    this.#problem.remove();
     return null;
   }
 
@@ -107,4 +111,11 @@ export class Settings {
     for (const name of [...NUMBERS, "stop_text"]) if (byId(name).value !== "") values[name] = byId(name).value;
     saveSettings(values);
   }
+}
+
+/** The values that a field takes, in words. */
+function allowedOf(input) {
+  if (input.validity.stepMismatch) return "a whole number";
+  if (!input.min) return "a number";
+  return input.max ? `from ${input.min} to ${input.max}` : `at least ${input.min}`;
 }

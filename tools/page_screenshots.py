@@ -1,0 +1,146 @@
+"""Screenshots of the chat page and the dashboard, light, dark and narrow, over an engine that answers by script.
+
+    python -m tools.page_screenshots FOLDER
+
+Look at them after a change of a page: a test cannot say whether it is ugly.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Browser, Page, expect
+
+from octavo.errors import OverloadedError
+from octavo.loader.generation_config import SamplingDefaults
+from octavo.loader.hub import resolve_model
+from tests.support.browser import browser, watched_page
+from tests.support.chat_page import ask, ask_to_the_end, words
+from tests.support.fake_client import FakeClient, Script, read_tokenizer
+from tests.support.scripted_app import ScriptedApp, SteppedLoader, scripted_app
+
+SIZES = {"light": (1200, 800), "dark": (1200, 800), "narrow": (390, 844), "narrow-dark": (390, 844)}
+ANSWER = """Two ways to sum the first *n* numbers, and why they agree:
+
+$$\\sum_{i=1}^{n} i = \\frac{n(n+1)}{2}$$
+
+```python
+def total(n: int) -> int:
+    # Gauss: pairs of 1 and n, 2 and n - 1, and so on, each of which sums to n + 1
+    return n * (n + 1) // 2
+```
+
+1. The **loop** takes $O(n)$ additions.
+2. The formula takes one multiplication; see [Gauss](https://example.org).
+
+| n | loop | formula |
+|--:|-----:|--------:|
+| 10 | 55 | 55 |
+| 1,000 | 500,500 | 500,500 |
+
+> A quotation with `code` in it.
+"""
+
+
+def welcome(page: Page, _: FakeClient) -> None:
+    expect(page.locator("#model")).to_have_value("scripted")
+
+
+def conversation(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words("A short answer."))
+    ask_to_the_end(page, "Hello! Which of these two files is the better one?")
+    engine.script = Script(words(ANSWER))
+    ask_to_the_end(page, "Explain this:\n\n```python\nsum(range(1, n + 1))  # the loop\n```")
+
+
+def end_of_conversation(page: Page, engine: FakeClient) -> None:
+    conversation(page, engine)
+    engine.script = Script(refusal=OverloadedError("full", code="server_overloaded", retry_after_s=7))
+    ask(page, "And for squares?")
+    expect(page.locator(".failure")).to_be_visible()
+
+
+def settings(page: Page, engine: FakeClient) -> None:
+    conversation(page, engine)
+    page.click("#open-settings")
+    page.fill("#system", "You are terse.")
+    page.fill("#top_p", "3")
+    ask(page)
+    expect(page.locator("#problem")).to_be_visible()
+
+
+def sidebar(page: Page, engine: FakeClient) -> None:
+    conversation(page, engine)
+    if page.locator("#new-chat").is_visible():
+        page.click("#new-chat")
+        page.hover("#conversations li")
+    if page.locator("#open-sidebar").is_visible():
+        page.click("#open-sidebar")
+        page.wait_for_timeout(400)
+
+
+def loading(page: Page, _: FakeClient) -> None:
+    page.select_option("#model", "qwen3:4b")
+    expect(page.locator("#loading progress")).to_be_visible()
+
+
+def dashboard(page: Page, engine: FakeClient) -> None:
+    engine.script = Script(words(ANSWER))
+    page.goto("/dashboard")
+    expect(page.locator("#state")).to_have_text("Ready")
+    for _ in range(3):
+        body = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+        httpx.post(page.url.replace("/dashboard", "/v1/chat/completions"), json=body)
+    page.wait_for_timeout(2500)
+
+
+SCENES: tuple[Callable[[Page, FakeClient], None], ...] = (
+    *(welcome, conversation, end_of_conversation, settings, sidebar, dashboard),
+)
+
+
+def main(folder: Path) -> None:
+    """Takes every scene in every size and theme."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = read_tokenizer(resolve_model("smollm2"))
+    engine = FakeClient(tokenizer, sampling_defaults=SamplingDefaults({"temperature": 0.2}, "the makers of scripted"))
+    loader = SteppedLoader(tokenizer, engine)
+    loader.may_end.set()
+    with (
+        browser() as chromium,
+        scripted_app(engine, tokenizer) as app,
+        scripted_app(engine, tokenizer, names=("scripted", "qwen3:4b"), loader=loader) as slow_app,
+    ):
+        for size in SIZES:
+            for scene in SCENES:
+                take(chromium, app, engine, scene, size, folder)
+        httpx.post(f"{slow_app.url}/v1/models/scripted/load", timeout=30)
+        loader.may_end.clear()
+        for size in SIZES:
+            take(chromium, slow_app, engine, loading, size, folder)
+        loader.may_end.set()
+    print(f"{len(SIZES) * (len(SCENES) + 1)} screenshots are in {folder}")
+
+
+def take(
+    chromium: Browser,
+    app: ScriptedApp,
+    engine: FakeClient,
+    scene: Callable[[Page, FakeClient], None],
+    size: str,
+    folder: Path,
+) -> None:
+    """One screenshot, in a fresh profile."""
+    width, height = SIZES[size]
+    theme = "dark" if "dark" in size else "light"
+    with watched_page(chromium, app.url, color_scheme=theme, viewport={"width": width, "height": height}) as page:
+        page.goto("/")
+        scene(page, engine)
+        page.screenshot(path=folder / f"{scene.__name__}-{size}.png")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
