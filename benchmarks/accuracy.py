@@ -1,6 +1,10 @@
-"""Agreement of Octavo and other engines with transformers in float32, on the same GGUF file and tokens.
+"""Agreement of Octavo and other engines with transformers in float32, on the same weights and tokens.
 
     python benchmarks/accuracy.py MODEL.gguf --reference PYTHON --peer octavo=PYTHON --peer llama.cpp=PYTHON
+    python benchmarks/accuracy.py CHECKPOINT --quantization fp8 --reference PYTHON --peer octavo=PYTHON
+
+A directory is an unquantized checkpoint (`convert.py` writes one). With `--quantization`, Octavo quantizes it while it
+is loaded, and the reference has the numbers of the published formula (`tests/support/at_load_formulas.py`) in float32.
 
 For every position of the text it computes KL(reference || engine) of the next-token distribution, the agreement on the
 most likely token, and the perplexity of the text that follows. The reference runs once for each file and text; its
@@ -22,13 +26,16 @@ from typing import Any
 from protocol import Peer, PeerError
 from report import commit, machine, table
 
+from tests.support.at_load_formulas import FORMULAS
+
 HERE = Path(__file__).resolve().parent
 TEXT = [HERE / "data" / "prose.txt", HERE / "data" / "code.txt"]
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL.gguf")
+    parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
+    parser.add_argument("--quantization", choices=sorted(FORMULAS), help="quantize a directory's weights at load")
     parser.add_argument("--reference", required=True, metavar="PYTHON", help="a Python with torch and transformers")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="octavo or llama.cpp")
     parser.add_argument(
@@ -45,16 +52,21 @@ def arguments() -> argparse.Namespace:
 def reference_folder(model: Path, options: argparse.Namespace) -> Path:
     """The folder of the reference's logits for this file, text and windows; computes them if they are missing."""
     digest = hashlib.sha256()
-    with model.open("rb") as file:
-        digest.update(file.read(1 << 22))  # the header and the first tensors tell one file from another
+    files = sorted(model.glob("*.safetensors")) if model.is_dir() else [model]
+    for each in files:
+        with each.open("rb") as file:
+            digest.update(file.read(1 << 22))  # the header and the first tensors tell one file from another
     for path in TEXT:
         digest.update(path.read_bytes())
-    digest.update(f"{model.stat().st_size} {options.positions} {options.window}".encode())
+    digest.update(f"{sum(f.stat().st_size for f in files)} {options.positions} {options.window}".encode())
+    digest.update((options.quantization or "").encode())
     folder = options.cache / f"{model.stem}-{digest.hexdigest()[:16]}"
     if not (folder / "logits.npy").exists():
         print(f"{model.name}: running the reference (once)", flush=True)
         windows = -(-options.positions // options.window)
         command = [options.reference, str(HERE / "reference_transformers.py"), str(model), *map(str, TEXT)]
+        if options.quantization:
+            command += ["--quantization", options.quantization]
         command += ["--folder", str(folder), "--windows", str(windows), "--length", str(options.window)]
         subprocess.run([*command, "--threads", str(options.threads)], check=True, stderr=subprocess.DEVNULL)
     return folder
@@ -68,11 +80,13 @@ def measure(
     peer = Peer(name, python, log)
     try:
         load = {"model": str(model), "threads": options.threads, "context": options.window, "kv_dtype": kv_dtype}
+        load["quantization"] = options.quantization
         loaded = peer.ask("load", sequences=1, **load)
         figures = peer.ask("agreement", folder=str(folder))
     finally:
         peer.close()
-    return {"model": model.name, "engine": name, "version": loaded["version"], "cache": kv_dtype, **figures}
+    label = f"{model.name}, {options.quantization}" if options.quantization else model.name
+    return {"model": label, "engine": name, "version": loaded["version"], "cache": kv_dtype, **figures}
 
 
 def main() -> int:

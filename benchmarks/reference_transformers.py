@@ -1,4 +1,4 @@
-"""The reference: transformers in float32 on the dequantized weights of a GGUF file.
+"""The reference: transformers in float32 on the dequantized weights of a GGUF file, or on those of a directory.
 
 Run with a Python that has torch, transformers and gguf. Writes `tokens.npy` [windows, length + 1] and
 `logits.npy` float32 [windows, length, vocabulary] into the folder, for `accuracy.py`.
@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from tests.support.at_load_formulas import FORMULAS
+
 
 def windows_of(tokens: list[int], count: int, length: int) -> np.ndarray:
     """`count` windows of `length` tokens and the one that follows, spread evenly over the text."""
@@ -23,21 +25,33 @@ def windows_of(tokens: list[int], count: int, length: int) -> np.ndarray:
     return np.array([tokens[start : start + length + 1] for start in starts], dtype=np.int32)
 
 
+def quantize(model: torch.nn.Module, method: str) -> None:
+    """Every linear layer but the head gets the numbers of the quantized weights, in float32."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and name != "lm_head":
+            layer.weight.data = torch.from_numpy(FORMULAS[method](layer.weight.data.numpy()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path, nargs="+")
+    parser.add_argument("--quantization", choices=sorted(FORMULAS))
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--windows", type=int, required=True)
     parser.add_argument("--length", type=int, required=True)
     parser.add_argument("--threads", type=int, required=True)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
+    source = {"pretrained_model_name_or_path": str(options.model)}
+    if not options.model.is_dir():
+        source = {"pretrained_model_name_or_path": str(options.model.parent), "gguf_file": options.model.name}
     tokenizer = AutoTokenizer.from_pretrained(**source)
     text = "\n".join(path.read_text(encoding="utf-8") for path in options.text)
     tokens = windows_of(tokenizer.encode(text, add_special_tokens=False), options.windows, options.length)
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).eval()
+    if options.quantization:
+        quantize(model, options.quantization)
     options.folder.mkdir(parents=True, exist_ok=True)
     unfinished = options.folder / "logits.unfinished.npy"
     shape = (options.windows, options.length, model.config.vocab_size)

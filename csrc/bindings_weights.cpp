@@ -217,7 +217,7 @@ void bind_weights(nb::module_& module) {
         "code_table",
         [](const std::string& name) {
             for (const WeightType& type : WEIGHT_TYPES)
-                if (name == type.name && type.file == FileBlock::none && type.table)
+                if (name == type.name && comes_as_arrays(type) && type.table)
                     return std::make_pair(std::vector<int>(type.table, type.table + 16), type.table_factor);
             return std::make_pair(std::vector<int>(), 1.0f);
         },
@@ -237,7 +237,7 @@ void bind_weights(nb::module_& module) {
     module.def("packable_types", [] {
         std::vector<std::string> names;
         for (const WeightType& type : WEIGHT_TYPES)
-            if (type.file != FileBlock::none) names.emplace_back(type.name);
+            if (!comes_as_arrays(type)) names.emplace_back(type.name);
         return names;
     });
     nb::class_<KernelRun>(module, "KernelRun", "One kernel alone, for tests and benchmarks.")

@@ -9,7 +9,7 @@
 namespace octavo {
 
 // Changes whenever the bytes of a packed matrix do: packed weights that were kept on disk are then packed anew.
-constexpr int32_t PACK_LAYOUT_VERSION = 3;
+constexpr int32_t PACK_LAYOUT_VERSION = 4;
 
 // A row of WEIGHT_TYPES with blocks in files. Throws std::invalid_argument naming the known types.
 const WeightType& parse_weight_type(const std::string& name);
@@ -72,5 +72,8 @@ struct GroupArrays {
 // Throws std::invalid_argument naming what does not fit the matrix.
 void check_groups(const PackedWeight& w, const std::string& type_name, const GroupArrays& source);
 void pack_groups(const PackedWeight& w, const GroupArrays& source, uint8_t* out);
+
+// Packs one panel of a type with exponents (pack_float8.cpp).
+void pack_float8_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel, uint8_t* out);
 
 }  // namespace octavo

@@ -49,28 +49,9 @@ void spread_unit(int bits, const uint8_t* stored, uint8_t* codes) {
     }
 }
 
-// A byte that stands for no number makes the scale of its block NaN: kernels then need not know it.
+// A scale that is no number makes that of its row NaN: kernels then need not know it.
 bool has_nan(const uint8_t* values, int32_t count) {
     return std::any_of(values, values + count, [](uint8_t value) { return (value & 127) == 127; });
-}
-
-void pack_float8_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel, uint8_t* out) {
-    const int32_t first = panel * PANEL_COLS, columns = std::min(PANEL_COLS, w.n - first);
-    const int32_t groups = num_groups(w.groups, w.k);
-    if (columns < PANEL_COLS) std::memset(out, 0, static_cast<size_t>(w.panel_bytes));
-    for (int32_t group = 0; group < groups; ++group) {
-        const int32_t k0 = group * w.groups.k, count = std::min(w.groups.k, w.k - k0);
-        uint8_t* const values = out + header_bytes(w.groups);
-        for (int32_t c = 0; c < columns; ++c) {
-            const uint8_t* const row = source.codes.data + static_cast<int64_t>(first + c) * w.k + k0;
-            float scale;
-            std::memcpy(&scale, source.scales.data + 4 * (static_cast<int64_t>(first + c) * groups + group), 4);
-            if (w.type->traits.codes == Codes::e4m3 && has_nan(row, count)) scale = __builtin_nanf("");
-            std::memcpy(out + 4 * c, &scale, 4);
-            for (int32_t k = 0; k < count; ++k) values[PANEL_COLS * k + c] = row[k];
-        }
-        out = values + PANEL_COLS * count;
-    }
 }
 
 // Bytes of a column side by side with those of the other columns.
@@ -131,7 +112,7 @@ void pack_panel(const PackedWeight& w, const GroupArrays& source, int32_t panel,
 
 void pack_groups(const PackedWeight& w, const GroupArrays& source, uint8_t* out) {
     const int32_t panels = num_panels(w);
-    const auto pack = is_dense(w.type->traits) ? pack_float8_panel : pack_panel;
+    const auto pack = has_exponents(w.type->traits) ? pack_float8_panel : pack_panel;
     for (int32_t panel = 0; panel < panels; ++panel) pack(w, source, panel, out + panel * w.panel_bytes);
     if (w.num_orders > 0) std::memcpy(out + panels * w.panel_bytes, source.orders.data, source.orders.size);
 }
@@ -139,8 +120,8 @@ void pack_groups(const PackedWeight& w, const GroupArrays& source, uint8_t* out)
 void check_groups(const PackedWeight& w, const std::string& type_name, const GroupArrays& source) {
     const PanelTraits& t = w.type->traits;
     if (!is_grouped(t)) throw std::invalid_argument(type_name + " has no groups");
-    const bool is_widened = !is_dense(t) && t.bits == 8 && source.bits >= 5 && source.bits <= 8;
-    const bool is_byte = t.bits < 8 || is_dense(t) || t.mins != Mins::none ||
+    const bool is_widened = !has_exponents(t) && t.bits == 8 && source.bits >= 5 && source.bits <= 8;
+    const bool is_byte = t.bits < 8 || has_exponents(t) || t.mins != Mins::none ||
                          (source.zero >= (1 << source.bits) - 128 && source.zero <= 128);
     if ((source.bits != t.bits && !is_widened) || !is_byte)
         throw std::invalid_argument("codes of " + std::to_string(source.bits) + " bits about " +

@@ -53,11 +53,11 @@ GroupedName parse_float8(const std::string& name, const std::vector<std::string>
         const std::string rows = parts[2].substr(0, cross);
         const std::string width = cross == std::string::npos ? "" : parts[2].substr(cross + 1);
         if (rows != "ALL" && parse_number(rows) < 1) return {};
-        if (width != "ALL") found.groups.k = parse_number(width);
-        if (width != "ALL" && found.groups.k < 1) return {};
+        if (width != "ALL") found.groups.k = parse_group(width);
+        if (found.groups.k < 0) return {};
     }
     for (const WeightType& type : WEIGHT_TYPES)
-        if (is_grouped(type.traits) && is_dense(type.traits) && name.substr(0, 7) == type.name) found.type = &type;
+        if (has_exponents(type.traits) && name.substr(0, 7) == type.name) found.type = &type;
     return found;
 }
 
@@ -93,7 +93,7 @@ GroupedName parse_grouped(const std::string& name) {
 const WeightType& parse_weight_type(const std::string& name) {
     std::string known;
     for (const WeightType& type : WEIGHT_TYPES) {
-        if (type.file == FileBlock::none) continue;
+        if (comes_as_arrays(type)) continue;
         if (name == type.name) return type;
         known += (known.empty() ? "" : ", ") + std::string(type.name);
     }
@@ -114,9 +114,8 @@ PackedWeight describe_packed(const std::string& type_name, int64_t n, int64_t k)
     const int32_t columns = static_cast<int32_t>(k);
     int64_t block_k = block_values(type);
     if (grouped.type || is_file_group) {
-        const int32_t step = is_dense(type.traits) ? 1 : UNIT_K;
-        if (grouped.groups.k == ROW) grouped.groups.k = (columns + step - 1) / step * step;
-        if (grouped.type) block_k = is_dense(type.traits) ? 1 : grouped.groups.k;
+        if (grouped.groups.k == ROW) grouped.groups.k = (columns + UNIT_K - 1) / UNIT_K * UNIT_K;
+        if (grouped.type) block_k = has_exponents(type.traits) ? UNIT_K : grouped.groups.k;
     }
     if (k % block_k != 0)
         throw std::invalid_argument(type_name + " has blocks of " + std::to_string(block_k) + " values; rows of " +

@@ -3,8 +3,7 @@
 // A matrix [n, k] (n output features) is cut into panels of 16 output columns; a panel is one sequential stream
 // over k. The last panel is padded with columns whose scales are zero.
 //
-// Dense types: for each k, 16 numbers. Floats of 8 bits: super-blocks of the width that the matrix tells (Groups), the
-// last one perhaps shorter, with 16 scales of 32 bits as their header.
+// Dense types: for each k, 16 numbers.
 // Quantized types: super-blocks of 32 to 256 values of k. A super-block is a header (scales of all its units, 16
 // columns side by side) followed by its units of 32 k. In a unit the codes form eight quads; quad q holds, for
 // 16 columns, the four consecutive values k = 4q .. 4q+3 (64 codes, column-major: VNNI order), cut into planes:
@@ -22,9 +21,10 @@
 //   signs     64 bytes: bit 4 column + i of the 8 bytes of a quad belongs to its i-th value
 // A header holds arrays of 16 columns: the scale (32 bytes, e8m0: 16), the minimum (32 bytes), then 16 bytes for the
 // scale of each unit or half unit and 16 bytes for the minimum of each unit. Traits say which of them exist. Scales of
-// half units that are E4M3 lie in the unit, 2 x 16 bytes behind its codes.
+// half units that are E4M3 lie in the unit, 2 x 16 bytes behind its codes; exponents of units likewise, 16 bytes.
 // Grouped types: a super-block is a group, whose width the matrix tells (Groups). Its header holds the scale and, if
-// there are any, zero points or minimums, as wide as the matrix says.
+// there are any, zero points or minimums, as wide as the matrix says. The last group may be narrower if its type has
+// exponents.
 //
 // A weight type is a row of WEIGHT_TYPES. Types with equal PanelTraits share their compiled kernels.
 #pragma once
@@ -41,8 +41,6 @@ enum class Codes : uint8_t {
     f32,
     f16,
     bf16,
-    e4m3,  // of 8 bits; no code is NaN
-    e5m2,
     plain,         // w = u
     offset,        // w = u - zero
     bytes,         // w = u, signed
@@ -64,6 +62,7 @@ enum class Scales : uint8_t {
                            // unit
     group,                 // f16 or f32 of a group, as Groups says
     group_e4m3,            // the same times an E4M3 without sign of each half unit
+    group_exponents,       // the same times 2^(e - 127), e: a byte of each unit
 };
 
 // Minimums: added to the scaled w.
@@ -105,7 +104,9 @@ enum class FileBlock : uint8_t {
     iq2_xs,
     iq2_s,
     iq3_xxs,
-    none,  // comes as arrays (pack_groups.cpp)
+    none,  // from here on: comes as arrays (pack_groups.cpp)
+    e4m3,  // floats of 8 bits, one a byte (pack_float8.cpp)
+    e5m2,
 };
 
 struct WeightType {
@@ -203,8 +204,8 @@ constexpr WeightType WEIGHT_TYPES[] = {
     {"I4", FileBlock::none, 0, {Codes::plain, 4, 0, Scales::group, Mins::group}},
     {"I8", FileBlock::none, 0, {Codes::bytes, 8, 0, Scales::group, Mins::group}},
     {"NF4", FileBlock::none, 0, {Codes::byte_table, 4, 0, Scales::group}, 0, NF4_VALUES, NF4_FACTOR},
-    {"F8_E4M3", FileBlock::none, 0, {Codes::e4m3, 8, 0, Scales::group}},
-    {"F8_E5M2", FileBlock::none, 0, {Codes::e5m2, 8, 0, Scales::group}},
+    {"F8_E4M3", FileBlock::e4m3, 0, {Codes::bytes, 8, 0, Scales::group_exponents}},
+    {"F8_E5M2", FileBlock::e5m2, 0, {Codes::bytes, 8, 0, Scales::group_exponents}},
     {"FP4", FileBlock::none, 0, {Codes::byte_table, 4, 0, Scales::group}, 0, FP4_VALUES, FP4_FACTOR},
 };
 constexpr int NUM_WEIGHT_TYPES = sizeof(WEIGHT_TYPES) / sizeof(WEIGHT_TYPES[0]);
@@ -213,7 +214,8 @@ constexpr bool operator==(const PanelTraits& a, const PanelTraits& b) {
     return a.codes == b.codes && a.bits == b.bits && a.block_k == b.block_k && a.scales == b.scales && a.mins == b.mins;
 }
 
-constexpr bool is_dense(const PanelTraits& t) { return t.codes <= Codes::e5m2; }
+constexpr bool comes_as_arrays(const WeightType& type) { return type.file >= FileBlock::none; }
+constexpr bool is_dense(const PanelTraits& t) { return t.codes <= Codes::bf16; }
 constexpr bool has_table(const PanelTraits& t) {
     return t.codes == Codes::offset_table || t.codes == Codes::byte_table;
 }
@@ -224,6 +226,7 @@ constexpr bool is_wide(const PanelTraits& t) {
     return t.codes == Codes::bytes || t.codes == Codes::byte_table || t.codes == Codes::grid;
 }
 constexpr bool has_e4m3_scales(const PanelTraits& t) { return t.scales == Scales::group_e4m3; }
+constexpr bool has_exponents(const PanelTraits& t) { return t.scales == Scales::group_exponents; }
 constexpr bool has_half_scales(const PanelTraits& t) {
     return (t.scales >= Scales::u4_per_half_unit && t.scales <= Scales::odd_u4_per_half_unit) || has_e4m3_scales(t);
 }
@@ -253,7 +256,9 @@ constexpr int code_bytes(const PanelTraits& t) {
     if (is_grid(t)) return t.bits == 1 ? 64 + 32 : t.bits == 2 ? 64 + 16 + 64 : 64 + 64 + 64;
     return PANEL_COLS * UNIT_K * t.bits / 8;
 }
-constexpr int unit_bytes(const PanelTraits& t) { return code_bytes(t) + (has_e4m3_scales(t) ? 2 * PANEL_COLS : 0); }
+constexpr int unit_bytes(const PanelTraits& t) {
+    return code_bytes(t) + PANEL_COLS * (has_e4m3_scales(t) ? 2 : has_exponents(t) ? 1 : 0);
+}
 constexpr int block_bytes(const PanelTraits& t) {
     return header_bytes(t) + (is_dense(t) ? PANEL_COLS * t.block_k * t.bits / 8 : units(t) * unit_bytes(t));
 }
@@ -263,8 +268,6 @@ constexpr int header_bytes(const Groups& g) { return PANEL_COLS * (g.scale_bytes
 // The traits that kernels support: their planes, and 16-bit sums without overflow (linear_avx2.h, linear_neon.h).
 constexpr bool is_computable(const WeightType& type) {
     const PanelTraits& t = type.traits;
-    if (t.codes == Codes::e4m3 || t.codes == Codes::e5m2)
-        return t.bits == 8 && t.block_k == 0 && is_grouped(t) && t.mins == Mins::none;
     if (is_dense(t)) return t.block_k == 1 && t.scales == Scales::none && t.mins == Mins::none;
     const bool planes = t.codes == Codes::bytes ? t.bits == 8
                         : has_table(t)          ? t.bits == 4
@@ -299,8 +302,7 @@ static_assert(all_computable());
 
 constexpr int64_t packed_panel_bytes(const PanelTraits& t, const Groups& groups, int32_t k) {
     const int64_t bytes = is_grouped(t) ? static_cast<int64_t>(num_groups(groups, k)) * header_bytes(groups) +
-                                              (is_dense(t) ? static_cast<int64_t>(k) * PANEL_COLS * t.bits / 8
-                                                           : static_cast<int64_t>(k / UNIT_K) * unit_bytes(t))
+                                              static_cast<int64_t>(k / UNIT_K) * unit_bytes(t)
                                         : static_cast<int64_t>(k / t.block_k) * block_bytes(t);
     return (bytes + 63) / 64 * 64;
 }

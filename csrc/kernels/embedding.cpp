@@ -39,18 +39,7 @@ void read_column(const Panel& panel, int column, int k, const int32_t* order, fl
 
 template <typename F>
 void read_dense_column(const Panel& panel, int column, int k, float* out) {
-    if constexpr (F::is_grouped) {
-        const uint8_t* block = panel.data;
-        for (int k0 = 0; k0 < k; k0 += panel.groups.k) {
-            const int count = k - k0 < panel.groups.k ? k - k0 : panel.groups.k;
-            const float scale = lane(dense_scales<F>(block), column);
-            block += header_bytes(panel.groups);
-            for (int i = 0; i < count; ++i) out[k0 + i] = scale * lane(load_dense<F>(block, i), column);
-            block += static_cast<int64_t>(count) * PANEL_COLS;
-        }
-    } else {
-        for (int i = 0; i < k; ++i) out[i] = lane(load_dense<F>(panel.data, i), column);
-    }
+    for (int i = 0; i < k; ++i) out[i] = lane(load_dense<F>(panel.data, i), column);
 }
 
 void read_row(const PackedWeight& w, int32_t row, float* out) {

@@ -1,5 +1,4 @@
-// Products of panels of floats: float32, one fma a value in increasing k, lanes are columns. Floats of 8 bits have a
-// sum for each super-block, in the same way from 0, and y = fma(scale, sum, y).
+// Products of panels of floats: float32, one fma a value in increasing k, lanes are columns.
 #pragma once
 
 #include "linear_format.h"
@@ -9,7 +8,6 @@ namespace {
 
 constexpr int DENSE_TILE_K = 128;
 constexpr int DENSE_ROWS = 4;
-constexpr int DENSE_MOST_ROWS = 128;  // of a product with scales
 
 // Activations of a dense product: rows of k floats.
 struct DenseRows {
@@ -22,8 +20,6 @@ template <typename F>
 inline F32x16 load_dense(const uint8_t* panel, int64_t k) {
     if constexpr (F::codes == Codes::f32)
         return load(reinterpret_cast<const float*>(panel) + k * PANEL_COLS);
-    else if constexpr (F::bits == 8)
-        return F::codes == Codes::e4m3 ? load_e4m3(panel + k * PANEL_COLS) : load_e5m2(panel + k * PANEL_COLS);
     else if constexpr (F::codes == Codes::f16)
         return load_f16(reinterpret_cast<const uint16_t*>(panel) + k * PANEL_COLS);
     else
@@ -79,30 +75,6 @@ void multiply_dense_panel(const uint8_t* panel, int k, DenseRows x, float* c) {
         for (int i = 0; i < count; ++i) store(tile + i * PANEL_COLS, load_dense<F>(panel, k0 + i));
         multiply_dense<Format<Codes::f32, 32, 1, Scales::none, Mins::none>>(reinterpret_cast<uint8_t*>(tile), count,
                                                                             {x.data + k0, x.stride, x.rows}, c);
-    }
-}
-
-// The scales of a super-block, for numbers as load_dense gives them.
-template <typename F>
-inline F32x16 dense_scales(const uint8_t* header) {
-    return load(reinterpret_cast<const float*>(header)) * broadcast(F::codes == Codes::e4m3 ? E4M3_FACTOR : 1.0f);
-}
-
-// The same for floats with scales, at most DENSE_MOST_ROWS rows.
-template <typename F>
-void multiply_scaled_panel(const uint8_t* panel, const Groups& groups, int k, DenseRows x, float* c) {
-    alignas(64) float sums[DENSE_MOST_ROWS * PANEL_COLS];
-    for (int k0 = 0; k0 < k; k0 += groups.k) {
-        const int count = k - k0 < groups.k ? k - k0 : groups.k;
-        const F32x16 scales = dense_scales<F>(panel);
-        panel += header_bytes(groups);
-        for (int r = 0; r < x.rows; ++r) store(sums + PANEL_COLS * r, broadcast(0.0f));
-        multiply_dense_panel<F>(panel, count, {x.data + k0, x.stride, x.rows}, sums);
-        for (int r = 0; r < x.rows; ++r) {
-            float* const y = c + PANEL_COLS * r;
-            store(y, fma(scales, load(sums + PANEL_COLS * r), load(y)));
-        }
-        panel += static_cast<int64_t>(count) * PANEL_COLS;
     }
 }
 

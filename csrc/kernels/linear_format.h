@@ -119,35 +119,45 @@ inline F32x16 load_e8m0(const uint8_t* p) {
 constexpr float E4M3_FACTOR = 256.0f;
 
 #if defined(__AVX2__)
-inline F32x16 widen_halves(__m256i halves) {
+inline F32x16 load_e4m3(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const __m256i shifted = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8), 1);
+    // The shift has copied the sign over the highest bit of the exponent.
+    const __m256i halves = _mm256_and_si256(shifted, _mm256_set1_epi16(static_cast<short>(0xbf80)));
 #if defined(__AVX512F__)
     return {_mm512_cvtph_ps(halves)};
 #else
     return {_mm256_cvtph_ps(_mm256_castsi256_si128(halves)), _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1))};
 #endif
 }
-inline F32x16 load_e5m2(const uint8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return widen_halves(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8));
-}
-inline F32x16 load_e4m3(const uint8_t* p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    const __m256i halves = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_cvtepu8_epi16(bytes), 8), 1);
-    // The shift has copied the sign over the highest bit of the exponent.
-    return widen_halves(_mm256_and_si256(halves, _mm256_set1_epi16(static_cast<short>(0xbf80))));
-}
 #else
-template <typename Bits>
-inline F32x16 widen_bytes(const uint8_t* p, Bits half_bits) {
+inline F32x16 load_e4m3(const uint8_t* p) {
     uint16_t halves[PANEL_COLS];
-    for (int i = 0; i < PANEL_COLS; ++i) halves[i] = static_cast<uint16_t>(half_bits(p[i]));
+    for (int i = 0; i < PANEL_COLS; ++i) halves[i] = static_cast<uint16_t>((p[i] & 128) << 8 | (p[i] & 127) << 7);
     return load_f16(halves);
 }
-inline F32x16 load_e5m2(const uint8_t* p) {
-    return widen_bytes(p, [](int byte) { return byte << 8; });
+#endif
+
+// 2^(e - 127), e from 1 to 254: the exponent of a float.
+#if defined(__AVX512F__)
+inline F32x16 load_exponents(const uint8_t* p) {
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(e, 23))};
 }
-inline F32x16 load_e4m3(const uint8_t* p) {
-    return widen_bytes(p, [](int byte) { return (byte & 128) << 8 | (byte & 127) << 7; });
+#elif defined(__AVX2__)
+inline F32x16 load_exponents(const uint8_t* p) {
+    const __m128i e = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    const auto shifted = [](__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu8_epi32(x), 23)); };
+    return {shifted(e), shifted(_mm_srli_si128(e, 8))};
+}
+#else
+inline F32x16 load_exponents(const uint8_t* p) {
+    float t[PANEL_COLS];
+    for (int i = 0; i < PANEL_COLS; ++i) {
+        const uint32_t bits = static_cast<uint32_t>(p[i]) << 23;
+        std::memcpy(t + i, &bits, sizeof(bits));
+    }
+    return load(t);
 }
 #endif
 
@@ -279,6 +289,8 @@ struct UnitCursor {
             return scale_ * load_u8(bytes);
         else if constexpr (F::scales == Scales::i8_per_unit)
             return scale_ * load_i8(bytes);
+        else if constexpr (F::scales == Scales::group_exponents)
+            return scale_ * load_exponents(codes() + F::code_bytes);
         else
             return scale_;
     }
@@ -317,7 +329,9 @@ struct UnitCursor {
         const auto load_stored = [&](const uint8_t* p) {
             return sizes_.has_float_scales ? load(reinterpret_cast<const float*>(p)) : load_halves(p);
         };
-        scale_ = F::has_e4m3_scales ? load(reinterpret_cast<const float*>(header)) : load_stored(header);
+        scale_ = F::has_e4m3_scales || F::scales == Scales::group_exponents
+                     ? load(reinterpret_cast<const float*>(header))
+                     : load_stored(header);
         if constexpr (F::has_e4m3_scales) scale_ = scale_ * broadcast(E4M3_FACTOR);
         if constexpr (F::mins > 0) {
             const uint8_t* const at = header + PANEL_COLS * (sizes_.has_float_scales ? 4 : 2);

@@ -25,8 +25,7 @@ namespace {
 
 constexpr int FEW_ROWS = 8;      // up to so many rows every worker prepares its own activations: no barrier
 constexpr int BLOCK_ROWS = 128;  // activations of a block stay in the L2 cache
-static_assert(BLOCK_ROWS <= DENSE_MOST_ROWS);
-constexpr int TILE_UNITS = 16;  // units that are unpacked at once: they stay in the L1 cache
+constexpr int TILE_UNITS = 16;   // units that are unpacked at once: they stay in the L1 cache
 
 // One fused product. Everything but `weights` may be absent.
 struct Product {

@@ -233,11 +233,7 @@ class ProductRun {
     template <typename F>
     void accumulate_dense(const PanelRun& run, int slot) {
         const DenseRows rows = {a_.dense + block_.first * a_.stride + run.head * p_.k(), a_.stride, block_.count};
-        for (int i = 0; i < run.count; ++i)
-            if constexpr (F::is_grouped)
-                multiply_scaled_panel<F>(run.data(i), run.weight.groups, p_.k(), rows, sums_of(slot, i));
-            else
-                multiply_dense_panel<F>(run.data(i), p_.k(), rows, sums_of(slot, i));
+        for (int i = 0; i < run.count; ++i) multiply_dense_panel<F>(run.data(i), p_.k(), rows, sums_of(slot, i));
     }
 
     template <typename F>

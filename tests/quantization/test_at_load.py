@@ -24,6 +24,7 @@ from octavo.quantization.packed import CodebookWeight, DenseWeight, Float8Weight
 from tests.models.test_parity import TOKENS, assert_close, logits_of
 from tests.quantization.test_checkpoints import tiny_model
 from tests.support import converted_gguf, tiny_models
+from tests.support.at_load_formulas import FORMULAS
 from tests.support.processes import octavo_here
 from tests.support.quantized_checkpoints import CASES, write
 from tests.support.tiny_gguf import plain_tensors, tiny_gguf
@@ -38,72 +39,6 @@ def random_matrix(rows: int = 96, width: int = 160) -> Floats:
     values[1] *= 1e-3
     values[2] = 0
     return values
-
-
-# The formulas, written out. Each gives the meaning of the quantized matrix.
-
-NF4 = np.array(
-    [
-        "-1",
-        "-0.6961928",
-        "-0.52507305",
-        "-0.39491749",
-        "-0.28444138",
-        "-0.18477343",
-        "-0.09105004",
-        "0",
-        "0.0795803",
-        "0.1609302",
-        "0.2461123",
-        "0.33791524",
-        "0.44070983",
-        "0.562617",
-        "0.72295684",
-        "1",
-    ],
-    np.float32,
-)
-FP4 = np.array([s * n / 12 for s in (1, -1) for n in (0, 0.0625, 2, 3, 4, 6, 8, 12)], np.float32)
-
-
-def nearest_of(table: Floats, w: Floats) -> Floats:
-    """Blocks of 64 over the flattened matrix, by absmax, each number to the nearest entry."""
-    flat = np.concatenate([w.reshape(-1), np.zeros(-w.size % 64, np.float32)]).reshape(-1, 64).astype(np.float64)
-    absmax = np.abs(flat).max(1, keepdims=True)
-    scaled = flat / np.where(absmax == 0, 1, absmax)
-    entry = np.abs(scaled[..., None] - table.astype(np.float64)).argmin(-1)
-    return (table[entry] * absmax).reshape(-1)[: w.size].reshape(w.shape).astype(np.float32)
-
-
-def int8_of(w: Floats) -> Floats:
-    scale = np.abs(w.astype(np.float64)).max(1, keepdims=True) / 127
-    return (np.rint(w / np.where(scale == 0, 1, scale)) * scale).astype(np.float32)
-
-
-def int4_of(w: Floats) -> Floats:
-    """Groups of 64 columns, or of the largest power of two that divides the width."""
-    width = w.shape[1]
-    parts = w.reshape(len(w), -1, 64 if width % 64 == 0 else width & -width).astype(np.float64)
-    low, high = parts.min(-1, keepdims=True).clip(max=0), parts.max(-1, keepdims=True).clip(min=0)
-    scale = ((high - low).astype(np.float32) / np.float32(15)).astype(np.float16).astype(np.float64)
-    scale = np.where(scale == 0, 1, scale)
-    zero = np.rint(-low / scale).clip(0, 15)
-    return ((np.rint(parts / scale + zero).clip(0, 15) - zero) * scale).reshape(w.shape).astype(np.float32)
-
-
-def fp8_of(w: Floats) -> Floats:
-    scale = np.abs(w).max(1, keepdims=True) / np.float32(448)
-    scale = np.where(scale == 0, np.float32(1), scale)
-    return torch.from_numpy(w / scale).to(torch.float8_e4m3fn).float().numpy() * scale
-
-
-FORMULAS = {
-    "nf4": lambda w: nearest_of(NF4, w),
-    "fp4": lambda w: nearest_of(FP4, w),
-    "int8": int8_of,
-    "int4": int4_of,
-    "fp8": fp8_of,
-}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -263,7 +198,8 @@ def test_an_option_on_a_quantized_file(smollm2_path: Path) -> None:
 def test_show_and_plan_count_what_the_option_makes(tmp_path: Path) -> None:
     tiny_models.save_safetensors(tiny_model(), tmp_path)
     text = octavo_here("show", tmp_path, "--quantization", "nf4").stdout
-    assert re.search(r"NF4_64 +4\.50 +64 +NF4_64 ", text)
+    assert re.search(r"NF4_64 +4\.50 +64 +NF4_64 +int8 ", text)
+    assert re.search(r"F32 +32\.00 +- +F32 +float32 ", text)
     whole, less = (octavo_here("plan", tmp_path, *options).stdout for options in ((), ("--quantization", "int4")))
     assert whole != less
 

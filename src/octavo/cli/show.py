@@ -135,7 +135,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
     from octavo.engine.load import model_sizes, size_notes
     from octavo.graph.cost import expert_cost, weight_bytes_read
     from octavo.graph.ops import StepSizes
-    from octavo.quantization.packed import group_of
+    from octavo.quantization.packed import DENSE_TYPES, group_of
 
     try:
         sizes = model_sizes(checkpoint, engine, checkpoint.config.max_position_embeddings)
@@ -153,6 +153,7 @@ def _in_memory(checkpoint: Checkpoint, engine: EngineConfig) -> _InMemory:
                 "bits_per_weight": 0.0,
                 "group": group_of(matrix.type_name),
                 "kernel": matrix.packed_as,
+                "products": "float32" if matrix.packed_as in DENSE_TYPES else "int8",
                 "weights": 0,
                 "bytes": 0,
                 "bytes_read_per_token": 0,
@@ -227,10 +228,11 @@ def _write_table(facts: dict[str, Any]) -> None:
         for name, amount in facts["formats"].items():
             write(f"{name:<8} {amount['weights']:>15,} {size(amount['bytes']):>12}\n")
         return
-    write("\nformat        bits  group    kernel              weights    in memory  read a token\n")
+    write("\nformat        bits  group    kernel       products        weights    in memory  read a token\n")
     for entry in facts["in_memory"]:
         write(
             f"{entry['format']:<12} {entry['bits_per_weight']:>5.2f}  {entry['group']:<8} {entry['kernel']:<12} "
-            f"{entry['weights']:>14,} {size(entry['bytes']):>12} {size(entry['bytes_read_per_token']):>13}\n"
+            f"{entry['products']:<8} {entry['weights']:>14,} {size(entry['bytes']):>12} "
+            f"{size(entry['bytes_read_per_token']):>13}\n"
         )
-    write(f"{'':<69}{size(facts['bytes_read_per_token']):>13}\n")
+    write(f"{'':<78}{size(facts['bytes_read_per_token']):>13}\n")

@@ -26,9 +26,9 @@ std::vector<int32_t> rows_up_to(int32_t most) {
 std::vector<std::string> type_names() {
     std::vector<std::string> names;
     for (const WeightType& type : WEIGHT_TYPES) {
-        if (type.file != FileBlock::none || has_e4m3_scales(type.traits)) {
+        if (!comes_as_arrays(type) || has_e4m3_scales(type.traits)) {
             names.push_back(type.name);
-        } else if (is_dense(type.traits)) {
+        } else if (has_exponents(type.traits)) {
             names.push_back(type.name);
             names.push_back(std::string(type.name) + "_128X128");
         } else if (type.traits.mins == Mins::none) {

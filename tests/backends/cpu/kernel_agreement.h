@@ -195,7 +195,7 @@ inline Operand random_groups(Random& random, const std::string& type_name, int32
     };
     std::vector<uint8_t> codes = random_bytes(static_cast<size_t>(n) * k * type.traits.bits / 8);
     for (uint8_t& code : codes)
-        if (is_dense(type.traits)) code &= 0xbf;  // without NaN and infinity
+        if (has_exponents(type.traits)) code &= 0xbf;  // without NaN and infinity
     const std::vector<uint8_t> scales = random_numbers(count, groups.scale_bytes);
     std::vector<uint8_t> mins = groups.min_bytes == 1 ? random_bytes(count) : random_numbers(count, groups.min_bytes);
     if (has_e4m3_scales(type.traits)) mins = random_bytes(static_cast<size_t>(n) * k / 16);
@@ -214,7 +214,7 @@ inline Operand random_groups(Random& random, const std::string& type_name, int32
 }
 
 inline Operand random_weight(Random& random, const std::string& type_name, int32_t n, int32_t k) {
-    if (describe_packed(type_name, n, k).type->file == FileBlock::none) return random_groups(random, type_name, n, k);
+    if (comes_as_arrays(*describe_packed(type_name, n, k).type)) return random_groups(random, type_name, n, k);
     return random_weight(random, parse_weight_type(type_name), n, k);
 }
 

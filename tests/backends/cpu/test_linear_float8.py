@@ -1,4 +1,4 @@
-"""Products of floats of 8 bits with scales of the matrix, of rows and of blocks."""
+"""Products of floats of 8 bits with scales of the matrix, of rows and of blocks, as int8 with exponents."""
 
 import dataclasses
 from typing import Any, Literal
@@ -13,9 +13,9 @@ from octavo.backends.cpu.weights import load_matrices
 from octavo.graph.ops import Embedding, FusedLinear, Linear, MoE, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight, Float8Weight, Weight
+from octavo.quantization.packed.float8 import e4m3
 
-ROUNDING = 1e-10  # relative squared error of float32 sums
-BLOCKS: list[tuple[int | None, int | None]] = [(None, None), (1, None), (128, 128), (1, 128), (16, 40)]
+BLOCKS: list[tuple[int | None, int | None]] = [(None, None), (1, None), (128, 128), (1, 128), (16, 64)]
 NAN = {"E4M3": [0x7F, 0xFF], "E5M2": [0x7C, 0x7D, 0x7E, 0x7F, 0xFC, 0xFD, 0xFE, 0xFF]}
 
 
@@ -39,6 +39,17 @@ def float8(
     )
 
 
+def rounded(weight: Float8Weight) -> DenseWeight:
+    """Of 32 columns the largest number, in [2^e, 2^(e+1)), has a code of 64 to 127; all codes are whole."""
+    *rows, width = weight.shape
+    numbers = dataclasses.replace(weight, scales=np.ones_like(weight.scales)).dequantize().reshape(*rows, -1, 32)
+    _, exponent = np.frexp(np.abs(numbers).max(-1, keepdims=True))
+    step = np.ldexp(np.float32(1), exponent - 7)
+    step *= weight.scales.repeat(weight.block_rows or rows[-1], -2)[..., : rows[-1], :].repeat(
+        (weight.block_columns or width) // 32, -1)[..., : width // 32, None]  # fmt: skip
+    return DenseWeight((np.rint(np.ldexp(numbers, 7 - exponent)) * step).reshape(weight.shape))
+
+
 def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
     return float(np.square(actual - expected).sum() / np.square(expected).sum())
 
@@ -50,30 +61,51 @@ def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
 @pytest.mark.parametrize("blocks", BLOCKS)
 @pytest.mark.parametrize("kind", NAN)
 def test_linear(kind, blocks, isa, run_op, numpy_op):
-    for n, k in ((33, 257), (7, 384), (200, 96)):
-        x = Value(0, Rows.TOKENS, k)
-        op, weights = Linear(x, Parameter("w", (n, k)), None), {"w": float8((n, k), n, kind, blocks)}
+    for n, k in ((33, 256), (7, 384), (200, 96)):
+        x, weight = Value(0, Rows.TOKENS, k), float8((n, k), n, kind, blocks)
+        op = Linear(x, Parameter("w", (n, k)), None)
         for rows in (1, 2, 4, 8, 33, 200):
             values = {x: gaussian(rows, k, rows)}
-            out = run_op(op, values, weights=weights, isa=isa, threads=2)
-            assert relative_error(out, numpy_op(op, values, weights=weights)) <= ROUNDING
-            assert_same_bits(out, run_op(op, values, weights=weights, isa="scalar"))
+            out = run_op(op, values, weights={"w": weight}, isa=isa, threads=2)
+            assert relative_error(out, numpy_op(op, values, weights={"w": rounded(weight)})) <= 2e-4
+            assert relative_error(out, numpy_op(op, values, weights={"w": weight})) <= 3e-4
+            assert_same_bits(out, run_op(op, values, weights={"w": weight}, isa="scalar"))
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("kind", NAN)
-def test_the_embedding_has_every_number_bit_for_bit(kind, blocks, isa, run_op, cpu_batch):
-    weight = float8((50, 300), 1, kind, blocks)
-    op = Embedding(Parameter("embed", (50, 300)))
-    out = run_op(op, {}, weights={"embed": weight}, batch=cpu_batch(60, vocab=50), isa=isa, threads=2)
-    np.testing.assert_array_equal(out, weight.dequantize()[np.arange(60) % 50])
+@pytest.mark.parametrize(("kind", "exact"), [("E4M3", 8), ("E5M2", 4)])
+def test_the_numbers_that_the_kernels_have(kind, exact, blocks, isa, run_op, cpu_batch):
+    """Codes of `exact` and more have their numbers bit for bit; others are half a step off at most."""
+    weight = float8((50, 320), 1, kind, blocks)
+    op = Embedding(Parameter("embed", (50, 320)))
+    out = run_op(op, {}, weights={"embed": weight}, batch=cpu_batch(60, vocab=50), isa=isa, threads=2)[:50]
+    np.testing.assert_array_equal(out, rounded(weight).dequantize())
+    expected = weight.dequantize()
+    ones = dataclasses.replace(weight, scales=np.ones_like(weight.scales)).dequantize()
+    numbers = np.abs(ones).reshape(50, 10, 32)
+    power = np.exp2(np.floor(np.log2(numbers.max(-1, keepdims=True))))
+    is_exact = (numbers >= power / 64 * exact).reshape(50, 320)
+    assert is_exact.mean() > 0.1
+    np.testing.assert_array_equal(out[is_exact], expected[is_exact])
+    bound = (np.broadcast_to(power / 128, numbers.shape)).reshape(50, 320) * np.abs(expected / np.where(ones, ones, 1))
+    assert (np.abs(out - expected) <= bound * 1.0001).all()
 
 
-@pytest.mark.parametrize("kind", NAN)
-def test_a_number_that_is_not_finite_is_not_hidden(kind, isa):
+def test_the_error_beside_that_of_float8_itself():
+    """Of normally distributed weights the kernels' rounding is less than a sixth of the one that E4M3 brought."""
+    exact = gaussian(256, 1024)
+    scales = np.abs(exact).max(1, keepdims=True) / np.float32(448)
+    weight = Float8Weight("E4M3", e4m3(exact / scales), scales, block_rows=1)
+    stored = weight.dequantize()
+    ours = np.sqrt(np.square(rounded(weight).dequantize() - stored).mean())
+    assert ours <= 0.16 * np.sqrt(np.square(stored - exact).mean())
+
+
+@pytest.mark.parametrize(("kind", "byte"), [(kind, byte) for kind in NAN for byte in NAN[kind]])
+def test_a_number_that_is_not_finite_is_not_hidden(kind, byte, isa):
     clean, x = float8((20, 256), 2, kind), gaussian(3, 256)
     data = clean.data.copy()
-    data[17, 200] = 0x7F
+    data[17, 200] = byte
     outputs = []
     for weight in (clean, dataclasses.replace(clean, data=data)):
         out = np.zeros((3, 20), np.float32)
@@ -97,11 +129,11 @@ def test_fused_linear_with_a_norm(rows, isa, run_op, numpy_op):
     op = FusedLinear(x, residual, parts, (None, None, None), Parameter("norm", (k,)), 1e-5)
     values = {x: gaussian(rows, k), residual: gaussian(rows, sum(sizes))}
     out = run_op(op, values, weights=weights, isa=isa, threads=3)
-    assert relative_error(out, numpy_op(op, values, weights=weights)) <= ROUNDING
+    assert relative_error(out, numpy_op(op, values, weights=weights)) <= 3e-4
     assert_same_bits(out, run_op(op, values, weights=weights, isa="scalar"))
 
 
-@pytest.mark.parametrize("intermediate", [64, 72])
+@pytest.mark.parametrize("intermediate", [64, 96])
 def test_experts(intermediate, isa, run_op, numpy_op):
     k = 128
     x = Value(0, Rows.TOKENS, k)
@@ -111,7 +143,7 @@ def test_experts(intermediate, isa, run_op, numpy_op):
     weights: dict[str, Weight] = {name: float8(shape, i) for i, (name, shape) in enumerate(shapes.items())}
     weights["router"] = DenseWeight(gaussian(5, k) * np.float32(0.1))
     out = run_op(op, {x: gaussian(30, k)}, weights=weights, isa=isa, threads=3)
-    assert relative_error(out, numpy_op(op, {x: gaussian(30, k)}, weights=weights)) <= 1e-9
+    assert relative_error(out, numpy_op(op, {x: gaussian(30, k)}, weights=weights)) <= 1e-3
     assert_same_bits(out, run_op(op, {x: gaussian(30, k)}, weights=weights, isa="scalar"))
 
 
@@ -122,7 +154,7 @@ def test_sizes_and_the_pack_cache(blocks, tmp_path, monkeypatch):
     parameter = Parameter("w", weight.shape)
     assert packed_types(weight.type_name, weight.shape) == (weight.type_name,)
     groups = -(-256 // (blocks[1] or 256))
-    assert _native.packed_nbytes(weight.type_name, 48, 256) == 48 * (256 + 4 * groups)
+    assert _native.packed_nbytes(weight.type_name, 48, 256) == 48 * (256 + 256 // 32 + 4 * groups)
     for _ in range(2):
         (packed,) = load_matrices({"w": weight}, [parameter], 1, None, PackCacheOptions("model", 1 << 30)).values()
         assert packed.is_view
@@ -130,7 +162,22 @@ def test_sizes_and_the_pack_cache(blocks, tmp_path, monkeypatch):
         assert packed.panels.tobytes() == pack(weight).panels.tobytes()
 
 
+@pytest.mark.parametrize(("k", "blocks"), [(257, (1, None)), (256, (16, 40))])
+def test_what_has_no_kernel(k, blocks):
+    weight = float8((16, k), 6, "E4M3", blocks)
+    assert packed_types(weight.type_name, weight.shape) == ("F16", "F32")
+    assert pack(weight).type_name == "F16"
+
+
 def test_names_that_are_none():
-    for name in ("F8_E4M2", "F8_E4M3_", "F8_E4M3_COLUMN", "F8_E4M3_0X128", "F8_E4M3_128X", "F8_E4M3_128X128_X"):
+    for name in (
+        "F8_E4M2",
+        "F8_E4M3_",
+        "F8_E4M3_COLUMN",
+        "F8_E4M3_0X128",
+        "F8_E4M3_128X",
+        "F8_E4M3_128X128_X",
+        "F8_E4M3_16X40",
+    ):
         with pytest.raises(ValueError, match="cannot be packed"):
             _native.packed_nbytes(name, 16, 256)

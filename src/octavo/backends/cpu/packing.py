@@ -26,7 +26,7 @@ _GROUPED = re.compile(r"I(?P<bits>[2-8])_(?P<group>\d+|ROW)(?P<mins>_[ZM])?(?P<s
 _CODEBOOK = re.compile(r"(?P<name>[A-Z]{2,}4)_(?P<group>\d+)")
 _NVFP4 = "NVFP4_16"
 _E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-_FLOAT8 = re.compile(r"F8_E(4M3|5M2)(_ROW|_(ALL|\d+)X(ALL|\d+))?")
+_FLOAT8 = re.compile(r"F8_E(4M3|5M2)(_ROW|_(ALL|\d+)X(ALL|(?P<width>\d+)))?")
 
 
 def packed_types(type_name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
@@ -36,8 +36,8 @@ def packed_types(type_name: str, shape: tuple[int, ...]) -> tuple[str, ...]:
     """
     if type_name in _native.packable_types():
         return (type_name,)
-    if _FLOAT8.fullmatch(type_name):
-        return (type_name,)
+    if float8 := _FLOAT8.fullmatch(type_name):
+        return (type_name,) if _is_divided(float8["width"] or "ROW", shape[-1]) else _FLOATS
     if type_name == _NVFP4:
         return (type_name, *_FLOATS) if shape[-1] % _UNIT == 0 else _FLOATS
     if codebook := _CODEBOOK.fullmatch(type_name):
@@ -61,10 +61,10 @@ def _is_divided(group: str, width: int) -> bool:
 
 def pack(weight: Weight) -> _native.PackedWeight:
     """The matrix [product of the leading dimensions, last dimension] in one of its `packed_types`."""
-    if isinstance(weight, Float8Weight):
-        return _pack_float8(weight)
     types = packed_types(weight.type_name, weight.shape)
     if types != _FLOATS:
+        if isinstance(weight, Float8Weight):
+            return _pack_float8(weight)
         if isinstance(weight, GroupedWeight) and 0 <= weight.zero <= 255:
             return _pack_grouped(weight, types)
         if isinstance(weight, CodebookWeight) and weight.row_scales is not None and _is_e2m1(weight):
@@ -120,7 +120,7 @@ def _pack_nvfp4(weight: CodebookWeight, row_scales: NDArray[np.float32]) -> _nat
 
 
 def _pack_float8(weight: Float8Weight) -> _native.PackedWeight:
-    """Every row gets the scales of its block."""
+    """Every row gets the scales of its block. The numbers become int8 (csrc/pack_float8.cpp has the error)."""
     rows = weight.shape[-2]
     scales = np.repeat(weight.scales, weight.block_rows or rows, axis=-2)[..., :rows, :]
     shape = _matrix_shape(weight)
