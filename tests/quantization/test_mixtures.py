@@ -142,3 +142,27 @@ def save_tokenizer(directory: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_head_of_gptq_with_bits_of_its_own(tied: bool, tmp_path: Path) -> None:
+    """`lm_head` of GPTQModel: eight bits by `dynamic` beside four. The embedding is plain, whatever `tie_...` says."""
+    model = tiny_model()
+    dynamic = {r"+:.*lm_head.*": {"bits": 8, "group_size": 32}}
+    config = {"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": True, "lm_head": True, "dynamic": dynamic}
+    write(model, tmp_path, config, quantized_checkpoints.gptq(4, 64, symmetric=True))
+    head = quantized_checkpoints.gptq(8, 32, symmetric=True)(model.lm_head.weight.detach().numpy(), RNG)
+    model.lm_head.weight = torch.nn.Parameter(as_tensor(head.meaning))
+    stored = load_file(tmp_path / "model.safetensors")
+    stored.pop("lm_head.weight", None)
+    stored |= {f"lm_head.{part}": as_tensor(array).contiguous() for part, array in head.tensors.items()}
+    save_file(stored, tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    checkpoint = open_checkpoint(tmp_path)
+    types = {name: checkpoint.weights.info(name).type_name for name in checkpoint.weights}
+    assert (types["lm_head.weight"], types["embed_tokens.weight"]) == ("I8_32", "F32")
+    assert types["layers.0.mlp.up_proj.weight"] == "I4_64"
+    expected = tiny_models.expected_logits(model, TOKENS)
+    assert_close(logits_of(checkpoint), expected)
+    assert_close(logits_of(checkpoint, "cpu"), expected, NATIVE_TOLERANCE)

@@ -35,6 +35,7 @@ MAX_ROPE_FACTORS = 1 << 12
 
 _MODEL_SUFFIXES = (".gguf", ".safetensors", ".safetensors.index.json")
 # Tensors that older checkpoints keep beside their weights: rotary frequencies and causal masks.
+_HEAD = "lm_head.weight"
 _BUFFERS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias")
 
 
@@ -175,11 +176,13 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
     )
     table = weight_table(module)
     with _errors_of(config_path):
+        section = _quantization(config_path, config_json)
+        packed = _packed(section, file) if section else {}
+        if _HEAD in packed:  # a quantized head is not the embedding, even if the model was made with one for both
+            reader = ConfigReader({**config_json, "tie_word_embeddings": False})
         config = module.Config.from_hf(reader)
         pooling = pooling_of_directory(path.parent, config_json)
         config = config.with_pooling(pooling.pooling)
-        section = _quantization(config_path, config_json)
-        packed = _packed(section, file) if section else {}
     used = {tensor for source in packed.values() for tensor in source.tensors}
     names = [n for n in file.tensors if n not in used and not n.endswith(_BUFFERS)]
     sources = {name: file.source(name) for name in names} | packed
