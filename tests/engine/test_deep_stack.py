@@ -49,6 +49,22 @@ def test_what_takes_too_long_goes_on() -> None:
     assert ended.wait(10)
 
 
+def test_the_limit_counts_processor_time() -> None:
+    """A machine that is busy with other things makes no grammar too large."""
+
+    def slow() -> str:
+        time.sleep(0.3)
+        return "done"
+
+    def busy() -> None:
+        end = time.thread_time() + 0.5
+        while time.thread_time() < end:
+            pass
+
+    assert run_on_deep_stack(slow, 0.1) == "done"
+    assert run_on_deep_stack(busy, 0.05) is None
+
+
 def test_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -30,9 +30,14 @@ from octavo.tokenizer.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# A mask takes 15 ms at most by these, most compilations far less than a second; a lexer state takes about 2 KB.
+# A mask takes 40 ms at most by these, most compilations far less than a second; a lexer state takes about 2 KB. A row
+# has four items for each optional property that may still come: 2,048 of them fit.
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=300_000, max_grammar_size=50_000, max_lexer_states=16_000, verbose_errors=False
+    initial_lexer_fuel=300_000,
+    max_grammar_size=50_000,
+    max_items_in_row=9_000,
+    max_lexer_states=16_000,
+    verbose_errors=False,
 )
 _TIMEOUT_S = 2.0
 _MAX_COMPILATIONS = 4  # at a time

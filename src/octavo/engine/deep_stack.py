@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,6 +13,7 @@ from octavo.tokenizer.quiet_thread import close_files_of_this_thread
 
 # Memory is taken only as far as the recursion goes.
 _STACK_BYTES = 256 * 2**20
+_MAX_WAIT = 5  # times the limit: on a machine this busy it is too long for whoever waits, too
 
 T = TypeVar("T")
 
@@ -22,16 +24,19 @@ _stack_size_lock = threading.Lock()
 def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
     """The result of `work` on a thread of its own; None if it exceeds the time limit, although it continues.
 
-    The thread has no files: a panic of the compiler shows nothing on the terminal.
+    timeout_s: processor time, so that a busy machine refuses nothing that a free one accepts. It waits for five times
+    as long at most. The thread has no files: a panic of the compiler shows nothing on the terminal.
     Raises OverloadedError if no thread can be started; then `work` never runs.
     """
     begun = threading.Lock()  # taken by the thread when it starts, or by the caller when it gives up
     done = threading.Event()
     results: list[T] = []
+    clocks: list[int] = []  # that of the thread, once it has begun
 
     def run() -> None:
         if begun.acquire(blocking=False):
             try:
+                clocks.append(time.pthread_getcpuclockid(threading.get_ident()))
                 close_files_of_this_thread()
                 results.append(work())
             finally:
@@ -47,8 +52,21 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
             raise OverloadedError(message, code="server_overloaded") from error
         finally:
             threading.stack_size(before)
-    done.wait(timeout_s)
+    _wait(done, clocks, timeout_s)
     if begun.acquire(blocking=False):
         message = "a grammar cannot be compiled now: its thread did not begin; try again later"
         raise OverloadedError(message, code="server_overloaded")
     return results[0] if results else None
+
+
+def _wait(done: threading.Event, clocks: list[int], timeout_s: float) -> None:
+    """Waits until the thread is done, has computed for `timeout_s`, has not begun by then, or the wait is too long."""
+    end, left = time.monotonic() + _MAX_WAIT * timeout_s, timeout_s
+    while not done.wait(left):
+        try:
+            left = timeout_s - time.clock_gettime(clocks[0]) if clocks else 0.0
+        except OSError:  # it has just ended
+            left = timeout_s
+        if left <= 0 or time.monotonic() > end:
+            return
+        left = max(left, 0.01)
