@@ -14,21 +14,20 @@ import argparse
 import asyncio
 import sys
 import tempfile
+from concurrent.futures import Executor, ProcessPoolExecutor
 from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from load_client import ServerProcess, free_port, stream
+from load_client import Answer, ServerProcess, free_port, stream
 from report import commit, machine, spread, table
 
 LIMIT_MS = 250.0
 STREAM_TOKENS = 1500
-_NUMBERS = count()
 
 
-def large_schema(num_properties: int) -> dict[str, Any]:
-    """A schema that no request has had before."""
-    number = next(_NUMBERS)
+def large_schema(number: int, num_properties: int) -> dict[str, Any]:
+    """A schema that no request with another number has."""
     properties = {f"property_{number}_{i}": {"type": "string"} for i in range(num_properties)}
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
@@ -38,23 +37,33 @@ def body(prompt: str, max_tokens: int, **fields: Any) -> dict[str, Any]:
     return {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **usage, **fields}
 
 
-async def longest_gap_ms(url: str, num_properties: int, num_requests: int) -> float:
-    """One turn. Raises SystemExit if a request fails."""
+def send_schemas(url: str, num_properties: int, first: int, num_requests: int) -> list[Answer]:
+    """The answers to requests sent at once. It runs in a process of its own, so that it delays nothing here."""
+
+    async def send() -> list[Answer]:
+        bodies = [
+            body("The properties as JSON:", 60, json_schema=large_schema(first + i, num_properties))
+            for i in range(num_requests)
+        ]
+        return await asyncio.gather(*(stream(url, "/v1/completions", item) for item in bodies))
+
+    return asyncio.run(send())
+
+
+async def longest_gap_ms(url: str, pool: Executor, num_properties: int, first: int, num_requests: int) -> float:
+    """One turn. first: the number of its first schema. Raises SystemExit if a request fails."""
     listening = asyncio.create_task(
         stream(url, "/v1/completions", body("Once upon a time", STREAM_TOKENS, ignore_eos=True))
     )
     await asyncio.sleep(0.5)
-    schemas = [
-        stream(url, "/v1/completions", body("The properties as JSON:", 60, json_schema=large_schema(num_properties)))
-        for _ in range(num_requests)
-    ]
-    answers = await asyncio.gather(listening, *schemas)
-    if failed := [answer.error for answer in answers if answer.error is not None]:
+    loop = asyncio.get_running_loop()
+    schemas = loop.run_in_executor(pool, send_schemas, url, num_properties, first, num_requests)
+    own, others = await asyncio.gather(listening, schemas)
+    if failed := [answer.error for answer in [own, *others] if answer.error is not None]:
         raise SystemExit(f"a request failed: {failed[0]}")
-    last_schema = max((answer.times[-1] for answer in answers[1:]), default=0.0)
-    if answers[0].times[-1] < last_schema:
-        print("the stream ended before the schemas' answers: its gaps cover a part of them", file=sys.stderr)
-    return 1000 * max(after - before for before, after in pairwise(answers[0].times))
+    if own.times[-1] < max((answer.times[-1] for answer in others), default=0.0):
+        raise SystemExit("the stream ended before the schemas' answers; its gaps cover only a part of them")
+    return 1000 * max(after - before for before, after in pairwise(own.times))
 
 
 def main() -> int:
@@ -71,9 +80,11 @@ def main() -> int:
     try:
         server.wait_ready()
         rows: dict[int, list[float]] = {0: [], options.requests: []}
-        for _ in range(options.runs):
-            for num_requests, gaps in rows.items():
-                gaps.append(asyncio.run(longest_gap_ms(server.url, options.properties, num_requests)))
+        firsts = count(0, options.requests)
+        with ProcessPoolExecutor(1) as pool:
+            for _ in range(options.runs):
+                for number, gaps in rows.items():
+                    gaps.append(asyncio.run(longest_gap_ms(server.url, pool, options.properties, next(firsts), number)))
     finally:
         server.close()
     print(f"{machine()}, commit {commit()}, {options.properties} optional properties, limit {LIMIT_MS:g} ms")
