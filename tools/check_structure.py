@@ -61,7 +61,8 @@ SERVER_ROOMS: dict[str, set[str]] = {
     "observability": set(),
     "tool_parsers": set(),
     "models": {"errors", "config", "tool_parsers", "observability"},
-    "generation": {"errors", "admission", "state", "models", "tool_parsers"},
+    "reasoning": {"tool_parsers"},
+    "generation": {"errors", "admission", "state", "models", "tool_parsers", "reasoning"},
     "protocols": {"errors", "state", "models", "http", "generation"},
 }
 PURE_PYTHON = {"engine/scheduler.py", "engine/block_pool.py", "engine/kv_cache.py", "engine/request.py"}

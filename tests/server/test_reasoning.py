@@ -9,7 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from octavo.server.generation.reasoning import ReasoningFormat, ReasoningParser, ReasoningPart, find_reasoning_format
+from octavo.server.reasoning.reasoning_format import (
+    ReasoningFormat,
+    ReasoningParser,
+    ReasoningPart,
+    find_reasoning_format,
+)
 
 # What tells the formats apart in published templates, shortened.
 QWEN3 = "{%- if '</think>' in content %}{%- set reasoning_content = content.split('</think>')[0] %}"

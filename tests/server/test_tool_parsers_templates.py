@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from octavo.loader.checkpoint import open_checkpoint
-from octavo.server.generation.reasoning import find_reasoning_format
+from octavo.server.reasoning.reasoning_format import find_reasoning_format
 from octavo.server.tool_parsers.tool_format import find_tool_format, tool_formats
 from octavo.tokenizer import load_tokenizer
 

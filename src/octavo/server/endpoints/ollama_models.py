@@ -16,7 +16,6 @@ from octavo.errors import UsageError
 from octavo.sampling_params import SamplingParams
 from octavo.server.endpoints.ollama import known_name
 from octavo.server.generation.infill import supports_infill
-from octavo.server.generation.reasoning import find_reasoning_format
 from octavo.server.http.json_body import Text
 from octavo.server.models.model_files import ModelFiles, read_model_files, short_count
 from octavo.server.models.model_manager import ModelEntry
@@ -31,6 +30,7 @@ from octavo.server.protocols.answer_schemas import (
 )
 from octavo.server.protocols.protocol_errors import OLLAMA, protocol_route
 from octavo.server.protocols.protocol_fields import NullIsAbsent
+from octavo.server.reasoning.reasoning_format import find_reasoning_format
 from octavo.server.state import state_of
 
 # The version of Ollama whose requests and answers these are; clients compare it with what they need.

@@ -13,14 +13,11 @@ from octavo.errors import UsageError
 from octavo.sampling_params import BeamSearchParams, SamplingParams, StructuredOutputsParams
 from octavo.server.errors import refuse
 from octavo.server.generation.events import ChoiceReader
-from octavo.server.generation.reasoning import (
-    ReasoningFormat,
-    find_reasoning_format,
-    reasoning_arguments,
-)
 from octavo.server.generation.spec import ChatSpec, NamedTool
+from octavo.server.generation.thinking import reasoning_arguments
 from octavo.server.generation.tool_messages import for_plain_template, for_tool_template
 from octavo.server.models.served_model import ServedModel
+from octavo.server.reasoning.reasoning_format import ReasoningFormat, find_reasoning_format
 from octavo.server.tool_parsers.answer import Tool
 from octavo.server.tool_parsers.grammar import or_json
 from octavo.server.tool_parsers.tool_format import ToolFormat, ToolParser, tool_formats

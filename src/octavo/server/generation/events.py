@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from octavo.errors import EngineDeadError
 from octavo.outputs import CompletionOutput, Logprob, RequestMetrics
-from octavo.server.generation.reasoning import ReasoningParser, ReasoningPart
+from octavo.server.reasoning.reasoning_format import ReasoningParser, ReasoningPart
 from octavo.server.tool_parsers.answer import CallArguments, CallStart, ParsedPart
 from octavo.server.tool_parsers.tool_format import ToolParser
 
