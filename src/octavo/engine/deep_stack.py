@@ -60,11 +60,11 @@ def run_on_deep_stack(work: Callable[[], T], timeout_s: float) -> T | None:
 
 
 def _wait(done: threading.Event, clocks: list[int], timeout_s: float) -> None:
-    """Waits until the thread is done, has computed for `timeout_s`, has not begun by then, or the wait is too long."""
+    """Waits until the thread is done, has computed for `timeout_s`, or the wait is too long."""
     end, left = time.monotonic() + _MAX_WAIT * timeout_s, timeout_s
     while not done.wait(left):
         try:
-            left = timeout_s - time.clock_gettime(clocks[0]) if clocks else 0.0
+            left = timeout_s - (time.clock_gettime(clocks[0]) if clocks else 0.0)
         except OSError:  # it has just ended
             left = timeout_s
         if left <= 0 or time.monotonic() > end:
