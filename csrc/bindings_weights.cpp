@@ -12,6 +12,7 @@
 #include "bindings.h"
 #include "checksum.h"
 #include "isa.h"
+#include "mapping_guard.h"
 #include "memory.h"
 #include "pack.h"
 #include "signature.h"
@@ -31,6 +32,20 @@ void check_bytes(const std::string& what, const Bytes& data, int64_t wanted) {
         throw std::invalid_argument(what + " takes " + std::to_string(wanted) + " bytes, not " +
                                     std::to_string(data.shape(0)));
 }
+
+// The guard of a mapped file, which it keeps alive.
+class FileGuard {
+  public:
+    FileGuard(Bytes data, std::string path)
+        : data_(std::move(data)), path_(std::move(path)), guard_(data_.data(), data_.shape(0)) {}
+    const std::string& path() const { return path_; }
+    bool is_damaged() const { return guard_.is_damaged(); }
+
+  private:
+    Bytes data_;
+    std::string path_;
+    MappingGuard guard_;  // ends before the data
+};
 
 // A matrix in panels and what holds its memory: the matrix itself, or a Python object (a mapped file).
 class OwnedWeight {
@@ -58,7 +73,7 @@ class OwnedWeight {
 
     // Over bytes that are packed already. Kernels read just the bytes that type and size ask for, so that is what
     // there must be.
-    static OwnedWeight* view(const std::string& type_name, Bytes panels, int64_t n, int64_t k) {
+    static OwnedWeight* view(const std::string& type_name, Bytes panels, int64_t n, int64_t k, nb::object guard) {
         PackedWeight weight = describe_packed(type_name, n, k);
         if (panels.shape(0) != packed_bytes(weight))
             throw std::invalid_argument(type_name + " of " + std::to_string(n) + " x " + std::to_string(k) + " takes " +
@@ -68,10 +83,12 @@ class OwnedWeight {
             throw std::invalid_argument("packed bytes must be aligned to 64");
         weight.data = panels.data();
         std::unique_ptr<OwnedWeight> w(new OwnedWeight(type_name, weight, std::move(panels)));
+        w->guard_ = std::move(guard);
         w->order_ids_ = find_orders(w->weight_);
         return w.release();
     }
 
+    const nb::object& guard() const { return guard_; }
     const PackedWeight& weight() const { return weight_; }
     size_t nbytes() const { return packed_bytes(weight_); }
     bool is_view() const { return memory_.data() == nullptr; }
@@ -96,6 +113,7 @@ class OwnedWeight {
 
     std::string type_name_;
     PackedWeight weight_{};
+    nb::object guard_ = nb::none();  // of a mapped file
     std::vector<uint64_t> order_ids_;
     SharedMemory memory_;
     Bytes panels_;  // keeps a mapped file mapped
@@ -190,12 +208,21 @@ const PackedWeight* packed_weight_of(nb::handle object) {
     return &nb::cast<const OwnedWeight&>(object).weight();
 }
 
+static void bind_guard(nb::module_& module) {
+    nb::class_<FileGuard>(module, "MappingGuard", "Makes failed reads of a mapped file known instead of fatal.")
+        .def(nb::init<Bytes, std::string>(), "data"_a.noconvert(), "path"_a)
+        .def_prop_ro("path", &FileGuard::path)
+        .def_prop_ro("is_damaged", &FileGuard::is_damaged);
+}
+
 void bind_weights(nb::module_& module) {
+    bind_guard(module);
     nb::class_<OwnedWeight>(module, "PackedWeight", "A matrix packed for the linear kernels.")
         .def_prop_ro("nbytes", &OwnedWeight::nbytes)
         .def_prop_ro("type_name", &OwnedWeight::type_name)
         .def_prop_ro("shape", [](const OwnedWeight& w) { return nb::make_tuple(w.weight().n, w.weight().k); })
         .def_prop_ro("is_view", &OwnedWeight::is_view)
+        .def_prop_ro("guard", &OwnedWeight::guard)
         .def_prop_ro(
             "panels",
             [](const OwnedWeight& w) {
@@ -223,7 +250,8 @@ void bind_weights(nb::module_& module) {
         },
         "name"_a, "The table of a grouped type as whole numbers, and the factor by which they are too large.");
     module.def("view_packed", &OwnedWeight::view, nb::rv_policy::take_ownership, "type_name"_a, "panels"_a.noconvert(),
-               "n"_a, "k"_a, "A matrix [n, k] over bytes that are packed already, without a copy.");
+               "n"_a, "k"_a, "guard"_a = nb::none(),
+               "A matrix [n, k] over bytes that are packed already, without a copy.");
     module.def(
         "packed_nbytes",
         [](const std::string& type_name, int64_t n, int64_t k) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 from contextlib import closing
 from pathlib import Path
@@ -15,7 +16,7 @@ from octavo.backends.cpu.paging import plan_paging, read_rate
 from octavo.backends.memory import MemoryBudget
 from octavo.cli.plan import memory_needs
 from octavo.config import EngineConfig
-from octavo.errors import InsufficientMemoryError
+from octavo.errors import EngineDeadError, InsufficientMemoryError
 from octavo.graph.builder import Graph
 from octavo.graph.values import Parameter
 from octavo.loader.checkpoint import open_checkpoint
@@ -53,7 +54,7 @@ def test_the_same_answers_from_disk(
         expected = answers(llm)
     # 256 MiB stay free for others; the packed weights are 92 MiB.
     monkeypatch.setattr("octavo.backends.cpu.memory", lambda: MemoryBudget((256 + 60) * MIB))
-    for _ in range(2):
+    for start in range(2):
         caplog.clear()
         with closing(open_checkpoint(smollm2_path)) as checkpoint:
             config = EngineConfig(max_num_seqs=2, max_num_batched_tokens=64)
@@ -68,6 +69,12 @@ def test_the_same_answers_from_disk(
             assert answers(llm) == expected
             assert llm.max_model_len == 256
             wait_until(lambda: resident_bytes(".packed") < 75 * MIB)  # the reader may be behind on a busy machine
+            if start == 0:
+                continue
+            (file,) = tmp_path.glob("packed/*.packed")
+            os.truncate(file, file.stat().st_size // 2)
+            with pytest.raises(EngineDeadError, match="the packed weights could not be read: the file was truncated"):
+                answers(llm)
     note = re.search(
         r"weights take 92\.\d MiB, .* (\d+) of 30 layers \((.*) MiB\) stay in memory, and each token reads (.*) MiB "
         r"from the disk at .*/s: expect at most [\d.e+]+ tokens/s",

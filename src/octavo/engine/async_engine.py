@@ -81,6 +81,9 @@ class AsyncEngine:
                 if self.engine.finish() > _LONG_STEP_S:
                     self._await_follow_ups(self._publish())
             failure = EngineDeadError("the engine was closed while the request ran")
+        except OctavoError as error:
+            logger.error("the engine failed: %s", error)
+            failure = EngineDeadError(str(error))
         except Exception as error:  # in any case, no caller may wait forever
             logger.exception("the engine failed")
             failure = EngineDeadError(f"the engine failed: {type(error).__name__}: {error}")

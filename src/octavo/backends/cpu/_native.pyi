@@ -30,6 +30,23 @@ class PackedWeight:
     @property
     def is_view(self) -> bool:
         """Whether the packed bytes belong to something else, a mapped file."""
+    @property
+    def guard(self) -> MappingGuard | None:
+        """That of the mapped file, if it has one."""
+
+class MappingGuard:
+    """Makes failed reads of a mapped file known, instead of fatal by SIGBUS: the reader sees zeros from there on.
+
+    Reads fail beyond the end of a file that was truncated, and by errors of the disk.
+    """
+
+    def __init__(self, data: NDArray[np.uint8], path: str) -> None:
+        """data: the whole mapping, kept alive. Raises RuntimeError if more than 256 files are guarded."""
+    @property
+    def path(self) -> str: ...
+    @property
+    def is_damaged(self) -> bool:
+        """Whether a read has failed."""
 
 PACK_LAYOUT_VERSION: int
 
@@ -59,8 +76,10 @@ def pack_groups(
 def code_table(name: str) -> tuple[list[int], float]:
     """The table of `NF4` or `FP4` as whole numbers, and the factor by which they are too large; empty for others."""
 
-def view_packed(type_name: str, panels: NDArray[np.uint8], n: int, k: int) -> PackedWeight:
-    """A matrix [n, k] over bytes that are packed already, kept alive and not copied.
+def view_packed(
+    type_name: str, panels: NDArray[np.uint8], n: int, k: int, guard: MappingGuard | None = None
+) -> PackedWeight:
+    """A matrix [n, k] over bytes that are packed already, kept alive and not copied. guard: of these bytes, kept too.
 
     Raises ValueError unless they are as many as type and size ask for, and aligned to 64.
     """

@@ -13,7 +13,7 @@ from octavo.backends.cpu.ceilings import measure_kernel_ceilings
 from octavo.backends.profiling import Ceilings, RecordTime
 from octavo.backends.sampling import raise_row_errors
 from octavo.batch import StepOutput
-from octavo.errors import UsageError
+from octavo.errors import EngineDeadError, UsageError
 from octavo.graph.cost import Cost, node_cost
 from octavo.graph.ops import Input
 from octavo.graph.segments import check_inputs
@@ -38,14 +38,22 @@ _NONE: _Arrays = []
 class CpuPendingStep:
     """Implements `octavo.backends.PendingStep`. Holds the batch and the output while native threads use them."""
 
-    def __init__(self, step: _native.PendingStep, output: StepOutput, errors: Int32) -> None:
-        """errors: [R], written by the step: the reason why a row has no outcome."""
+    def __init__(
+        self, step: _native.PendingStep, output: StepOutput, errors: Int32, guard: _native.MappingGuard | None = None
+    ) -> None:
+        """errors: [R], written by the step: the reason why a row has no outcome. guard: of mapped weights."""
+        self._guard = guard
         self._step = step
         self._output = output
         self._errors = errors
 
     def wait(self) -> StepOutput:
         self._step.wait()
+        if self._guard is not None and self._guard.is_damaged:
+            raise EngineDeadError(
+                f"{self._guard.path}: the packed weights could not be read: the file was truncated, or the disk has an "
+                "error. Start again: a damaged file is removed, and the weights are packed anew"
+            )
         raise_row_errors(self._errors)
         return self._output
 
@@ -84,6 +92,7 @@ class CpuExecutor:
         self.isa = isa
         self.num_threads = num_threads
         self.paging: Paging | None = None
+        self.guard: _native.MappingGuard | None = None  # of mapped weights
 
     def allocate_cache(self, num_blocks: int, block_size: int, num_states: int = 0) -> None:
         """See `Executor`. Raises UsageError if the kernels do not support `block_size`."""
@@ -102,7 +111,8 @@ class CpuExecutor:
         result, copies, inputs = self._logits, _NONE, _NONE
         if self._is_segment or batch.inputs or batch.return_logits or batch.return_hidden_states:
             result, copies, inputs = self._transfers(batch, output)
-        return CpuPendingStep(self._program.submit(batch, result, output, errors, copies, inputs), output, errors)
+        step = self._program.submit(batch, result, output, errors, copies, inputs)
+        return CpuPendingStep(step, output, errors, self.guard)
 
     def _transfers(self, batch: Batch, output: StepOutput) -> tuple[int, _Arrays, _Arrays]:
         """The value that the step ends with, values that it gives back in `output`, and those that the batch brings."""

@@ -127,13 +127,14 @@ class PackCache:
         if status.st_size != size:
             raise _WrongFileError(f"it has {status.st_size} bytes, must have {size}")
         mapped = np.frombuffer(mmap.mmap(file, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ), np.uint8)
+        guard = _native.MappingGuard(mapped, str(self.path))
 
         def view(index: int) -> _native.PackedWeight:
             (type_name, checksum), matrix, begin = entries[index], self._matrices[index], offsets[index]
             panels = mapped[begin : begin + _native.packed_nbytes(type_name, matrix.n, matrix.k)]
             if _native.checksum(panels) != checksum:
                 raise _WrongFileError(f"the bytes of {matrix.name} are damaged")
-            return _native.view_packed(type_name, panels, matrix.n, matrix.k)
+            return _native.view_packed(type_name, panels, matrix.n, matrix.k, guard)
 
         with ThreadPoolExecutor(num_threads, "octavo-check") as executor:
             return list(reported(executor.map(view, range(len(entries)))))
