@@ -282,7 +282,7 @@ RESPONSES = Route(
         "prompt_cache_key": CACHE_KEY,
         "service_tier": Entry("auto", "flex", "auto, default", without_effect="there is one tier"),
         "store": Entry(False, "no", "true, false; true if left out"),
-        "background": Entry(True, "no", "true, false; not with `stream` or `store: false`"),
+        "background": Entry(True, "no", "true, false; not with `store: false`"),
         "previous_response_id": Entry(None, "resp_1", "the id of a stored response"),
         "conversation": Entry(None, "conv_1", "only null", without_effect="there are no conversations"),
         "max_tool_calls": Entry(None, 3, "only null", without_effect="there are no built-in tools"),

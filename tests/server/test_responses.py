@@ -317,7 +317,6 @@ IMAGE = [{"role": "user", "content": [{"type": "input_image", "image_url": "http
             "unsupported_value",
         ),
         ({"background": True, "store": False}, "background", "unsupported_value"),
-        ({"background": True, "stream": True}, "stream", "unsupported_value"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "previous_response_not_found"),
         ({"presence_penalty": 3}, "presence_penalty", "decimal_above_max_value"),
         ({"conversation": "conv_1"}, "conversation", "unsupported_value"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import sqlite3
 import time
@@ -17,6 +18,7 @@ from pydantic import TypeAdapter
 
 from octavo.errors import EngineDeadError, UsageError
 from octavo.server.config import ServerConfig
+from octavo.server.event_log import EventLog, EventLogs
 from octavo.server.response_store import ResponseStore, StoredResponse
 from octavo.tokenizer.tokenizer import Tokenizer
 from tests.server.test_responses import CALLS, HELLO, WEATHER, prompt_of
@@ -105,7 +107,6 @@ def test_a_response_is_fetched_listed_and_deleted(fake: ScriptedServer) -> None:
     TypeAdapter(ResponseItemList).validate_json(page.text, strict=True)
     assert fake.get(f"/v1/responses/{made.id}/input_items?after=nothing").json()["error"]["param"] == "after"
     assert fake.get(f"/v1/responses/{made.id}/input_items?limit=0").status_code == 400
-    assert fake.get(f"/v1/responses/{made.id}?stream=true").json()["error"]["param"] == "stream"
     client.responses.delete(made.id)
     for call in (client.responses.retrieve, client.responses.delete, client.responses.input_items.list):
         with pytest.raises(openai.NotFoundError):
@@ -179,6 +180,81 @@ def test_errors_of_the_background(fake: ScriptedServer) -> None:
     assert failed.status == "failed"
     assert failed.error is not None
     assert failed.error.code == "server_error"
+
+
+def test_a_stream_from_the_background_goes_on_without_its_client(fake: ScriptedServer) -> None:
+    client = client_of(fake)
+    slow(fake, 0.3)
+    stream = client.responses.create(model="fake", input="Hi", background=True, stream=True)
+    seen = list(itertools.islice(stream, 3))
+    stream.close()
+    response_id = seen[0].response.id  # type: ignore[union-attr]
+    assert client.responses.retrieve(response_id).status == "in_progress"
+    rest = list(client.responses.retrieve(response_id, stream=True, starting_after=2))
+    assert [event.sequence_number for event in [*seen, *rest]] == list(range(3 + len(rest)))  # type: ignore[union-attr]
+    last = rest[-1].response  # type: ignore[union-attr]
+    assert (rest[-1].type, last.status, last.output_text) == ("response.completed", "completed", "Hello there")
+    assert client.responses.retrieve(response_id).to_json() == last.to_json()
+    again = list(client.responses.retrieve(response_id, stream=True))
+    assert [event.to_json() for event in again] == [event.to_json() for event in [*seen, *rest]]
+    assert list(client.responses.retrieve(response_id, stream=True, starting_after=10_000)) == []
+    with pytest.raises(openai.NotFoundError):
+        client_of(fake, "bert").responses.retrieve(response_id, stream=True)
+    client.responses.delete(response_id)
+    assert fake.get(f"/v1/responses/{response_id}?stream=true").status_code == 404
+
+
+def test_the_end_of_a_stream_from_the_background(fake: ScriptedServer) -> None:
+    client = client_of(fake)
+    slow(fake)
+    stream = client.responses.create(model="fake", input="Hi", background=True, stream=True)
+    response_id = next(stream).response.id  # type: ignore[union-attr]
+    client.responses.cancel(response_id)
+    assert {event.type for event in stream} <= {"response.in_progress", "response.output_item.added"}
+    assert client.responses.retrieve(response_id).status == "cancelled"
+
+    fake.script = Script(["Hello"], error=EngineDeadError("gone"))
+    *_, failed, error = client.responses.create(model="fake", input="Hi", background=True, stream=True)
+    assert (failed.type, error.type) == ("response.failed", "error")
+    assert client.responses.retrieve(failed.response.id).status == "failed"  # type: ignore[union-attr]
+
+    fake.script = HELLO
+    made = client.responses.create(model="fake", input="Hi", background=True)
+    assert fake.get(f"/v1/responses/{made.id}?stream=true").json()["error"]["param"] == "stream"
+    assert fake.get(f"/v1/responses/{made.id}?starting_after=1").json()["error"]["param"] == "starting_after"
+    wrong = fake.post("/v1/responses", {"input": "Hi", "background": True, "stream": True, "temperature": 9})
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
+
+
+def test_ignored_fields_are_named_in_the_background_too(fake: ScriptedServer) -> None:
+    body = {"input": "Hi", "background": True, "reasoning": {"effort": "low"}, "request_id": "r"}
+    for stream in (False, True):
+        answer = fake.post("/v1/responses", {**body, "stream": stream})
+        assert answer.headers["x-octavo-ignored-fields"] == "request_id, reasoning.effort"
+
+
+def test_the_events_of_ended_responses_are_bounded() -> None:
+    async def test() -> None:
+        logs = EventLogs(max_bytes=1000)
+        running = EventLog()
+        logs.put("running", running)
+        for i in range(9):
+            log = EventLog()
+            logs.put(str(i), log)
+            log.add(b": a comment\n\ndata: " + b"x" * 292 + b"\n\n")
+            log.end()
+        logs.put("last", EventLog())
+        assert [name for name in map(str, range(9)) if logs.get(name)] == ["6", "7", "8"]
+        assert (logs.get("running"), (kept := logs.get("8")) and kept.num_bytes) == (running, 300)
+
+        running.add(b"data: 0\n\ndata: 1\n\n")
+        reading = asyncio.create_task(anext(running.read(2)))
+        await asyncio.sleep(0)
+        running.add(b"data: 2\n\n")
+        assert await reading == b"data: 2\n\n"
+        assert await anext(running.read(1)) == b"data: 1\n\ndata: 2\n\n"
+
+    asyncio.run(test())
 
 
 def stored(name: str, size: int = 0) -> StoredResponse:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from octavo.errors import UsageError
+from octavo.server.event_log import EventLogs
 
 T = TypeVar("T")
 
@@ -61,8 +62,9 @@ class ResponseStore:
     """The stored responses of one server.
 
     salt: for the names of the owners, which are the same after a restart with the same file. running: those in the
-    background, by id; they are stored when they end. path: a file, None: in memory. max_bytes, max_responses: when
-    there are more, the oldest of the owner with the most bytes are removed.
+    background, by id; they are stored when they end. logs: the events of those that are streamed from there. path: a
+    file, None: in memory. max_bytes, max_responses: when there are more, the oldest of the owner with the most bytes
+    are removed.
     Raises UsageError if the file cannot be used.
     """
 
@@ -72,6 +74,7 @@ class ResponseStore:
         self.max_bytes = max_bytes or (MAX_MEMORY_BYTES if path is None else MAX_FILE_BYTES)
         self.max_responses = max_responses
         self.running: dict[str, BackgroundRun] = {}
+        self.logs = EventLogs()
         self._thread = ThreadPoolExecutor(1, "octavo-responses")
         try:
             self._database = _open(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, NoReturn
@@ -11,13 +12,16 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Message
 
 from octavo.server.errors import ApiError, refuse, to_api_error
+from octavo.server.event_log import EventLog
+from octavo.server.generation.json_schema import MAX_EXACT_NUMBER
 from octavo.server.http.access_log import record_of
-from octavo.server.http.long_answer import run_unless_gone
+from octavo.server.http.long_answer import EVENTS, EventStream, run_unless_gone
 from octavo.server.http.route_table import OPENAI
 from octavo.server.protocols.answer_schemas import RESPONSE, streamed_answer
-from octavo.server.protocols.answering import answer, tenant_of
+from octavo.server.protocols.answering import answer, ignored_names, name_ignored, tenant_of
 from octavo.server.protocols.protocol_errors import protocol_route
 from octavo.server.protocols.response_items import read_items, stored_items
 from octavo.server.protocols.responses import FIELD_NAMES, ResponsesRequest, ResponsesWriter
@@ -70,7 +74,8 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
 
     if not body.background:
         return await answer(request, body, make_writer)
-    task = asyncio.create_task(_make(Request(request.scope, _never_gone), body, make_writer, written))
+    log = EventLog() if body.stream else None
+    task = asyncio.create_task(_make(Request(request.scope, _never_gone), body, make_writer, written, log))
     try:
         waits: set[asyncio.Future[Any]] = {task, written}
         await run_unless_gone(request, asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED))
@@ -84,7 +89,11 @@ async def create_response(request: Request, body: ResponsesRequest) -> Response:
     if not task.done():
         store.running[response["id"]] = BackgroundRun(owner, writer.body, items, task)
         task.add_done_callback(lambda _: store.running.pop(response["id"]))
-    return JSONResponse(response)
+    ignored = ignored_names(body, writer.generation)
+    if log is None:
+        return name_ignored(ignored, record_of(request), JSONResponse(response))
+    store.logs.put(response["id"], log)
+    return name_ignored(ignored, record_of(request), _stream(request, log, 0))
 
 
 async def _never_gone() -> NoReturn:
@@ -98,10 +107,21 @@ async def _make(
     body: ResponsesRequest,
     make_writer: Callable[..., ResponsesWriter],
     written: asyncio.Future[ResponsesWriter],
+    log: EventLog | None,
 ) -> None:
-    """Makes a response in the background, and stores its end whatever it is. Raises errors before its beginning."""
+    """Makes a response in the background, and stores its end whatever it is. Raises errors before its beginning.
+
+    log: takes the events if it is streamed.
+    """
+
+    async def send(message: Message) -> None:
+        if log is not None:
+            log.add(message.get("body", b""))
+
     try:
-        await answer(request, body, make_writer)
+        made = await answer(request, body, make_writer)
+        if log is not None:
+            await made({**request.scope, "state": {}}, request.receive, send)
     except asyncio.CancelledError:
         if written.done():
             written.result().cancel()
@@ -110,15 +130,42 @@ async def _make(
         if not written.done():
             raise
         deque(written.result().fail(to_api_error(error, record_of(request).request_id)), maxlen=0)
+    finally:
+        if log is not None:
+            log.end()
+
+
+def _stream(request: Request, log: EventLog, first: int) -> EventStream:
+    """The events of a response in the background, from this number on. The response goes on without the client."""
+
+    def fail(error: ApiError) -> bytes:
+        return EVENTS.encode(json.dumps(OPENAI.error_body(error, record_of(request).request_id)).encode(), "error")
+
+    return EventStream(request, log.read(first), on_error=fail)
 
 
 @router.get("/responses/{response_id}", include_in_schema=False)
-@router.get("/v1/responses/{response_id}", response_class=JSONResponse)
-async def get_response(request: Request, response_id: str, stream: Literal["true", "false"] = "false") -> JSONResponse:
-    """A stored response, also one that is still being made in the background."""
-    if stream == "true":
-        raise refuse("stream", "is not supported here: ask for the response until its status is final")
-    return JSONResponse((await _find(request, response_id)).response)
+@router.get("/v1/responses/{response_id}", responses=streamed_answer(RESPONSE))
+async def get_response(
+    request: Request,
+    response_id: str,
+    stream: Literal["true", "false"] = "false",
+    starting_after: Annotated[int, Query(ge=-1, le=MAX_EXACT_NUMBER)] | None = None,
+) -> Response:
+    """A stored response, also one that is still being made in the background.
+
+    stream: its events, if it was made in the background with `stream`; starting_after: only those behind this number.
+    """
+    stored = await _find(request, response_id)
+    if stream == "false":
+        if starting_after is not None:
+            raise refuse("starting_after", "needs stream=true", "invalid_value")
+        return JSONResponse(stored.response)
+    log = state_of(request).responses.logs.get(response_id)
+    if log is None:
+        reason = "needs a response made with background and stream, whose events are kept for a while; fetch it whole"
+        raise refuse("stream", reason, "invalid_value")
+    return _stream(request, log, 0 if starting_after is None else starting_after + 1)
 
 
 @router.delete("/responses/{response_id}", include_in_schema=False)
@@ -131,6 +178,7 @@ async def delete_response(request: Request, response_id: str) -> DeletedResponse
         await run.cancel()
     if not await store.delete(owner, response_id):
         raise _not_found(response_id)
+    store.logs.remove(response_id)
     return DeletedResponse(id=response_id)
 
 

@@ -164,8 +164,7 @@ async def answer(
         filled = replace(spec, params=spec.params.with_defaults(model.info.sampling_defaults.without(spec.given)))
         generation = await start_generation(state, model, filled, record.request_id)
         resources.push_async_callback(generation.aclose)
-        names = (body.own_names.get(name, name) for name in generation.ignored_fields)
-        ignored.extend(name for name in dict.fromkeys(names) if name not in ignored)
+        ignored[:] = ignored_names(body, generation)
         return writer_class(body, filled, model, generation, arrival)
 
     async def whole() -> Any:
@@ -192,6 +191,12 @@ async def answer(
         request, chunks, on_error=lambda error: encode(writer.fail(error)), last=writer.last, held=held
     )
     return name_ignored(ignored, record, stream)
+
+
+def ignored_names(body: AnsweredFields, generation: Generation) -> list[str]:
+    """The names of the fields that have no effect, on any model or on this one."""
+    names = (body.own_names.get(name, name) for name in generation.ignored_fields)
+    return list(dict.fromkeys([*body.find_ignored(), *names]))
 
 
 async def read_spec(read: Callable[[], R]) -> R:

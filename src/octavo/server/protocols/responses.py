@@ -247,7 +247,6 @@ def _refuse_unsupported(body: ResponsesRequest) -> None:
     reasoning, options = body.reasoning or Reasoning(), body.stream_options or StreamOptions()
     for param, is_refused, reason in (
         ("background", body.background and not body.is_stored, "it needs store: true, to be fetched later"),
-        ("stream", body.background and body.stream, "a response in the background is fetched by its id"),
         ("conversation", body.conversation is not None, "there are none here; use previous_response_id"),
         ("prompt", body.prompt is not None, "there are no stored prompts here"),
         ("max_tool_calls", body.max_tool_calls is not None, "there are no built-in tools here"),
