@@ -8,14 +8,17 @@ namespace octavo {
 namespace {
 
 OCTAVO_SIGNATURE(Attention, (q, k, v), (alibi_slopes, query_scales, sinks, key_mean),
-                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, kv_type),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
+                  kv_type),
                  (scale, softcap));
 OCTAVO_SIGNATURE(FusedAttention, (qkv), (alibi_slopes, query_scales, frequencies, sinks, q_norm, k_norm, key_mean),
-                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, kv_type),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
+                  norms_q, norms_k, norms_v, kv_type),
                  (scale, softcap, attention_factor, eps));
 
 OCTAVO_SIGNATURE(LatentAttention, (q, q_rope, latent, k_rope), (alibi_slopes, query_scales, key_mean),
-                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, kv_type),
+                 (layer, num_heads, num_kv_heads, head_dim, window, value_dim, scale_length, scale_offset, chunked,
+                  kv_type),
                  (scale, softcap));
 
 constexpr int32_t LATENT_HEADS = 32;  // heads that share a conversion of keys; other heads are other workers' work
@@ -29,6 +32,7 @@ AttentionTask plain_task(const Args& args) {
     task.in.q_stride = q.cols;
     task.in.k_stride = k.cols;
     task.in.v_stride = v.cols;
+    task.writes = k.data != nullptr;
     task.shape.sinks = args.weights[Attention::sinks].data;
     return task;
 }
@@ -45,8 +49,10 @@ AttentionTask fused_task(const Args& args) {
     task.in.q_stride = task.in.k_stride = task.in.v_stride = qkv.cols;
     task.in.rope = {frequencies.data, frequencies.data ? static_cast<int32_t>(frequencies.size) : 0,
                     args.floats[FusedAttention::attention_factor]};
-    task.in.q_norm = args.weights[FusedAttention::q_norm].data;
-    task.in.k_norm = args.weights[FusedAttention::k_norm].data;
+    task.writes = qkv.cols > q_cols;
+    task.in.q_norm = {args.ints[FusedAttention::norms_q] != 0, args.weights[FusedAttention::q_norm].data};
+    task.in.k_norm = {args.ints[FusedAttention::norms_k] != 0, args.weights[FusedAttention::k_norm].data};
+    task.in.v_norm = {args.ints[FusedAttention::norms_v] != 0, nullptr};
     task.in.eps = args.floats[FusedAttention::eps];
     task.shape.sinks = args.weights[FusedAttention::sinks].data;
     return task;
@@ -60,6 +66,7 @@ AttentionTask latent_task(const Args& args) {
     s.group = s.num_heads < LATENT_HEADS ? s.num_heads : LATENT_HEADS;
     while (s.num_heads % s.group) --s.group;
     s.num_kv_heads = s.num_heads / s.group;
+    task.writes = true;
     task.in.q = q.data;
     task.in.k = latent.data;
     task.in.q_stride = q.cols;

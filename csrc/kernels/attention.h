@@ -12,14 +12,20 @@
 namespace octavo {
 namespace {
 
+// RMSNorm of each head.
+struct HeadNorm {
+    bool used;
+    const float* weight;  // [head_dim] or null: none
+};
+
 // Where queries, keys and values of the step come from, and what happens to each head before its use.
 struct AttentionInputs {
     const float *q, *k, *v;
     int64_t q_stride, k_stride, v_stride;  // floats from token to token
     const float *q_rope, *k_rope;          // of a latent: the last columns of heads, side by side
     RopeTable rope;                        // frequencies null: none
-    const float *q_norm, *k_norm;          // RMSNorm weights [head_dim] or null
-    const float* key_offset;               // what an int8 cache takes off keys [num_kv_heads, head_dim] or null
+    HeadNorm q_norm, k_norm, v_norm;
+    const float* key_offset;  // what an int8 cache takes off keys [num_kv_heads, head_dim] or null
     float eps;
 };
 
@@ -27,6 +33,7 @@ struct AttentionTask {
     AttentionShape shape;
     KvType kv_type;
     AttentionInputs in;
+    bool writes;  // keys and values; else another operation has written them
     View output;
     const LayerCache* cache;
 };
@@ -60,6 +67,8 @@ AttentionShape attention_shape(const Args& args) {
     shape.query_scales = args.weights[F::query_scales].data;
     shape.num_query_scales = args.weights[F::query_scales].size;
     shape.scale_length = args.ints[F::scale_length];
+    shape.scale_offset = args.ints[F::scale_offset];
+    shape.chunked = args.ints[F::chunked] != 0;
     return shape;
 }
 
@@ -91,18 +100,17 @@ inline void rms_norm_head(const float* x, const float* weight, const AttentionIn
         squares = fma(lanes, lanes, squares);
     }
     const float scale = 1.0f / __builtin_sqrtf(reduce_add(squares) / static_cast<float>(n) + in.eps);
-    for (int32_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+    for (int32_t i = 0; i < n; ++i) out[i] = weight ? x[i] * scale * weight[i] : x[i] * scale;
 }
 
 // out = rope(norm(x)) of one head; cos_sin of its token.
-inline void prepare_head(const AttentionTask& task, const float* x, const float* norm, const float* cos_sin,
-                         float* out) {
+inline void prepare_head(const AttentionTask& task, const float* x, HeadNorm norm, const float* cos_sin, float* out) {
     const int32_t n = task.shape.head_dim;
-    if (norm) rms_norm_head(x, norm, task.in, n, out);
-    const float* from = norm ? out : x;
+    if (norm.used) rms_norm_head(x, norm.weight, task.in, n, out);
+    const float* from = norm.used ? out : x;
     if (task.in.rope.frequencies)
         rotate_head(task.in.rope, cos_sin, from, out, n);
-    else if (!norm)
+    else if (!norm.used)
         __builtin_memcpy(out, x, sizeof(float) * n);
 }
 
@@ -135,7 +143,7 @@ inline float ready_query(Int8Cache, const AttentionTask& task, int32_t kv_head, 
     return product;
 }
 
-// `buffer`: head_dim floats.
+// `buffer`: as many floats as a head of keys or values has.
 template <typename Cache>
 inline void write_token(const AttentionTask& task, const Step& step, int32_t token, int32_t kv_head,
                         const float* cos_sin, float* buffer) {
@@ -149,12 +157,16 @@ inline void write_token(const AttentionTask& task, const Step& step, int32_t tok
     prepare_head(task, key, task.in.k_norm, cos_sin, buffer);
     take_offset_off(Cache{}, task, kv_head, buffer);
     write_key(Cache{}, cache, step.slot_mapping[token], buffer);
+    if (task.in.v_norm.used) {
+        rms_norm_head(value, task.in.v_norm.weight, task.in, task.shape.value_dim, buffer);
+        value = buffer;
+    }
     write_value(Cache{}, cache, step.slot_mapping[token], value);
 }
 
 inline float query_scale(const AttentionShape& s, int32_t position) {
     if (!s.query_scales) return s.scale;
-    const int64_t i = position / s.scale_length;
+    const int64_t i = (position + s.scale_offset) / s.scale_length;
     return s.scale * s.query_scales[i < s.num_query_scales ? i : s.num_query_scales - 1];
 }
 
@@ -218,7 +230,8 @@ inline QueryBlock carve_block(const AttentionTask& task, Carver& carver) {
     block.scores = carver.take<float>(rows * CHUNK);
     block.panel = carver.take<float>(panel_width * KV_GROUP * PANEL_VECTORS);
     block.gathered = carver.take<char>(CHUNK / KV_GROUP * gathered_group_bytes(task.kv_type, kv_dims(s)));
-    block.cos_sin = carver.take<float>(2 * static_cast<size_t>(task.in.rope.half) + s.head_dim);
+    block.cos_sin = carver.take<float>(2 * static_cast<size_t>(task.in.rope.half) +
+                                       (s.head_dim > s.value_dim ? s.head_dim : s.value_dim));
     return block;
 }
 

@@ -25,11 +25,12 @@ struct AttentionShape {
     int32_t head_dim;               // of queries and keys
     int32_t value_dim, padded_dim;  // of values, and rounded up to 16
     int32_t window;                 // 0: none
+    bool chunked;                   // a token sees its own chunk of `window` positions up to itself
     float scale, softcap;
     const float* slopes;        // ALiBi [num_heads] or null
     const float* sinks;         // [num_heads] or null
     const float* query_scales;  // [num_query_scales], one for each scale_length positions, or null
-    int64_t num_query_scales, scale_length;
+    int64_t num_query_scales, scale_length, scale_offset;
 };
 
 inline KvDims kv_dims(const AttentionShape& s) {
@@ -65,11 +66,17 @@ inline Interval intersect(Interval a, int32_t begin, int32_t end) {
     return {a.begin > begin ? a.begin : begin, a.end < end ? a.end : end};
 }
 
+// The first position that a token sees.
+inline int32_t first_visible(const AttentionShape& shape, int32_t position) {
+    if (shape.window == 0) return 0;
+    if (shape.chunked) return position / shape.window * shape.window;
+    return position >= shape.window ? position - shape.window + 1 : 0;
+}
+
 // Positions that rows [first, last] see, the union.
 inline Interval visible_keys(const AttentionShape& shape, const QueryBlock& block, int32_t first, int32_t last) {
     const int32_t low = block.first_position + first / shape.group, high = block.first_position + last / shape.group;
-    const int32_t begin = shape.window > 0 && low >= shape.window ? low - shape.window + 1 : 0;
-    return {begin, high + 1};
+    return {first_visible(shape, low), high + 1};
 }
 
 struct Tiles {

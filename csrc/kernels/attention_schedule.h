@@ -66,12 +66,12 @@ inline void begin_pair(const AttentionTask& task, const Step& step, int32_t requ
     block.first_position = step.positions[token];
     if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, block.first_position, block.cos_sin);
     load_queries<Cache>(task, block, token, 1, block.cos_sin, 0);
-    if (write && !task.shape.latent)
+    if (write && task.writes && !task.shape.latent)
         write_token<Cache>(task, step, token, kv_head, block.cos_sin, block.cos_sin + 2 * task.in.rope.half);
 }
 
 inline int64_t decode_cost(const AttentionShape& s, int32_t seq_len) {
-    return 32 + (s.window > 0 && s.window < seq_len ? s.window : seq_len);
+    return 32 + seq_len - first_visible(s, seq_len - 1);
 }
 
 // One token a request, many pairs: contiguous shares of about equal cost.
@@ -92,8 +92,7 @@ inline void attend_pairs(const AttentionTask& task, const Step& step, const Work
 
 // Splits of the one token of a request: [begin, end).
 inline Interval decode_splits(const AttentionShape& s, int32_t seq_len) {
-    const int32_t begin = s.window > 0 && s.window < seq_len ? seq_len - s.window : 0;
-    return {begin / SPLIT, (seq_len - 1) / SPLIT + 1};
+    return {first_visible(s, seq_len - 1) / SPLIT, (seq_len - 1) / SPLIT + 1};
 }
 
 // One token a request, few pairs: the splits of all pairs are shared out, and merged by rows behind a barrier.
@@ -159,7 +158,7 @@ inline void write_all(const AttentionTask& task, const Step& step, const Worker&
         const int32_t token = static_cast<int32_t>(t);
         float* cos_sin = shared.cos_sin + t * 2 * task.in.rope.half;
         if (task.in.rope.frequencies) compute_cos_sin(task.in.rope, step.positions[t], cos_sin);
-        for (int32_t h = 0; h < kv_dims(task.shape).heads; ++h)
+        for (int32_t h = 0; task.writes && h < kv_dims(task.shape).heads; ++h)
             write_token<Cache>(task, step, token, h, cos_sin, block.cos_sin + 2 * task.in.rope.half);
     }
 }

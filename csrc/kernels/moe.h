@@ -20,16 +20,17 @@ constexpr int LEAST_PANELS = 2;                     // the smallest piece of wor
 
 // Bytes of the memory that both kinds of products take.
 struct MoeNeeds {
-    int images;  // of gate and up
-    bool dense_rows;
+    int images;       // of gate and up
+    bool own_rows;    // x of each pair as floats: for dense weights, or scaled
     bool own_orders;  // each expert has an order of columns
 
     explicit MoeNeeds(const MoeOperands& m) {
         const ProductNeeds needs(plain_product(m.gate_up, nullptr, 2, m.x, m.out));
         images = needs.images;
-        dense_rows = own_orders = false;
+        own_rows = m.routing.on_input;
+        own_orders = false;
         for (const Weight& w : m.gate_up) {
-            dense_rows |= is_dense(w.packed->type->traits);
+            own_rows |= is_dense(w.packed->type->traits);
             own_orders |= w.packed->num_orders > 1;
         }
     }
@@ -58,7 +59,7 @@ struct PairMemory {
         const MoeNeeds needs(m);
         x_images = region.bytes(needs.images * image_bytes(pairs, m.x.cols));
         hidden_images = region.bytes(is_dense(m.down.packed->type->traits) ? 0 : image_bytes(pairs, m.intermediate));
-        x = region.floats(needs.dense_rows ? pairs * m.x.cols : 0);
+        x = region.floats(needs.own_rows ? pairs * m.x.cols : 0);
     }
     static int64_t image_bytes(int64_t pairs, int64_t k) {
         return pairs * PairRows::image_row_bytes(k) + Image::SLACK_BYTES;
@@ -182,8 +183,9 @@ class MoeRun {
 
     PairRows prepare_x() const {
         const int64_t k = m_.x.cols, row_bytes = PairRows::image_row_bytes(k);
-        const bool shared_row = few_ && m_.x.rows == 1 && !needs_.own_orders;
-        const bool gathered = needs_.dense_rows && !shared_row;
+        const bool scaled = m_.routing.on_input;
+        const bool shared_row = few_ && m_.x.rows == 1 && !needs_.own_orders && !scaled;
+        const bool gathered = needs_.own_rows && !shared_row;
         const PairRows rows = {memory_.x_images,
                                row_bytes,
                                PairMemory::image_bytes(num_pairs_, k),
@@ -191,16 +193,27 @@ class MoeRun {
                                k,
                                static_cast<int32_t>(k / UNIT_K),
                                shared_row};
-        const auto source = [&](int32_t pair) { return m_.x.data + pairs_.rows[pair] * k; };
         const Range mine = shared_row ? Range{0, 1} : own_pairs();
-        each_expert(mine, [&](int32_t e) {
-            quantize(gate_up(e).product, rows, e, mine, source);
-            for (int64_t pair = pairs_.starts[e]; gathered && pair < pairs_.starts[e + 1]; ++pair)
-                if (pair >= mine.begin && pair < mine.end)
-                    __builtin_memcpy(memory_.x + pair * k, source(static_cast<int32_t>(pair)), sizeof(float) * k);
-        });
+        for (int64_t pair = mine.begin; gathered && pair < mine.end; ++pair) {
+            const float* const from = m_.x.data + pairs_.rows[pair] * k;
+            if (scaled)
+                scale_row(from, pairs_.weights[pair], k, memory_.x + pair * k);
+            else
+                __builtin_memcpy(memory_.x + pair * k, from, sizeof(float) * k);
+        }
+        const auto source = [&](int32_t pair) {
+            return gathered ? memory_.x + pair * k : m_.x.data + pairs_.rows[pair] * k;
+        };
+        each_expert(mine, [&](int32_t e) { quantize(gate_up(e).product, rows, e, mine, source); });
         if (!few_) worker_.barrier();
         return rows;
+    }
+
+    static void scale_row(const float* from, float factor, int64_t n, float* to) {
+        for (int64_t i = 0; i < n; i += 16) {
+            const int lanes = n - i < 16 ? static_cast<int>(n - i) : 16;
+            store_partial(to + i, load_partial(from + i, lanes) * broadcast(factor), lanes);
+        }
     }
 
     // Items are panels of gate and up for a block of an expert's rows.
@@ -338,7 +351,8 @@ class MoeRun {
                 F32x16 value = columns_at(y, block.count, i, r, expert.skip, left > i + 1);
                 if (bias) value = value + b;
                 float* const sum = sums_of(out.slot + i, pairs_.rows[pair]);
-                store(sum, fma(broadcast(pairs_.weights[pair]), value, load(sum)));
+                const float weight = m_.routing.on_input ? 1.0f : pairs_.weights[pair];
+                store(sum, fma(broadcast(weight), value, load(sum)));
             }
         }
     }

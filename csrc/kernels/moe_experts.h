@@ -8,7 +8,8 @@ namespace octavo {
 namespace {
 
 OCTAVO_SIGNATURE(Moe, (x), (router, gate, up, down, router_bias, selection_bias, gate_bias, up_bias, down_bias),
-                 (top_k, scoring, normalize, num_groups, top_groups, group_best, kind), (scale, limit, up_offset));
+                 (top_k, scoring, normalize, num_groups, top_groups, group_best, on_input, kind),
+                 (scale, limit, up_offset));
 
 struct MoeOperands {
     View x, out;
@@ -43,6 +44,7 @@ struct MoeOperands {
                   int32(args, Moe::num_groups),
                   int32(args, Moe::top_groups),
                   int32(args, Moe::group_best),
+                  args.ints[Moe::on_input] != 0,
                   args.weights[Moe::selection_bias].data} {}
 
   private:

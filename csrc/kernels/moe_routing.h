@@ -12,6 +12,7 @@ struct Routing {
     bool normalize;
     float scale;
     int32_t num_groups, top_groups, group_best;
+    bool on_input;                // weights multiply the rows that experts read, not their outputs
     const float* selection_bias;  // [experts], or null
 };
 

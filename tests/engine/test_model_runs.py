@@ -51,7 +51,7 @@ def answers(engine: Engine, prompts: list[list[int]], params: SamplingParams) ->
     return [[choice.token_ids for choice in found[str(i)].outputs] for i in range(len(prompts))]
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", *tiny_classic.CONFIGS, *HYBRIDS])
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "gemma3", "llama4-short", *tiny_classic.CONFIGS, *HYBRIDS])
 def test_greedy_answers_are_those_of_transformers(name: str) -> None:
     params = SamplingParams(temperature=0, max_tokens=8, output_kind=RequestOutputKind.FINAL_ONLY)
     found = answers(tiny_engine(name), PROMPTS, params)

@@ -27,14 +27,20 @@ def test_linear() -> None:
     )
 
 
+@pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("window", [None, 1, 4, 100])
 @pytest.mark.parametrize(("queries", "context"), [(1, 9), (3, 9), (9, 9), (9, 12)])
-def test_attention_counts_pairs_and_cache(window: int | None, queries: int, context: int) -> None:
+def test_attention_counts_pairs_and_cache(window: int | None, queries: int, context: int, chunked: bool) -> None:
     g = Graph({"embed.weight": (10, 8)})
     x = g.embedding("embed")
-    g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5, window=window))
+    chunked = chunked and window is not None
+    g.attention(x, x, x, AttentionParams(0, 2, 2, 4, 0.5, window=window, chunked=chunked))
     sizes = StepSizes(queries * 2, 2, 2, context)
-    visible = [[j for j in range(i + 1) if window is None or j > i - window] for i in range(context)][-queries:]
+
+    def sees(i: int, j: int) -> bool:
+        return window is None or (i // window == j // window if chunked else j > i - window)
+
+    visible = [[j for j in range(i + 1) if sees(i, j)] for i in range(context)][-queries:]
     pairs = 2 * sum(map(len, visible))
     seen = 2 * len({j for keys in visible for j in keys})
     cost = node_cost(g.nodes[1], sizes, {})

@@ -7,10 +7,18 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from transformers import DeepseekV2Config, DeepseekV3Config, GptOssConfig, MixtralConfig, Qwen2MoeConfig
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV3Config,
+    GptOssConfig,
+    Llama4TextConfig,
+    MixtralConfig,
+    Qwen2MoeConfig,
+)
 from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Moe
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3MoE
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssMLP
+from transformers.models.llama4.modeling_llama4 import Llama4TextMoe
 from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
@@ -74,7 +82,18 @@ def check(block: torch.nn.Module, tensors: Tensors, build: Build) -> None:
         evaluation.values[node.output] = node.op.evaluate(evaluation)
     out = evaluation.values[g.nodes[-1].output]
     # transformers computes scores in float32.
-    np.testing.assert_allclose(out, expected[0].numpy(), atol=2e-5 * expected.abs().max().item())
+    np.testing.assert_allclose(out, expected.reshape(x.shape)[0].numpy(), atol=2e-5 * expected.abs().max().item())
+
+
+def test_llama4_scales_what_experts_read() -> None:
+    config = Llama4TextConfig(
+        **{**SIZES, "num_experts_per_tok": 2}, intermediate_size=WIDTH, num_local_experts=EXPERTS, head_dim=8
+    )
+    block, tensors = randomized(Llama4TextMoe(config))
+    tensors["mlp.experts.gate_up_proj"] = tensors["mlp.experts.gate_up_proj"].mT
+    tensors["mlp.experts.down_proj"] = tensors["mlp.experts.down_proj"].mT
+    routing = Routing(2, "sigmoid", normalize=False, on_input=True)
+    check(block, with_halves(tensors), lambda g, x: g.moe(x, "mlp", routing) + gated_mlp(g, x, "mlp.shared_expert"))
 
 
 def test_mixtral() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,10 +11,11 @@ from torch.nn import functional
 
 from octavo.errors import GraphError
 from octavo.graph import ops
-from octavo.graph.ops import AttentionParams, RopeParams
+from octavo.graph.builder import Graph
+from octavo.graph.ops import AttentionParams, Evaluation, RopeParams
 from octavo.graph.values import Parameter, Rows, Value
-from tests.support.batches import Request, step
-from tests.support.evaluation import evaluate
+from tests.support.batches import BLOCK_SIZE, Request, step
+from tests.support.evaluation import evaluate, whole_prompt
 
 SEEDS = range(4)
 TORCH_ACTIVATIONS = {
@@ -141,6 +144,8 @@ def test_rms_norm(a: Arrays) -> None:
     a.check(ops.RMSNorm(x, w, 1e-2), functional.rms_norm(a[x], (a.cols,), a[w], 1e-2))
     heads = functional.rms_norm(a[x].reshape(a.rows, -1, 8), (8,), a[head], 1e-2)
     a.check(ops.RMSNorm(x, head, 1e-2), heads.reshape(a.rows, -1))
+    bare = functional.rms_norm(a[x].reshape(a.rows, -1, 8), (8,), None, 1e-2)
+    a.check(ops.RMSNorm(x, None, 1e-2, 8), bare.reshape(a.rows, -1))
 
 
 def test_layer_norm(a: Arrays) -> None:
@@ -203,6 +208,9 @@ def torch_attention(a: Arrays, q: Value, k: Value, v: Value, p: AttentionParams)
     if p.alibi_slopes is not None:
         mask = mask + torch.tensor(p.alibi_slopes, dtype=torch.float64)[:, None, None] * distance
     hidden = distance > 0 if p.window is None else (distance > 0) | (distance <= -p.window)
+    if p.chunked:
+        chunk = torch.arange(a.rows) // p.window
+        hidden = (distance > 0) | (chunk[None, :] != chunk[:, None])
     mask = mask.masked_fill(hidden, -torch.inf)
     out = functional.scaled_dot_product_attention(queries, keys, values, mask, scale=p.scale, enable_gqa=True)
     return out.transpose(0, 1).reshape(a.rows, -1)
@@ -214,6 +222,43 @@ def test_attention(a: Arrays, window: int | None, slopes: tuple[float, ...] | No
     p = AttentionParams(0, 4, 2, 6, 0.4, window=window, alibi_slopes=slopes)
     q, k, v = a.value(24), a.value(12), a.value(12)
     a.check(ops.Attention(q, k, v, p), torch_attention(a, q, k, v, p))
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 100])
+def test_chunked_attention(a: Arrays, length: int) -> None:
+    p = AttentionParams(0, 4, 2, 6, 0.4, window=length, chunked=True)
+    q, k, v = a.value(24), a.value(12), a.value(12)
+    a.check(ops.Attention(q, k, v, p), torch_attention(a, q, k, v, p))
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_attention_to_the_keys_of_another_layer(a: Arrays, window: int | None) -> None:
+    p = AttentionParams(3, 4, 2, 6, 0.4, window=window)
+    g = Graph({})
+    q, k, v, other = (g.add_operation(ops.Input(i, Rows.TOKENS, cols)) for i, cols in enumerate((24, 12, 12, 24)))
+    writer = g.attention(q, k, v, p)
+    reader = g.attention(other, None, None, replace(p, scale=0.7))
+    assert [node.op.owns_cache for node in g.nodes[4:]] == [True, False]
+    assert g.kv_caches == [p.cache]
+    arrays = {x: a.values[a.value(x.cols)] for x in (q, k, v, other)}
+    caches = {3: ops.LayerCache.empty(p.cache, 64, BLOCK_SIZE, np.float64)}
+    evaluation = Evaluation(whole_prompt(a.rows), np.float64, {}, caches, {}, dict(arrays))
+    for node in g.nodes[4:]:
+        evaluation.values[node.output] = node.op.evaluate(evaluation)
+    a.values.update(arrays)
+    for query, value, scale in ((q, writer, 0.4), (other, reader, 0.7)):
+        expected = torch_attention(a, query, k, v, replace(p, scale=scale))
+        np.testing.assert_allclose(evaluation.values[value], expected, atol=1e-10)
+
+
+def test_a_cache_that_is_read_must_be_there() -> None:
+    p = AttentionParams(3, 4, 2, 6, 0.4)
+    for other in (replace(p, layer=2), replace(p, window=5), replace(p, num_kv_heads=1)):
+        g = Graph({})
+        q, k, v = (g.add_operation(ops.Input(i, Rows.TOKENS, cols)) for i, cols in enumerate((24, 12, 12)))
+        g.attention(q, k, v, p)
+        with pytest.raises(GraphError, match=rf"no such cache of layer {other.layer} to read"):
+            g.attention(q, None, None, other)
 
 
 @pytest.mark.parametrize("value_dim", [2, 9])
@@ -297,17 +342,26 @@ def test_fused_attention(a: Arrays) -> None:
         parts[name] = value
         a.values[value] = array
     expected = torch_attention(a, parts["q"], parts["k"], parts["v"], p)
-    a.check(ops.FusedAttention(qkv, p, rope, None, q_norm, k_norm, 1e-2), expected)
+    op = ops.FusedAttention(qkv, p, rope, None, q_norm, k_norm, 1e-2, norms_q=True, norms_k=True)
+    a.check(op, expected)
+    values = evaluate(ops.RMSNorm(parts["v"], None, 1e-2, 6), {parts["v"]: a.values[parts["v"]]}, {})
+    a.values[parts["v"]] = values
+    expected = torch_attention(a, parts["q"], parts["k"], parts["v"], p)
+    a.check(replace(op, norms_v=True), expected)
 
 
 X = Value(0, Rows.TOKENS, 8)
 OUT = Value(1, Rows.OUTPUTS, 8)
+WIDE = Value(2, Rows.TOKENS, 12)
 HEADS = AttentionParams(0, 2, 1, 4, 0.5)
 WRONG = {
     "linear": (lambda: ops.Linear(X, Parameter("w", (4, 9))), r"x \[tokens, 8\] does not fit w \[4, 9\]"),
     "bias": (lambda: ops.Linear(X, Parameter("w", (4, 8)), Parameter("b", (5,))), r"b is \[5\], not \[4\]"),
     "logits rows": (lambda: ops.Logits(X, Parameter("w", (4, 8))), "select_rows first"),
     "norm": (lambda: ops.RMSNorm(X, Parameter("n", (3,)), 1e-5), r"not a multiple of n \[3\]"),
+    "norm without weight": (lambda: ops.RMSNorm(X, None, 1e-5, 3), "not a multiple of a group of 3"),
+    "key without value": (lambda: ops.Attention(X, X, None, HEADS), "both or neither"),
+    "chunk": (lambda: ops.FusedAttention(X, AttentionParams(0, 1, 1, 4, 1.0, chunked=True), None), "needs a window"),
     "layer norm": (lambda: ops.LayerNorm(X, Parameter("n", (4,)), None, 1e-5), r"n is \[4\], not \[8\]"),
     "add": (lambda: ops.Add(X, OUT), r"\[tokens, 8\] and \[outputs, 8\]"),
     "activation": (lambda: ops.Activation(X, "swash"), "unknown activation 'swash'; known are silu"),
@@ -323,7 +377,7 @@ WRONG = {
     "rope nan": (lambda: ops.Rope(X, 4, RopeParams((float("inf"),))), "not finite"),
     "attention": (lambda: ops.Attention(X, X, X, HEADS), r"k \[tokens, 8\] is not \[tokens, 1 heads \* 4\]"),
     "heads": (lambda: ops.FusedAttention(X, AttentionParams(0, 3, 2, 4, 1.0), None), "3 heads do not share 2"),
-    "qkv": (lambda: ops.FusedAttention(X, HEADS, None), r"qkv \[tokens, 8\] is not \[tokens, 16\]"),
+    "qkv": (lambda: ops.FusedAttention(WIDE, HEADS, None), r"qkv \[tokens, 12\] is not \[tokens, 16\]"),
     "window": (lambda: ops.FusedAttention(X, AttentionParams(0, 1, 1, 4, 1.0, window=0), None), "window 0"),
     "heads of a latent": (
         lambda: ops.LatentAttention(X, X, X, X, AttentionParams(0, 2, 2, 20, 1.0, value_dim=16)),

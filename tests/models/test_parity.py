@@ -18,7 +18,12 @@ from tests.support import converted_gguf, tiny_models
 from tests.support.batches import Request, step
 
 TOKENS = np.random.default_rng(0).integers(0, 96, 30).tolist()
-ROPE_TENSORS = ("llama-llama3-rope", "phi3-longrope")  # divisors of frequencies, rounded to float32 in GGUF files only
+# Divisors of frequencies, rounded to float32 in GGUF files only.
+ROPE_TENSORS = (
+    "llama-llama3-rope",
+    "phi3-longrope",
+    "llama4",
+)
 # Value heads are in another order, and with them the columns of a projection: sums are added up in another order.
 REORDERED = ("qwen35", "qwen35moe")
 LIMITS = ExecutorLimits(64, 4, 64, 64)

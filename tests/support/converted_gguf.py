@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tests.support import tiny_classic, tiny_hybrids
+from tests.support import tiny_classic, tiny_hybrids, tiny_newer
 from tests.support.tiny_models import stored_tensors
 
 _ARCHITECTURES = {
@@ -27,6 +27,7 @@ _ARCHITECTURES = {
     "qwen3_5_moe_text": "qwen35moe",
     "olmo3": "olmo2",
     "gpt_oss": "gpt-oss",
+    "llama4_text": "llama4",
     "glm4_moe": "glm4moe",
     "glm4_moe_lite": "deepseek2",
     "deepseek_v2": "deepseek2",
@@ -50,6 +51,7 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
     writer = gguf.GGUFWriter(path, architecture)
     _add_metadata(writer, config, kv_b)
     tiny_hybrids.add_metadata(writer, architecture, config)
+    tiny_newer.add_metadata(writer, architecture, config)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     for name, array in _tensors(model, architecture, kv_b).items():
@@ -77,6 +79,8 @@ def save_gguf(model: PreTrainedModel, path: Path, kv_b: str = "split") -> Path:
 def _tensors(model: PreTrainedModel, architecture: str, kv_b: str) -> dict[str, NDArray[np.float32]]:
     if architecture == "gpt-oss":
         return _with_gate_and_up(stored_tensors(model))
+    if architecture in tiny_newer.ARCHITECTURES:
+        return tiny_newer.converted(architecture, model.config, stored_tensors(model))
     tensors = _with_heads_matrices(model.config, _with_stacked_experts(stored_tensors(model)), kv_b)
     return tiny_hybrids.converted(architecture, model.config, tensors)
 

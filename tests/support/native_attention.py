@@ -31,6 +31,10 @@ class Extras:
     eps: float = 1e-5
     sinks: np.ndarray | None = None
     key_mean: np.ndarray | None = None  # [num_kv_heads, head_dim], what an int8 cache takes off keys
+    bare_norms: str = ""  # those of q, k and v that have a norm without a weight
+
+    def has_norm(self, name: str) -> bool:
+        return name in self.bare_norms or getattr(self, f"{name}_norm", None) is not None
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,8 @@ class NativeAttention:
         if self.setup.latent:
             return LatentAttention(*values, self.params)
         if self.setup.fused:
-            return FusedAttention(*values, self.params, extras.rope, eps=extras.eps)
+            norms = {f"norms_{n}": extras.has_norm(n) for n in "qkv"}
+            return FusedAttention(*values, self.params, extras.rope, eps=extras.eps, **norms)
         return Attention(*values, self.params)
 
     def _format(self, extras: Extras) -> LayerFormat:
@@ -187,21 +192,25 @@ def dense_attention(
     p, length = params, s.length
     heads_of = ((s.q, p.num_heads), (s.k, p.num_kv_heads), (s.v, p.num_kv_heads))
     q, k, v = (a.astype(np.float64).reshape(length, count, -1) for a, count in heads_of)
-    for heads, weight in ((q, extras.q_norm), (k, extras.k_norm)):
-        if weight is not None:
+    for name, heads, weight in (("q", q, extras.q_norm), ("k", k, extras.k_norm), ("v", v, None)):
+        if extras.has_norm(name):
             heads /= np.sqrt(np.mean(heads**2, axis=-1, keepdims=True) + extras.eps)
-            heads *= weight.astype(np.float64)
+            heads *= 1.0 if weight is None else weight.astype(np.float64)
     if extras.rope:
         q, k = rotate(q, extras.rope), rotate(k, extras.rope)
     k, v = round_keys(k, kv_dtype, extras.key_mean), round_values(v, kv_dtype)
     out = np.empty((length, p.num_heads, v.shape[2]))
     distance = np.arange(length)[None, :] - np.arange(length)[:, None]
     visible = (distance <= 0) & (distance > -(p.window or length + 1))
+    if p.chunked:
+        chunks = np.arange(length) // p.window
+        visible = (distance <= 0) & (chunks[None, :] == chunks[:, None])
     for head in range(p.num_heads):
         kv_head = head * p.num_kv_heads // p.num_heads
         scores = q[:, head] @ k[:, kv_head].T * p.scale
         if p.query_scales:
-            scores *= np.take(p.query_scales, np.arange(length) // p.scale_length, mode="clip")[:, None]
+            steps = (np.arange(length) + p.scale_offset) // p.scale_length
+            scores *= np.take(p.query_scales, steps, mode="clip")[:, None]
         if p.softcap:
             scores = p.softcap * np.tanh(scores / p.softcap)
         if p.alibi_slopes:

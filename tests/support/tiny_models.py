@@ -51,7 +51,7 @@ from octavo.loader.transforms import transformed
 from octavo.models import build_graph, load_architecture, weight_table
 from octavo.models._reading import ConfigReader
 from octavo.quantization.packed import DenseWeight, Weight
-from tests.support import tiny_classic, tiny_hybrids
+from tests.support import tiny_classic, tiny_hybrids, tiny_newer
 
 _SIZES = {
     "vocab_size": 96,
@@ -143,6 +143,7 @@ CONFIGS: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     **tiny_classic.CONFIGS,
     **tiny_hybrids.CONFIGS,
+    **tiny_newer.CONFIGS,
 }
 
 CONFIGS |= {
@@ -301,6 +302,7 @@ _NO_GGUF = {
     "smollm3-list",
     *tiny_classic.WITHOUT_GGUF,
     *tiny_hybrids.WITHOUT_GGUF,
+    *tiny_newer.WITHOUT_GGUF,
 }
 GGUF_CONFIGS = [name for name in CONFIGS if name not in _NO_GGUF]
 

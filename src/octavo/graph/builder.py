@@ -93,6 +93,10 @@ class Graph:
             if _shape(node.op, node.layer) != (node.output.rows, node.output.cols):
                 raise GraphError(f"{node.layer}: {node.op.name}: the output {node.output} has another shape")
             known.add(node.output)
+            if isinstance(cache := node.op.cache, KVCache) and not node.op.owns_cache and cache not in graph.kv_caches:
+                raise GraphError(
+                    f"{node.layer}: {node.op.name}: the cache of layer {cache.layer} is in another segment"
+                )
             graph.nodes.append(node)
         graph.outputs = outputs
         return graph
@@ -152,7 +156,8 @@ class Graph:
     @property
     def kv_caches(self) -> list[KVCache]:
         """The caches of keys and values that operations declare, in their order."""
-        return [cache for node in self.nodes if isinstance(cache := node.op.cache, KVCache)]
+        owners = (node.op for node in self.nodes if node.op.owns_cache)
+        return [cache for op in owners if isinstance(cache := op.cache, KVCache)]
 
     @property
     def state_caches(self) -> list[StateCache]:
@@ -211,9 +216,12 @@ class Graph:
         """The output head on selected rows: [OUTPUTS, vocab]. `softcap` after `scale`."""
         return self.add_operation(Logits(x, self._weight(name, "logits"), self._bias(name), softcap, scale))
 
-    def rms_norm(self, x: Value, name: str, eps: float) -> Value:
-        """Normalizes groups of as many columns as the weight has: all columns, or each head by itself."""
-        return self.add_operation(RMSNorm(x, self._weight(name, "rms_norm"), eps))
+    def rms_norm(self, x: Value, name: str | None, eps: float, group: int = 0) -> Value:
+        """Normalizes groups of as many columns as the weight has: all columns, or each head by itself.
+
+        name: None: no weight; the groups have `group` columns.
+        """
+        return self.add_operation(RMSNorm(x, None if name is None else self._weight(name, "rms_norm"), eps, group))
 
     def layer_norm(self, x: Value, name: str, eps: float) -> Value:
         return self.add_operation(LayerNorm(x, self._weight(name, "layer_norm"), self._bias(name), eps))
@@ -303,8 +311,13 @@ class Graph:
     def rope(self, x: Value, head_dim: int, rope: RopeParams) -> Value:
         return self.add_operation(Rope(x, head_dim, rope))
 
-    def attention(self, q: Value, k: Value, v: Value, params: AttentionParams, sinks: str | None = None) -> Value:
-        """Causal attention over the paged cache of layer `params.layer`. sinks: the full name of their weight."""
+    def attention(
+        self, q: Value, k: Value | None, v: Value | None, params: AttentionParams, sinks: str | None = None
+    ) -> Value:
+        """Causal attention over the paged cache of layer `params.layer`. sinks: the full name of their weight.
+
+        k, v: None: those that the attention of that layer, an earlier operation, has written.
+        """
         return self.add_operation(
             Attention(q, k, v, params, None if sinks is None else self._parameter(sinks, "attention"))
         )
@@ -331,13 +344,21 @@ class Graph:
             if value.graph is not self:
                 raise GraphError(f"{self._layer}: {op.name}: value {value.id} belongs to another graph")
         rows, cols = _shape(op, self._layer)
-        if isinstance(cache := op.cache, KVCache) and any(cache.layer == other.layer for other in self.kv_caches):
-            raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has a cache already")
+        cache = op.cache
+        if isinstance(cache, KVCache):
+            self._check_cache(op, cache)
         if isinstance(cache, StateCache) and any(cache.index == other.index for other in self.state_caches):
             raise GraphError(f"{self._layer}: {op.name}: there is a state {cache.index} already")
         output = Value(len(self.nodes), rows, cols, self)
         self.nodes.append(Node(op, output, self._layer))
         return output
+
+    def _check_cache(self, op: Op, cache: KVCache) -> None:
+        """Raises GraphError if another operation owns the cache, or if none does that this one reads."""
+        if op.owns_cache and any(cache.layer == other.layer for other in self.kv_caches):
+            raise GraphError(f"{self._layer}: {op.name}: layer {cache.layer} has a cache already")
+        if not op.owns_cache and cache not in self.kv_caches:
+            raise GraphError(f"{self._layer}: {op.name}: there is no such cache of layer {cache.layer} to read")
 
     def _weight(self, stem: str, op_name: str) -> Parameter:
         return self._parameter(f"{stem}.weight", op_name)

@@ -11,11 +11,22 @@ from dataclasses import dataclass
 STATES_PER_SEAT = 2  # slots for states, for each of the sequences that may run at once
 
 
+def first_visible(position: int, window: int | None, *, chunked: bool = False) -> int:
+    """The first position that a token at `position` sees.
+
+    window: the token sees itself and window - 1 tokens before it; None: all of them. chunked: positions are cut into
+    chunks of `window` tokens, and the token sees those of its own chunk up to itself.
+    """
+    if window is None:
+        return 0
+    return position // window * window if chunked else max(position - window + 1, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class KVCache:
     """Keys and values of every token, in the blocks of its sequence.
 
-    layer: unique within a graph. window: a token sees itself and window - 1 tokens before it; None: all of them.
+    layer: unique within a graph. window, chunked: see `first_visible`.
     """
 
     layer: int
@@ -23,6 +34,7 @@ class KVCache:
     key_dim: int  # columns of one head
     value_dim: int  # 0: values are columns of the keys
     window: int | None = None
+    chunked: bool = False
 
     @property
     def elements_per_token(self) -> int:
@@ -53,6 +65,7 @@ class CacheGroup:
 
     window: int | None  # of all its layers
     layers: tuple[int, ...]
+    chunked: bool = False  # and this, too
 
     def max_blocks(self, num_tokens: int, block_size: int, max_step_tokens: int) -> int:
         """Blocks that a sequence of so many tokens holds at once, at most; a step computes up to max_step_tokens.
@@ -62,12 +75,13 @@ class CacheGroup:
         blocks = -(-num_tokens // block_size)
         if self.window is None:
             return blocks
-        # What the first token of a step sees before it, and the step itself, from anywhere in a block on.
+        # What the first token of a step sees before it, and the step itself, from anywhere in a block on. The last
+        # token of a chunk sees as many tokens as one with a window.
         return min(blocks, -(-(self.window + max_step_tokens - 2) // block_size) + 1)
 
     def first_block(self, num_tokens: int, block_size: int) -> int:
         """The first block that a token after num_tokens still sees."""
-        return 0 if self.window is None else max(num_tokens - self.window + 1, 0) // block_size
+        return first_visible(num_tokens, self.window, chunked=self.chunked) // block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +117,10 @@ def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:
     The size is that which leaves few slots empty and makes few groups: the 4 global and 22 local layers of Gemma 3 1B
     become one group and six of up to 4 layers.
     """
-    kinds: dict[int | None, list[int]] = {}
+    kinds: dict[tuple[int | None, bool], list[int]] = {}
     for cache in caches:
-        kinds.setdefault(cache.window, []).append(cache.layer)
-    kinds = kinds or {None: []}
+        kinds.setdefault((cache.window, cache.chunked), []).append(cache.layer)
+    kinds = kinds or {(None, False): []}
     counts = [max(len(layers), 1) for layers in kinds.values()]
 
     def cost(size: int) -> int:
@@ -116,8 +130,8 @@ def cache_layout(caches: Sequence[KVCache]) -> CacheLayout:
     size = min(range(1, min(counts) + 1), key=cost)
     return CacheLayout(
         tuple(
-            CacheGroup(window, tuple(layers[begin : begin + size]))
-            for window, layers in kinds.items()
+            CacheGroup(window, tuple(layers[begin : begin + size]), chunked)
+            for (window, chunked), layers in kinds.items()
             for begin in range(0, max(len(layers), 1), size)
         )
     )

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from octavo.graph.builder import Graph, Node
-from octavo.graph.cache import KVCache, StateCache
-from octavo.graph.ops import MoE, StepSizes
+from octavo.graph.cache import StateCache
+from octavo.graph.ops import MoE, Op, StepSizes
 from octavo.graph.values import Parameter, Value
 
 
@@ -28,7 +28,7 @@ class Cost:
 def node_cost(node: Node, sizes: StepSizes, weight_bytes: Mapping[Parameter, int]) -> Cost:
     """The cost of one operation. weight_bytes: of each parameter, in memory."""
     op = node.op
-    cache_read, cache_written = _cache_bytes(op.cache, sizes)
+    cache_read, cache_written = _cache_bytes(op, sizes)
     inputs, output = (_activation_bytes(values, sizes) for values in (op.inputs, (node.output,)))
     weights = sum(int(weight_bytes[p] * op.weight_fraction(p, sizes)) for p in op.parameters)
     return Cost(inputs + weights + cache_read, output + cache_written, op.flops(sizes), inputs + output)
@@ -83,8 +83,9 @@ def expert_cost(graph: Graph, weight_bytes: Mapping[Parameter, int]) -> ExpertCo
     )
 
 
-def _cache_bytes(cache: KVCache | StateCache | None, sizes: StepSizes) -> tuple[int, int]:
+def _cache_bytes(op: Op, sizes: StepSizes) -> tuple[int, int]:
     """(read, written): the keys and values that queries of the step see and those of the new tokens, or all states."""
+    cache = op.cache
     if cache is None:
         return 0, 0
     if isinstance(cache, StateCache):
@@ -92,8 +93,11 @@ def _cache_bytes(cache: KVCache | StateCache | None, sizes: StepSizes) -> tuple[
         return state, state
     per_token = cache.elements_per_token * sizes.kv_element_bytes
     queries = sizes.tokens / max(sizes.requests, 1)
-    seen = sizes.context if cache.window is None else min(cache.window + queries - 1, sizes.context)
-    return int(sizes.requests * seen * per_token), int(sizes.tokens * per_token)
+    if cache.chunked and cache.window is not None:
+        seen = sizes.context - (sizes.context - queries) // cache.window * cache.window
+    else:
+        seen = sizes.context if cache.window is None else min(cache.window + queries - 1, sizes.context)
+    return int(sizes.requests * seen * per_token), int(sizes.tokens * per_token) * op.owns_cache
 
 
 def _activation_bytes(values: Iterable[Value], sizes: StepSizes) -> int:

@@ -55,10 +55,10 @@ def _bias_and_rope(op: Op, makers: dict[Value, Op]) -> tuple[Parameter | None, R
     """The bias of the projection of the keys, and their rotation."""
     if isinstance(op, FusedAttention):
         maker = makers[op.qkv]
-        if isinstance(maker, FusedLinear) and len(maker.biases) == 3 and op.k_norm is None:
+        if isinstance(maker, FusedLinear) and op.owns_cache and len(maker.biases) == 3 and not op.norms_k:
             return maker.biases[1], op.rope
         return None, op.rope
-    if not isinstance(op, Attention):
+    if not isinstance(op, Attention) or op.k is None:
         return None, None
     source = makers[op.k]
     linear = makers[source.x] if isinstance(source, Rope) else source

@@ -96,37 +96,56 @@ def _rewrites(rule: _Rule) -> Pass:
 
 @_rewrites
 def fuse_attention(node: Node, view: _View) -> list[Node] | None:
-    """q, k and v linears of one input, their head norms and rope -> FusedLinear, FusedAttention."""
+    """q, k and v linears of one input, or q alone, their head norms and rope -> FusedLinear, FusedAttention."""
     op = node.op
     if not isinstance(op, Attention):
         return None
-    q, q_norm, rope = _projection(op.q, op.params.head_dim, view)
-    k, k_norm, k_rope = _projection(op.k, op.params.head_dim, view)
-    v = view.producer(op.v) if view.used_once(op.v) else None
-    linears = [linear for linear in (q, k, v) if isinstance(linear, Linear)]
-    epsilons = [norm.eps if norm else None for norm in (q_norm, k_norm)]
-    alike = rope == k_rope and epsilons[0] == epsilons[1]
-    if not alike or len(linears) != 3 or len({linear.x for linear in linears}) != 1:
+    p = op.params
+    heads = ((op.q, p.head_dim), (op.k, p.head_dim), (op.v, p.cache.value_dim))
+    parts = [_projection(value, dim, view) for value, dim in heads if value is not None]
+    linears = [part.linear for part in parts if part.linear is not None]
+    norms = [part.norm for part in parts]
+    rope = parts[0].rope
+    alike = all(part.rope == rope for part in parts[:2]) and len({norm.eps for norm in norms if norm}) <= 1
+    is_plain_value = len(parts) == 1 or (parts[2].rope is None and (norms[2] is None or norms[2].weight is None))
+    if not alike or not is_plain_value or len(linears) != len(parts) or len({linear.x for linear in linears}) != 1:
         return None
     product = FusedLinear(linears[0].x, None, tuple(x.weight for x in linears), tuple(x.bias for x in linears))
     qkv = view.new_value(*product.infer_shape())
-    q_weight, k_weight = (norm.weight if norm else None for norm in (q_norm, k_norm))
-    attention = FusedAttention(qkv, op.params, rope, op.sinks, q_weight, k_weight, epsilons[0] or 0.0)
+    q_norm, k_norm, v_norm = (*norms, None, None)[:3]
+    attention = FusedAttention(
+        qkv,
+        p,
+        rope,
+        op.sinks,
+        None if q_norm is None else q_norm.weight,
+        None if k_norm is None else k_norm.weight,
+        next((norm.eps for norm in norms if norm), 0.0),
+        q_norm is not None,
+        k_norm is not None,
+        v_norm is not None,
+    )
     return [Node(product, qkv, node.layer), replace(node, op=attention)]
 
 
-def _projection(value: Value, head_dim: int, view: _View) -> tuple[Op | None, RMSNorm | None, RopeParams | None]:
+class _Projection(NamedTuple):
+    linear: Linear | None
+    norm: RMSNorm | None = None
+    rope: RopeParams | None = None
+
+
+def _projection(value: Value, head_dim: int, view: _View) -> _Projection:
     """The linear, norm of heads and rope that produce `value` in this order and have no other users."""
     rope: RopeParams | None = None
     norm: RMSNorm | None = None
     op = view.producer(value)
     if not view.used_once(value):
-        return None, None, None
+        return _Projection(None)
     if isinstance(op, Rope) and op.head_dim == head_dim and view.used_once(op.x):
         rope, op = op.rope, view.producer(op.x)
-    if isinstance(op, RMSNorm) and op.weight.shape == (head_dim,) and view.used_once(op.x):
+    if isinstance(op, RMSNorm) and op.columns == head_dim and view.used_once(op.x):
         norm, op = op, view.producer(op.x)
-    return op, norm, rope
+    return _Projection(op if isinstance(op, Linear) else None, norm, rope)
 
 
 @_rewrites
@@ -162,7 +181,7 @@ def fuse_norm(node: Node, view: _View) -> list[Node] | None:
     if not isinstance(op, (Linear, FusedLinear)) or not view.used_once(op.x):
         return None
     norm = view.producer(op.x)
-    if not isinstance(norm, RMSNorm) or norm.weight.shape != (norm.x.cols,):
+    if not isinstance(norm, RMSNorm) or norm.weight is None or norm.columns != norm.x.cols:
         return None
     if isinstance(op, Linear):
         op = FusedLinear(op.x, None, (op.weight,), (op.bias,))

@@ -161,16 +161,16 @@ void compare_products(Judge& judge, Random& random) {
     add_biases(no_biases);
     call.floats = {1.5f, 0.0f, 0.0f};
     for (const int64_t scoring : {KIND_SOFTMAX, KIND_SIGMOID}) {
-        call.ints = {2, scoring, 1, 1, 1, 1, KIND_SILU};
+        call.ints = {2, scoring, 1, 1, 1, 1, scoring == KIND_SIGMOID, KIND_SILU};
         judge.compare(call, "scoring " + std::to_string(scoring), {1, 5, 33});
     }
     call.weights.resize(4);
     add_biases({random_vector(random, experts), random_vector(random, experts), random_vector(random, experts * inner),
                 random_vector(random, experts * inner), random_vector(random, experts * 64)});
-    call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, KIND_QUICK_GELU};
+    call.ints = {2, KIND_SIGMOID, 0, 3, 2, 2, 0, KIND_QUICK_GELU};
     call.floats = {1.0f, 0.7f, 1.0f};
     judge.compare(call, "with groups and biases", {1, 5, 33});
-    call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, KIND_SILU};
+    call.ints = {2, KIND_SOFTMAX, 1, 1, 1, 1, 0, KIND_SILU};
     call.weights = {random_weight(random, "BF16", experts, 64), random_weight(random, "I4_64_Z", experts * inner, 64),
                     random_weight(random, "I3_32", experts * inner, 64),
                     random_weight(random, "I8_ROW_F32", experts * 64, inner)};
@@ -239,8 +239,14 @@ void compare_simple(Judge& judge, Random& random) {
         for (const auto& [kernel, weights] : kernels) {
             call.kernel = kernel;
             call.weights = weights;
+            call.ints = {0};
             judge.compare(call, what);
         }
+        call.kernel = "rms_norm";
+        call.weights = {Operand{}};
+        call.ints = {cols};
+        judge.compare(call, what + ", no weight");
+        call.weights = {};
         for (int64_t kind = KIND_SILU; kind <= KIND_QUICK_GELU; ++kind)
             for (const char* kernel : {"activation", "gated_activation"}) {
                 call.kernel = kernel;

@@ -99,10 +99,22 @@ def test_block_sizes_and_windows(block_size: int, window: int | None) -> None:
     check(params, Extras(), run(params, Extras(), setup, [330, 31, 64]))
 
 
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("length", [1, 24, 50, 64, 300])
+def test_chunked_attention(isa: str, length: int, block_size: int) -> None:
+    params = attention_params(6, 2, 16, window=length, chunked=True)
+    setup = Setup(isa=isa, fused=False, threads=2, block_size=block_size, num_blocks=200, checked=True)
+    check(params, Extras(), run(params, Extras(), setup, [330, 31, 64]))
+
+
 OPTIONS = {
     "softcap": (attention_params(4, 2, 32, softcap=3.0), Extras()),
     "alibi": (attention_params(4, 2, 32, alibi_slopes=(0.5, 0.25, 0.0625, 0.004)), Extras()),
     "query scales": (attention_params(4, 2, 32, query_scales=(1.0, 1.3, 1.1, 2.0), scale_length=40), Extras()),
+    "query scales from the next position on": (
+        attention_params(4, 2, 32, query_scales=(1.0, 1.3, 2.0), scale_length=40, scale_offset=1),
+        Extras(),
+    ),
     "sinks": (attention_params(4, 2, 32, window=40), Extras(sinks=np.array([-3, 0, 2, 5], np.float32))),
     "everything": (
         attention_params(4, 2, 32, softcap=20.0, alibi_slopes=(0.5, 0.25, 0.0625, 0.004), window=90),
@@ -138,6 +150,18 @@ def test_norms_without_rope_and_neither() -> None:
         check(params, extras, run(params, extras, Setup(threads=2, checked=True), [90, 5]))
 
 
+@pytest.mark.parametrize("value_dim", [48, 96, 20])
+def test_norms_without_weights(isa: str, value_dim: int) -> None:
+    params = attention_params(4, 2, 48, value_dim=value_dim)
+    norm = np.linspace(0.5, 1.5, 48).astype(np.float32)
+    for extras in (
+        Extras(bare_norms="qk", rope=rope_params(24)),
+        Extras(q_norm=norm, k_norm=norm, bare_norms="v"),
+        Extras(bare_norms="v"),
+    ):
+        check(params, extras, run(params, extras, Setup(isa=isa, threads=2, checked=True), [90, 5]))
+
+
 def outputs_of(sequences: list[Sequence]) -> list[np.ndarray]:
     return [np.concatenate(s.outputs) for s in sequences]
 
@@ -154,9 +178,9 @@ def one_by_one(
     return outputs_of(sequences)
 
 
-@pytest.mark.parametrize("window", [None, 100])
-def test_a_row_has_the_same_bits_in_every_arrangement(window: int | None) -> None:
-    params = attention_params(9, 3, 64, window=window)
+@pytest.mark.parametrize(("window", "chunked"), [(None, False), (100, False), (100, True)])
+def test_a_row_has_the_same_bits_in_every_arrangement(window: int | None, chunked: bool) -> None:
+    params = attention_params(9, 3, 64, window=window, chunked=chunked)
     extras = Extras(rope=rope_params(64), sinks=np.linspace(-1, 1, 9).astype(np.float32))
     lengths = [550, 70, 3]  # the first one has three splits
     expected = outputs_of(run(params, extras, Setup(), lengths))

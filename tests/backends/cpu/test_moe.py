@@ -62,6 +62,9 @@ def moe(weights: dict[str, Weight], routing: Routing, biases: str = "", **option
         ("F16", 40, V3, {"biases": "rse"}),
         ("Q8_0", 24, Routing(4), {"biases": "re", "kind": "quick_gelu", "limit": 1.5, "up_offset": 1.0}),
         ("MXFP4", 96, Routing(4), {"biases": "re", "kind": "quick_gelu", "limit": 7.0, "up_offset": 1.0}),
+        ("Q4_K", 64, Routing(1, "sigmoid", normalize=False, on_input=True), {}),
+        ("F16", 40, Routing(2, "sigmoid", normalize=False, on_input=True), {}),
+        ("Q4_0", 24, Routing(3, on_input=True), {"biases": "re"}),
         ("Q6_K", 64, Routing(1, num_groups=2, normalize=False), {"biases": "s"}),
     ],
 )

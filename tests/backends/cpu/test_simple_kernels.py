@@ -93,9 +93,9 @@ def test_rms_norm_of_heads(isa, run_op, numpy_op):
         x = Value(0, Rows.TOKENS, heads * group)
         values = {x: rng.standard_normal((rows, heads * group)).astype("f4")}
         weights = {"norm": DenseWeight(rng.standard_normal(group).astype("f4"))}
-        op = RMSNorm(x, Parameter("norm", (group,)), 1e-6)
-        actual = run_op(op, values, weights=weights, isa=isa, threads=2)
-        assert_close(actual, numpy_op(op, values, weights=weights))
+        for op in (RMSNorm(x, Parameter("norm", (group,)), 1e-6), RMSNorm(x, None, 1e-6, group)):
+            actual = run_op(op, values, weights=weights, isa=isa, threads=2)
+            assert_close(actual, numpy_op(op, values, weights=weights))
 
 
 def test_select_rows_takes_repeated_rows_in_any_order(isa, run_op, cpu_batch):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from octavo.batch import Array
-from octavo.graph.cache import KVCache
+from octavo.graph.cache import KVCache, first_visible
 from octavo.graph.ops.base import Evaluation, Op, StepSizes, describe, require, require_parameter
 from octavo.graph.ops.rowwise import rms_norm, softcap
 from octavo.graph.values import Parameter, Rows, Value
@@ -29,10 +29,10 @@ class RopeParams:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """The attention of one layer. window: a token sees itself and window - 1 before it.
+    """The attention of one layer. window, chunked: the tokens that a token sees, as `first_visible` has them.
 
     head_dim: columns of a query or key head. value_dim: columns of a value head; None: as many.
-    query_scales: a further factor of the queries, one for each `scale_length` positions; the last holds on.
+    query_scales: a further factor of the queries, that at (position + scale_offset) // scale_length; the last holds on.
     """
 
     layer: int
@@ -46,11 +46,13 @@ class AttentionParams:
     value_dim: int | None = None
     query_scales: tuple[float, ...] | None = None
     scale_length: int = 1
+    scale_offset: int = 0
+    chunked: bool = False
 
     @property
     def cache(self) -> KVCache:
         value_dim = self.head_dim if self.value_dim is None else self.value_dim
-        return KVCache(self.layer, self.num_kv_heads, self.head_dim, value_dim, self.window)
+        return KVCache(self.layer, self.num_kv_heads, self.head_dim, value_dim, self.window, self.chunked)
 
     @property
     def widths(self) -> tuple[int, int, int]:
@@ -97,11 +99,13 @@ class Attention(Op):
 
     score(i, j) = softcap(scale * q_i . k_j) + alibi_slope * (j - i); a sink is one more logit in the softmax
     that carries no value. Grouped heads: arXiv 2305.13245; ALiBi: arXiv 2108.12409; sinks: arXiv 2309.17453.
+    Without k and v it reads those that another operation has written to the cache of layer `params.layer` in the same
+    step (arXiv 2405.05254).
     """
 
     q: Value  # [TOKENS, num_heads * head_dim]
-    k: Value  # [TOKENS, num_kv_heads * head_dim]
-    v: Value  # [TOKENS, num_kv_heads * value_dim]; -> [TOKENS, num_heads * value_dim]
+    k: Value | None  # [TOKENS, num_kv_heads * head_dim]
+    v: Value | None  # [TOKENS, num_kv_heads * value_dim]; -> [TOKENS, num_heads * value_dim]
     params: AttentionParams
     sinks: Parameter | None = None  # [num_heads], one extra logit a head in the softmax
 
@@ -110,11 +114,12 @@ class Attention(Op):
         require_attention(p, self.sinks)
         heads = {"q": (p.num_heads, p.head_dim), "k": (p.num_kv_heads, p.head_dim)}
         heads["v"] = (p.num_kv_heads, p.cache.value_dim)
+        require((self.k is None) == (self.v is None), "k and v are given both or neither")
         for name, (count, dim) in heads.items():
-            value: Value = getattr(self, name)
+            value: Value | None = getattr(self, name)
             require(
-                value.rows is Rows.TOKENS and value.cols == count * dim,
-                f"{name} {describe(value)} is not [tokens, {count} heads * {dim}]",
+                value is None or (value.rows is Rows.TOKENS and value.cols == count * dim),
+                f"{name} {'' if value is None else describe(value)} is not [tokens, {count} heads * {dim}]",
             )
         return Rows.TOKENS, p.output_width
 
@@ -125,44 +130,59 @@ class Attention(Op):
     def cache(self) -> KVCache:
         return self.params.cache
 
+    @property
+    def owns_cache(self) -> bool:
+        return self.k is not None
+
     def evaluate(self, step: Evaluation) -> Array:
         sinks = None if self.sinks is None else step.weights[self.sinks]
-        q, k, v = step.values[self.q], step.values[self.k], step.values[self.v]
+        q, k, v = (None if value is None else step.values[value] for value in (self.q, self.k, self.v))
+        assert q is not None
         return paged_attention(step, q, k, v, self.params, sinks)
 
 
 @dataclass(frozen=True, slots=True)
 class FusedAttention(Op):
-    """Made by passes: per-head norms, rope, cache write and attention on q, k and v side by side in one value."""
+    """Made by passes: per-head norms, rope, cache write and attention on q, k and v side by side in one value.
 
-    qkv: Value  # [TOKENS, sum of params.widths]
+    norms_q, norms_k, norms_v: which of them have a norm; that of v has no weight, the others may.
+    """
+
+    qkv: Value  # [TOKENS, sum of params.widths], or the width of q alone if the keys are another operation's
     params: AttentionParams
     rope: RopeParams | None
     sinks: Parameter | None = None
     q_norm: Parameter | None = None  # RMSNorm [head_dim]
     k_norm: Parameter | None = None
     eps: float = 0.0
+    norms_q: bool = False
+    norms_k: bool = False
+    norms_v: bool = False
 
     def infer_shape(self) -> tuple[Rows, int]:
         p = self.params
         require_attention(p, self.sinks)
         if self.rope is not None:
             require_rope(self.rope, p.head_dim)
-        cols = sum(p.widths)
+        cols = sum(p.widths) if self.owns_cache else p.widths[0]
         require(
-            self.qkv.rows is Rows.TOKENS and self.qkv.cols == cols, f"qkv {describe(self.qkv)} is not [tokens, {cols}]"
+            self.qkv.rows is Rows.TOKENS and self.qkv.cols == cols,
+            f"qkv {describe(self.qkv)} is not [tokens, {sum(p.widths)}]",
         )
         require_parameter(self.q_norm, p.head_dim)
         require_parameter(self.k_norm, p.head_dim)
+        require(self.norms_q or self.q_norm is None, "the weight of a norm that q does not have")
+        require(self.norms_k or self.k_norm is None, "the weight of a norm that k does not have")
         return Rows.TOKENS, p.output_width
 
     def flops(self, sizes: StepSizes) -> int:
         p = self.params
         total = attention_flops(p, sizes)
         if self.rope is not None:
-            total += sizes.tokens * ((p.num_heads + p.num_kv_heads) * 6 + 3) * len(self.rope.frequencies)
-        for norm, heads in ((self.q_norm, p.num_heads), (self.k_norm, p.num_kv_heads)):
-            total += 4 * sizes.tokens * heads * p.head_dim if norm is not None else 0
+            heads = p.num_heads + p.num_kv_heads * self.owns_cache
+            total += sizes.tokens * (heads * 6 + 3) * len(self.rope.frequencies)
+        for is_normed, width in zip((self.norms_q, self.norms_k, self.norms_v), p.widths, strict=True):
+            total += 4 * sizes.tokens * width * is_normed
         return total
 
     @property
@@ -170,15 +190,25 @@ class FusedAttention(Op):
         return self.params.cache
 
     def evaluate(self, step: Evaluation) -> Array:
-        p = self.params
+        p, sinks = self.params, None if self.sinks is None else step.weights[self.sinks]
         q, k, v = np.split(step.values[self.qkv], np.cumsum(p.widths)[:2], axis=-1)
-        if self.q_norm is not None:
-            q = rms_norm(q, step.weights[self.q_norm], self.eps)
-        if self.k_norm is not None:
-            k = rms_norm(k, step.weights[self.k_norm], self.eps)
-        if self.rope is not None:
-            q, k = (rotate(x, p.head_dim, self.rope, step.batch.positions) for x in (q, k))
-        return paged_attention(step, q, k, v, p, None if self.sinks is None else step.weights[self.sinks])
+        q, k = self._ready(step, q, self.norms_q, self.q_norm), self._ready(step, k, self.norms_k, self.k_norm)
+        if not self.owns_cache:
+            return paged_attention(step, q, None, None, p, sinks)
+        if self.norms_v:
+            v = rms_norm(v, np.ones(p.cache.value_dim, v.dtype), self.eps)
+        return paged_attention(step, q, k, v, p, sinks)
+
+    def _ready(self, step: Evaluation, x: Array, is_normed: bool, weight: Parameter | None) -> Array:
+        """Queries or keys with norm and rope."""
+        head_dim = self.params.head_dim
+        if is_normed:
+            x = rms_norm(x, np.ones(head_dim, x.dtype) if weight is None else step.weights[weight], self.eps)
+        return x if self.rope is None else rotate(x, head_dim, self.rope, step.batch.positions)
+
+    @property
+    def owns_cache(self) -> bool:
+        return self.qkv.cols != self.params.widths[0]
 
 
 def require_rope(rope: RopeParams, head_dim: int) -> None:
@@ -197,22 +227,35 @@ def require_attention(params: AttentionParams, sinks: Parameter | None) -> None:
     require(min(dims) > 0, f"heads, head_dim and value_dim must be positive: {p}")
     require(p.num_heads % p.num_kv_heads == 0, f"{p.num_heads} heads do not share {p.num_kv_heads} kv heads evenly")
     require(p.window is None or p.window > 0, f"window {p.window} is not positive")
+    require(p.window is not None or not p.chunked, "chunked attention needs a window, the length of a chunk")
     require(p.softcap is None or p.softcap > 0, f"softcap {p.softcap} is not positive")
     slopes = p.alibi_slopes
     require(slopes is None or len(slopes) == p.num_heads, f"not one ALiBi slope for each of {p.num_heads} heads")
-    require(p.query_scales != () and p.scale_length > 0, f"query_scales for each {p.scale_length} positions")
+    require(
+        p.query_scales != () and p.scale_length > 0 and p.scale_offset >= 0,
+        f"query_scales for each {p.scale_length} positions, offset {p.scale_offset}",
+    )
     require_parameter(sinks, p.num_heads)
 
 
 def attention_flops(params: AttentionParams, sizes: StepSizes) -> int:
     """FLOPs: for each pair of query and key, products of head_dim and value_dim and about five for the softmax."""
-    visible = sizes.context if params.window is None else min(params.window, sizes.context)
     queries = sizes.tokens / max(sizes.requests, 1)
-    # The last of a request's queries sees `context` keys, the one before it one fewer, but never more than a window.
-    full = min(queries, sizes.context - visible + 1)
-    rest = queries - full
-    pairs = full * visible + rest * (visible - (rest + 1) / 2)
+    if params.chunked and params.window is not None:
+        pairs = _chunked_pairs(sizes.context, params.window) - _chunked_pairs(sizes.context - queries, params.window)
+    else:
+        visible = sizes.context if params.window is None else min(params.window, sizes.context)
+        # The last of a request's queries sees `context` keys, the one before one fewer, but never more than a window.
+        full = min(queries, sizes.context - visible + 1)
+        rest = queries - full
+        pairs = full * visible + rest * (visible - (rest + 1) / 2)
     return int(sizes.requests * pairs * params.num_heads * (2 * params.head_dim + 2 * params.cache.value_dim + 5))
+
+
+def _chunked_pairs(tokens: float, length: int) -> float:
+    """Pairs of query and key among so many tokens in chunks of `length`."""
+    chunks, rest = divmod(tokens, length)
+    return (chunks * length * (length + 1) + rest * (rest + 1)) / 2
 
 
 def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int32]) -> Array:
@@ -229,12 +272,13 @@ def rotate(x: Array, head_dim: int, rope: RopeParams, positions: NDArray[np.int3
 
 
 def paged_attention(
-    step: Evaluation, q: Array, k: Array, v: Array, params: AttentionParams, sinks: Array | None
+    step: Evaluation, q: Array, k: Array | None, v: Array | None, params: AttentionParams, sinks: Array | None
 ) -> Array:
     """q, k and v [tokens, params.widths] -> [tokens, params.output_width]."""
-    cache = step.caches[params.layer]
-    keys, values = (x.reshape(x.shape[0], params.num_kv_heads, -1) for x in (k, v))
-    cache.write(step.batch.slot_mapping[cache.group], keys, values)
+    if k is not None and v is not None:
+        cache = step.caches[params.layer]
+        keys, values = (x.reshape(x.shape[0], params.num_kv_heads, -1) for x in (k, v))
+        cache.write(step.batch.slot_mapping[cache.group], keys, values)
     return attend_cached(step, q, params, sinks)
 
 
@@ -250,7 +294,7 @@ def attend_cached(step: Evaluation, q: Array, params: AttentionParams, sinks: Ar
         tokens = slice(batch.query_start_loc[request], batch.query_start_loc[request + 1])
         positions = batch.positions[tokens]
         # Blocks that have left the window may hold the tokens of others.
-        begin = 0 if p.window is None else max(int(positions.min(initial=length)) - p.window + 1, 0)
+        begin = first_visible(int(positions.min(initial=length)), p.window, chunked=p.chunked)
         slots = cache.slots(batch.block_tables[cache.group, request], begin, int(length))
         queries = q[tokens] * _query_scales(p, positions).astype(q.dtype)
         out[tokens] = _attend(queries, cache.keys[slots], stored[slots], positions - begin, p, sinks)
@@ -260,7 +304,7 @@ def attend_cached(step: Evaluation, q: Array, params: AttentionParams, sinks: Ar
 def _query_scales(p: AttentionParams, positions: NDArray[np.int32]) -> NDArray[np.float32]:
     """[t, 1]"""
     scales = np.asarray(p.query_scales or (1.0,), np.float32)
-    return scales[np.minimum(positions // p.scale_length, len(scales) - 1), None]
+    return scales[np.minimum((positions + p.scale_offset) // p.scale_length, len(scales) - 1), None]
 
 
 def _attend(
@@ -268,7 +312,7 @@ def _attend(
 ) -> Array:
     """One request: q [t, num_heads * head_dim], keys [length, num_kv_heads, head_dim], values likewise.
 
-    positions: of the queries among these keys [t].
+    positions: of the queries among these keys [t]; the first key begins a chunk.
     """
     group = p.num_heads // p.num_kv_heads
     # [num_kv_heads, group, t, head_dim] x [num_kv_heads, 1, head_dim, length]
@@ -282,7 +326,8 @@ def _attend(
         scores = scores + slopes * distance.astype(q.dtype)
     visible = distance <= 0
     if p.window is not None:
-        visible &= distance > -p.window
+        limit = positions % p.window + 1 if p.chunked else np.full_like(positions, p.window)  # tokens seen, at most
+        visible &= distance > -limit[:, None]
     scores = np.where(visible, scores, -np.inf)
     top = scores.max(axis=-1, keepdims=True)
     if sinks is not None:

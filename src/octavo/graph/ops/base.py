@@ -144,8 +144,13 @@ class Op(ABC):
 
     @property
     def cache(self) -> KVCache | StateCache | None:
-        """The cache that the operation keeps from step to step."""
+        """The cache that the operation keeps from step to step, or that of another which it reads (`owns_cache`)."""
         return None
+
+    @property
+    def owns_cache(self) -> bool:
+        """False for an operation that reads what another one has written to its cache in the same step."""
+        return self.cache is not None
 
     @property
     def in_place(self) -> tuple[Value, ...]:

@@ -80,7 +80,7 @@ class LatentAttention(Op):
     @property
     def cache(self) -> KVCache:
         p = self.params
-        return KVCache(p.layer, 1, p.head_dim, 0, p.window)
+        return KVCache(p.layer, 1, p.head_dim, 0, p.window, p.chunked)
 
     def evaluate(self, step: Evaluation) -> Array:
         p, cache = self.params, step.caches[self.params.layer]

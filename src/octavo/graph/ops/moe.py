@@ -21,6 +21,7 @@ class Routing:
     scoring: softmax or sigmoid over the router's outputs, taken before the choice. A softmax over the chosen outputs
     alone (Mixtral, gpt-oss) is `softmax` with `normalize`. normalize: the chosen weights are divided by their sum.
     scale: multiplies the weights after that.
+    on_input: the weights multiply the rows that experts read instead of their outputs (Llama 4).
     num_groups: neighbouring experts form so many groups, and only experts of the `top_groups` best are chosen. The
     score of a group is the sum of its `group_best` highest: one in DeepSeek V2 (arXiv 2405.04434), two in V3
     (2412.19437).
@@ -34,6 +35,7 @@ class Routing:
     num_groups: int = 1
     top_groups: int = 1
     group_best: int = 1
+    on_input: bool = False
 
     def check(self, experts: int) -> None:
         """Raises GraphError unless the fields fit each other and the number of experts."""
@@ -75,7 +77,7 @@ class Routing:
 @dataclass(frozen=True, slots=True)
 class MoE(Op):
     """Sum over a row's experts of weight_e * (down_e h + bias), h = kind(min(g, limit)) * (clip(u, limit) + up_offset),
-    where g = gate_e x + bias and u = up_e x + bias.
+    where g = gate_e x + bias and u = up_e x + bias. With `routing.on_input`, weight_e multiplies x instead.
 
     limit: None: neither is limited. gpt-oss has quick_gelu, the limit 7 and the offset 1. The router's outputs are
     router x + router_bias; selection_bias takes part in the choice of experts only (`Routing.choose`).
@@ -144,13 +146,15 @@ class MoE(Op):
         out = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, place = np.nonzero(chosen == expert)
-            gate = _biased(x[rows] @ step.weights[self.gate][expert].T, self.gate_bias, step, expert)
-            up = _biased(x[rows] @ step.weights[self.up][expert].T, self.up_bias, step, expert)
+            weight = weights[rows, place, None]
+            scaled = x[rows] * weight if self.routing.on_input else x[rows]
+            gate = _biased(scaled @ step.weights[self.gate][expert].T, self.gate_bias, step, expert)
+            up = _biased(scaled @ step.weights[self.up][expert].T, self.up_bias, step, expert)
             if self.limit is not None:
                 gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
             hidden = ACTIVATIONS[self.kind](gate) * (up + self.up_offset)
             y = _biased(hidden @ step.weights[self.down][expert].T, self.down_bias, step, expert)
-            out[rows] += weights[rows, place, None] * y
+            out[rows] += y if self.routing.on_input else weight * y
         return out
 
 

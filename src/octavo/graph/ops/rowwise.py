@@ -191,7 +191,7 @@ class Clip(Elementwise):
 
 @dataclass(frozen=True, slots=True)
 class RMSNorm(Op):
-    """x / rms(x) * weight, over groups of weight.shape[0] columns (heads).
+    """x / rms(x) * weight, over groups of as many columns (heads) as the weight has; without one, of `group` columns.
 
     Zhang and Sennrich, arXiv 1910.07467; eps is added to the mean square.
     """
@@ -200,18 +200,28 @@ class RMSNorm(Op):
     element_flops: ClassVar[int] = 4
 
     x: Value
-    weight: Parameter  # [group]; group divides x.cols
+    weight: Parameter | None  # [group]; group divides x.cols
     eps: float
+    group: int = 0  # read only if there is no weight
+
+    @property
+    def columns(self) -> int:
+        """Columns that are normalized together."""
+        return self.group if self.weight is None else self.weight.shape[0]
 
     def infer_shape(self) -> tuple[Rows, int]:
+        weight = self.weight
+        name = f"a group of {self.group}" if weight is None else f"{weight.name} {list(weight.shape)}"
+        fits = weight is None or len(weight.shape) == 1
         require(
-            len(self.weight.shape) == 1 and self.x.cols % self.weight.shape[0] == 0,
-            f"x {describe(self.x)} is not a multiple of {self.weight.name} {list(self.weight.shape)}",
+            fits and self.columns > 0 and self.x.cols % self.columns == 0,
+            f"x {describe(self.x)} is not a multiple of {name}",
         )
         return self.x.rows, self.x.cols
 
     def evaluate(self, step: Evaluation) -> Array:
-        return rms_norm(step.values[self.x], step.weights[self.weight], self.eps)
+        x = step.values[self.x]
+        return rms_norm(x, np.ones(self.group, x.dtype) if self.weight is None else step.weights[self.weight], self.eps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,177 @@
+"""Llama 4, text: attention in chunks, some layers without rotation, one expert beside a shared one in some layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from octavo.graph.builder import Graph
+from octavo.graph.ops import AttentionParams, Routing
+from octavo.graph.values import Value
+from octavo.models._decoder import DecoderConfig, Windows, experts_from_gguf, experts_from_hf, rope_section
+from octavo.models._layers import experts_beside_shared, gated_mlp
+from octavo.models._reading import MAX_LAYERS, MAX_WIDTH, ConfigReader
+from octavo.models._weights import Split, Transpose, WeightTable, rotary_pairs, stacked_experts
+
+ALIASES = ("llama4_text",)
+
+_INTERVAL = 4  # every fourth layer sees all tokens and does not rotate
+_CHUNK = 8192
+_FLOOR = 8192  # positions with the same factor of queries
+_GROWTH = 0.1
+_MIN_FLOOR, _MAX_GROWTH = 16, 100.0  # bound the table of factors
+_UNNORMED_EXPERTS = 128  # the model with so many experts has no norms of q and k; a GGUF file does not say it
+_SCALINGS = ("default", "linear", "llama3")  # those without a factor that a norm would take away
+
+
+@dataclass(frozen=True, slots=True)
+class Config(DecoderConfig):
+    """A layer with a window sees its own chunk of so many positions. `intermediate_size` is that of an expert.
+
+    Queries of layers that do not rotate grow by 1 + query_growth * log(1 + (position + 1) // floor).
+    """
+
+    rotates: tuple[bool, ...] = ()  # [num_layers]
+    query_growth: float = 0.0
+    floor: int = _FLOOR
+
+    def attention(self, layer: int) -> AttentionParams:
+        params = replace(DecoderConfig.attention(self, layer), chunked=self.windows[layer] is not None)
+        if self.rotates[layer] or not self.query_growth:
+            return params
+        steps = range(self.max_position_embeddings // self.floor + 1)
+        scales = tuple(1.0 + self.query_growth * math.log1p(step) for step in steps)
+        return replace(params, query_scales=scales, scale_length=self.floor, scale_offset=1)
+
+    @classmethod
+    def from_gguf(cls, reader: ConfigReader, shapes: Mapping[str, tuple[int, ...]]) -> Config:
+        experts = experts_from_gguf(reader, normalize=False)
+        plain = cls.read_gguf(reader, shapes, experts=_on_input(experts))
+        # llama.cpp knows one pattern; a window of 0 turns it off, and a file has no place for other values.
+        pattern = reader.integer("attention.sliding_window", _CHUNK, low=0) > 0
+        rotates = _rotates(plain.num_layers) if pattern else (True,) * plain.num_layers
+        width = reader.integer("expert_feed_forward_length", plain.intermediate_size, high=MAX_WIDTH)
+        return replace(
+            plain,
+            intermediate_size=width,
+            rotates=rotates,
+            windows=tuple(_CHUNK if pattern and rotating else None for rotating in rotates),
+            qk_norm=reader.integer("expert_count", 0, low=0) != _UNNORMED_EXPERTS,
+            query_growth=_GROWTH if pattern else 0.0,
+        )
+
+    @classmethod
+    def from_hf(cls, reader: ConfigReader) -> Config:
+        if reader.has("text_config"):
+            outer, reader = reader, reader.section("text_config")
+            reader = reader.with_defaults({"tie_word_embeddings": outer.flag("tie_word_embeddings", False)})
+        reader = reader.with_defaults({"rms_norm_eps": 1e-5})
+        num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
+        rotates = _rotates(num_layers, reader.integer("no_rope_layer_interval", _INTERVAL))
+        if reader.has("no_rope_layers") and reader.values[reader.prefix + "no_rope_layers"] != []:
+            rotates = reader.flags("no_rope_layers", num_layers)  # 1: rotates, in spite of the name
+        reader.integer("intermediate_size_mlp", 16384, high=MAX_WIDTH)  # of plain layers: their weights have it
+        plain = cls.read_hf(
+            reader,
+            windows=_windows(reader, rotates),
+            theta=500_000.0,
+            experts=_on_input(experts_from_hf(reader, normalize=False)),
+        )
+        section = rope_section(reader)
+        kind = section.text("rope_type", section.text("type", "default"))
+        qk_norm = reader.flag("use_qk_norm", True)
+        if qk_norm and kind not in _SCALINGS:
+            raise section.error("rope_type", kind, f"must be {', '.join(_SCALINGS)} in a model with norms of q and k")
+        return replace(
+            plain,
+            rotates=rotates,
+            qk_norm=qk_norm,
+            query_growth=reader.number("attn_scale", _GROWTH, high=_MAX_GROWTH) if _is_tuned(reader) else 0.0,
+            floor=reader.integer("floor_scale", _FLOOR, low=_MIN_FLOOR),
+        )
+
+
+def _rotates(num_layers: int, interval: int = _INTERVAL) -> tuple[bool, ...]:
+    return tuple((layer + 1) % interval != 0 for layer in range(num_layers))
+
+
+def _on_input(routing: Routing | None) -> Routing | None:
+    """The sigmoid of the router's output multiplies the rows that an expert reads."""
+    return None if routing is None else replace(routing, scoring="sigmoid", normalize=False, on_input=True)
+
+
+def _is_tuned(reader: ConfigReader) -> bool:
+    """Older files have a number in place of true."""
+    key = "attn_temperature_tuning"
+    value = reader.values.get(reader.prefix + key)
+    return reader.integer(key, low=0) > 0 if type(value) is int else reader.flag(key, True)
+
+
+def _windows(reader: ConfigReader, rotates: tuple[bool, ...]) -> Windows:
+    kinds = ["chunked_attention" if rotating else "full_attention" for rotating in rotates]
+    if reader.has("layer_types"):
+        kinds = [*reader.texts("layer_types", len(rotates))]
+    for kind in kinds:
+        if kind not in ("chunked_attention", "full_attention"):
+            raise reader.error("layer_types", kind, "must be chunked_attention or full_attention")
+    if "chunked_attention" not in kinds:
+        return (None,) * len(kinds)
+    length = reader.integer("attention_chunk_size", _CHUNK)
+    return tuple(length if kind == "chunked_attention" else None for kind in kinds)
+
+
+_MLP, _EXPERTS = "layers.*.mlp.", "layers.*.mlp.experts."
+_GATE_UP = _EXPERTS + "gate_up_proj"
+WEIGHTS = WeightTable(
+    names={
+        **{f"blk.*.ffn_{part}_shexp": f"{_MLP}shared_experts.{part}_proj" for part in ("gate", "up", "down")},
+        **{f"layers.*.feed_forward.{part}_proj": f"{_MLP}{part}_proj" for part in ("gate", "up", "down")},
+        **{
+            f"layers.*.feed_forward.shared_expert.{part}_proj": f"{_MLP}shared_experts.{part}_proj"
+            for part in ("gate", "up", "down")
+        },
+        **{
+            f"layers.*.feed_forward.experts.*.{part}_proj": f"{_EXPERTS}*.{part}_proj"
+            for part in ("gate", "up", "down")
+        },
+        "layers.*.feed_forward.router": _MLP + "gate",
+        # Stacked experts are [in, out] and have no suffix.
+        "layers.*.feed_forward.experts.gate_up_proj": _EXPERTS + "gate_up_columns.weight",
+        "layers.*.feed_forward.experts.down_proj": _EXPERTS + "down_columns.weight",
+    },
+    transforms=(
+        *rotary_pairs(),
+        Transpose(_EXPERTS + "gate_up_columns", whole=_GATE_UP),
+        Transpose(_EXPERTS + "down_columns", whole=_EXPERTS + "down_proj"),
+        Split(_GATE_UP, (_EXPERTS + "gate_proj", _EXPERTS + "up_proj"), lambda c: (c.intermediate_size,) * 2),
+        *stacked_experts(),
+    ),
+)
+
+
+def build(g: Graph, cfg: Config) -> Value:
+    """The logits [OUTPUTS, vocab]."""
+    h = g.embedding("embed_tokens")
+    for i in range(cfg.num_layers):
+        x = g.rms_norm(h, f"layers.{i}.input_layernorm", cfg.norm_eps)
+        h = h + _attention(g, x, cfg, i)
+        x = g.rms_norm(h, f"layers.{i}.post_attention_layernorm", cfg.norm_eps)
+        stem = f"layers.{i}.mlp"
+        if cfg.experts is not None and f"{stem}.gate.weight" in g.weights:
+            h = h + experts_beside_shared(g, x, stem, cfg.experts, shared=True)
+        else:
+            h = h + gated_mlp(g, x, stem)
+    h = g.rms_norm(g.select_rows(h), "norm", cfg.norm_eps)
+    return g.logits(h, cfg.output_head)
+
+
+def _attention(g: Graph, x: Value, cfg: Config, layer: int) -> Value:
+    """Norms without weights come after the rotation in the original; it keeps lengths, so they may be first."""
+    p = f"layers.{layer}.self_attn."
+    q, k, v = (g.linear(x, f"{p}{n}_proj") for n in "qkv")
+    if cfg.rotates[layer]:
+        if cfg.qk_norm:
+            q, k = (g.rms_norm(y, None, cfg.norm_eps, cfg.head_dim) for y in (q, k))
+        q, k = (g.rope(y, cfg.head_dim, cfg.rope) for y in (q, k))
+    return g.linear(g.attention(q, k, v, cfg.attention(layer)), p + "o_proj")
