@@ -9,14 +9,6 @@ import pytest
 
 from octavo.backends.cpu import ceilings
 from tests.support.processes import octavo, octavo_here
-from tests.support.tiny_gguf import tiny_gguf
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    path.write_bytes(tiny_gguf())
-    return path
 
 
 def test_latency(tiny: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 
 from octavo.cli.word_wrap import WordWrap
 from tests.support.processes import Terminal, octavo, octavo_here
-from tests.support.tiny_gguf import tiny_gguf
 
 GREEDY = ("--temperature", "0", "--max-tokens", "16", "--stop", "\n")
 
@@ -24,9 +23,9 @@ def test_a_conversation_remembers_until_reset(smollm2_path: Path) -> None:
     assert first == again != later
 
 
-def test_commands(smollm2_path: Path) -> None:
+def test_commands(tiny_chat: Path) -> None:
     lines = "/help\n/system You only say yes.\n/reset\n/nonsense\n\n/system\n/exit\nnot read\n"
-    result = octavo("chat", smollm2_path, *GREEDY, stdin=lines)
+    result = octavo_here("chat", tiny_chat, *GREEDY, stdin=lines)
     assert result.returncode == 0
     assert "/clear " in result.stdout
     assert "New conversation with this system message" in result.stdout
@@ -54,7 +53,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(smollm2_path: Path) -> None
 
 def test_a_question_beyond_the_context_is_refused(smollm2_path: Path) -> None:
     lines = "word " * 300 + "\n/clear\nSay hi.\n"
-    result = octavo("chat", smollm2_path, *GREEDY, "--max-model-len", "128", stdin=lines)
+    result = octavo_here("chat", smollm2_path, *GREEDY, "--max-model-len", "128", stdin=lines)
     assert result.returncode == 0
     assert "/clear starts a new conversation" in result.stderr
     assert result.stderr.count("\n") == 1
@@ -64,11 +63,11 @@ def test_a_question_beyond_the_context_is_refused(smollm2_path: Path) -> None:
 def test_the_oldest_turns_make_room(smollm2_path: Path) -> None:
     lines = "My dog is Rex. " + "word " * 40 + "\nSay hi.\n" + "word " * 40 + "\nSay hi.\n"
     options = (*GREEDY, "--max-model-len", "150", "--system", "Be brief.")
-    result = octavo("chat", smollm2_path, *options, stdin=lines)
+    result = octavo_here("chat", smollm2_path, *options, stdin=lines)
     assert result.returncode == 0
     assert "the context is full: the oldest turn is left out" in result.stderr
     assert len(result.stdout.splitlines()) == 4
-    refused = octavo("chat", smollm2_path, *options, "--no-trim", stdin=lines * 2)
+    refused = octavo_here("chat", smollm2_path, *options, "--no-trim", stdin=lines * 2)
     assert "left out" not in refused.stderr
     assert "/clear starts a new conversation" in refused.stderr
 
@@ -76,15 +75,15 @@ def test_the_oldest_turns_make_room(smollm2_path: Path) -> None:
 def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
     file = tmp_path / "talk.json"
     lines = f'"""My dog\nis called Rex."""\n/save {file}\n/set top_k 5\n/set temprature 1\n/set stop "a b" c\n/?\n'
-    result = octavo("chat", smollm2_path, *GREEDY, "--system", "Be kind.", stdin=lines)
+    result = octavo_here("chat", smollm2_path, *GREEDY, "--system", "Be kind.", stdin=lines)
     messages = json.loads(file.read_text())["messages"]
     assert [m["role"] for m in messages] == ["system", "user", "assistant"]
     assert messages[1]["content"] == "My dog\nis called Rex."
     for said in ("top_k is now 5", "did you mean temperature?", "stop is now ('a b', 'c')", "/load FILE"):
         assert said in result.stdout
     question = "What is my dog called?\n"
-    alone = octavo("chat", smollm2_path, *GREEDY, stdin=question).stdout
-    loaded = octavo("chat", smollm2_path, *GREEDY, stdin=f"/load {file}\n{question}").stdout
+    alone = octavo_here("chat", smollm2_path, *GREEDY, stdin=question).stdout
+    loaded = octavo_here("chat", smollm2_path, *GREEDY, stdin=f"/load {file}\n{question}").stdout
     assert loaded.startswith("The conversation has 3 messages.\n")
     assert alone not in loaded
 
@@ -101,8 +100,8 @@ def test_blocks_settings_and_files(smollm2_path: Path, tmp_path: Path) -> None:
         ("/nonsense", "There is no command /nonsense"),
     ],
 )
-def test_wrong_commands(line: str, said: str, smollm2_path: Path) -> None:
-    assert said in octavo_here("chat", smollm2_path, stdin=line + "\n").stdout
+def test_wrong_commands(line: str, said: str, tiny_chat: Path) -> None:
+    assert said in octavo_here("chat", tiny_chat, stdin=line + "\n").stdout
 
 
 def test_a_pasted_text_is_one_message_and_history_lasts(smollm2_path: Path, tmp_path: Path) -> None:
@@ -145,9 +144,7 @@ def test_words_are_not_broken(pieces: list[str], lines: list[str], capsys: pytes
     assert [line.rstrip() for line in capsys.readouterr().out.split("\n")] == lines
 
 
-def test_a_model_without_template_says_so_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "tiny.gguf"
-    path.write_bytes(tiny_gguf())
-    result = octavo_here("chat", path)
+def test_a_model_without_template_says_so_at_once(tiny: Path) -> None:
+    result = octavo_here("chat", tiny)
     assert result.returncode == 2
     assert "no chat template" in result.stderr

@@ -16,7 +16,6 @@ from octavo.backends.cpu import ceilings
 from octavo.cli.main import octavo
 from octavo.server.registry import registered
 from tests.support.processes import octavo_here
-from tests.support.tiny_gguf import tiny_gguf
 
 SHORT = ("--input-len", "4", "--output-len", "4", "--iterations", "1")
 # Every command with `--json`, and the rest of its line. MODEL is a tiny one.
@@ -32,13 +31,6 @@ COMMANDS = {
     "run": ("MODEL", "ab", "--raw", "--max-tokens", "2", "--logprobs", "2"),
     "show": ("MODEL",),
 }
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    path.write_bytes(tiny_gguf())
-    return path
 
 
 def with_json(name: str, command: click.Command) -> Iterator[str]:

@@ -27,7 +27,9 @@ def run(cache: Path, endpoint: str, *arguments: str, **more: str) -> subprocess.
 
 
 def listed(cache: Path) -> dict[str, dict[str, object]]:
-    found = json.loads(run(cache, NOWHERE, "list", "--json").stdout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OCTAVO_CACHE", str(cache / "octavo"))
+        found = json.loads(octavo_here("list", "--json").stdout)
     return {model["name"]: model for model in found}
 
 

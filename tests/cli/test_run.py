@@ -15,14 +15,6 @@ from tests.support.tiny_gguf import tiny_gguf
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with random weights and no chat template; its context is 64 tokens."""
-    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
-    path.write_bytes(tiny_gguf())
-    return path
-
-
 def test_one_word_is_the_prompt_of_the_default_model(smollm2_path: Path) -> None:
     assert smollm2_path.exists()
     result = octavo("run", "What is gravity?", "--temperature", "0", "--max-tokens", "12")
@@ -33,7 +25,7 @@ def test_one_word_is_the_prompt_of_the_default_model(smollm2_path: Path) -> None
 
 
 def test_json_has_text_ids_and_timings(smollm2_path: Path) -> None:
-    result = octavo("run", smollm2_path, "Say hello.", *GREEDY, "--json", "--logprobs", "2")
+    result = octavo_here("run", smollm2_path, "Say hello.", *GREEDY, "--json", "--logprobs", "2")
     report = json.loads(result.stdout)
     assert report["finish_reason"] in ("stop", "length")
     assert len(report["token_ids"]) == report["timings"]["num_generated_tokens"] <= 8
@@ -41,7 +33,7 @@ def test_json_has_text_ids_and_timings(smollm2_path: Path) -> None:
     assert len(report["logprobs"]) == len(report["token_ids"])
     assert report["timings"]["load_s"] > 0
     assert report["timings"]["time_to_first_token_s"] > 0
-    streamed = octavo("run", smollm2_path, "Say hello.", *GREEDY)
+    streamed = octavo_here("run", smollm2_path, "Say hello.", *GREEDY)
     assert streamed.stdout == report["text"] + "\n"
 
 
@@ -57,11 +49,11 @@ def test_the_same_seed_gives_the_same_answer(tiny: Path) -> None:
 )
 def test_standard_input_is_a_prompt(tiny: Path, arguments: tuple[str, ...], stdin: str) -> None:
     if "MODEL" not in arguments:  # the default model: only that the prompt arrives
-        result = octavo("run", *arguments, "--temperature", "5", stdin=stdin)
+        result = octavo_here("run", *arguments, "--temperature", "5", stdin=stdin)
         assert "temperature is 5" in result.stderr
         return
     words = [str(tiny) if word == "MODEL" else word for word in arguments]
-    result = octavo("run", *words, "--raw", *GREEDY, "--json", stdin=stdin)
+    result = octavo_here("run", *words, "--raw", *GREEDY, "--json", stdin=stdin)
     assert json.loads(result.stdout)["prompt"] == stdin
 
 
@@ -88,8 +80,8 @@ def test_bytes_that_are_no_text_do_no_harm(tiny: Path) -> None:
         (("MODEL", "ab", "--raw", "--kv-cache-memory", "much"), 2, "--kv-cache-memory is 'much'"),
         (("MODEL", "ab"), 2, "no chat template"),
         (("MODEL", "ab" * 100, "--raw"), 2, "at most 63, so that one new token has room. Shorten it\n"),
-        (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise max_model_len, for this model up to 64"),
-        (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "kv_cache_memory"),
+        (("MODEL", "ab" * 30, "--raw", "--max-model-len", "8"), 2, "raise --max-model-len, for this model up to 64"),
+        (("MODEL", "ab", "--raw", "--kv-cache-memory", "9000GiB"), 3, "--kv-cache-memory"),
         (("/nowhere/model.gguf", "x"), 3, "/nowhere/model.gguf"),
         (("smolm2", "x"), 3, "did you mean smollm2"),
         (("smolm2",), 2, "there is no model smolm2; did you mean smollm2?"),
@@ -148,9 +140,9 @@ def test_parameters_that_leave_no_token_are_exit_code_2(tiny: Path) -> None:
 
 
 def test_a_context_beyond_the_memory_is_one_error(tiny: Path) -> None:
-    result = octavo("run", tiny, "abcd", "--raw", "--max-model-len", "100000", "--kv-cache-memory", "1MiB")
+    result = octavo_here("run", tiny, "abcd", "--raw", "--max-model-len", "100000", "--kv-cache-memory", "1MiB")
     assert result.returncode == 3
-    assert "max_model_len 100000 does not fit" in result.stderr
+    assert "--max-model-len 100000 does not fit" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -216,7 +208,7 @@ def test_a_closed_pipe_ends_it_quietly(smollm2_path: Path) -> None:
     ],
 )
 def test_a_wrong_value_is_called_by_its_option(option: list[str], said: str) -> None:
-    result = subprocess.run([*COMMAND, "run", *option, "hi"], capture_output=True, text=True)
+    result = octavo_here("run", *option, "hi")
     assert result.returncode == 2
     assert result.stderr.startswith(said)
 
@@ -225,11 +217,11 @@ def test_texts_before_the_prompt(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("ab")
     (tmp_path / "b.txt").write_text("ba")
     options = ("--raw", *GREEDY, "--json")
-    piped = octavo("run", tiny, "cd", *options, stdin="abcd")
+    piped = octavo_here("run", tiny, "cd", *options, stdin="abcd")
     assert json.loads(piped.stdout)["prompt"] == "abcd\n\ncd"
-    files = octavo("run", tiny, "cd", "-f", tmp_path / "a.txt", "--file", tmp_path / "b.txt", *options, stdin="dd")
+    files = octavo_here("run", tiny, "cd", "-f", tmp_path / "a.txt", "--file", tmp_path / "b.txt", *options, stdin="dd")
     assert json.loads(files.stdout)["prompt"] == "ab\n\nba\n\ndd\n\ncd"
-    only = octavo("run", tiny, "-f", tmp_path / "a.txt", *options)
+    only = octavo_here("run", tiny, "-f", tmp_path / "a.txt", *options)
     assert json.loads(only.stdout)["prompt"] == "ab"
 
 

@@ -36,17 +36,17 @@ def settings(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_users_own_file(settings: Path, smollm2_path: Path) -> None:
-    env = {"XDG_CONFIG_HOME": str(settings.parent.parent)}
-    answer = json.loads(octavo("run", smollm2_path, "Hi", "--json", env=env).stdout)
-    assert len(answer["token_ids"]) == 3
-    longer = json.loads(octavo("run", smollm2_path, "Hi", "--json", "--max-tokens", "5", env=env).stdout)
-    assert len(longer["token_ids"]) == 5
+def test_the_users_own_file(settings: Path, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(settings.parent.parent))
+    run = ("run", tiny, "ab", "--raw", "--ignore-eos", "--json")
+    assert len(json.loads(octavo_here(*run).stdout)["token_ids"]) == 3
+    assert len(json.loads(octavo_here(*run, "--max-tokens", "5").stdout)["token_ids"]) == 5
 
 
-def test_a_file_that_is_named(settings: Path, smollm2_path: Path) -> None:
-    for words in (("--config", settings, "run", smollm2_path, "Hi"), ("run", smollm2_path, "Hi", "--config", settings)):
-        assert len(json.loads(octavo(*words, "--json").stdout)["token_ids"]) == 3
+def test_a_file_that_is_named(settings: Path, tiny: Path) -> None:
+    run = ("run", tiny, "ab", "--raw", "--ignore-eos", "--json")
+    for words in (("--config", settings, *run), (*run, "--config", settings)):
+        assert len(json.loads(octavo_here(*words).stdout)["token_ids"]) == 3
 
 
 def test_the_server_reads_it(settings: Path, smollm2_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_the_server_reads_it(settings: Path, smollm2_path: Path) -> None:
         server.kill()
 
 
-def test_words_behind_two_dashes_are_no_options(smollm2_path: Path) -> None:
-    answer = octavo_here("run", "--json", "--max-tokens", "2", smollm2_path, "--", "--config")
+def test_words_behind_two_dashes_are_no_options(tiny: Path) -> None:
+    answer = octavo_here("run", "--raw", "--json", "--max-tokens", "2", tiny, "--", "--config")
     assert json.loads(answer.stdout)["prompt"] == "--config"
 
 
