@@ -29,7 +29,8 @@ from report import commit, machine, table
 from tests.support.at_load_formulas import FORMULAS
 
 HERE = Path(__file__).resolve().parent
-TEXT = [HERE / "data" / "prose.txt", HERE / "data" / "code.txt"]
+DATA = HERE.parent / "src" / "octavo" / "quality" / "data"
+TEXT = [DATA / "prose.txt", DATA / "code.txt"]
 
 
 def arguments() -> argparse.Namespace:

@@ -3,7 +3,7 @@
     python benchmarks/embed_texts.py [--texts 256] [--runs 7] [--threads N]
 
 The shape is that of bge-small (12 layers of 384, 12 heads, MLP of 1536), the weights are float32 and random, the texts
-are pieces of `benchmarks/data` of 6 to 30 words. Both programs get the same directory, tokenize, compute and give
+are pieces of `octavo/quality/data` of 6 to 30 words. Both programs get the same directory, tokenize, compute and give
 vectors of length 1, in turns; the median of the runs counts. Each uses all processors that this process may use, or
 N threads. Processor seconds are printed beside those of the clock: on a machine that others use, only they can be
 compared.
@@ -21,13 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "src" / "octavo" / "quality" / "data"
+TEXTS = [DATA / "code.txt", DATA / "prose.txt"]
 VOCAB_SIZE = 30522
 
 
 def short_texts(count: int) -> list[str]:
     """Pieces of 6 to 30 words."""
-    words = " ".join(path.read_text(encoding="utf-8") for path in sorted(DATA.glob("*.txt"))).split()
+    words = " ".join(path.read_text(encoding="utf-8") for path in TEXTS).split()
     rng, texts, position = np.random.default_rng(0), [], 0
     for _ in range(count):
         length = int(rng.integers(6, 31))
@@ -53,7 +54,7 @@ def save_model(directory: Path) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(vocab_size=VOCAB_SIZE, special_tokens=special, show_progress=False)
-    tokenizer.train([str(path) for path in sorted(DATA.glob("*.txt"))], trainer)
+    tokenizer.train([str(path) for path in TEXTS], trainer)
     ids = [(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ids

@@ -1,27 +1,14 @@
-"""A server as a process, and a client with little overhead: HTTP/1.1 on asyncio's streams, events without JSON."""
+"""A client with little overhead: HTTP/1.1 on asyncio's streams, events without JSON."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 _NO_TEXT = (b'"text":""', b'"text": ""', b'"choices":[]', b'"choices": []')
-
-
-class ServerError(Exception):
-    """A server could not be started, or gave an unexpected answer."""
 
 
 @dataclass(slots=True)
@@ -33,52 +20,6 @@ class Answer:
     times: list[float] = field(default_factory=list)  # of the events with text
     usage: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
-
-
-class ServerProcess:
-    """A server that this program started, in a process group of its own."""
-
-    def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
-        self.name = name
-        self.url = f"http://127.0.0.1:{port}"
-        self.command = list(command)
-        self._log = log
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
-        self.process_id = self._process.pid
-
-    def wait_ready(self, seconds: float = 180) -> None:
-        """Returns when `/health` says 200. Raises ServerError."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            if self._process.poll() is not None:
-                raise ServerError(f"{self.name} ended with status {self._process.returncode}; see {self._log}")
-            with contextlib.suppress(OSError, urllib.error.URLError):
-                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
-                return
-            time.sleep(0.1)
-        raise ServerError(f"{self.name} is not ready after {seconds:g} s; see {self._log}")
-
-    def close(self) -> int:
-        """Ends the server as a service manager does, kills remaining processes, and returns the exit code."""
-        if self._process.poll() is None:
-            self._process.terminate()
-        try:
-            self._process.wait(timeout=40)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        return self._process.wait()
-
-
-def free_port() -> int:
-    """A free port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Chunks:

@@ -1,4 +1,4 @@
-"""Copies a GGUF file with its quantized tensors as F32 or F16, for `accuracy.py`.
+"""Copies a GGUF file with its quantized tensors as F32 or F16, for `octavo eval`.
 
     python benchmarks/plain_weights.py MODEL.gguf COPY.gguf F32
 

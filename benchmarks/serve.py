@@ -43,8 +43,10 @@ from pathlib import Path
 from typing import Any
 
 from load import Limits, Run, Sample, Work, arrivals, closed_loop, figures, open_loop, works
-from load_client import ServerError, ServerProcess, free_port, stream
+from load_client import stream
 from report import commit, machine, spread, table
+
+from octavo.quality.servers import ServerError, ServerProcess, free_port
 
 PAUSE_SECONDS = 0.5  # the spinning threads of the server whose turn is over go to sleep
 WARMUP_SEED = 1_000_000

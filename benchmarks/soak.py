@@ -29,9 +29,10 @@ from typing import Any
 
 import httpx
 import psutil
-from load_client import ServerProcess, free_port
 from report import commit, machine, table
 from soak_record import Look, Record
+
+from octavo.quality.servers import ServerProcess, free_port
 
 CHAT = "/v1/chat/completions"
 RECOVERY_S = 60.0

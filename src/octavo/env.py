@@ -7,6 +7,7 @@
 | `OCTAVO_ISA`         | widest instruction set to use: `scalar`; on x86 `avx2`, `avx512`, `avx512vnni`, `amx`;   |
 |                      | on ARM `neon`, `dotprod`, `i8mm`                                                         |
 | `OCTAVO_NUM_THREADS` | compute threads; default: one for each core that this process may use                    |
+| `OPENAI_API_KEY`     | key for the servers that `octavo compare --engine NAME=URL` asks                         |
 """
 
 from __future__ import annotations
@@ -75,6 +76,11 @@ def num_threads() -> int:
     if not value.isascii() or not value.isdigit() or not 1 <= int(value) <= _MAX_THREADS:
         raise UsageError(f"OCTAVO_NUM_THREADS is {value!r}; it must be a number from 1 to {_MAX_THREADS}")
     return int(value)
+
+
+def openai_api_key() -> str | None:
+    """The key for servers of others; None: there is none."""
+    return os.environ.get("OPENAI_API_KEY") or None
 
 
 def subprocess_environment(**changes: str) -> dict[str, str]:

@@ -35,6 +35,8 @@ _COMMANDS = {
     "show": "show.show",
     "plan": "plan.plan",
     "bench": "bench.bench",
+    "eval": "evaluate.evaluate",
+    "compare": "compare.compare",
     "doctor": "doctor.doctor",
 }
 

@@ -28,7 +28,7 @@ from octavo.tokenizer.tokenizer import Tokenizer
 class Session:
     """A model, its engine's thread, its tokenizer and its chat template. Thread-safe.
 
-    submit, abort: those of `AsyncEngine`. encode: that of `PromptEncoder`.
+    submit, abort: those of `AsyncEngine`. encode, render_chat: those of `PromptEncoder`.
     """
 
     def __init__(
@@ -56,6 +56,7 @@ class Session:
         self._shut_down = weakref.finalize(self, _shut_down, self._engine, self._loaded.executor, self._pid)
         self._prompts = PromptEncoder(self.tokenizer, self._loaded.eos_token_id, process)
         self.submit, self.abort, self.encode = self._engine.submit, self._engine.abort, self._prompts.encode
+        self.render_chat = self._prompts.render_chat
         self._ids = itertools.count()
 
     def plan_scores(

@@ -51,6 +51,11 @@ class TensorFiles:
         self.metadata: Mapping[str, object] = MappingProxyType(dict(metadata))
         self.number_types: Mapping[str, str] = MappingProxyType(dict(number_types))
 
+    @property
+    def paths(self) -> list[Path]:
+        """The files with the tensors."""
+        return list(self._files)
+
     def weight(self, name: str) -> Weight:
         """The tensor of that name, over the mapped bytes where they are aligned, else a copy.
 

@@ -1,0 +1,1 @@
+"""The quality of models: perplexity, divergence from a reference, tasks, and comparisons."""

@@ -1,0 +1,188 @@
+"""A model as benchmarks of language models ask it: the likelihood of continuations, and answers up to a stop text."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, TypeAlias
+
+from octavo.config import EngineConfig, LoadProgress
+from octavo.engine.async_engine import Sink
+from octavo.engine.session import Session
+from octavo.errors import OctavoError, UsageError
+from octavo.generation_request import RequestOptions
+from octavo.outputs import PoolingOutput, RequestMetrics, RequestOutput
+from octavo.sampling_params import RequestOutputKind, SamplingParams
+
+Counted: TypeAlias = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Likelihood:
+    """logprob: the sum over the continuation's tokens. is_greedy: each is the most likely one in its place."""
+
+    logprob: float
+    is_greedy: bool
+
+
+Pair: TypeAlias = tuple[list[int], list[int]]  # token ids of a context and of what follows it
+
+
+class LanguageModel:
+    """A loaded model. All requests of a call share the engine's steps, and contexts its prefix cache."""
+
+    def __init__(self, config: EngineConfig, progress: LoadProgress | None = None) -> None:
+        """Raises what `load_engine` raises, and UsageError for a model that generates no text."""
+        self._session = Session(config, progress)
+        self.tokenizer = self._session.tokenizer
+        self.max_length = self._session.max_model_len - 1  # one token is always generated
+        self.num_truncated = 0
+        self.parse_special = False  # the text of a control token is that token: in prompts that a chat template made
+        self.session = self._session
+        if not self._session.model().engine.texts.generates:
+            self.close()
+            raise UsageError(
+                f"{config.model} makes no logits: it is an encoder or a reranker, and only a model that generates text "
+                "can be asked"
+            )
+
+    @property
+    def prefix_token_id(self) -> int:
+        """The token before a continuation without context: the start of text, else the end of the text before."""
+        tokenizer = self.tokenizer
+        if tokenizer.prefix_ids:
+            return tokenizer.prefix_ids[0]
+        known = [tokenizer.bos_token_id, *sorted(tokenizer.eos_token_ids), 0]
+        return next(token_id for token_id in known if token_id is not None)
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a prompt, with the special tokens that the model's texts begin with."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False, parse_special=self.parse_special)
+        prefix = list(self.tokenizer.prefix_ids)
+        return ids if prefix and ids[: len(prefix)] == prefix else [*prefix, *ids]
+
+    def encode_pair(self, context: str, continuation: str) -> Pair:
+        """The tokens of the joined text, cut behind those of the context; its last spaces belong to what follows.
+
+        Without a context, the continuation follows `prefix_token_id`.
+        """
+        if not context:
+            ids = self.tokenizer.encode(continuation, add_special_tokens=False, parse_special=self.parse_special)
+            return (ids[:1], ids[1:]) if ids[:1] == [self.prefix_token_id] else ([self.prefix_token_id], ids)
+        stripped = context.rstrip()
+        whole = self.encode(stripped + context[len(stripped) :] + continuation)
+        num_context = len(self.encode(stripped))
+        return whole[:num_context], whole[num_context:]
+
+    def likelihoods(self, pairs: Sequence[Pair], counted: Counted | None = None) -> list[Likelihood]:
+        """The likelihood of each continuation after its context. Contexts too long for the model lose their beginning.
+
+        counted: called with (done, in all). Raises UsageError for an empty continuation, or one too long.
+        """
+        wanted: dict[tuple[tuple[int, ...], int], list[int]] = {}  # tokens and length of the context -> places
+        for place, (context, continuation) in enumerate(pairs):
+            if not continuation:
+                raise UsageError(f"continuation {place + 1} has no tokens: nothing is left of it behind its context")
+            if len(continuation) > self.max_length - 1:
+                raise UsageError(
+                    f"continuation {place + 1} has {len(continuation)} tokens; at most {self.max_length - 1} fit"
+                )
+            kept = min(len(context), self.max_length - len(continuation))
+            self.num_truncated += kept < len(context)
+            tokens = (*context[len(context) - kept :], *continuation)
+            wanted.setdefault((tokens, kept), []).append(place)
+        found: list[Likelihood | None] = [None] * len(pairs)
+        # The first of each context computes it, and the others find it in the prefix cache.
+        families: dict[tuple[int, ...], list[tuple[tuple[int, ...], int]]] = {}
+        for tokens, kept in wanted:
+            families.setdefault(tokens[:kept], []).append((tokens, kept))
+
+        def take(key: tuple[tuple[int, ...], int], output: RequestOutput) -> None:
+            tokens, kept = key
+            assert output.prompt_logprobs is not None
+            entries = [
+                entry[token]
+                for token, entry in zip(tokens[kept:], output.prompt_logprobs[kept:], strict=True)
+                if entry is not None
+            ]
+            result = Likelihood(sum(entry.logprob for entry in entries), all(entry.rank == 1 for entry in entries))
+            for place in wanted[key]:
+                found[place] = result
+
+        waves = [[(key[0], SCORED, {"prompt_logprobs_start": key[1]}) for key in keys] for keys in families.values()]
+        order = [key for keys in families.values() for key in keys]
+        outputs = self._run(waves, counted)
+        for key, output in zip(order, outputs, strict=True):
+            take(key, output)
+        return [likelihood for likelihood in found if likelihood is not None]
+
+    def generate(
+        self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], counted: Counted | None = None
+    ) -> list[str]:
+        """The answer to each prompt. Prompts too long for the model lose their beginning."""
+        waves: list[list[_Ask]] = []
+        for prompt, each in zip(prompts, params, strict=True):
+            room = max(self.max_length - (each.max_tokens or 0), 1)
+            self.num_truncated += len(prompt) > room
+            waves.append([(tuple(prompt[-room:]), each, {})])
+        return [output.outputs[0].text for output in self._run(waves, counted)]
+
+    def timed(self, prompt: list[int], count: int) -> RequestMetrics:
+        """The times of one greedy answer of so many tokens."""
+        params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True, detokenize=False)
+        [output] = self._run([[(tuple(prompt), params, {})]], None)
+        assert output.metrics is not None
+        return output.metrics
+
+    def _run(self, families: list[list[_Ask]], counted: Counted | None) -> list[RequestOutput]:
+        """Runs all requests; those of a family begin alike, so that the first one goes ahead. Raises their errors."""
+        results: queue.SimpleQueue[tuple[int, int, RequestOutput | PoolingOutput | OctavoError]] = queue.SimpleQueue()
+        outputs: dict[tuple[int, int], RequestOutput] = {}
+        total = sum(map(len, families))
+        running: dict[tuple[int, int], str] = {}
+
+        def submit(family: int, member: int) -> None:
+            tokens, params, options = families[family][member]
+            request = self._session.create_request(
+                list(tokens), params, output_kind=RequestOutputKind.FINAL_ONLY, options=RequestOptions(**options)
+            )
+            running[family, member] = request.request_id
+            self._session.submit(request, _sink(results, family, member))
+
+        try:
+            for family in range(len(families)):
+                submit(family, 0)
+            while running:
+                family, member, item = results.get()
+                del running[family, member]
+                if not isinstance(item, RequestOutput):
+                    raise item if isinstance(item, OctavoError) else UsageError("the model gave a vector, not a text")
+                outputs[family, member] = item
+                for other in range(1, len(families[family])) if member == 0 else ():
+                    submit(family, other)
+                if counted is not None:
+                    counted(len(outputs), total)
+        finally:
+            for request_id in running.values():
+                self._session.abort(request_id)
+        return [outputs[family, member] for family, asks in enumerate(families) for member in range(len(asks))]
+
+    def close(self) -> None:
+        """Frees the model."""
+        self._session.close()
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self.close()
+
+
+_Ask: TypeAlias = tuple[tuple[int, ...], SamplingParams, dict[str, Any]]  # tokens, parameters, options
+SCORED = SamplingParams(prompt_logprobs=0, max_tokens=1, temperature=0.0, ignore_eos=True, detokenize=False)
+
+
+def _sink(results: queue.SimpleQueue[Any], family: int, member: int) -> Sink:
+    return lambda item: results.put((family, member, item))

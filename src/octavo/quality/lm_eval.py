@@ -1,0 +1,100 @@
+"""Octavo as a model of lm-evaluation-harness (extra `octavo[eval]`).
+
+    python -m octavo.quality.lm_eval run --model octavo --model_args pretrained=smollm2 --tasks hellaswag
+
+is the harness's own command with the model `octavo`; in Python, importing this module registers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lm_eval.api.model import LM
+from lm_eval.api.registry import register_model
+from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+from octavo.config import EngineConfig
+from octavo.errors import UsageError
+from octavo.quality.language_model import LanguageModel
+from octavo.sampling_params import SamplingParams
+
+_MAX_ANSWER_TOKENS = 256
+_LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens")  # names of one limit
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_OWN = ("batch_size", "max_batch_size", "device")  # that the harness sets: the engine makes its own batches
+
+
+@register_model("octavo")
+class OctavoLM(LM):  # type: ignore[misc]  # the harness has no types
+    """pretrained: path, hub id or short name. The other arguments are fields of `EngineConfig`."""
+
+    def __init__(self, pretrained: str, **options: Any) -> None:
+        """Raises what `LanguageModel` raises, and UsageError for an argument that is no field."""
+        super().__init__()
+        given = {name: value for name, value in options.items() if name not in _OWN}
+        self._model = LanguageModel(EngineConfig.resolve(pretrained, given))
+        self._name = pretrained
+
+    @property
+    def tokenizer_name(self) -> str:
+        """Part of the names under which the harness caches requests."""
+        return self._name.replace("/", "__")
+
+    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:  # noqa: ARG002
+        """The log-probability of each continuation, and True if it is the greedy one."""
+        pairs = [self._model.encode_pair(*request.args) for request in requests]
+        return [(found.logprob, found.is_greedy) for found in self._model.likelihoods(pairs)]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:  # noqa: ARG002
+        """The log-probability of each whole text, in windows of the model's length without overlap."""
+        pairs, owners = [], []
+        for owner, request in enumerate(requests):
+            tokens = self._model.tokenizer.encode(request.args[0], add_special_tokens=False)
+            prefix, length = self._model.prefix_token_id, self._model.max_length - 1
+            for window in get_rolling_token_windows(tokens, prefix, length, 1):
+                pairs.append(make_disjoint_window(window))
+                owners.append(owner)
+        totals = [0.0] * len(requests)
+        for owner, found in zip(owners, self._model.likelihoods(pairs), strict=True):
+            totals[owner] += found.logprob
+        return totals
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:  # noqa: ARG002
+        """The answers, each up to its stop texts."""
+        prompts = [self._model.encode(request.args[0]) for request in requests]
+        return self._model.generate(prompts, [_params(request.args[1]) for request in requests])
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The conversation as the model's template writes it; control tokens in later prompts are such."""
+        self._model.parse_special = True
+        session = self._model.session
+        extra = {} if add_generation_prompt else {"add_generation_prompt": False, "continue_final_message": True}
+        return session.render_chat(chat_history, **extra)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The source of the template, for the harness's records."""
+        return self._model.tokenizer.chat_template if chat_template else None
+
+    def close(self) -> None:
+        """Frees the model."""
+        self._model.close()
+
+
+def _params(wanted: Mapping[str, Any]) -> SamplingParams:
+    """The parameters of an answer. Raises UsageError for a field that would have no effect."""
+    known = {"until", "do_sample", *_LENGTHS, *_SAMPLING}
+    if unknown := sorted(wanted.keys() - known):
+        raise UsageError(f"the task asks for {', '.join(unknown)}, which octavo does not know; known: {sorted(known)}")
+    until = wanted.get("until") or []
+    length = next((wanted[name] for name in _LENGTHS if name in wanted), _MAX_ANSWER_TOKENS)
+    sampling = {name: wanted[name] for name in _SAMPLING if name in wanted}
+    if not wanted.get("do_sample", bool(sampling.get("temperature"))):
+        sampling["temperature"] = 0.0
+    return SamplingParams(max_tokens=int(length), stop=[until] if isinstance(until, str) else list(until), **sampling)
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

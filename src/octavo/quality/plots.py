@@ -1,0 +1,80 @@
+"""Plots of a comparison of models: perplexity by size, and distance from the reference by speed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from octavo.errors import UsageError
+from octavo.quality.model_comparison import ComparedModel, ModelComparison
+
+REMEDY = "the plots need matplotlib: pip install 'octavo[report]'"
+_SUFFIXES = (".svg", ".png")
+
+
+def write_plots(comparison: ModelComparison, folder: Path) -> list[Path]:
+    """Writes each plot as SVG and PNG into an existing folder. Raises UsageError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(REMEDY) from None
+    models = comparison.models
+    written = []
+    plots = [("perplexity_by_size", _by_size)]
+    if all(model.decode is not None for model in models):
+        plots.append(("distance_by_speed", _by_speed))
+    for name, draw in plots:
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        draw(figure.subplots(), models)
+        for suffix in _SUFFIXES:
+            path = folder / (name + suffix)
+            figure.savefig(path, dpi=150)
+            written.append(path)
+    return written
+
+
+def _by_size(axes: Any, models: Sequence[ComparedModel]) -> None:
+    _draw(
+        axes,
+        models,
+        lambda model: (model.num_bytes / 1e6, model.report.perplexity.perplexity),
+        lambda model: model.is_best_by_size,
+    )
+    axes.set_xlabel("size of the files, MB")
+    axes.set_ylabel("perplexity")
+    divergence = models[0].report.divergence
+    if divergence is not None:
+        axes.axhline(divergence.reference_perplexity, linewidth=1, linestyle=":", color="grey")
+    axes.set_title("Perplexity by size")
+
+
+def _by_speed(axes: Any, models: Sequence[ComparedModel]) -> None:
+    has_reference = models[0].report.divergence is not None
+    _draw(
+        axes,
+        models,
+        lambda model: (model.decode.median if model.decode else 0.0, model.distance),
+        lambda model: model.is_best_by_speed,
+    )
+    if has_reference and all(model.distance > 0 for model in models):
+        axes.set_yscale("log")
+    axes.set_xlabel("decode, tokens/s")
+    axes.set_ylabel("mean KL divergence from the reference, nats" if has_reference else "perplexity")
+    axes.set_title("Distance from the reference by speed" if has_reference else "Perplexity by speed")
+
+
+def _draw(
+    axes: Any,
+    models: Sequence[ComparedModel],
+    place: Callable[[ComparedModel], tuple[float, float]],
+    is_best: Callable[[ComparedModel], bool],
+) -> None:
+    """Points with names; those of the front are filled and joined."""
+    front = sorted(place(model) for model in models if is_best(model))
+    axes.plot([x for x, _ in front], [y for _, y in front], linewidth=1, color="tab:blue", zorder=1)
+    for model in models:
+        x, y = place(model)
+        axes.scatter([x], [y], color="tab:blue" if is_best(model) else "white", edgecolors="tab:blue", zorder=2)
+        # A dollar sign in a name would start a formula.
+        axes.annotate(model.name.replace("$", r"\$"), (x, y), textcoords="offset points", xytext=(5, 5), fontsize=8)

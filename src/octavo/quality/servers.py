@@ -1,0 +1,161 @@
+"""OpenAI-compatible servers to measure: those that are started here, and one streamed answer with its times."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from octavo.errors import OctavoError
+
+_LINE_BYTES = 1 << 20
+_ERROR_CHARS = 300
+
+
+class ServerError(OctavoError):
+    """A server could not be started, or gave an unexpected answer."""
+
+
+class ServerProcess:
+    """A server in a process group of its own."""
+
+    def __init__(self, name: str, command: Sequence[str], port: int, log: Path) -> None:
+        """Raises OSError if the program cannot be started."""
+        self.name = name
+        self.url = f"http://127.0.0.1:{port}"
+        self.command = list(command)
+        self._log = log
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                self.command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        self.process_id = self._process.pid
+
+    def wait_ready(self, seconds: float = 180) -> None:
+        """Returns when `/health` says 200. Raises ServerError."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self._process.poll() is not None:
+                raise ServerError(f"{self.name} ended with status {self._process.returncode}; see {self._log}")
+            with contextlib.suppress(OSError, urllib.error.URLError):
+                urllib.request.urlopen(f"{self.url}/health", timeout=5).close()
+                return
+            time.sleep(0.1)
+        raise ServerError(f"{self.name} is not ready after {seconds:g} s; see {self._log}")
+
+    def close(self) -> int:
+        """Ends the server as a service manager does, kills remaining processes, and returns the exit code."""
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            self._process.wait(timeout=40)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        return self._process.wait()
+
+
+def free_port() -> int:
+    """A free port."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@dataclass(slots=True)
+class StreamedAnswer:
+    """Times are those of `time.perf_counter`: of sending, and of each piece with text. num_tokens: by the usage."""
+
+    sent: float
+    times: list[float] = field(default_factory=list)
+    text: str = ""
+    num_tokens: int = 0
+
+    @property
+    def ttft_s(self) -> float:
+        return self.times[0] - self.sent
+
+    @property
+    def tpot_s(self) -> float:
+        """Seconds for each token after the first; 0.0 for a single one."""
+        return (self.times[-1] - self.times[0]) / max(self.num_tokens - 1, 1)
+
+    @property
+    def seconds(self) -> float:
+        return self.times[-1] - self.sent
+
+
+def stream_completion(
+    url: str, body: Mapping[str, Any], key: str | None = None, timeout_s: float = 600
+) -> StreamedAnswer:
+    """The answer of `POST URL/v1/completions`; URL may end in /v1. Raises ServerError for any other answer."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ServerError(f"{url!r} is not the address of a server; write http://HOST:PORT")
+    path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/completions"
+    headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    if parts.scheme == "https":
+        context = ssl.create_default_context()
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            parts.hostname, parts.port, timeout=timeout_s, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=timeout_s)
+    try:
+        answer = StreamedAnswer(time.perf_counter())
+        connection.request("POST", path, json.dumps({**body, "stream": True}).encode(), headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            reason = response.read(_ERROR_CHARS * 4).decode("utf-8", "replace")[:_ERROR_CHARS]
+            raise ServerError(f"{url} answers with status {response.status}: {reason}")
+        while line := response.readline(_LINE_BYTES):
+            if line.startswith(b"data:") and line[5:].strip() != b"[DONE]":
+                _take(line[5:], time.perf_counter(), answer)
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ServerError(f"{url}: {type(error).__name__}: {error}") from None
+    finally:
+        connection.close()
+    if not answer.times:
+        raise ServerError(f"{url} ended its answer without any text")
+    answer.num_tokens = answer.num_tokens or len(answer.times)  # a server without usage sends a piece for each token
+    return answer
+
+
+def _take(data: bytes, now: float, answer: StreamedAnswer) -> None:
+    event = json.loads(data)
+    if "error" in event:
+        raise ServerError(f"an error within the answer: {str(event['error'])[:_ERROR_CHARS]}")
+    usage = event.get("usage") or {}
+    answer.num_tokens = int(usage.get("completion_tokens") or answer.num_tokens)
+    for choice in event.get("choices") or []:
+        if text := choice.get("text"):
+            answer.text += text
+            answer.times.append(now)
+
+
+def first_model(url: str, key: str | None = None, timeout_s: float = 30) -> str:
+    """The first name in `GET URL/v1/models`. Raises ServerError."""
+    address = url.rstrip("/").removesuffix("/v1") + "/v1/models"
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=timeout_s) as response:
+            name = json.loads(response.read(_LINE_BYTES))["data"][0]["id"]
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise ServerError(f"{address}: {type(error).__name__}: {error}") from None
+    return str(name)

@@ -1,0 +1,86 @@
+"""The speed and memory of one model, in a process of its own: `python -m octavo.quality.speed OPTIONS_AS_JSON`."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from octavo.config import EngineConfig
+from octavo.errors import OctavoError
+from octavo.quality.language_model import LanguageModel
+
+PROMPT_TOKENS, SHORT_PROMPT_TOKENS, OUTPUT_TOKENS = 512, 16, 64
+_CONTEXT = 1024
+_TIMEOUT_S = 1800
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """decode: tokens per second of single steps after a short prompt. prefill: of one prompt of 512 tokens.
+
+    peak_bytes: the largest resident set of the process with a cache of 1,024 tokens, mapped pages included.
+    """
+
+    decode: float
+    prefill: float
+    peak_bytes: int
+
+
+def measure_speed(model: str, options: Mapping[str, Any]) -> Speed:
+    """Loads the model in this process and measures it once, after a warm-up."""
+    defaults = {"max_model_len": _CONTEXT, "max_num_seqs": 1, "max_itl": 0, "enable_prefix_caching": False}
+    with LanguageModel(EngineConfig.resolve(model, {**defaults, **options})) as asked:
+        rng = np.random.default_rng(0)
+
+        def prompt(count: int) -> list[int]:
+            return [int(token) for token in rng.integers(0, asked.tokenizer.vocab_size, count)]
+
+        asked.timed(prompt(SHORT_PROMPT_TOKENS), 4)
+        long = asked.timed(prompt(PROMPT_TOKENS), 1)
+        short = asked.timed(prompt(SHORT_PROMPT_TOKENS), OUTPUT_TOKENS)
+        return Speed(
+            decode=(short.num_generated_tokens - 1) / short.decode_s,
+            prefill=PROMPT_TOKENS / long.prefill_s,
+            peak_bytes=_peak_bytes(),
+        )
+
+
+def speed_of(model: str, options: Mapping[str, Any]) -> Speed:
+    """The same in a new process. Raises OctavoError with its last line if it fails."""
+    arguments = json.dumps({"model": model, "options": dict(options)})
+    command = [sys.executable, "-m", "octavo.quality.speed", arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_S)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it gave no reason"]
+        raise OctavoError(f"{model}: the measurement ended with status {done.returncode}: {lines[-1]}")
+    return Speed(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _peak_bytes() -> int:
+    """0 where the system does not tell."""
+    try:
+        found = re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found[1]) * 1024 if found else 0
+
+
+def main() -> None:
+    """Prints the figures as a line of JSON."""
+    wanted = json.loads(sys.argv[1])
+    try:
+        sys.stdout.write(json.dumps(asdict(measure_speed(wanted["model"], wanted["options"]))) + "\n")
+    except OctavoError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The text that a model is judged on: a file, or the one that comes with Octavo."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from octavo.errors import UsageError
+from octavo.tokenizer.tokenizer import Tokenizer
+
+MAX_TEXT_BYTES = 1 << 28
+_PARTS = ("prose.txt", "code.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedText:
+    """name: a path, or `built-in`."""
+
+    name: str
+    text: str
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the text."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def encode(self, tokenizer: Tokenizer) -> list[int]:
+        """The tokens of the whole text, with the special tokens that the model's texts begin with."""
+        return [*tokenizer.prefix_ids, *tokenizer.encode(self.text, add_special_tokens=False)]
+
+
+def read_text(path: Path | None) -> JudgedText:
+    """The text of a file in UTF-8; None: the built-in one, half prose and half code (`data/README.md`).
+
+    Raises UsageError for a file that cannot be read, is empty, too long or not UTF-8.
+    """
+    if path is None:
+        folder = resources.files("octavo.quality") / "data"
+        return JudgedText("built-in", "".join((folder / name).read_text("utf-8") for name in _PARTS))
+    try:
+        if (size := path.stat().st_size) > MAX_TEXT_BYTES:
+            raise UsageError(f"{path} has {size:,} bytes; at most {MAX_TEXT_BYTES:,} are read")
+        text = path.read_bytes().decode("utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: byte {error.start} is not UTF-8") from None
+    if not text.strip():
+        raise UsageError(f"{path} is empty; give a file with text")
+    return JudgedText(str(path), text)
