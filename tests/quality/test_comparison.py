@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from octavo.bench import Spread
+from octavo.quality import engine_comparison
 from octavo.quality.answers_page import answers_page
 from octavo.quality.engine_comparison import EngineFigures
 from octavo.quality.evaluation import ReferenceOptions, WindowOptions
@@ -76,7 +77,7 @@ def test_the_front_and_the_recommendation(comparison: ModelComparison) -> None:
     )
 
 
-def test_plots(comparison: ModelComparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plots(comparison: ModelComparison, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     named = replace(comparison, models=tuple(replace(m, name=f"$x_{m.name}<") for m in comparison.models))
     names = {path.name for path in write_plots(named, tmp_path)}
@@ -157,6 +158,7 @@ def test_engines_take_turns_and_answers_are_side_by_side(
 ) -> None:
     """`octavo serve` itself, and a server of somebody else."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    monkeypatch.setattr(engine_comparison, "PAUSE_S", 0)
     (tmp_path / "prompts.txt").write_text("ab cd\n---\n<script>alert(1)</script>\nabab\n")
     engines = ("--engine", "octavo", "--engine", f"other={foreign}/v1", "--num-threads", "1", "--max-tokens", "4")
     files = ("--prompts", tmp_path / "prompts.txt", "--html", tmp_path / "answers.html")
