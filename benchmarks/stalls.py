@@ -19,8 +19,10 @@ from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
-from load_client import Answer, ServerProcess, free_port, stream
+from load_client import Answer, stream
 from report import commit, machine, spread, table
+
+from octavo.quality.servers import ServerProcess, free_port
 
 LIMIT_MS = 250.0
 STREAM_TOKENS = 1500
