@@ -30,6 +30,7 @@ COMMANDS = {
     "list --all": (),
     "plan": ("MODEL",),
     "ps": (),
+    "quantize": ("MODEL", "small.gguf", "--type", "q4_0", "--dry-run"),
     "run": ("MODEL", "ab", "--raw", "--max-tokens", "2", "--logprobs", "2"),
     "show": ("MODEL",),
 }

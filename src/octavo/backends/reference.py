@@ -6,7 +6,7 @@ Every other backend is tested against it, operation by operation. The meaning of
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import accumulate
 from math import prod
 
@@ -117,6 +117,7 @@ class ReferenceExecutor:
         kv_dtype: KVDtype | None,
         dtype: DTypeLike,
     ) -> None:
+        self.observer: Callable[[Parameter, Array, int | None], None] | None = None  # `Evaluation.observer` of steps
         self._graph = graph
         self._weights = weights
         self._limits = limits
@@ -152,7 +153,7 @@ class ReferenceExecutor:
         for source, destination in batch.state_copies.tolist():
             for array in (array for arrays in self._states.values() for array in arrays):
                 array[destination] = array[source]
-        step = Evaluation(batch, self._dtype, self._weights, self._caches, self._states, {})
+        step = Evaluation(batch, self._dtype, self._weights, self._caches, self._states, {}, self.observer)
         graph = self._graph
         result = graph.hidden_states if batch.return_hidden_states else graph.outputs[-1]
         for node in graph.nodes:

@@ -34,6 +34,7 @@ _COMMANDS = {
     "rm": "models.rm",
     "show": "show.show",
     "plan": "plan.plan",
+    "quantize": "quantize.quantize",
     "bench": "bench.bench",
     "eval": "evaluate.evaluate",
     "compare": "compare.compare",

@@ -79,7 +79,8 @@ class Evaluation:
     """One step of the reference backend, for the numpy definitions of operations.
 
     dtype: float32 or float64; all arithmetic is done in it. weights: dequantized, in `dtype`. states: the arrays of
-    operations with a `StateCache` by its index, [slots, *shape] each. values: computed, [rows, cols].
+    operations with a `StateCache` by its index, [slots, *shape] each. values: computed, [rows, cols]. observer: called
+    with a matrix, the rows it is multiplied by, and of a stack of matrices the number of the one.
     """
 
     batch: Batch
@@ -88,6 +89,15 @@ class Evaluation:
     caches: Mapping[int, LayerCache]
     states: Mapping[int, list[Array]]
     values: dict[Value, Array]
+    observer: Callable[[Parameter, Array, int | None], None] | None = None
+
+    def product(self, x: Array, weight: Parameter, index: int | None = None) -> Array:
+        """x [rows, in] times the transpose of a matrix, or of matrix `index` of a stack, with the observer told."""
+        if self.observer is not None:
+            self.observer(weight, x, index)
+        matrix = self.weights[weight] if index is None else self.weights[weight][index]
+        product: Array = x @ matrix.T
+        return product
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,5 +208,5 @@ def linear_flops(rows: int, weight: Parameter, bias: Parameter | None) -> int:
 
 def linear(step: Evaluation, x: Array, weight: Parameter, bias: Parameter | None) -> Array:
     """x [rows, in] -> [rows, out]"""
-    product: Array = x @ step.weights[weight].T
+    product = step.product(x, weight)
     return product if bias is None else product + step.weights[bias]

@@ -140,7 +140,7 @@ class MoE(Op):
 
     def evaluate(self, step: Evaluation) -> Array:
         x = step.values[self.x]
-        logits = _biased(x @ step.weights[self.router].T, self.router_bias, step)
+        logits = _biased(step.product(x, self.router), self.router_bias, step)
         bias = None if self.selection_bias is None else step.weights[self.selection_bias]
         chosen, weights = self.routing.choose(logits, bias)
         out = np.zeros_like(x)
@@ -148,12 +148,12 @@ class MoE(Op):
             rows, place = np.nonzero(chosen == expert)
             weight = weights[rows, place, None]
             scaled = x[rows] * weight if self.routing.on_input else x[rows]
-            gate = _biased(scaled @ step.weights[self.gate][expert].T, self.gate_bias, step, expert)
-            up = _biased(scaled @ step.weights[self.up][expert].T, self.up_bias, step, expert)
+            gate = _biased(step.product(scaled, self.gate, expert), self.gate_bias, step, expert)
+            up = _biased(step.product(scaled, self.up, expert), self.up_bias, step, expert)
             if self.limit is not None:
                 gate, up = np.minimum(gate, self.limit), np.clip(up, -self.limit, self.limit)
             hidden = ACTIVATIONS[self.kind](gate) * (up + self.up_offset)
-            y = _biased(hidden @ step.weights[self.down][expert].T, self.down_bias, step, expert)
+            y = _biased(step.product(hidden, self.down, expert), self.down_bias, step, expert)
             out[rows] += y if self.routing.on_input else weight * y
         return out
 

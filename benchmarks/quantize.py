@@ -1,0 +1,136 @@
+"""The error and the time of our quantizers beside llama.cpp's, type by type, on the matrices of a model.
+
+    python benchmarks/quantize.py MODEL.gguf --ggml libggml-base.so [--imatrix FILE] [--rows 256] [--json FILE]
+
+The first rows of some matrices of the model are quantized by both, on one thread each, in turns. The error is relative:
+the sum of squares of the differences by that of the values, both weighted with the importance where there is one. The
+figures of a type are for all matrices together. A matrix of an already quantized model counts as its numbers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from report import commit, machine, table
+
+from octavo.backends.quantizers import quantize, quantizer_types
+from octavo.compress.importance import read_importance
+from octavo.loader.gguf import open_gguf
+from octavo.quantization.ggml import GGML_TYPES, dequantize, stored_bytes
+
+Floats = NDArray[np.float32]
+COLUMNS = {
+    "type": "type",
+    "importance": "importance",
+    "error": "error",
+    "llama.cpp": "their_error",
+    "error / theirs": "ratio",
+    "ns a value": "ns",
+    "theirs": "their_ns",
+}
+_NEED_IMPORTANCE = ("IQ2_XXS", "IQ2_XS")
+
+
+@dataclass
+class Sums:
+    """Of all matrices of a type: squares of differences, squares of values, seconds."""
+
+    difference: float = 0.0
+    value: float = 0.0
+    seconds: float = 0.0
+
+    def add(self, x: Floats, y: Floats, weights: Floats | float, seconds: float) -> None:
+        self.difference += float(((x - y).astype(np.float64) ** 2 * weights).sum())
+        self.value += float((x.astype(np.float64) ** 2 * weights).sum())
+        self.seconds += seconds
+
+
+class Ggml:
+    """`ggml_quantize_chunk` of a library."""
+
+    def __init__(self, path: Path) -> None:
+        self._library = ctypes.CDLL(str(path))
+        self._library.ggml_quantize_chunk.restype = ctypes.c_size_t
+        pointers = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, ctypes.c_void_p]
+        self._library.ggml_quantize_chunk.argtypes = pointers
+        self._ids = {name: number for number, name in GGML_TYPES.items()}
+
+    def quantize(self, type_name: str, x: Floats, importance: Floats | None) -> tuple[NDArray[np.uint8], float]:
+        """The blocks, and the seconds that they took without the tables of the type."""
+        out = np.empty(stored_bytes(type_name, x.shape), np.uint8)
+        self._library.ggml_quantize_init(self._ids[type_name])
+        weights = None if importance is None else importance.ctypes.data
+        start = time.perf_counter()
+        self._library.ggml_quantize_chunk(self._ids[type_name], x.ctypes.data, out.ctypes.data, 0, *x.shape, weights)
+        return out, time.perf_counter() - start
+
+
+def matrices(model: Path, rows: int, count: int, importance: Mapping[str, Floats]) -> Iterator[tuple[Floats, Floats]]:
+    """Values [rows, columns] and importance [columns] of matrices spread over the layers, their width cut to 256s."""
+    file = open_gguf(model)
+    names = [n for n, info in file.tensors.items() if len(info.shape) == 2 and n.startswith("blk.")]
+    for name in names[:: max(1, len(names) // count)][:count]:
+        width = file.tensors[name].shape[1] // 256 * 256
+        x = np.ascontiguousarray(file.weight(name).rows(slice(0, rows)).dequantize()[:, :width])
+        yield x, np.ascontiguousarray(importance.get(name, np.ones(width, np.float32))[:width])
+
+
+def compare(type_name: str, samples: list[tuple[Floats, Floats]], ggml: Ggml, weighted: bool) -> dict[str, Any]:
+    """One row of the table."""
+    ours, theirs, count = Sums(), Sums(), 0
+    for x, columns in samples:
+        importance = columns if weighted else None
+        weights: Floats | float = columns if weighted else 1.0
+        start = time.perf_counter()
+        blocks = quantize(type_name, x, importance)
+        ours.add(x, dequantize(type_name, blocks, x.shape), weights, time.perf_counter() - start)
+        count += x.size
+        if weighted or type_name not in _NEED_IMPORTANCE:
+            blocks, seconds = ggml.quantize(type_name, x, importance)
+            theirs.add(x, dequantize(type_name, blocks, x.shape), weights, seconds)
+    row = {
+        "type": type_name,
+        "importance": "yes" if weighted else "no",
+        "error": ours.difference / ours.value,
+        "ns": ours.seconds / count * 1e9,
+    }
+    if theirs.value:
+        row |= {"their_error": theirs.difference / theirs.value, "their_ns": theirs.seconds / count * 1e9}
+        row["ratio"] = ours.difference / theirs.difference if theirs.difference else 1.0
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--ggml", type=Path, required=True, help="libggml-base.so of llama.cpp")
+    parser.add_argument("--imatrix", type=Path, help="importance of this model [default: random]")
+    parser.add_argument("--rows", type=int, default=128)
+    parser.add_argument("--matrices", type=int, default=6)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    importance = read_importance(options.imatrix).columns() if options.imatrix else {}
+    samples = list(matrices(options.model, options.rows, options.matrices, importance))
+    if not options.imatrix:
+        rng = np.random.default_rng(0)
+        samples = [(x, np.exp(rng.standard_normal(len(columns))).astype(np.float32)) for x, columns in samples]
+    ggml = Ggml(options.ggml)
+    types = sorted(quantizer_types() - {"TQ1_0", "TQ2_0"}, key=lambda name: -stored_bytes(name, (256,)))
+    rows = [compare(name, samples, ggml, weighted) for name in types for weighted in (False, True)]
+    print(table(COLUMNS, rows))
+    if options.json:
+        report = {"commit": commit(), "machine": machine(), "model": options.model.name, "rows": rows}
+        options.json.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""A model run layer by layer in numpy over texts, for calibration: one layer's weights are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends import ExecutorLimits, reference
+from octavo.batch import Array, Batch
+from octavo.graph.builder import Graph
+from octavo.graph.segments import cut
+from octavo.graph.values import Parameter
+from octavo.quantization.packed import Weight
+
+Tokens = NDArray[np.int32]
+Values = tuple[Array, ...]
+"""What one layer hands to the next for one text."""
+Observer = Callable[[Parameter, Array, int | None], None]
+"""Called with a matrix, the rows that it is multiplied by, and of a stack of experts the number of the one."""
+
+
+def layers_of(graph: Graph) -> list[Graph]:
+    """One graph for each layer; the first has the embedding, the last the output head."""
+    indices = sorted({node.layer_index for node in graph.nodes if node.layer_index is not None})
+    return cut(graph, [range(i, i + 1) for i in indices])
+
+
+def run_layer(
+    layer: Graph,
+    weights: Mapping[str, Weight],
+    texts: Sequence[Tokens],
+    inputs: Sequence[Values],
+    *,
+    observe: Observer | None = None,
+    all_logits: bool = True,
+) -> list[Values]:
+    """The values that a layer makes of each text: of the last layer the logits of all tokens, or of the last alone.
+
+    inputs: of each text, from the layer before; empty tuples for the first.
+    """
+    longest = max(len(text) for text in texts)
+    executor = reference.compile(layer, weights, ExecutorLimits(longest, 1, longest, longest))
+    try:
+        executor.observer = observe
+        executor.allocate_cache(1, longest, 1)
+        return [
+            _run(executor, _batch(layer, text, values, all_logits)) for text, values in zip(texts, inputs, strict=True)
+        ]
+    finally:
+        executor.close()
+
+
+def _batch(layer: Graph, text: Tokens, values: Values, all_logits: bool) -> Batch:
+    """A whole text in one step, in the only block of every group."""
+    count, groups = len(text), len(layer.cache_layout.groups)
+    places = np.arange(count, dtype=np.int32)
+    return Batch(
+        token_ids=text,
+        positions=places,
+        query_start_loc=np.array([0, count], np.int32),
+        seq_lens=np.array([count], np.int32),
+        block_tables=np.zeros((groups, 1, 1), np.int32),
+        slot_mapping=np.tile(places, (groups, 1)),
+        logits_indices=places if all_logits else places[-1:],
+        state_slots=np.zeros(1, np.int32),
+        return_logits=layer.makes_logits,
+        inputs=values,
+    )
+
+
+def _run(executor: reference.ReferenceExecutor, batch: Batch) -> Values:
+    output = executor.submit(batch).wait()
+    return output.values if output.logits is None else (output.logits,)

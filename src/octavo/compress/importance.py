@@ -1,0 +1,225 @@
+"""The importance of the columns of a model's matrices: the mean square of what they are multiplied by.
+
+It is the weight of a column's error in the output of the matrix. Files are those of llama.cpp's `llama-imatrix`: the
+older binary one and the GGUF one. Source: `tools/imatrix/README.md` and the loader of `llama-quantize`.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.layers import Tokens, Values, layers_of, run_layer
+from octavo.batch import Array
+from octavo.errors import ModelLoadError, UsageError
+from octavo.graph.ops import Logits
+from octavo.graph.values import Parameter
+from octavo.loader.checkpoint import Checkpoint
+from octavo.loader.gguf import open_gguf
+from octavo.loader.gguf_writer import MetadataValue, OutputTensor, write_gguf
+from octavo.models import build_graph
+
+CHUNK_TOKENS = 512
+MAX_FILE_BYTES = 1 << 30
+_MAX_NAME_BYTES = 4096
+_SUMS, _COUNTS = ".in_sum2", ".counts"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSquares:
+    """sums: of squares, float64 [matrices, columns]; one matrix, or one for each expert. counts: rows, [matrices]."""
+
+    sums: NDArray[np.float64]
+    counts: NDArray[np.float64]
+
+    def means(self) -> NDArray[np.float32]:
+        """[columns], or [experts, columns]. An expert that no token chose has the mean of the others."""
+        found = self.sums / np.maximum(self.counts, 1)[:, None]
+        visited = self.counts > 0
+        if visited.any():
+            found[~visited] = found[visited].mean(axis=0)
+        else:
+            found[:] = 1
+        means = found.astype(np.float32)
+        return means[0] if len(means) == 1 else means
+
+
+@dataclass(frozen=True, slots=True)
+class ImportanceMatrix:
+    """squares: by the name of the tensor in GGUF files. dataset: of the text. chunks: pieces of text."""
+
+    squares: Mapping[str, ColumnSquares]
+    file: str = ""
+    dataset: str = ""
+    num_chunks: int = 0
+    chunk_tokens: int = CHUNK_TOKENS
+
+    def columns(self) -> dict[str, NDArray[np.float32]]:
+        """The importance of each tensor's columns."""
+        return {name: squares.means() for name, squares in self.squares.items()}
+
+
+def split_text(ids: Sequence[int], max_chunks: int, first: int | None = None) -> list[Tokens]:
+    """Whole pieces of `CHUNK_TOKENS` tokens, or one shorter piece. first: a token that replaces each piece's first.
+
+    Raises UsageError for a text of less than two tokens.
+    """
+    if len(ids) < 2:
+        raise UsageError("the calibration text is empty; give some pages of text like that of the model's use")
+    length = min(CHUNK_TOKENS, len(ids))
+    chunks = [np.array(ids[i : i + length], np.int32) for i in range(0, len(ids) - length + 1, length)][:max_chunks]
+    if first is not None:
+        for chunk in chunks:
+            chunk[0] = first
+    return chunks
+
+
+def measure(
+    checkpoint: Checkpoint, texts: Sequence[Tokens], report: Callable[[int, int], None] = lambda _done, _total: None
+) -> dict[str, ColumnSquares]:
+    """The squares for every matrix of the layers, by the name of the stored tensor.
+
+    Runs the model over the texts layer by layer in float32. Embeddings and output head are left out, as in llama.cpp.
+    report: layers done, and all.
+    """
+    graph = build_graph(checkpoint.architecture, checkpoint.config, checkpoint.weights.shapes)
+    found: dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]] = {}
+
+    def observe(parameter: Parameter, x: Array, index: int | None) -> None:
+        matrices = 1 if index is None else parameter.shape[0]
+        for tensor in checkpoint.weights.info(parameter.name).tensors:
+            sums, counts = found.setdefault(tensor, (np.zeros((matrices, x.shape[1])), np.zeros(matrices)))
+            sums[index or 0] += np.einsum("ij,ij->j", x, x, dtype=np.float64)
+            counts[index or 0] += len(x)
+
+    layers = layers_of(graph)
+    values: list[Values] = [()] * len(texts)
+    for i, layer in enumerate(layers):
+        values = run_layer(layer, checkpoint.weights, texts, values, observe=observe, all_logits=False)
+        report(i + 1, len(layers))
+    heads = [node.op.weight for node in graph.nodes if isinstance(node.op, Logits)]
+    outputs = {tensor for head in heads for tensor in checkpoint.weights.info(head.name).tensors}
+    # In the precision of a file, so that importance that was written and read again gives the same model.
+    return {
+        name: ColumnSquares(sums.astype(np.float32).astype(np.float64), counts)
+        for name, (sums, counts) in found.items()
+        if name not in outputs
+    }
+
+
+def is_text(path: Path) -> bool:
+    """True for a file of text, false for an importance matrix. Raises ModelLoadError if it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(4096)
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+    return not start.startswith(b"GGUF") and b"\0" not in start
+
+
+def read_importance(path: Path) -> ImportanceMatrix:
+    """Either of llama.cpp's files. Raises ModelLoadError naming file and reason."""
+    try:
+        with path.open("rb") as file:
+            magic = file.read(4)
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ModelLoadError(f"{path}: {path.stat().st_size} bytes; the limit for an importance matrix is 1 GiB")
+        return _read_gguf(path) if magic == b"GGUF" else _read_legacy(path, path.read_bytes())
+    except OSError as error:
+        raise ModelLoadError(f"{path}: {error.strerror}") from error
+
+
+def _read_gguf(path: Path) -> ImportanceMatrix:
+    squares = {}
+    with closing(open_gguf(path)) as file:
+        if file.metadata.get("general.type") != "imatrix":
+            raise ModelLoadError(f"{path}: general.type is {file.metadata.get('general.type')!r:.40}, not 'imatrix'")
+        for tensor, info in file.tensors.items():
+            if not tensor.endswith(_SUMS):
+                continue
+            name = tensor.removesuffix(_SUMS)
+            if name + _COUNTS not in file.tensors or info.type_name != "F32":
+                raise ModelLoadError(f"{path}: {tensor!r:.80} has no counts, or is not F32")
+            counts = file.weight(name + _COUNTS).dequantize().reshape(-1).astype(np.float64)
+            sums = file.weight(tensor).dequantize().astype(np.float64)
+            sums = sums.reshape(-1, sums.shape[-1])
+            if len(counts) != len(sums):
+                raise ModelLoadError(f"{path}: {name!r:.80} has {len(counts)} counts for {len(sums)} matrices")
+            squares[name] = _checked(path, name, sums, counts)
+        datasets = file.metadata.get("imatrix.datasets")
+        chunks, size = (file.metadata.get(f"imatrix.chunk_{key}", 0) for key in ("count", "size"))
+    dataset = datasets[0] if isinstance(datasets, list) and datasets else ""
+    return ImportanceMatrix(
+        squares,
+        path.name,
+        dataset,
+        chunks if isinstance(chunks, int) else 0,
+        size if isinstance(size, int) and size else CHUNK_TOKENS,
+    )
+
+
+def _checked(path: Path, name: str, sums: NDArray[np.float64], counts: NDArray[np.float64]) -> ColumnSquares:
+    for array in (sums, counts):
+        if not np.isfinite(array).all() or (array < 0).any():
+            raise ModelLoadError(f"{path}: {name!r:.80} has a negative number, or one that is not finite")
+    return ColumnSquares(sums, counts)
+
+
+def _read_legacy(path: Path, data: bytes) -> ImportanceMatrix:
+    """Entries of a name, calls, and mean squares times calls; then chunks and the name of the text."""
+    at = 0
+
+    def take(count: int, what: str) -> bytes:
+        nonlocal at
+        if not 0 <= count <= len(data) - at:
+            raise ModelLoadError(f"{path}: offset {at}: {what} takes {count} bytes, {len(data) - at} are left")
+        at += count
+        return data[at - count : at]
+
+    def integer(what: str) -> int:
+        return int(struct.unpack("<i", take(4, what))[0])
+
+    squares = {}
+    num_entries = integer("the number of entries")
+    if not 0 < num_entries <= 1 << 16:
+        raise ModelLoadError(f"{path}: {num_entries} entries: no importance matrix of llama.cpp")
+    for _ in range(num_entries):
+        length = integer("the length of a name")
+        if not 0 < length <= _MAX_NAME_BYTES:
+            raise ModelLoadError(f"{path}: offset {at}: a name of {length} bytes: no importance matrix of llama.cpp")
+        name = take(length, "a name").decode(errors="replace")
+        calls, values = integer("the number of calls"), integer("the number of values")
+        sums = np.frombuffer(take(4 * values, f"the values of {name!r:.80}"), "<f4").astype(np.float64)
+        squares[name] = _checked(path, name, sums[None], np.array([max(calls, 1)], np.float64))
+    chunks = integer("the number of chunks") if at + 4 <= len(data) else 0
+    dataset = take(integer("the length of a name"), "a name").decode(errors="replace") if at + 4 <= len(data) else ""
+    return ImportanceMatrix(squares, path.name, dataset, chunks)
+
+
+def write_importance(path: Path, matrix: ImportanceMatrix) -> None:
+    """Writes the GGUF form, which llama.cpp reads. Raises ModelWriteError naming file or tensor."""
+    metadata: dict[str, MetadataValue] = {
+        "general.type": "imatrix",
+        "imatrix.datasets": [matrix.dataset],
+        "imatrix.chunk_count": np.uint32(matrix.num_chunks),
+        "imatrix.chunk_size": np.uint32(matrix.chunk_tokens),
+    }
+    tensors = []
+    for name, squares in sorted(matrix.squares.items()):
+        for suffix, array in ((_SUMS, squares.sums), (_COUNTS, squares.counts[:, None])):
+            data = array.astype(np.float32)
+            tensors.append(OutputTensor(name + suffix, "F32", data.shape, lambda data=data: [data.tobytes()]))  # type: ignore[misc]
+    write_gguf(path, metadata, tensors)
+
+
+def fitted(columns: NDArray[np.float32], shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """The importance in the shape of a tensor: the older file has the columns of all experts in one row."""
+    if len(shape) > 2 and columns.ndim == 1 and columns.size == shape[0] * shape[-1]:
+        return columns.reshape(shape[0], shape[-1])
+    return columns

@@ -1,0 +1,176 @@
+"""Makes a GGUF file of smaller types from a model: the choice of types, and the work."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.backends.quantizers import compute_threads, quantizer_types
+from octavo.compress.encode import Importance, encode
+from octavo.compress.importance import ImportanceMatrix, fitted
+from octavo.compress.mixtures import MIXTURES, Mixture, Rules, can_be_quantized, fallback, find_mixture, layer_order
+from octavo.compress.source import SourceModel, SourceTensor
+from octavo.errors import UsageError
+from octavo.loader.gguf_writer import MetadataValue, OutputTensor, write_gguf
+from octavo.quantization.ggml import BLOCK_SIZES, stored_bytes
+from octavo.quantization.packed import DENSE_TYPES
+
+Report = Callable[[int, int], None]
+"""Bytes of the result that are done, and of the whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class TypeChoice:
+    """A tensor, the type that it gets, and why if that needs words."""
+
+    tensor: SourceTensor
+    type_name: str
+    note: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        return stored_bytes(self.type_name, self.tensor.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOptions:
+    """overrides: (pattern, type), the first that is found in a tensor's name decides. keep: tensors that stay as they
+    are. Patterns are regular expressions."""
+
+    overrides: Sequence[tuple[re.Pattern[str], str]] = ()
+    keep: Sequence[re.Pattern[str]] = ()
+
+
+def parse_type(text: str) -> str:
+    """A type that a tensor can get. Raises UsageError naming all."""
+    known = quantizer_types() | DENSE_TYPES.keys()
+    if text.upper() not in known:
+        raise UsageError(f"type {text!r} is unknown; a tensor can be {', '.join(sorted(known))}", param="type")
+    return text.upper()
+
+
+def parse_mixture(text: str) -> Mixture:
+    """A mixture by its name. Raises UsageError naming all."""
+    if (mixture := find_mixture(text)) is None:
+        raise UsageError(f"type {text!r} is unknown; known are {', '.join(MIXTURES)}", param="type")
+    return mixture
+
+
+def choose_types(
+    model: SourceModel, mixture: Mixture, options: TypeOptions, *, has_importance: bool = False
+) -> list[TypeChoice]:
+    """The type of each tensor, in the order of the model.
+
+    Raises UsageError for an override that does not fit the width of its tensor, and for patterns that match nothing.
+    """
+    rules = Rules(mixture, model.facts(has_importance))
+    _check_patterns(model, options)
+    chosen = {}
+    for tensor in sorted(model.tensors, key=lambda tensor: layer_order(tensor.name)):
+        chosen[tensor.name] = _choose(tensor, rules, options)
+    return [chosen[tensor.name] for tensor in model.tensors]
+
+
+def _choose(tensor: SourceTensor, rules: Rules, options: TypeOptions) -> TypeChoice:
+    name, shape = tensor.name, tensor.shape
+    if any(pattern.search(name) for pattern in options.keep):
+        return TypeChoice(tensor, tensor.type_name, "kept")
+    if not can_be_quantized(name, shape):
+        return TypeChoice(tensor, tensor.type_name if tensor.type_name in DENSE_TYPES else "F32")
+    by_rule = rules.choose(name, shape)
+    for pattern, type_name in options.overrides:
+        if pattern.search(name):
+            if shape[-1] % BLOCK_SIZES[type_name][0]:
+                raise UsageError(
+                    f"tensor {name!r} has rows of {shape[-1]} values, no whole number of {type_name} blocks of "
+                    f"{BLOCK_SIZES[type_name][0]}; choose {fallback(type_name, shape[-1])}",
+                    param="tensor_type",
+                )
+            return TypeChoice(tensor, type_name, "chosen by --tensor-type")
+    type_name = fallback(by_rule, shape[-1])
+    return TypeChoice(tensor, type_name, "" if type_name == by_rule else f"{by_rule} does not fit rows of {shape[-1]}")
+
+
+def _check_patterns(model: SourceModel, options: TypeOptions) -> None:
+    for pattern in [*options.keep, *(pattern for pattern, _ in options.overrides)]:
+        if not any(pattern.search(tensor.name) for tensor in model.tensors):
+            raise UsageError(f"pattern {pattern.pattern!r} is found in no tensor's name, such as blk.0.attn_q.weight")
+
+
+def quantize_model(
+    model: SourceModel,
+    path: Path,
+    choices: Sequence[TypeChoice],
+    file_type: int,
+    importance: ImportanceMatrix | None = None,
+    *,
+    threads: int = 0,
+    max_part_bytes: int | None = None,
+    report: Report = lambda _done, _total: None,
+) -> list[Path]:
+    """Writes the model with these types, and returns its files.
+
+    The bytes are the same for every number of threads. Raises ModelWriteError naming file or tensor; then no file of
+    that name is new.
+    """
+    data = importance or ImportanceMatrix({})
+    columns = data.columns()
+    count = compute_threads(threads)
+    total = sum(choice.nbytes for choice in choices)
+    done = 0
+    with ThreadPoolExecutor(count, "quantize") as pool:
+
+        def chunks(choice: TypeChoice) -> Iterator[NDArray[np.uint8]]:
+            nonlocal done
+            weights = _importance_of(choice, columns)
+            for chunk in encode(choice.tensor.name, choice.tensor.make(), choice.type_name, weights, pool, count):
+                yield chunk
+                done += chunk.nbytes
+                report(done, total)
+            choice.tensor.release()
+
+        tensors = [
+            OutputTensor(c.tensor.name, c.type_name, c.tensor.shape, lambda c=c: chunks(c))  # type: ignore[misc]
+            for c in choices
+        ]
+        return write_gguf(path, _metadata(model, file_type, data), tensors, max_part_bytes=max_part_bytes)
+
+
+def _importance_of(choice: TypeChoice, columns: Mapping[str, Importance]) -> Importance | None:
+    """That of the tensor if it fits: [columns], or [experts, columns]."""
+    found = columns.get(choice.tensor.name)
+    shape = choice.tensor.shape
+    if found is None or choice.type_name in DENSE_TYPES:
+        return None
+    found = fitted(found, shape)
+    if found.shape not in ((shape[-1],), (*shape[:-2], shape[-1])):
+        raise UsageError(
+            f"the importance of tensor {choice.tensor.name!r} has the shape {list(found.shape)}, the tensor "
+            f"{list(shape)}; it belongs to another model"
+        )
+    return found
+
+
+def _metadata(model: SourceModel, file_type: int, data: ImportanceMatrix) -> dict[str, MetadataValue]:
+    kept = {key: value for key, value in model.metadata.items() if not key.startswith("quantize.imatrix.")}
+    kept |= {"general.file_type": np.uint32(file_type), "general.quantization_version": np.uint32(2)}
+    if data.squares:
+        kept |= {
+            "quantize.imatrix.file": data.file,
+            "quantize.imatrix.dataset": data.dataset,
+            "quantize.imatrix.entries_count": np.uint32(len(data.squares)),
+            "quantize.imatrix.chunks_count": np.uint32(data.num_chunks),
+        }
+    return kept
+
+
+def bits_per_weight(choices: Sequence[TypeChoice]) -> float:
+    """The mean over all tensors."""
+    return 8 * sum(choice.nbytes for choice in choices) / max(sum(math.prod(c.tensor.shape) for c in choices), 1)

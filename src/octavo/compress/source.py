@@ -1,0 +1,82 @@
+"""A model as the tensors and the metadata of a GGUF file, wherever it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from octavo.compress.encode import plain
+from octavo.compress.mixtures import ModelFacts, kind_of
+from octavo.loader.checkpoint import find_model_file
+from octavo.loader.gguf import open_gguf
+from octavo.loader.gguf_writer import MetadataValue, typed_metadata
+from octavo.quantization.packed import DenseWeight, GGMLWeight
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTensor:
+    """A tensor under its name in GGUF files. make: its numbers, as stored; release: gives their pages back."""
+
+    name: str
+    type_name: str
+    shape: tuple[int, ...]
+    make: Callable[[], DenseWeight | GGMLWeight]
+    release: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceModel:
+    """metadata: as a GGUF file of the model has it, numbers in their types. tensors: in the order of the file."""
+
+    path: Path
+    metadata: Mapping[str, MetadataValue]
+    tensors: Sequence[SourceTensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture", ""))
+
+    def facts(self, has_importance: bool) -> ModelFacts:
+        """The facts that the rules of mixtures ask. Keys that are missing count as one."""
+
+        def largest(key: str, default: int) -> int:
+            numbers = np.atleast_1d(np.asarray(self.metadata.get(f"{self.architecture}.{key}", default)))
+            return int(numbers.max()) if numbers.size and numbers.dtype.kind in "iu" else default
+
+        heads = largest("attention.head_count", 1)
+        names = [tensor.name for tensor in self.tensors]
+        return ModelFacts(
+            architecture=self.architecture,
+            num_layers=largest("block_count", 1),
+            gqa=heads // max(largest("attention.head_count_kv", heads), 1),
+            num_experts=largest("expert_count", 0),
+            is_tied="output.weight" not in names,
+            num_values=sum(kind_of(name) in ("v", "qkv", "kv_b") for name in names),
+            has_importance=has_importance,
+        )
+
+
+@contextmanager
+def open_source(path: Path) -> Iterator[SourceModel]:
+    """Opens a GGUF file (any part of a split one). Raises ModelLoadError naming file and reason."""
+    path = find_model_file(path)
+    file = open_gguf(path)
+    try:
+        tensors = [
+            SourceTensor(
+                info.name,
+                info.type_name,
+                info.shape,
+                partial(lambda name: plain(file.weight(name)), info.name),
+                partial(file.release, info.name),
+            )
+            for info in file.tensors.values()
+        ]
+        yield SourceModel(path, typed_metadata(file.metadata, file.number_types), tensors)
+    finally:
+        file.close()
