@@ -154,11 +154,12 @@ def test_drafts_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     name = HYBRIDS[0]
     (expected,) = answers(native_engine(name), PROMPTS[:1], GREEDY)[0]
     engine = native_engine(name)
-    request = create_request(engine, "drafts", PROMPTS[0], GREEDY)
-    request.groups[0].consumers = (DraftingSampler(expected, seed=1),)
-    engine.add_request(request)
     with caplog.at_level(logging.WARNING):
-        while engine.has_work:
-            outputs = engine.step()
-    assert outputs[0].outputs[0].token_ids == expected
-    assert "this model keeps states" in caplog.text
+        for i in range(2):
+            request = create_request(engine, f"drafts {i}", PROMPTS[0], GREEDY)
+            request.groups[0].consumers = (DraftingSampler(expected, seed=1),)
+            engine.add_request(request)
+            while engine.has_work:
+                outputs = engine.step()
+            assert outputs[0].outputs[0].token_ids == expected
+    assert caplog.text.count("this model keeps states") == 1

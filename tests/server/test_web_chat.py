@@ -287,7 +287,10 @@ def test_an_error_in_the_middle_keeps_what_came_before(page: Page, engine: FakeC
 
 def test_a_prompt_that_is_too_long_is_explained(page: Page) -> None:
     ask(page, "word " * 5000)
-    expect(page.locator(".stats")).to_contain_text(re.compile(r"the context is full: \d+ tokens were left out"))
+    note = r"the context is full: \d+ tokens were left out, "
+    expect(page.locator(".stats")).to_contain_text(re.compile(note + "from the middle of your message"))
+    ask(page, "word " * 10)
+    expect(page.locator(".stats").last).to_contain_text(re.compile(note + "the oldest turns first, then the middle"))
 
 
 def test_a_key_is_asked_for(chromium: Browser, engine: FakeClient, smollm2_tokenizer: Tokenizer) -> None:

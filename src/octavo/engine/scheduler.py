@@ -49,6 +49,7 @@ class Scheduler:
         self.max_num_seqs = limits.max_num_seqs
         self._max_num_tokens = limits.max_num_batched_tokens
         self._max_num_outputs = limits.max_num_outputs
+        self._has_refused_drafts = False
         self.sampled, self.pooled = self.queues = ServiceQueue(), ServiceQueue()
         self._is_pooled_next = False
         self.num_rows = len(self.queues) * self.max_num_seqs  # sequences that may run at once; `Sequence.row` is below
@@ -241,7 +242,11 @@ class Scheduler:
             return
         for sequence in self.sampled.sequences:
             if sequence.draft_token_ids:
-                logger.warning("drafts are not used: this model keeps states, which cannot go back to an earlier token")
+                if not self._has_refused_drafts:  # once: every request may have some
+                    logger.warning(
+                        "drafts are not used: this model keeps states, which cannot go back to earlier tokens"
+                    )
+                self._has_refused_drafts = True
                 sequence.draft_token_ids = []
 
     def _decode_counts(self, group: SequenceGroup, step: Schedule) -> list[int]:

@@ -122,7 +122,10 @@ export class Transcript {
     if (!message.error) actions.append(iconButton("again", "Answer again", "again"));
     const notes = formatRate(message.stats ?? {});
     if (message.ending === "length") notes.push(message.limit ? `ended at Max tokens, ${message.limit}` : "ended: the context is full");
-    if (message.truncated) notes.push(`the context is full: ${message.truncated} tokens were left out, the oldest turns first`);
+    if (message.truncated) {
+      const where = index === 1 ? "from the middle of your message" : "the oldest turns first, then the middle of your message";
+      notes.push(`the context is full: ${message.truncated} tokens were left out, ${where}`);
+    }
     if (message.ending === "limit") notes.push("ended at 4,096 tokens; Max tokens in the settings allows more");
     if (message.ending === "stopped" && !message.error) notes.push("stopped");
     actions.append(element("span", { className: "stats" }, ...notes.map((note) => element("span", {}, note))));
