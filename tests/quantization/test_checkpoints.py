@@ -191,6 +191,7 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         damaged("gptq-4", {"quant_method": None}, "quant_method is missing"),
         damaged("gptq-4", {"bits": 5}, "bits is 5: is not supported; supported: 2, 3, 4, 8"),
         damaged("gptq-4", {"bits": True}, "bits is True"),
+        damaged("gptq-4", {"bits": None}, r"quantization_config.bits is missing; supported: 2, 3, 4, 8"),
         damaged("gptq-4", {"group_size": 0}, "group_size is 0"),
         damaged("gptq-4", {"group_size": 48}, "group_size is 48: must be -1 or a divisor of the width"),
         damaged("gptq-4", {"group_size": 32}, "scales' has the shape"),
@@ -223,6 +224,12 @@ def broken(name: str, tensors: dict[str, Any], reason: str) -> Any:
         broken("hqq-4", {"shape": np.array([128, -1])}, r"shape' is \[128, -1\]; two numbers"),
         broken("hqq-4", {"W_q": np.zeros((7, 64), np.uint8)}, "W_q' does not hold 128 rows of 128 codes of 4 bits"),
         broken("hqq-4", {"scale": np.zeros((129, 1), np.float32)}, r"scale' has the shape \[129, 1\]"),
+        broken("llm-int8", {"SCB": None}, r"has the type I8, but it lacks the scales of quant_method 'bitsandbytes'"),
+        broken("nf4", {NF4_STATE: None}, r"weight' has the type U8, but it lacks the scales .*weight.absmax"),
+        broken("fp8-block", {"weight_scale_inv": None}, r"has the type F8_E4M3, but it lacks .* 'fp8' .*input_scale"),
+        broken("fp8-tensor", {"weight_scale": None}, r"has the type F8_E4M3, but it lacks the scales of quant_method"),
+        broken("w8a8", {"weight_scale": None}, r"type I8, .*'compressed-tensors'.*nothing else of this layer"),
+        broken("w4a16", {"weight_scale": None}, r"weight_packed' has the type I32, .*there is weight_shape"),
         broken("llm-int8", {"weight_format": np.array(1, np.uint8)}, "is not 0"),
     ],
 )
@@ -238,6 +245,32 @@ def test_damaged(name: str, change: dict[str, object], tensors: dict[str, Any], 
     with pytest.raises(ModelLoadError, match=reason) as raised:
         open_checkpoint(tmp_path)
     assert str(raised.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["gptq-4", "fp8-block", "w4a16", "llm-int8", "nf4", "hqq-4"])
+def test_codes_without_a_configuration(name: str, tmp_path: Path) -> None:
+    """They are never taken for plain numbers."""
+    write(tiny_model(), tmp_path, *CASES[name])
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelLoadError, match=r"config.json: tensor .* has the type .*no quantization_config says how"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [("{", "offset 1: not JSON"), ("[]", "a JSON object is needed"), ('{"group_size": 64}', "bits is missing; supp")],
+)
+def test_a_damaged_quantize_config(text: str, reason: str, tmp_path: Path) -> None:
+    write(tiny_model(), tmp_path, *CASES["gptq-4"])
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "quantize_config.json").write_text(text)
+    with pytest.raises(ModelLoadError, match=reason) as raised:
+        open_checkpoint(tmp_path)
+    assert str(raised.value).startswith(f"{tmp_path}/quantize_config.json: ")
 
 
 def test_zeros_that_are_not_symmetric(tmp_path: Path) -> None:

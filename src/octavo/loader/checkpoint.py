@@ -25,7 +25,7 @@ from octavo.models import Architecture, weight_table
 from octavo.models._decoder import ModelConfig
 from octavo.models._reading import ConfigReader
 from octavo.models._weights import FileFormat, WeightTable
-from octavo.quantization.checkpoints import lowered
+from octavo.quantization.checkpoints import check_unscaled, lowered
 from octavo.quantization.packed import DENSE_TYPES, WeightInfo
 
 logger = logging.getLogger(__name__)
@@ -175,9 +175,11 @@ def _from_safetensors(path: Path, file: TensorFiles) -> Checkpoint:
         lambda module, reader: module.Config.from_hf(reader),
     )
     table = weight_table(module)
+    settings_path, section = _quantization(config_path, config_json)
+    with _errors_of(settings_path):
+        packed = {} if section is None else _packed(section, file)
+        check_unscaled(file, packed, section)
     with _errors_of(config_path):
-        section = _quantization(config_path, config_json)
-        packed = _packed(section, file) if section else {}
         if _HEAD in packed:  # a quantized head is not the embedding, even if the model was made with one for both
             reader = ConfigReader({**config_json, "tie_word_embeddings": False})
         config = module.Config.from_hf(reader)
@@ -205,13 +207,18 @@ def _architecture(
     return models.known_architectures()[name], module
 
 
-def _quantization(config_path: Path, config_json: Mapping[str, object]) -> ConfigReader | None:
-    """The configuration of a quantized checkpoint: in config.json, or in a file beside it as older tools write it."""
+def _quantization(config_path: Path, config_json: Mapping[str, object]) -> tuple[Path, ConfigReader | None]:
+    """The configuration of a quantized checkpoint: in config.json, or in a file beside it as older tools write it.
+
+    None if there is none; the path is that of the file with it.
+    """
     key, beside = "quantization_config", config_path.with_name("quantize_config.json")
-    section = config_json.get(key)
-    if section is None and beside.is_file():
-        key, section = beside.name, {"quant_method": "gptq", **read_json_object(beside, MAX_CONFIG_BYTES)}
-    return None if section is None else ConfigReader({key: section}).section(key)
+    if config_json.get(key) is not None:
+        with _errors_of(config_path):
+            return config_path, ConfigReader(config_json).section(key)
+    if beside.is_file():
+        return beside, ConfigReader({"quant_method": "gptq", **read_json_object(beside, MAX_CONFIG_BYTES)})
+    return config_path, None
 
 
 def _packed(section: ConfigReader, file: TensorFiles) -> dict[str, Source]:

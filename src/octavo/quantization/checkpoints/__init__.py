@@ -18,6 +18,8 @@ from octavo.errors import ModelLoadError
 from octavo.models._reading import ConfigReader
 from octavo.quantization.checkpoints._layer import Layer, Lowered, StoredTensors, layers
 
+_CODES = ("qweight", "weight_packed", "W_q", "weight")  # tensors of codes
+
 
 class CheckpointFormat(Protocol):
     """The class of a format. It is made with the section of the configuration about quantization."""
@@ -51,3 +53,23 @@ def lowered(config: ConfigReader, file: StoredTensors) -> Iterator[Lowered]:
             yield from made.weights(layer)
     except ValueError as error:  # sizes that no canonical weight has
         raise ModelLoadError(f"layer {layer and layer.name!r:.80}: {error}") from error
+
+
+def check_unscaled(file: StoredTensors, made: Mapping[str, object], config: ConfigReader | None) -> None:
+    """Raises ModelLoadError for codes of which no format made a weight: they would be taken for plain numbers.
+
+    made: the names of quantized weights. config: None if the checkpoint does not say how it is quantized. Eight-bit
+    floats without any scales, in a checkpoint that is not called quantized, are plain numbers.
+    """
+    for layer in layers(file):
+        part = next((part for part in _CODES if part in layer.parts), None)
+        if part is None or f"{layer.name}.weight" in made or not layer.type_name(part).startswith(("I", "U", "F8")):
+            continue
+        others = ", ".join(sorted(layer.parts.keys() - {part, "bias"}))
+        if config is None and layer.type_name(part).startswith("F8") and "scale" not in others:
+            continue
+        missing = "no quantization_config says how; take the complete checkpoint"
+        if config is not None:
+            missing = f"it lacks the scales of quant_method {config.text('quant_method')!r} beside it"
+        found = f"there is {others:.100}" if others else "there is nothing else of this layer"
+        raise layer.error(part, f"has the type {layer.type_name(part)}, but {missing} ({found})")

@@ -118,6 +118,8 @@ def choice(config: ConfigReader, key: str, supported: tuple[object, ...], defaul
     """One of the supported values. Raises ModelLoadError naming key, value and what is supported."""
     value = config.values.get(config.prefix + key)
     value = default if value is None else value
+    if value is None:
+        raise ModelLoadError(f"{config.prefix}{key} is missing; supported: {', '.join(map(str, supported))}")
     if type(value) is not type(supported[0]) or value not in supported:
         raise config.error(key, value, f"is not supported; supported: {', '.join(map(str, supported))}")
     return value
