@@ -277,7 +277,7 @@ def test_infinite_scales_load(tmp_path: Path) -> None:
         (CONFIG | {"num_hidden_layers": 10**9}, "num_hidden_layers"),
         (
             CONFIG | {"quantization_config": {"quant_method": "gptq", "group_size": -7}},
-            "quantization_config.bits is None: is not supported; supported: 2, 3, 4, 8",
+            "quantization_config.bits is missing; supported: 2, 3, 4, 8",
         ),
         (CONFIG | {"quantization_config": "odd"}, "quantization_config is 'odd': must be an object"),
         (
