@@ -9,6 +9,7 @@ from octavo.backends.cpu import _native
 from octavo.graph.ops import MoE, Routing
 from octavo.graph.values import Parameter, Rows, Value
 from octavo.quantization.packed import DenseWeight, Weight
+from tests.backends.cpu.conftest import available_isas
 from tests.support.quantize import random_weight
 
 HIDDEN, EXPERTS = 256, 6
@@ -81,12 +82,14 @@ def test_experts(type_name, width, routing, options, isa, run_op, numpy_op):
 
 
 @pytest.mark.parametrize("type_name", _native.packable_types())
-def test_every_type(type_name, isa, run_op, numpy_op):
+def test_every_type(type_name, run_op, numpy_op):
     weights = weights_of(type_name, 256)
     op, x = moe(weights, Routing(2), "e"), gaussian(20, HIDDEN)
-    together = run_op(op, {X: x}, weights=weights, isa=isa, threads=2)
-    assert relative_error(together, numpy_op(op, {X: x}, weights=weights)) <= ERROR
-    assert_same_bits(run_op(op, {X: x[7:8]}, weights=weights, isa=isa, threads=2), together[7:8])
+    expected = numpy_op(op, {X: x}, weights=weights)
+    for isa in available_isas():
+        together = run_op(op, {X: x}, weights=weights, isa=isa, threads=2)
+        assert relative_error(together, expected) <= ERROR, isa
+        assert_same_bits(run_op(op, {X: x[7:8]}, weights=weights, isa=isa, threads=2), together[7:8])
 
 
 @pytest.mark.parametrize("rows", [1, 11, 40])
