@@ -108,7 +108,7 @@ def test_a_used_port_is_found_out_before_anything_is_loaded(smollm2_path: Path) 
         (["--no-such-option"], "--no-such-option"),
         (["--api-key-file", "/nowhere"], "/nowhere: No such file or directory"),
         (["--api-key-file", "/dev/null"], "holds no key"),
-        (["--api-key", " "], "api_key must be a tuple of texts that are not empty"),
+        (["--api-key", " "], "--api-key must be a tuple of texts that are not empty"),
         (["--host", "0.0.0.0"], "--allow-unauthenticated"),
         (["--ssl-certfile", "/nowhere"], "/nowhere"),
     ],
@@ -123,7 +123,7 @@ def test_wrong_options(arguments: list[str], part: str) -> None:
 FAILED_STARTS = [
     (["/nowhere/model.gguf"], 3, "/nowhere/model.gguf"),
     (["smollm2", "--kv-cache-memory", "900GiB"], 4, "900.00 GiB"),
-    (["smollm2", "--models-memory", "50MiB"], 4, "models_memory"),
+    (["smollm2", "--models-memory", "50MiB"], 4, "--models-memory"),
 ]
 
 

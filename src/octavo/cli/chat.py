@@ -69,8 +69,7 @@ def converse(
         params = params.with_defaults(llm.sampling_defaults.without(sampling_options))
         if is_terminal(sys.stdin):
             write("/help for help, Ctrl-D to exit\n")
-        conversation = _Conversation(llm, params, system, trims=trims)
-        conversation.has_bound = "max_tokens" not in sampling_options
+        conversation = _Conversation(llm, params, system, trims=trims, has_own_limit="max_tokens" in sampling_options)
         conversation.encode()  # a model without a chat template is refused before the first question
         for message in ChatInput([*_Conversation.COMMANDS, *_ALIASES]).messages():
             if not conversation.take(message):
@@ -78,9 +77,17 @@ def converse(
 
 
 class _Conversation:
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None, *, trims: bool) -> None:
-        self.has_bound = False  # the length of an answer has the limit of everybody, so its end there is told
+    """The messages so far, and the commands that change them.
+
+    trims: the oldest turns make room when the context is full. has_own_limit: the user has limited the answers, so that
+    an end at that limit need not be told.
+    """
+
+    def __init__(
+        self, llm: LLM, params: SamplingParams, system: str | None, *, trims: bool, has_own_limit: bool
+    ) -> None:
         self._llm = llm
+        self._has_own_limit = has_own_limit
         self._params = params
         self._system = system
         self._trims = trims
@@ -131,7 +138,7 @@ class _Conversation:
             write("".join(f"{known:<27} {getattr(self._params, known)}\n" for known in sampling_names()))
             return
         self._params = replace(self._params, **{name: parse_sampling_value(name, value.strip())})
-        self.has_bound = self.has_bound and name != "max_tokens"
+        self._has_own_limit = self._has_own_limit or name == "max_tokens"
         write(f"{name} is now {getattr(self._params, name)}\n")
 
     def _save(self, file: str) -> None:
@@ -182,7 +189,7 @@ class _Conversation:
             return
         wrap.end()
         write("\n")
-        if self.has_bound and last is not None:
+        if last is not None and not self._has_own_limit:
             say_limit(last)
         self._messages.append({"role": "assistant", "content": "".join(pieces)})
 

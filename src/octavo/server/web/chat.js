@@ -290,8 +290,10 @@ function branch(index) {
 
 function rename(id, title) {
   const renamed = id === conversation.id ? conversation : store.findConversation(id);
-  renamed.title = title;
-  store.saveConversation(renamed);
+  if (renamed) {
+    renamed.title = title;
+    store.saveConversation(renamed);
+  } // else another tab has removed it
   sidebar.show(conversation.id);
   if (id === conversation.id) document.title = `${title} · Octavo`;
 }

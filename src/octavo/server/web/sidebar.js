@@ -7,9 +7,8 @@ export class Sidebar {
   #opener = byId("open-sidebar");
   #backdrop = byId("backdrop");
   #list = byId("conversations");
-  #currentId = "";
-
   #search = byId("search");
+  #currentId = "";
   #onRename;
 
   constructor({ onOpen, onRemove, onNew, onRename }) {
@@ -74,6 +73,8 @@ export class Sidebar {
     });
     this.#list.replaceChildren(...items);
   }
+
+  /** Turns a title into a field; Enter or leaving it keeps what was typed, Escape does not. */
   #rename(item, id) {
     const value = item.querySelector(".open").textContent;
     const field = element("input", { type: "text", className: "title-field", value, maxLength: 120, ariaLabel: "Title" });

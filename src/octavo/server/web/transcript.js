@@ -18,7 +18,7 @@ function seconds(value) {
   return value < 1 ? `${Math.round(value * 1000)} ms` : `${value.toFixed(1)} s`;
 }
 
-/** Shows a conversation. `onAction(name, index)` hears of copy, edit, again and retry. */
+/** Shows a conversation. `onAction(name, index, button)` hears of copy, copy-code, edit, branch and again. */
 export class Transcript {
   #scroll;
   #list;
@@ -60,9 +60,10 @@ export class Transcript {
     view.body.replaceChildren(...typedNodes(message.content));
     view.item.classList.remove("is-editing");
     view.item.querySelector(".actions")?.remove();
-    view.item.append(
-      element("div", { className: "actions" }, iconButton("edit", "Edit this message", "edit"), iconButton("branch", "Branch: go on from here in a new chat", "branch"), iconButton("copy", "Copy", "copy")),
-    );
+    const edit = iconButton("edit", "Edit this message", "edit");
+    const branch = iconButton("branch", "Branch: go on from here in a new chat", "branch");
+    const copy = iconButton("copy", "Copy", "copy");
+    view.item.append(element("div", { className: "actions" }, edit, branch, copy));
   }
 
   /** Shows what an answer has become so far. */
