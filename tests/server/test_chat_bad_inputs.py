@@ -188,6 +188,7 @@ FIELDS = {
     "n_probs": ('"n_probs": 5', "n_probs", "unsupported_parameter"),
     "samplers": ('"samplers": ["top_k"]', "samplers", "unsupported_parameter"),
     "another sampler": ('"dry_multiplier": 0.8', "dry_multiplier", "unsupported_value"),
+    "no thoughts": ('"include_reasoning": false', "include_reasoning", "invalid_type"),
     "thoughts in the content": ('"reasoning_format": "none"', "reasoning_format", "invalid_value"),
     "half a surrogate pair in stop": ('"stop": "\\ud83d"', "stop", "invalid_encoding"),
     "half a surrogate pair in the model": ('"model": "\\ud83d"', "model", "invalid_encoding"),

@@ -222,6 +222,10 @@ def test_the_end_of_a_stream_from_the_background(fake: ScriptedServer) -> None:
     made = client.responses.create(model="fake", input="Hi", background=True)
     assert fake.get(f"/v1/responses/{made.id}?stream=true").json()["error"]["param"] == "stream"
     assert fake.get(f"/v1/responses/{made.id}?starting_after=1").json()["error"]["param"] == "starting_after"
+    for name, value in {"stream": "maybe", "starting_after": "1e3"}.items():
+        error = fake.get(f"/v1/responses/{made.id}?{name}={value}").json()["error"]
+        assert (error["param"], error["message"].split()[:2]) == (name, [name, "must"])
+        assert value in error["message"]
     wrong = fake.post("/v1/responses", {"input": "Hi", "background": True, "stream": True, "temperature": 9})
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "temperature")
 

@@ -240,6 +240,7 @@ _KINDS: dict[str, tuple[str, str]] = {
     "less_than_equal": ("{kind}_above_max_value", "may be at most {le}"),
     "less_than": ("{kind}_above_max_value", "must be below {lt}"),
     "int_type": ("invalid_type", "must be an integer"),
+    "int_parsing": ("invalid_type", "must be an integer"),
     "int_from_float": ("invalid_type", "must be an integer"),
     "float_type": ("invalid_type", "must be a number"),
     "bool_type": ("invalid_type", "must be true or false"),
@@ -295,7 +296,9 @@ def _choose(
 
 
 def _path(error: Mapping[str, Any], body: object) -> Path:
-    """The path in the body, without pydantic's names of union members and validators."""
+    """The path in the body, without pydantic's names of union members and validators; or the name in the query."""
+    if error["loc"][:1] == ("query",):
+        return tuple(error["loc"][1:])
     parts: list[str | int] = []
     location = error["loc"][1:] if error["loc"][:1] == ("body",) else error["loc"]
     value: Any = body
@@ -322,5 +325,7 @@ def _judge(error: Mapping[str, Any]) -> tuple[str, str]:
         code = "empty_array"
     elif kind in ("literal_error", "enum") and not isinstance(value, str):
         code = "invalid_type"
+    if context.get("expected") in ("True", "False"):  # JSON has other words
+        context = {**context, "expected": context["expected"].lower()}
     is_decimal = any(isinstance(bound, float) for bound in (value, *context.values()))
     return code.format(kind="decimal" if is_decimal else "integer"), words.format(**context, msg=error.get("msg"))
