@@ -256,6 +256,25 @@ def test_tool_choice() -> None:
         assert (caught.value.param, caught.value.code) == ("tool_choice", "invalid_value")
 
 
+def test_alternatives_with_too_many_optional_properties_are_refused_at_once() -> None:
+    """The compiler takes them, but its limit would end the answer at its first character."""
+
+    def alternatives(number: int, **more: Any) -> dict[str, Any]:
+        objects = [
+            {"type": "object", "properties": {f"p{i}_{j}": {"type": "integer"} for j in range(128)}, **more}
+            for i in range(number)
+        ]
+        return {"anyOf": [*objects[1:], {"$ref": "#/$defs/first"}], "$defs": {"first": objects[0]}}
+
+    message = "/anyOf has alternatives with 2,176 optional properties together; at most 2,048 can be enforced"
+    assert refusal(alternatives(17)) == message
+    check_schema(alternatives(16, additionalProperties=False), "x")
+    check_schema(alternatives(17), "x", is_enforced=False)
+    names = [[f"p{i}_{j}" for j in range(128)] for i in range(17)]
+    needed = [{"type": "object", "properties": {name: {} for name in own}, "required": own} for own in names]
+    check_schema({"anyOf": needed}, "x")
+
+
 def test_a_check_never_runs_on_the_thread_of_an_event_loop() -> None:
     """There it would hold up everybody's streams, for up to seconds."""
 

@@ -229,12 +229,27 @@ class _Checker:
                 raise _SchemaError(place, f"is {_shown(value)}; supported are {', '.join(FORMATS[:-1])}")
         elif keyword == "prefixItems" and (self._is_before_2020 or "additionalItems" in schema):
             raise _SchemaError(place, "is of draft 2020-12; there, items takes the place of additionalItems")
+        elif keyword in ("anyOf", "oneOf"):
+            # The compiler follows all alternatives at once. Its limit would end an answer in the middle.
+            if (number := sum(map(self._num_optional, value))) > MAX_PROPERTIES_OF_ONE:
+                reason = f"has alternatives with {number:,} optional properties together"
+                raise _SchemaError(place, f"{reason}; at most {MAX_PROPERTIES_OF_ONE:,} can be enforced")
         elif keyword in ("$id", "id") and place.count("/") > 1:
             raise _SchemaError(place, "within a schema would change what its references mean; leave it out")
         elif keyword in _REMEDIES:
             raise _SchemaError(place, f"is not supported: {_REMEDIES[keyword]}")
         elif keyword not in _KEYWORDS and keyword not in _ANNOTATIONS and not keyword.startswith("x-"):
             raise _SchemaError(place, "is not a keyword that can be enforced; leave it out")
+
+    def _num_optional(self, schema: Any) -> int:
+        """The optional properties of an alternative, which may be a reference. It has not been checked yet."""
+        if isinstance(schema, dict) and isinstance(reference := schema.get("$ref"), str):
+            schema = resolve(self._root, reference) if reference.startswith("#") else None
+        if not isinstance(schema, dict) or not isinstance(properties := schema.get("properties"), dict):
+            return 0
+        required = schema.get("required")
+        needed = {name for name in required if isinstance(name, str)} if isinstance(required, list) else set()
+        return len(properties.keys() - needed)
 
     def _referred(self, reference: str, place: str) -> SchemaNode:
         """The schema that `$ref` names."""
