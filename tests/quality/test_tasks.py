@@ -182,7 +182,7 @@ import lm_eval.models
 import octavo.quality.lm_eval
 tasks = TaskManager(include_path={folder!r}, include_defaults=False)
 results = lm_eval.simple_evaluate(
-    model={model!r}, model_args={arguments!r}, tasks={names!r}, task_manager=tasks, bootstrap_iters=100, log_samples=False
+    model={model!r}, model_args={arguments!r}, tasks={names!r}, task_manager=tasks, log_samples=False
 )
 print("RESULTS " + json.dumps(results["results"], default=str))
 """
