@@ -37,7 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "async_llm": {"engine", "loader", "tokenizer", "llm"},
     "bench": {"engine", "llm", "async_llm", "loader", "backends", "graph"},
     "compress": {"quantization", "backends", "graph", "models", "loader", "tokenizer", "engine"},
-    "quality": {"bench", "engine", "loader", "tokenizer", "backends"},
+    "quality": {"bench", "compress", "engine", "loader", "tokenizer", "backends"},
     "cli": {
         "compress",
         "quality",

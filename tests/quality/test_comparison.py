@@ -101,6 +101,25 @@ def test_without_matplotlib_the_table_stands_alone(
         assert words in done.stdout
 
 
+def test_types_are_made_once(tiny: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OCTAVO_CACHE", str(tmp_path / "cache"))
+    options = ("--reference", tiny, "--types", "q8_0,q4_0", "--text", text, "--window", "16", "--turns", "0", "--json")
+    times = []
+    for _ in range(2):
+        done = octavo_here("compare", *options)
+        assert done.returncode == 0, done.stderr
+        times.append([path.stat().st_mtime_ns for path in sorted((tmp_path / "cache").rglob("*.gguf"))])
+    eight, four = json.loads(done.stdout)["models"]
+    assert (eight["name"], four["name"]) == ("tiny.q8_0", "tiny.q4_0")
+    assert eight["num_bytes"] > four["num_bytes"]
+    assert 0 < eight["report"]["divergence"]["mean_kl"] < four["report"]["divergence"]["mean_kl"]
+    assert len(times[0]) == 2
+    assert times[0] == times[1]
+    wrong = octavo_here("compare", *options[:3], "q8_0,q9", *options[4:])
+    assert wrong.returncode == 2
+    assert "type 'q9' is unknown" in wrong.stderr
+
+
 def test_speed_is_measured_in_a_process_of_its_own(other: Path, text: Path) -> None:
     """The tiny model's context of 64 tokens is raised with a warning."""
     done = octavo_here(
@@ -191,6 +210,7 @@ def test_a_page_escapes_everything() -> None:
     ("arguments", "words"),
     [
         ((), "there is nothing to compare"),
+        (("--types", "q8_0"), "--types needs --reference"),
         (("--engine", "vllm"), "is none of: octavo, llama.cpp=PROGRAM, NAME=http://HOST:PORT"),
         (("--engine", "llama.cpp=/nowhere"), "/nowhere is not a program"),
         (("--engine", "octavo"), "is started here and needs a MODEL"),

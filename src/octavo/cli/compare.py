@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PATH = click.Path(path_type=Path)
 _ANSWER_TOKENS = 200
 _COUNT = click.IntRange(min=1)
-_MODEL_OPTIONS = ("reference", "text", "tokens", "plots")
+_MODEL_OPTIONS = ("types", "reference", "text", "tokens", "plots")
 _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
 
 
@@ -33,6 +33,7 @@ _ENGINE_OPTIONS = ("prompts", "html", "max_tokens")
 @click.option(
     "--text", type=_PATH, metavar="FILE", help="text in UTF-8 [default: a built-in one, half prose, half code]"
 )
+@click.option("--types", metavar="A,B", help="the reference in these types too, made where they are missing")
 @click.option("--tokens", type=_COUNT, help="take windows of so many tokens in all, spread evenly over the text")
 @click.option("--window", type=click.IntRange(min=2), default=512, show_default=True, help="tokens of a window")
 @click.option(
@@ -72,9 +73,11 @@ def _check(models: tuple[str, ...], engines: tuple[str, ...], options: Options, 
             f"{flag} is for {'models' if engines else 'engines'}: {'leave out' if engines else 'add'} --engine"
         )
     if not engines:
-        if not models:
+        if given["types"] is not None and given["reference"] is None:
+            raise UsageError("--types needs --reference: the model that is quantized and compared with")
+        if not models and given["types"] is None:
             raise UsageError("there is nothing to compare: name models, or engines with --engine")
-        EngineConfig.resolve(models[0], options)
+        EngineConfig.resolve(models[0] if models else given["reference"], options)
         return
     if len(models) > 1:
         raise UsageError(f"engines are compared with one model, not with {len(models)}")
@@ -94,13 +97,15 @@ def _compare_models(models: tuple[str, ...], as_json: bool, options: Options, gi
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)  # an error comes before the long work
     found = [(_short_name(model), find_model(model, options)[0]) for model in models]
-    left = find_model(models[0], options)[1]
+    left = {name: value for name, value in options.items() if name != "revision"}
     reference = None
     if given["reference"] is not None:
         path = find_model(given["reference"], {})[0]
         reference = ReferenceOptions(str(path), {}, parse_bytes("reference_cache", given["reference_cache"]))
     windows = WindowOptions(size=given["window"], max_tokens=given["tokens"])
     wanted = ComparisonOptions(windows, reference, left, given["turns"])
+    if given["types"] is not None and reference is not None:
+        found += _made(Path(reference.model), given["types"], left.get("num_threads", 0))
     usable = free_memory(EngineConfig.resolve(str(found[0][1]), left)).usable_bytes
     with ProgressBar() as progress:
         comparison = compare_models(found, text, wanted, usable, progress.update)
@@ -110,6 +115,14 @@ def _compare_models(models: tuple[str, ...], as_json: bool, options: Options, gi
         write_table([_model_row(model) for model in comparison.models])
         write(f"\n{_explained(comparison)}\n{comparison.recommendation}\n")
     _write_plots(comparison, folder)
+
+
+def _made(source: Path, types: str, threads: int) -> list[tuple[str, Path]]:
+    """The reference in other types, by name."""
+    from octavo.quality.made_types import make_types
+
+    with ProgressBar() as progress:
+        return make_types(source, types.split(","), threads=threads, progress=progress.update)
 
 
 def _write_plots(comparison: ModelComparison, folder: Path | None) -> None:
