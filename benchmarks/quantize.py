@@ -2,9 +2,10 @@
 
     python benchmarks/quantize.py MODEL.gguf --ggml libggml-base.so [--imatrix FILE] [--rows 256] [--json FILE]
 
-The first rows of some matrices of the model are quantized by both, on one thread each, in turns. The error is relative:
-the sum of squares of the differences by that of the values, both weighted with the importance where there is one. The
-figures of a type are for all matrices together. A matrix of an already quantized model counts as its numbers.
+The first rows of some matrices of the model are quantized by both, on one thread each, in turns; times are those of the
+processor. The error is relative: the sum of squares of the differences by that of the values, both weighted with the
+importance where there is one. The figures of a type are for all matrices together. A matrix of an already quantized
+model counts as its numbers.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class Ggml:
         out = np.empty(stored_bytes(type_name, x.shape), np.uint8)
         self._library.ggml_quantize_init(self._ids[type_name])
         weights = None if importance is None else importance.ctypes.data
-        start = time.perf_counter()
+        start = time.thread_time()
         self._library.ggml_quantize_chunk(self._ids[type_name], x.ctypes.data, out.ctypes.data, 0, *x.shape, weights)
-        return out, time.perf_counter() - start
+        return out, time.thread_time() - start
 
 
 def matrices(model: Path, rows: int, count: int, importance: Mapping[str, Floats]) -> Iterator[tuple[Floats, Floats]]:
@@ -90,9 +91,10 @@ def compare(type_name: str, samples: list[tuple[Floats, Floats]], ggml: Ggml, we
     for x, columns in samples:
         importance = columns if weighted else None
         weights: Floats | float = columns if weighted else 1.0
-        start = time.perf_counter()
+        start = time.thread_time()
         blocks = quantize(type_name, x, importance)
-        ours.add(x, dequantize(type_name, blocks, x.shape), weights, time.perf_counter() - start)
+        seconds = time.thread_time() - start
+        ours.add(x, dequantize(type_name, blocks, x.shape), weights, seconds)
         count += x.size
         if weighted or type_name not in _NEED_IMPORTANCE:
             blocks, seconds = ggml.quantize(type_name, x, importance)
