@@ -12,6 +12,7 @@ import numpy as np
 
 from octavo.compress.encode import plain
 from octavo.compress.mixtures import ModelFacts, kind_of
+from octavo.errors import ModelLoadError
 from octavo.loader.checkpoint import find_model_file
 from octavo.loader.gguf import open_gguf
 from octavo.loader.gguf_writer import MetadataValue, typed_metadata
@@ -65,6 +66,8 @@ class SourceModel:
 def open_source(path: Path) -> Iterator[SourceModel]:
     """Opens a GGUF file (any part of a split one). Raises ModelLoadError naming file and reason."""
     path = find_model_file(path)
+    if path.name.endswith((".safetensors", ".safetensors.index.json")):
+        raise ModelLoadError(f"{path}: a safetensors checkpoint; only GGUF files can be quantized, float16 or float32")
     file = open_gguf(path)
     try:
         tensors = [
