@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 
 from octavo.backends.cpu import ceilings
 from octavo.bench import ProfileReport, profile
 from octavo.errors import UsageError
+from tests.quantization.test_mixtures import save_tokenizer
+from tests.support import tiny_models
 from tests.support.fake_model import use_fake_model
+from tests.support.tiny_hybrids import HYBRIDS
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,18 @@ def test_every_operation_has_time_and_cost(report: ProfileReport) -> None:
     weights = sum(o.bytes_moved for o in one.operations)
     assert report.weight_bytes < weights * 1.5
     assert sum(o.flops for o in three.operations) > 2.9 * sum(o.flops for o in one.operations)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_model_with_states(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each sequence has a slot of its own."""
+    monkeypatch.setattr(ceilings, "_BEYOND_CACHES", 1 << 20)
+    monkeypatch.setattr(ceilings, "ROUNDS", 2)
+    monkeypatch.setattr(ceilings, "_SHORT_ROUNDS", 2)
+    tiny_models.save_safetensors(tiny_models.tiny_model(name), tmp_path)
+    save_tokenizer(tmp_path)
+    report = profile(str(tmp_path), (1, 3), (8,), context=12, iterations=4, kv_cache_memory="8MiB", num_threads=1)
+    assert [step.num_rows for step in report.steps] == [1, 3, 8]
 
 
 def test_kinds_sum_the_layers_and_the_largest_loss_is_first(report: ProfileReport) -> None:

@@ -177,6 +177,7 @@ class _Stepper:
             slot_mapping=slots.reshape(self._num_groups, -1).astype(np.int32),
             logits_indices=ends[1:] - np.int32(1),
             sampling=SamplingBatch.plain(greedy_rows(requests)),
+            state_slots=np.arange(requests, dtype=np.int32),  # not read without states
         )
 
     def _measure(self, name: str, batch: Batch, sizes: StepSizes, iterations: int) -> StepProfile:
