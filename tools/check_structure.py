@@ -215,7 +215,12 @@ def check_architecture() -> Iterator[str]:
     """docs/architecture.md has one sentence for each file, and for no other."""
     text = (ROOT / "docs" / "architecture.md").read_text()
     named = re.findall(r"^- `([^`]+)`: \S.*\.$", text, flags=re.M)
-    roots = {"src/octavo": ("*.py", "*.pyi"), "csrc": ("*.cpp", "*.h"), "tools": ("*.py",), "benchmarks": ("*.py",)}
+    roots = {
+        "src/octavo": ("*.py", "*.pyi"),
+        "csrc": ("*.cpp", "*.h"),
+        "tools": ("*.py", "*.sh"),
+        "benchmarks": ("*.py",),
+    }
     files = {
         p.relative_to(ROOT).as_posix()
         for root, patterns in roots.items()

@@ -1,0 +1,240 @@
+#!/usr/bin/env python3
+"""Records docs/first-steps.md: runs each command at a terminal, with the real model, and writes down what it prints.
+
+    python tools/record_first_steps.py           writes the page
+    python tools/record_first_steps.py --check   compares the page with a new recording
+
+The home folder is a new one, so the first command downloads the model (94 MiB). `--models FOLDER` lends it the models
+of a cache instead, to check without a network. The check leaves out what differs from machine to machine: figures with
+units, times, identifiers, and the values that `octavo doctor` prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import fcntl
+import os
+import platform
+import pty
+import re
+import select
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "first-steps.md"
+HOME = "/home/you"  # how the page writes the home folder
+PROMPT = "$ "
+COLUMNS, LINES = 110, 50
+LIMIT_S = 120.0  # for one command, download included
+PORT = 8123
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line to type, and the text at the end of the screen that says that it is done."""
+
+    typed: str
+    until: str = "\n" + PROMPT
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A part of the page: words, then what one of the terminals shows."""
+
+    words: str
+    lines: tuple[Line, ...]
+    terminal: int = 0
+
+
+CTRL_C, CTRL_D = "\x03", "\x04"
+CHAT_PROMPT = "\n>>> "
+CURL = (
+    f"curl -s http://127.0.0.1:{PORT}/v1/chat/completions -H 'content-type: application/json' "
+    """-d '{"messages": [{"role": "user", "content": "Name a fruit."}], "seed": 1, "max_tokens": 40}'; echo"""
+)
+PYTHON = (
+    "from octavo import LLM, SamplingParams",
+    'with LLM("smollm2") as llm:',
+    '    [output] = llm.generate("The capital of France is", SamplingParams(temperature=0, max_tokens=8))',
+    "    print(output.outputs[0].text)",
+)
+
+
+def blocks() -> list[Block]:
+    """The page, in order."""
+    script = (Line("python - <<'END'", "\n> "), *(Line(text, "\n> ") for text in PYTHON), Line("END"))
+    return [
+        Block("What does Octavo see of this machine?", (Line("octavo doctor"),)),
+        Block(
+            "The first answer. The model comes with the first command that needs it. A seed makes it repeatable.",
+            (Line('octavo run --seed 1 "Why is the sky blue?"'),),
+        ),
+        Block(
+            "Piped text is context.",
+            (Line('echo "Meeting moved to Friday at ten." | octavo run --seed 1 "When is the meeting?"'),),
+        ),
+        Block(
+            "A conversation. Ctrl-D ends it.",
+            (
+                Line("octavo chat --seed 1", CHAT_PROMPT),
+                Line("Say hello in French.", CHAT_PROMPT),
+                Line("/set max_tokens 60", CHAT_PROMPT),
+                Line("Tell me about Paris.", CHAT_PROMPT),
+                Line(CTRL_D),
+            ),
+        ),
+        Block("What is on the disk, and what is in the file?", (Line("octavo list"), Line("octavo show smollm2"))),
+        Block("From Python.", script),
+        Block("A server, in a second terminal.", (Line(f"octavo serve --port {PORT}", "OPENAI_BASE_URL"),), terminal=1),
+        Block("Any client of OpenAI's protocol can talk to it.", (Line(CURL), Line("octavo ps"), Line("octavo stop"))),
+    ]
+
+
+class Terminal:
+    """A shell at a terminal of its own, without colours and cursor movements (TERM=dumb)."""
+
+    def __init__(self, environment: dict[str, str], folder: Path) -> None:
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
+        self._process = subprocess.Popen(
+            ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=environment,
+            cwd=folder,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self._read(PROMPT)
+
+    def enter(self, line: Line) -> str:
+        """Types the line; what the screen shows of it and of the answer, without the end that was waited for."""
+        control = line.typed in (CTRL_C, CTRL_D)
+        os.write(self._master, (line.typed if control else line.typed + "\n").encode())
+        return self._read(line.until)
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGHUP)
+            self._process.wait(10)
+        os.close(self._master)
+
+    def _read(self, until: str) -> str:
+        """Everything up to `until` at the end of the output, or anywhere if that is no prompt."""
+        seen, end = "", time.monotonic() + LIMIT_S
+        while time.monotonic() < end:
+            ready, _, _ = select.select([self._master], [], [], 0.3)
+            if ready:
+                seen += os.read(self._master, 65536).decode(errors="replace")
+                continue
+            text = plain_text(seen)
+            if text.endswith(until):
+                return text.removesuffix(until)
+            if not until.endswith(" ") and until in text:
+                return text
+        raise TimeoutError(f"{until!r} did not come within {LIMIT_S:.0f} s after {plain_text(seen)!r}")
+
+
+def plain_text(raw: str) -> str:
+    """The text without escape sequences; a carriage return begins its line anew."""
+    text = re.sub(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[=>])", "", raw).replace("\r\n", "\n")
+    lines = [re.sub(r"^.*\r(?=.)", "", line).replace("\r", "") for line in text.split("\n")]
+    return "\n".join(lines)
+
+
+def record(models: Path | None) -> str:
+    """The page, from commands that are run now."""
+    with tempfile.TemporaryDirectory(prefix="first-steps-") as folder:
+        home = Path(folder).resolve()
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("OCTAVO", "XDG"))},
+            "HOME": str(home),
+            "TERM": "dumb",
+            "PS1": PROMPT,
+            "PS2": "> ",
+            "LC_ALL": "C.UTF-8",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        }
+        if models is not None:
+            cache = home / ".cache" / "octavo"
+            cache.mkdir(parents=True)
+            (cache / "models").symlink_to(models.resolve())
+        return "\n".join(_page(environment, home)).replace(str(home), HOME)
+
+
+def _page(environment: dict[str, str], home: Path) -> Iterator[str]:
+    terminals = [Terminal(environment, home) for _ in range(2)]
+    yield (
+        "# The first five minutes\n\n"
+        "<!-- Written by tools/record_first_steps.py. Do not edit: change the script and run it. -->\n\n"
+        "Each command below was typed at a terminal, and each line is what it showed, word for word. Octavo was "
+        "installed as README says. The terminal had no colours and no progress bars (`TERM=dumb`), and the home "
+        f"folder, which was new, is written as `{HOME}`. "
+        f"The machine: {platform.system()} on {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}. Times and sizes differ from machine to machine; the answers do not, because "
+        "each has a seed or takes the likeliest token. `python tools/record_first_steps.py --check` compares them.\n"
+    )
+    try:
+        for block in blocks():
+            prompt, shown = PROMPT, ""
+            for line in block.lines:
+                shown += prompt + terminals[block.terminal].enter(line)
+                prompt = line.until
+            yield f"{block.words}\n\n```text\n{shown.rstrip()}\n```\n"
+    finally:
+        for terminal in terminals:
+            terminal.close()
+
+
+def comparable(page: str) -> list[str]:
+    """The lines of a page that every machine must show alike."""
+    lines: list[str] = []
+    in_doctor = False
+    for line in page.splitlines():
+        if not line or line.startswith("stopping"):  # what a progress bar leaves depends on the time
+            continue
+        if line.startswith(PROMPT) or line.startswith("```"):
+            in_doctor = line == PROMPT + "octavo doctor"
+        elif in_doctor:
+            line = re.sub(r"(?<=\S)\s{2,}.*", "", line)
+        line = re.sub(r"The machine: .*?Times", "Times", line)
+        line = re.sub(r"chatcmpl-[\w-]+", "ID", line)
+        line = re.sub(r"\bfp_\w+", "FINGERPRINT", line)
+        line = re.sub(r'"created":\d+', '"created":N', line)
+        line = re.sub(r"\b\d+ \w+ ago|just now", "RECENTLY", line)
+        line = re.sub(r"^\d+( +http\S+ .*) \d+$", r"PID\1 N", line)
+        line = re.sub(r"^stopped \d+", "stopped PID", line)
+        line = re.sub(r"\b\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\b", "TIME", line)
+        line = re.sub(r"\b[\d,]+ (blocks|tokens of cache|threads)", r"N \1", line)
+        line = re.sub(r"\b[\d,.]+ ?(ms|s|GB/s|[KMG]iB|tokens/s|tok/s)\b", r"N \1", line)
+        lines.append(re.sub(r"\s{2,}", "  ", line))
+    return lines
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="compare, write nothing")
+    parser.add_argument("--models", type=Path, help="models folder of a cache, instead of a download")
+    options = parser.parse_args()
+    page = record(options.models)
+    if not options.check:
+        PAGE.write_text(page)
+        return 0
+    difference = list(difflib.unified_diff(comparable(PAGE.read_text()), comparable(page), "page", "now", lineterm=""))
+    print("\n".join(difference) or f"{PAGE.name} is what the commands show")
+    return 1 if difference else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
